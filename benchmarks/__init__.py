@@ -1,0 +1,1 @@
+"""Measurements. None is a test: they need a quiet machine."""

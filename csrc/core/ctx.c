@@ -1,0 +1,107 @@
+/* ctx.c -- errors and the arena: the two things a context holds. */
+#include "core/ctx.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- errors ------------------------------------------------------------------------------------------------------ */
+
+status fail(ctx *c, status code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    c->err.code = code;
+    vsnprintf(c->err.text, sizeof c->err.text, format, args);
+    va_end(args);
+    return code;
+}
+
+status blame(ctx *c, status code, const char *format, ...) {
+    size_t used = strlen(c->err.text);
+    va_list args;
+
+    used += (size_t)snprintf(c->err.text + used, sizeof c->err.text - used, "\n  while ");
+    if (used >= sizeof c->err.text) return code;
+    va_start(args, format);
+    vsnprintf(c->err.text + used, sizeof c->err.text - used, format, args);
+    va_end(args);
+    return code;
+}
+
+/* --- arena ------------------------------------------------------------------------------------------------------- */
+
+enum { ALIGNMENT = 64, BLOCK_BYTES = 64 * 1024 };
+
+struct arena_block {
+    arena_block *next;
+    size_t used, size; /* of the bytes that follow the header */
+};
+
+static size_t round_up(size_t n) { return (n + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1); }
+
+static char *block_bytes(arena_block *b) { return (char *)b + round_up(sizeof *b); }
+
+static arena_block *add_block(arena *a, size_t need) {
+    size_t size = need > BLOCK_BYTES ? need : BLOCK_BYTES;
+    arena_block *b = aligned_alloc(ALIGNMENT, round_up(sizeof *b) + size);
+
+    if (!b) return NULL;
+    b->used = 0;
+    b->size = size;
+    /* A large allocation gets its own block behind the current one, which keeps filling up. */
+    if (a->blocks && need > BLOCK_BYTES / 4) {
+        b->next = a->blocks->next;
+        a->blocks->next = b;
+    } else {
+        b->next = a->blocks;
+        a->blocks = b;
+    }
+    a->total += size;
+    return b;
+}
+
+void *arena_array(ctx *c, size_t count, size_t size) {
+    arena *a = &c->mem;
+    arena_block *b = a->blocks;
+    size_t bytes;
+    void *p;
+
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > (SIZE_MAX >> 2)) goto no_memory;
+    bytes = round_up(bytes ? bytes : 1);
+    if (a->fail_after == 0) goto no_memory;
+    if (a->fail_after > 0) a->fail_after--;
+    if (!b || b->size - b->used < bytes) b = add_block(a, bytes);
+    if (!b) goto no_memory;
+    p = block_bytes(b) + b->used;
+    b->used += bytes;
+    return memset(p, 0, bytes);
+
+no_memory:
+    if (fail(c, E_NOMEM, "out of memory: %zu items of %zu bytes", count, size)) return NULL;
+    return NULL;
+}
+
+char *arena_text(ctx *c, const char *text, size_t length) {
+    char *copy = arena_array(c, length + 1, 1);
+    if (copy && length) memcpy(copy, text, length);
+    return copy;
+}
+
+void arena_free(arena *a) {
+    while (a->blocks) {
+        arena_block *next = a->blocks->next;
+        free(a->blocks);
+        a->blocks = next;
+    }
+    a->total = 0;
+}
+
+/* --- context ----------------------------------------------------------------------------------------------------- */
+
+void ctx_init(ctx *c) {
+    memset(c, 0, sizeof *c);
+    c->mem.fail_after = -1;
+}
+
+void ctx_release(ctx *c) { arena_free(&c->mem); }

@@ -1,0 +1,17 @@
+/* ctx.h -- what every fallible function gets first: where its error text goes and where its memory comes from. */
+#ifndef ORT_CORE_CTX_H
+#define ORT_CORE_CTX_H
+
+#include "core/arena.h"
+#include "core/err.h"
+
+typedef struct ctx {
+    err err;
+    arena mem;
+} ctx;
+
+void ctx_init(ctx *c);
+/* Frees everything allocated through `c`; safe on a zeroed context and twice. */
+void ctx_release(ctx *c);
+
+#endif

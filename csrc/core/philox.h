@@ -1,0 +1,17 @@
+/* philox.h -- counter-based random numbers: Philox4x32-10 (Salmon and others, "Parallel random numbers: as easy as 1,
+ * 2, 3", 2011).
+ *
+ * A number is a pure function of the run's seed, the node's key and its position, so it can be drawn again instead of
+ * being stored, in any order and by any number of threads, on any CPU. */
+#ifndef ORT_CORE_PHILOX_H
+#define ORT_CORE_PHILOX_H
+
+#include <stdint.h>
+
+/* Sixteen counters of four words each. */
+enum { PHILOX_GROUP = 64 };
+
+/* The 32 random bits at positions [64 * first, 64 * (first + groups)) of the stream of (seed, key). */
+void philox_fill(uint64_t seed, uint32_t key, int64_t first, int64_t groups, uint32_t *out);
+
+#endif

@@ -1,0 +1,81 @@
+/* exec.c -- the interpreter: operands' addresses, the kernel, the next one. */
+#include "exec/exec.h"
+
+#include <alloca.h>
+#include <time.h>
+
+#ifdef ORT_SANITIZE
+#include <sanitizer/asan_interface.h>
+
+/* Blocks are poisoned except while they live, so an overrun into a neighbour or a read of a dead value is reported. */
+static void poison_all(const plan *p, const run *r, int from) {
+    if (p->arena_bytes) ASAN_POISON_MEMORY_REGION(r->arena, (size_t)p->arena_bytes);
+    for (int i = 0; i < p->n_blocks; i++)
+        if (p->blocks[i].first < from && p->blocks[i].last >= from)
+            ASAN_UNPOISON_MEMORY_REGION((char *)r->arena + p->blocks[i].offset, (size_t)p->blocks[i].bytes);
+}
+
+static void poison_step(const plan *p, const run *r, int t, bool before) {
+    for (int i = 0; i < p->n_blocks; i++) {
+        char *bytes = (char *)r->arena + p->blocks[i].offset;
+        if (before && p->blocks[i].first == t) ASAN_UNPOISON_MEMORY_REGION(bytes, (size_t)p->blocks[i].bytes);
+        if (!before && p->blocks[i].last == t) ASAN_POISON_MEMORY_REGION(bytes, (size_t)p->blocks[i].bytes);
+    }
+}
+
+static void unpoison_all(const plan *p, const run *r) {
+    if (p->arena_bytes) ASAN_UNPOISON_MEMORY_REGION(r->arena, (size_t)p->arena_bytes);
+}
+#else
+static inline void poison_all(const plan *p, const run *r, int from) { (void)p, (void)r, (void)from; }
+static inline void poison_step(const plan *p, const run *r, int t, bool before) {
+    (void)p, (void)r, (void)t, (void)before;
+}
+static inline void unpoison_all(const plan *p, const run *r) { (void)p, (void)r; }
+#endif
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static tensor resolve(const run *r, const operand *o) {
+    tensor t = o->t;
+    if (o->place == AT_ARENA) t.data = (char *)r->arena + o->offset;
+    else if (o->place > AT_CONSTANT) t.data = (char *)r->memory[o->place][o->index] + o->offset;
+    return t;
+}
+
+static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
+    const node *n = in->node;
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed};
+    tensor *results = operands + n->n_in;
+
+    for (int i = 0; i < n->n_in; i++) operands[i] = resolve(r, &in->in[i]);
+    for (int i = 0; i < n->n_out; i++) results[i] = resolve(r, &in->out[i]);
+    k.in = operands;
+    k.out = results;
+    if (in->work >= 0) k.work = (char *)r->arena + in->work;
+    return n->op->cpu(c, &k);
+}
+
+status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
+    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
+    status s = OK;
+
+    poison_all(p, r, from);
+    for (int t = from; t < to && s == OK; t++) {
+        double start = r->seconds ? now() : 0;
+        poison_step(p, r, t, true);
+        s = step(c, &p->code[t], r, operands);
+        poison_step(p, r, t, false);
+        if (r->seconds) r->seconds[t] += now() - start;
+        if (s != OK) {
+            const node *n = p->code[t].node;
+            s = blame(c, s, "running %s (%s)", n->op->name, n->name ? n->name : "-");
+        }
+    }
+    unpoison_all(p, r);
+    return s;
+}

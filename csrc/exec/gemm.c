@@ -1,0 +1,197 @@
+/* gemm.c -- which implementation multiplies: BLAS as torch carries it, torch's own 16-bit product, the reference. */
+#include "exec/gemm.h"
+
+#include "core/parallel.h"
+#include "exec/torch_lib.h"
+
+#include <limits.h>
+
+/* --- batches ------------------------------------------------------------------------------------------------------- */
+
+gemm_offsets gemm_batch_at(const gemm *g, int64_t index) {
+    gemm_offsets at = {0, 0, 0};
+    for (int i = g->n_batch - 1; i >= 0; i--) {
+        int64_t x = index % g->batch[i];
+        index /= g->batch[i];
+        at.a += x * g->a_step[i];
+        at.b += x * g->b_step[i];
+        at.c += x * g->c_step[i];
+    }
+    return at;
+}
+
+static int64_t pairs(const gemm *g) {
+    int64_t n = 1;
+    for (int i = 0; i < g->n_batch; i++) n *= g->batch[i];
+    return n;
+}
+
+static void drop_batch(gemm *g, int i) {
+    for (g->n_batch--; i < g->n_batch; i++) {
+        g->batch[i] = g->batch[i + 1];
+        g->a_step[i] = g->a_step[i + 1];
+        g->b_step[i] = g->b_step[i + 1];
+        g->c_step[i] = g->c_step[i + 1];
+    }
+}
+
+/* Fewer and larger products: batch dimensions that walk memory as one become one, and a dimension that merely
+ * continues A's rows under the same B, as in a linear layer over [batch, length, width], becomes rows. */
+static void simplify(gemm *g) {
+    for (int i = g->n_batch - 1; i >= 0; i--) {
+        if (g->batch[i] == 1) {
+            drop_batch(g, i);
+        } else if (i + 1 < g->n_batch && g->a_step[i] == g->batch[i + 1] * g->a_step[i + 1] &&
+                   g->b_step[i] == g->batch[i + 1] * g->b_step[i + 1] &&
+                   g->c_step[i] == g->batch[i + 1] * g->c_step[i + 1]) {
+            g->batch[i + 1] *= g->batch[i];
+            drop_batch(g, i);
+        }
+    }
+    for (int i = g->n_batch - 1; i >= 0; i--) {
+        if (g->m == 1) { /* one row has no stride of its own */
+            g->a_row = g->a_step[i];
+            g->c_row = g->c_step[i];
+        }
+        if (g->b_step[i] != 0 || g->a_step[i] != g->m * g->a_row || g->c_step[i] != g->m * g->c_row) break;
+        g->m *= g->batch[i];
+        drop_batch(g, i);
+    }
+}
+
+/* --- BLAS ---------------------------------------------------------------------------------------------------------- */
+
+/* A matrix as BLAS takes it: whether it is stored transposed, and the distance between its stored lines. */
+typedef struct stored {
+    char transposed;
+    int64_t ld;
+} stored;
+
+static bool as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, stored *out) {
+    bool wide = cols == 1 || col == 1, tall = rows == 1 || row == 1;
+
+    if (wide && (rows == 1 || row >= cols)) *out = (stored){'N', rows == 1 ? cols : row};
+    else if (tall && (cols == 1 || col >= rows)) *out = (stored){'T', cols == 1 ? rows : col};
+    else return false;
+    return out->ld <= INT_MAX && rows <= INT_MAX && cols <= INT_MAX;
+}
+
+typedef struct blas_job {
+    const gemm *g;
+    const torch_lib *lib;
+    stored a, b;
+} blas_job;
+
+/* BLAS counts by columns: what it sees are the transposes, and C' = B' A'. */
+static void blas_pairs(void *arg, int64_t begin, int64_t end) {
+    const blas_job *j = arg;
+    const gemm *g = j->g;
+    const float alpha = (float)g->alpha, beta = (float)g->beta;
+
+    for (int64_t i = begin; i < end; i++) {
+        gemm_offsets at = gemm_batch_at(g, i);
+        if (g->type == F64)
+            j->lib->dgemm_(&j->b.transposed, &j->a.transposed, &g->n, &g->m, &g->k, &g->alpha,
+                           (const double *)g->b + at.b, &j->b.ld, (const double *)g->a + at.a, &j->a.ld, &g->beta,
+                           (double *)g->c + at.c, &g->c_row);
+        else
+            j->lib->sgemm_(&j->b.transposed, &j->a.transposed, &g->n, &g->m, &g->k, &alpha, (const float *)g->b + at.b,
+                           &j->b.ld, (const float *)g->a + at.a, &j->a.ld, &beta, (float *)g->c + at.c, &g->c_row);
+    }
+}
+
+static bool blas(gemm *g) {
+    blas_job j = {.g = g, .lib = torch_lib_get()};
+    int64_t count = pairs(g), threads = parallel_threads();
+    double work = (double)g->m * (double)g->n * (double)g->k;
+
+    if (g->type == F32 ? !j.lib->sgemm_ : g->type != F64 || !j.lib->dgemm_) return false;
+    if (!as_stored(g->m, g->k, g->a_row, g->a_col, &j.a) || !as_stored(g->k, g->n, g->b_row, g->b_col, &j.b))
+        return false;
+    if (g->m == 1) g->c_row = g->n;
+    if (g->c_row < g->n || g->c_row > INT_MAX) return false;
+    /* Many pairs: one thread each, the library stays serial inside. Few large ones: it spreads each over threads. */
+    if (count >= 4 * threads || (count > 1 && work < 1 << 20))
+        parallel_for(count, work < GRAIN ? (int64_t)(4 * GRAIN / work) : 1, blas_pairs, &j);
+    else
+        blas_pairs(&j, 0, count);
+    return true;
+}
+
+/* --- torch's 16-bit product ---------------------------------------------------------------------------------------- */
+
+/* torch takes its fast way from so many multiplications a call on. */
+enum { SHIM_WORK = 16 * 16 * 16 };
+
+/* Is torch fast at this type on this machine? Otherwise it multiplies element by element, far behind the reference. */
+static bool torch_is_fast(dtype type) {
+#ifdef __x86_64__
+    if (type == BF16) return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (type == F16) return __builtin_cpu_supports("avx512fp16");
+#endif
+    return false;
+}
+
+/* The innermost batch dimension from pair `at` on. */
+static gemm part_of(const gemm *g, gemm_offsets at) {
+    const int64_t size = (int64_t)dtype_size(g->type);
+    gemm part = *g;
+
+    part.a = (const char *)g->a + at.a * size;
+    part.b = (const char *)g->b + at.b * size;
+    part.c = (char *)g->c + at.c * size;
+    while (part.n_batch > 1) drop_batch(&part, 0);
+    return part;
+}
+
+/* torch.baddbmm(C, A, B, out=C): it reads C only when beta is not 0. */
+static bool shim_part(const torch_lib *t, const gemm *g) {
+    aten_tensor *a = torch_tensor(t, g->type, g->a, 3, (int64_t[]){g->batch[0], g->m, g->k},
+                                  (int64_t[]){g->a_step[0], g->a_row, g->a_col});
+    aten_tensor *b = torch_tensor(t, g->type, g->b, 3, (int64_t[]){g->batch[0], g->k, g->n},
+                                  (int64_t[]){g->b_step[0], g->b_row, g->b_col});
+    aten_tensor *c = torch_tensor(t, g->type, g->c, 3, (int64_t[]){g->batch[0], g->m, g->n},
+                                  (int64_t[]){g->c_step[0], g->c_row, 1});
+    bool done = a && b && c && !t->aoti_torch_cpu_baddbmm_out(c, c, a, b, g->beta, g->alpha);
+
+    torch_tensor_free(t, a);
+    torch_tensor_free(t, b);
+    torch_tensor_free(t, c);
+    return done;
+}
+
+static bool shim(gemm *g) {
+    const torch_lib *t = torch_lib_get();
+    torch_quiet q;
+
+    if (!torch_is_fast(g->type) || !t->aoti_torch_cpu_baddbmm_out) return false;
+    if (g->n_batch == 0) {
+        g->n_batch = g->batch[0] = 1;
+        g->a_step[0] = g->m * g->k;
+        g->b_step[0] = g->k * g->n;
+        g->c_step[0] = g->m * g->n;
+    }
+    int64_t inner = g->batch[g->n_batch - 1], count = pairs(g) / inner;
+    if (g->m * g->n * g->k * inner < SHIM_WORK || !torch_enter(t, &q)) return false;
+    for (int64_t i = 0; i < count; i++) {
+        gemm part = part_of(g, gemm_batch_at(g, i * inner));
+        if (!shim_part(t, &part)) gemm_reference(&part);
+    }
+    torch_leave(&q);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------- */
+
+void gemm_run(const gemm *given) {
+    static bool (*const ways[])(gemm *) = {blas, shim};
+    gemm g = *given;
+
+    if (g.m == 0 || g.n == 0 || pairs(&g) == 0) return;
+    if (g.k > 0) {
+        simplify(&g);
+        for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
+            if (ways[i](&g)) return;
+    }
+    gemm_reference(&g);
+}

@@ -1,0 +1,36 @@
+/* gemm.h -- the one way to multiply matrices: C = alpha * A * B + beta * C, for one pair or a batch of pairs.
+ *
+ * An operand is described by its strides, so a transposed or sliced view is multiplied where it lies. Implementations
+ * are tried in order, the fastest library first and a kernel of our own last, so there is always an answer. */
+#ifndef ORT_EXEC_GEMM_H
+#define ORT_EXEC_GEMM_H
+
+#include "core/shape.h"
+
+typedef struct gemm {
+    dtype type;                      /* of A, B and C: any number; 16-bit floats are summed in float32 */
+    int64_t m, n, k;                 /* A is m x k, B is k x n, C is m x n; any of them may be 0 */
+    double alpha, beta;              /* C is not read when beta is 0 */
+    const void *a, *b;
+    void *c;                         /* overlaps neither A nor B */
+    int64_t a_row, a_col;            /* strides in elements; any, 0 included */
+    int64_t b_row, b_col;
+    int64_t c_row;                   /* C's rows are contiguous */
+    int n_batch;                     /* nested batch dimensions, outermost first; 0: one pair */
+    int64_t batch[MAX_RANK];
+    int64_t a_step[MAX_RANK], b_step[MAX_RANK], c_step[MAX_RANK]; /* 0 where an operand is shared */
+} gemm;
+
+/* Uses torch's threads; called within a parallel loop it stays on its thread. Allocates nothing of ours. */
+void gemm_run(const gemm *g);
+
+/* Element offsets of pair `index` of the batch. */
+typedef struct gemm_offsets {
+    int64_t a, b, c;
+} gemm_offsets;
+gemm_offsets gemm_batch_at(const gemm *g, int64_t index);
+
+/* The last implementation (gemm_reference.c): any type, any strides. */
+void gemm_reference(const gemm *g);
+
+#endif

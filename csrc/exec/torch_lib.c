@@ -1,0 +1,94 @@
+/* torch_lib.c -- the one place that asks the dynamic linker about torch. */
+#include "exec/torch_lib.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+
+static torch_lib lib;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static const struct {
+    const char *name;
+    size_t member;
+} symbols[] = {
+#define TORCH_LIB_ROW(result, name, parameters) {#name, offsetof(torch_lib, name)},
+    TORCH_LIB_FUNCTIONS(TORCH_LIB_ROW)
+#undef TORCH_LIB_ROW
+};
+
+static void look_up(void) {
+    /* Only what is loaded already: whether there is a torch is the program's business. */
+    lib.handle = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+    if (!lib.handle) return;
+    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+        void *found = dlsym(lib.handle, symbols[i].name);
+        memcpy((char *)&lib + symbols[i].member, &found, sizeof found); /* ISO C has no cast between the two */
+    }
+}
+
+const torch_lib *torch_lib_get(void) {
+    pthread_once(&once, look_up);
+    return &lib;
+}
+
+/* torch's number of an element type; the numbers are asked for, since only the functions' names are stable. */
+static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
+    int32_t (*const number[DTYPE_COUNT])(void) = {
+        [F32] = t->aoti_torch_dtype_float32,
+        [F64] = t->aoti_torch_dtype_float64,
+        [BF16] = t->aoti_torch_dtype_bfloat16,
+        [F16] = t->aoti_torch_dtype_float16,
+    };
+    if (!number[type]) return false;
+    *out = number[type]();
+    return true;
+}
+
+aten_tensor *torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
+                          const int64_t *stride) {
+    aten_tensor *x = NULL;
+    int32_t number;
+
+    if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object) return NULL;
+    if (!t->aoti_torch_device_type_cpu || !torch_dtype(t, type, &number)) return NULL;
+    if (t->aoti_torch_create_tensor_from_blob((void *)(uintptr_t)data, rank, dim, stride, 0, number,
+                                              t->aoti_torch_device_type_cpu(), 0, &x))
+        return NULL;
+    return x;
+}
+
+aten_tensor *torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {
+    int64_t stride[MAX_RANK];
+    stride_contiguous(s, stride);
+    return torch_tensor(t, type, data, s->rank, s->dim, stride);
+}
+
+const void *torch_tensor_data(const torch_lib *t, aten_tensor *x, int64_t count) {
+    bool contiguous = false;
+    int64_t found = -1;
+    void *data = NULL;
+
+    if (!x || t->aoti_torch_is_contiguous(x, &contiguous) || t->aoti_torch_get_numel(x, &found)) return NULL;
+    if (!contiguous || found != count || t->aoti_torch_get_data_ptr(x, &data)) return NULL;
+    return data;
+}
+
+void torch_tensor_free(const torch_lib *t, aten_tensor *x) {
+    if (x) (void)t->aoti_torch_delete_tensor_object(x);
+}
+
+/* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread nobody has touched.
+ * The symbol is a thread's own, so it is looked up on the thread that asks. */
+bool torch_enter(const torch_lib *t, torch_quiet *q) {
+    q->state = t->handle ? dlsym(t->handle, "_ZN3c104impl26raw_local_dispatch_key_setE") : NULL;
+    if (!q->state) return false;
+    memcpy(q->saved, q->state, sizeof q->saved);
+    memset(q->state, 0, sizeof q->saved);
+    return true;
+}
+
+void torch_leave(const torch_quiet *q) {
+    if (q->state) memcpy(q->state, q->saved, sizeof q->saved);
+}

@@ -1,0 +1,71 @@
+/* attr.c -- reading a node's attributes and constant operands. */
+#include "ops/op.h"
+
+#include <string.h>
+
+static const attr *find(const attr *list, const char *name) {
+    for (const attr *a = list; a && a->name; a++)
+        if (strcmp(a->name, name) == 0) return a;
+    return NULL;
+}
+
+const attr *node_attr(const node *n, const char *name) {
+    const attr *a = find(n->attrs, name);
+    if (!a) a = find(n->op->attrs, name);
+    return a && a->kind ? a : NULL;
+}
+
+bool node_has(const node *n, const char *name) { return find(n->attrs, name) != NULL; }
+
+int64_t node_int(const node *n, const char *name) {
+    const attr *a = node_attr(n, name);
+    return !a ? 0 : a->kind == ATTR_FLOAT ? (int64_t)a->f : a->i;
+}
+
+double node_float(const node *n, const char *name) {
+    const attr *a = node_attr(n, name);
+    return !a ? 0 : a->kind == ATTR_INT ? (double)a->i : a->f;
+}
+
+const char *node_string(const node *n, const char *name) {
+    const attr *a = node_attr(n, name);
+    return a && a->kind == ATTR_STRING ? a->s : "";
+}
+
+int node_ints(const node *n, const char *name, const int64_t **out) {
+    const attr *a = node_attr(n, name);
+    if (!a || a->kind != ATTR_INTS) return -1;
+    *out = a->ints;
+    return a->count;
+}
+
+status value_ints(graph *g, const value *v, const char *what, int *count, const int64_t **out) {
+    int64_t n;
+    int64_t *copy;
+
+    if (!value_is_constant(v))
+        return fail(g->c, E_UNSUPPORTED, "%s is computed from data, not from shapes: its size is unknown before running",
+                    what);
+    if (dtype_is_float(v->type)) return fail(g->c, E_TYPE, "%s must be integers, not %s", what, dtype_name(v->type));
+    n = shape_count(&v->shape);
+    if (n > 1 << 20) return fail(g->c, E_INVALID, "%s has %lld elements", what, (long long)n);
+    *count = (int)n;
+    if (v->type == I64) {
+        *out = v->data;
+        return OK;
+    }
+    TRY(NEW(g->c, copy, n));
+    for (int64_t i = 0; i < n; i++) copy[i] = dtype_get_int(v->type, v->data, i);
+    *out = copy;
+    return OK;
+}
+
+bool value_is_filled(const value *v, double *x) {
+    int64_t n;
+
+    if (!value_is_constant(v) || (n = shape_count(&v->shape)) == 0) return false;
+    *x = dtype_get(v->type, v->data, 0);
+    for (int64_t i = 1; i < n; i++)
+        if (dtype_get(v->type, v->data, i) != *x) return false;
+    return true;
+}

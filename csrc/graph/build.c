@@ -1,0 +1,236 @@
+/* build.c -- emit: the one way a node gets into a specialised graph.
+ *
+ * lower -> reuse an equal node -> infer -> simplify -> fold -> append. Each step may end it. */
+#include "ops/op.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { FOLD_BYTES = 1 << 20, SMALL_CONSTANT = 256, FOLD_WORK = 1 << 16 };
+
+/* --- equality of nodes -------------------------------------------------------------------------------------------- */
+
+static size_t constant_bytes(const value *v) { return (size_t)shape_count(&v->shape) * dtype_size(v->type); }
+
+static bool same_operand(const value *a, const value *b) {
+    if (a == b) return true;
+    if (!a || !b || !a->data || !b->data || a->type != b->type || !shape_equal(&a->shape, &b->shape)) return false;
+    return a->data == b->data ||
+           (constant_bytes(a) <= SMALL_CONSTANT && memcmp(a->data, b->data, constant_bytes(a)) == 0);
+}
+
+static bool same_attr(const attr *a, const attr *b) {
+    if (strcmp(a->name, b->name) != 0 || a->kind != b->kind || a->count != b->count) return false;
+    switch (a->kind) {
+    case ATTR_INT: return a->i == b->i;
+    case ATTR_FLOAT: return memcmp(&a->f, &b->f, sizeof a->f) == 0;
+    case ATTR_STRING: return strcmp(a->s, b->s) == 0;
+    case ATTR_INTS: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
+    case ATTR_FLOATS: return memcmp(a->floats, b->floats, (size_t)a->count * sizeof *a->floats) == 0;
+    case ATTR_TENSOR:
+        return a->t->type == b->t->type && shape_equal(&a->t->shape, &b->t->shape) &&
+               memcmp(a->t->data, b->t->data, (size_t)tensor_count(a->t) * dtype_size(a->t->type)) == 0;
+    }
+    return false;
+}
+
+static bool same_node(const node *a, const node *b) {
+    const attr *x = a->attrs, *y = b->attrs;
+
+    if (a->op != b->op || a->n_in != b->n_in || a->n_out != b->n_out) return false;
+    for (int i = 0; i < a->n_in; i++)
+        if (!same_operand(a->in[i], b->in[i])) return false;
+    for (; x && x->name && y && y->name; x++, y++)
+        if (!same_attr(x, y)) return false;
+    return (!x || !x->name) == (!y || !y->name);
+}
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * UINT64_C(0x9e3779b97f4a7c15);
+    return h ^ (h >> 29);
+}
+
+static uint64_t hash_node(const node *n) {
+    uint64_t h = mix(0, (uint64_t)(uintptr_t)n->op);
+    for (int i = 0; i < n->n_in; i++) {
+        const value *v = n->in[i];
+        if (v && v->data) {
+            uint64_t word = 0;
+            size_t bytes = constant_bytes(v);
+            memcpy(&word, v->data, bytes < sizeof word ? bytes : sizeof word);
+            h = mix(h, word);
+        } else {
+            h = mix(h, v ? (uint64_t)v->id + 1 : 0);
+        }
+    }
+    for (const attr *a = n->attrs; a && a->name; a++) h = mix(h, (uint64_t)a->i + (uint64_t)a->count);
+    return h;
+}
+
+static status grow_table(graph *g) {
+    node **old = g->table;
+    int old_size = g->table_size;
+
+    g->table_size = old_size ? old_size * 2 : 256;
+    g->table_used = 0;
+    TRY(NEW(g->c, g->table, g->table_size));
+    for (int i = 0; i < old_size; i++) {
+        if (!old[i] || !old[i]->op) continue;
+        uint64_t h = hash_node(old[i]);
+        while (g->table[h & (uint64_t)(g->table_size - 1)]) h++;
+        g->table[h & (uint64_t)(g->table_size - 1)] = old[i];
+        g->table_used++;
+    }
+    return OK;
+}
+
+/* The slot of an equal node, or the free slot where `n` belongs. */
+static status find_slot(graph *g, const node *n, node ***slot) {
+    uint64_t h = hash_node(n);
+
+    if (g->table_used * 2 >= g->table_size) TRY(grow_table(g));
+    for (;; h++) {
+        node **s = &g->table[h & (uint64_t)(g->table_size - 1)];
+        /* A removed node has lost its operator; a rewritten one may no longer equal what it was stored as, which
+         * only loses a reuse. */
+        if (!*s || ((*s)->op && same_node(*s, n))) {
+            *slot = s;
+            return OK;
+        }
+    }
+}
+
+/* --- folding ------------------------------------------------------------------------------------------------------ */
+
+static tensor constant_tensor(const value *v) {
+    tensor t = {.type = DT_NONE};
+    if (!v) return t;
+    t = (tensor){.data = (void *)(uintptr_t)v->data, .type = v->type, .shape = v->shape};
+    stride_contiguous(&v->shape, t.stride);
+    return t;
+}
+
+static bool foldable(const node *n) {
+    int64_t bytes = 0;
+
+    if (!n->op->cpu || (n->op->flags & (RANDOM | EFFECT | KEEP))) return false;
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && !n->in[i]->data) return false;
+    for (int i = 0; i < n->n_out; i++)
+        bytes += shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
+    return bytes <= FOLD_BYTES;
+}
+
+/* Runs the node's own kernel on its constant operands: its outputs become constants. */
+static status fold(graph *g, node *n) {
+    size_t work = n->op->workspace ? n->op->workspace(n) : 0;
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out};
+    tensor *in, *out;
+
+    TRY(NEW(g->c, in, n->n_in));
+    TRY(NEW(g->c, out, n->n_out));
+    for (int i = 0; i < n->n_in; i++) in[i] = constant_tensor(n->in[i]);
+    for (int i = 0; i < n->n_out; i++) {
+        void *data = arena_array(g->c, (size_t)shape_count(&n->out[i]->shape), dtype_size(n->out[i]->type));
+        if (!data) return E_NOMEM;
+        n->out[i]->data = data;
+        out[i] = constant_tensor(n->out[i]);
+    }
+    if (work && !(k.work = arena_array(g->c, work, 1))) return E_NOMEM;
+    k.in = in;
+    k.out = out;
+    TRY(n->op->cpu(g->c, &k));
+    for (int i = 0; i < n->n_out; i++) n->out[i]->def = NULL;
+    return OK;
+}
+
+/* --- emit --------------------------------------------------------------------------------------------------------- */
+
+static status check_operands(graph *g, const op_def *op, int n_in, value *const *in) {
+    if (n_in < op->min_in || (op->max_in != VARIADIC && n_in > op->max_in))
+        return fail(g->c, E_INVALID, "%s takes %d to %d operands, not %d", op->name, op->min_in, op->max_in, n_in);
+    for (int i = 0; i < n_in; i++) {
+        if (!in[i]) continue;
+        if (op->dtypes && !(op->dtypes & SET(in[i]->type)))
+            return fail(g->c, E_TYPE, "%s is not defined for %s", op->name, dtype_name(in[i]->type));
+        break;
+    }
+    return OK;
+}
+
+static void propagate_needs_grad(node *n) {
+    bool any = false;
+    for (int i = 0; i < n->n_in; i++) any |= n->in[i] && n->in[i]->needs_grad;
+    for (int i = 0; i < n->n_out; i++)
+        n->out[i]->needs_grad = any && !(n->op->flags & NO_GRAD) && dtype_is_float(n->out[i]->type);
+}
+
+static void take_outputs(const node *n, value **out) {
+    for (int i = 0; i < n->n_out; i++) out[i] = n->out[i];
+}
+
+/* out[0..n->n_out) receives what stands for the node's outputs. */
+static status emit_node(graph *g, node *n, value **out) {
+    const op_def *op = n->op;
+    node **slot = NULL;
+
+    if (op->lower) {
+        TRY(op->lower(g, n, out));
+        if (out[0]) return OK;
+    }
+    if (!op->infer) return fail(g->c, E_UNSUPPORTED, "%s cannot be computed in this form", op->name);
+    /* Before a cursor an equal node may lie behind it: reuse only when appending. */
+    if (!(op->flags & (RANDOM | EFFECT)) && !g->before) {
+        TRY(find_slot(g, n, &slot));
+        if (*slot) {
+            take_outputs(*slot, out);
+            return OK;
+        }
+    }
+    TRY(op->infer(g, n));
+    for (int i = 0; i < n->n_out; i++) {
+        if (n->out[i]->type == DT_NONE) n->out[i]->shape = SHAPE(0); /* an output this form does not have */
+        TRY(shape_check(g->c, &n->out[i]->shape));
+    }
+    if (op->simplify) {
+        TRY(op->simplify(g, n, out));
+        if (out[0]) return OK;
+    }
+    if (foldable(n)) {
+        TRY(fold(g, n));
+        take_outputs(n, out);
+        return OK;
+    }
+    propagate_needs_grad(n);
+    TRY(graph_insert_node(g, n));
+    if (slot) {
+        TRY(find_slot(g, n, &slot)); /* simplify may have grown the table */
+        if (!*slot) {
+            *slot = n;
+            g->table_used++;
+        }
+    }
+    take_outputs(n, out);
+    return OK;
+}
+
+status graph_emit_op(graph *g, const op_def *op, const attr *attrs, int n_in, value *const *in, int n_out,
+                     value **out) {
+    int outputs = op->max_out == VARIADIC || n_out > op->max_out ? n_out : op->max_out;
+    value **results;
+    node *n;
+
+    while (n_in > op->min_in && !in[n_in - 1]) n_in--; /* trailing absent operands */
+    TRY_AT(g->c, check_operands(g, op, n_in, in), "emitting %s", g->emit_name ? g->emit_name : op->name);
+    TRY(graph_make_node(g, op, g->emit_name, attrs, n_in, in, outputs, &n));
+    TRY(NEW(g->c, results, outputs));
+    TRY_AT(g->c, emit_node(g, n, results), "emitting %s (%s)", op->name, g->emit_name ? g->emit_name : "-");
+    for (int i = 0; i < n_out; i++) out[i] = results[i];
+    return OK;
+}
+
+status graph_emit(graph *g, const char *name, const attr *attrs, int n_in, value *const *in, int n_out, value **out) {
+    const op_def *op = op_find(NULL, name, 0);
+    if (!op) return fail(g->c, E_UNSUPPORTED, "there is no operator %s", name);
+    return graph_emit_op(g, op, attrs, n_in, in, n_out, out);
+}

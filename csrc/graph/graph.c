@@ -1,0 +1,267 @@
+/* graph.c -- the structure: making nodes and values, keeping uses true, replacing, removing. */
+#include "ops/op.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+status graph_new(ctx *c, graph **out) {
+    graph *g;
+    TRY(NEW(c, g, 1));
+    g->c = c;
+    *out = g;
+    return OK;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+static status new_value(graph *g, dtype type, const shape *s, value **out) {
+    value *v;
+    TRY(NEW(g->c, v, 1));
+    v->id = g->n_values++;
+    v->type = type;
+    v->shape = s ? *s : (shape){.rank = -1};
+    v->input = -1;
+    *out = v;
+    return OK;
+}
+
+/* Lists of values grow by doubling; the arena keeps the outgrown halves. */
+static status append(ctx *c, value ***list, int *count, value *v) {
+    if ((*count & (*count - 1)) == 0) {
+        value **bigger;
+        TRY(NEW(c, bigger, *count ? *count * 2 : 1));
+        if (*count) memcpy(bigger, *list, (size_t)*count * sizeof *bigger);
+        *list = bigger;
+    }
+    (*list)[(*count)++] = v;
+    return OK;
+}
+
+status graph_add_input(graph *g, const char *name, dtype type, const shape *s, value **out) {
+    value *v;
+    TRY(new_value(g, type, s, &v));
+    if (name && !(v->name = arena_text(g->c, name, strlen(name)))) return E_NOMEM;
+    v->input = g->n_inputs;
+    TRY(append(g->c, &g->inputs, &g->n_inputs, v));
+    *out = v;
+    return OK;
+}
+
+status graph_add_output(graph *g, value *v) { return append(g->c, &g->outputs, &g->n_outputs, v); }
+
+status graph_add_constant(graph *g, dtype type, const shape *s, const void *data, value **out) {
+    char *copy;
+    value *v;
+
+    TRY(shape_check(g->c, s));
+    TRY(new_value(g, type, s, &v));
+    if (!(copy = arena_array(g->c, (size_t)shape_count(s), dtype_size(type)))) return E_NOMEM;
+    if (data) memcpy(copy, data, (size_t)shape_count(s) * dtype_size(type));
+    v->data = copy;
+    *out = v;
+    return OK;
+}
+
+status graph_share_constant(graph *g, const value *from, value **out) {
+    TRY(new_value(g, from->type, &from->shape, out));
+    (*out)->data = from->data;
+    (*out)->name = from->name;
+    return OK;
+}
+
+status graph_scalar(graph *g, dtype type, double x, value **out) {
+    union { int64_t align; char bytes[8]; } one = {0};
+    dtype_set_value(type, one.bytes, 0, x);
+    return graph_add_constant(g, type, &SCALAR, one.bytes, out);
+}
+
+status graph_ints(graph *g, int count, const int64_t *x, value **out) {
+    return graph_add_constant(g, I64, &SHAPE(count), x, out);
+}
+
+status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
+    int64_t dims[MAX_RANK] = {0}, count = shape_count(s);
+    value *sizes;
+    tensor *fill;
+
+    if (count <= 1) {
+        union { int64_t align; char bytes[8]; } one = {0};
+        dtype_set_value(type, one.bytes, 0, x);
+        return graph_add_constant(g, type, s, one.bytes, out);
+    }
+    memcpy(dims, s->dim, sizeof dims);
+    TRY(graph_ints(g, s->rank, dims, &sizes));
+    TRY(NEW(g->c, fill, 1));
+    *fill = (tensor){.type = type, .shape = SHAPE(1), .stride = {1}};
+    if (!(fill->data = arena_array(g->c, 1, 8))) return E_NOMEM;
+    dtype_set_value(type, fill->data, 0, x);
+    return emit_with(g, out, "ConstantOfShape", NODE_ATTRS(TENSOR("value", fill)), sizes);
+}
+
+/* --- uses --------------------------------------------------------------------------------------------------------- */
+
+static status add_use(graph *g, value *v, node *user, int index) {
+    use *u;
+    if (!v) return OK;
+    TRY(NEW(g->c, u, 1));
+    *u = (use){user, index, v->uses};
+    v->uses = u;
+    v->n_uses++;
+    return OK;
+}
+
+static void drop_use(value *v, const node *user, int index) {
+    for (use **u = v ? &v->uses : NULL; u && *u; u = &(*u)->next) {
+        if ((*u)->user != user || (*u)->index != index) continue;
+        *u = (*u)->next;
+        v->n_uses--;
+        return;
+    }
+}
+
+status graph_set_operand(graph *g, node *n, int index, value *v) {
+    drop_use(n->in[index], n, index);
+    n->in[index] = v;
+    return add_use(g, v, n, index);
+}
+
+/* --- nodes -------------------------------------------------------------------------------------------------------- */
+
+static void link_node(graph *g, node *n) {
+    n->next = g->before;
+    n->prev = g->before ? g->before->prev : g->last;
+    if (n->prev) n->prev->next = n;
+    else g->first = n;
+    if (n->next) n->next->prev = n;
+    else g->last = n;
+}
+
+static void unlink_node(graph *g, node *n) {
+    for (int i = 0; i < n->n_in; i++) drop_use(n->in[i], n, i);
+    if (n->prev) n->prev->next = n->next;
+    else g->first = n->next;
+    if (n->next) n->next->prev = n->prev;
+    else g->last = n->prev;
+    n->prev = n->next = NULL;
+    n->mark = -1; /* the hash table may still point here: an unlinked node is never reused */
+    n->op = NULL;
+}
+
+static status copy_attrs(ctx *c, const attr *from, const attr **out) {
+    attr *to;
+    size_t n = 0;
+
+    *out = NULL;
+    if (!from || !from->name) return OK;
+    while (from[n].name) n++;
+    TRY(NEW(c, to, n + 1));
+    for (size_t i = 0; i < n; i++) {
+        to[i] = from[i];
+        if (!(to[i].name = arena_text(c, from[i].name, strlen(from[i].name)))) return E_NOMEM;
+        if (from[i].s && !(to[i].s = arena_text(c, from[i].s, strlen(from[i].s)))) return E_NOMEM;
+        if (from[i].ints) {
+            int64_t *ints;
+            TRY(NEW(c, ints, from[i].count));
+            memcpy(ints, from[i].ints, (size_t)from[i].count * sizeof *ints);
+            to[i].ints = ints;
+        }
+        if (from[i].floats) {
+            double *floats;
+            TRY(NEW(c, floats, from[i].count));
+            memcpy(floats, from[i].floats, (size_t)from[i].count * sizeof *floats);
+            to[i].floats = floats;
+        }
+    }
+    *out = to;
+    return OK;
+}
+
+status graph_make_node(graph *g, const op_def *op, const char *name, const attr *attrs, int n_in, value *const *in,
+                       int n_out, node **out) {
+    node *n;
+
+    TRY(NEW(g->c, n, 1));
+    n->op = op;
+    n->name = name;
+    n->n_in = n_in;
+    n->n_out = n_out;
+    n->backward = g->in_backward;
+    TRY(copy_attrs(g->c, attrs, &n->attrs));
+    TRY(NEW(g->c, n->in, n_in));
+    TRY(NEW(g->c, n->out, n_out));
+    if (n_in) memcpy(n->in, in, (size_t)n_in * sizeof *in);
+    for (int i = 0; i < n_out; i++) {
+        TRY(new_value(g, DT_NONE, NULL, &n->out[i]));
+        n->out[i]->def = n;
+        n->out[i]->def_index = i;
+    }
+    *out = n;
+    return OK;
+}
+
+status graph_insert_node(graph *g, node *n) {
+    n->id = g->n_nodes++;
+    for (int i = 0; i < n->n_in; i++) TRY(add_use(g, n->in[i], n, i));
+    link_node(g, n);
+    return OK;
+}
+
+status graph_add_node(graph *g, const op_def *op, const char *name, const attr *attrs, int n_in, value *const *in,
+                      int n_out, node **out) {
+    const char *copy = name ? arena_text(g->c, name, strlen(name)) : NULL;
+    if (name && !copy) return E_NOMEM;
+    TRY(graph_make_node(g, op, copy, attrs, n_in, in, n_out, out));
+    return graph_insert_node(g, *out);
+}
+
+status graph_add_write(graph *g, value *input, value *v) {
+    state_write *w, **last = &g->writes;
+    TRY(NEW(g->c, w, 1));
+    *w = (state_write){input, v, NULL};
+    while (*last) last = &(*last)->next;
+    *last = w;
+    return OK;
+}
+
+/* --- changing ----------------------------------------------------------------------------------------------------- */
+
+static void replace_in(value **list, int count, value *from, value *to) {
+    for (int i = 0; list && i < count; i++)
+        if (list[i] == from) list[i] = to;
+}
+
+status graph_replace(graph *g, value *from, value *to) {
+    if (from == to) return OK;
+    while (from->uses) {
+        use *u = from->uses;
+        from->uses = u->next;
+        from->n_uses--;
+        u->user->in[u->index] = to;
+        u->next = to->uses;
+        to->uses = u;
+        to->n_uses++;
+    }
+    replace_in(g->outputs, g->n_outputs, from, to);
+    replace_in(g->input_grads, g->n_input_grads, from, to);
+    for (state_write *w = g->writes; w; w = w->next)
+        if (w->value == from) w->value = to;
+    to->needs_grad |= from->needs_grad;
+    return OK;
+}
+
+static void mark_list(value *const *list, int count) {
+    for (int i = 0; list && i < count; i++)
+        if (list[i] && list[i]->def) list[i]->def->mark = 1;
+}
+
+void graph_remove_dead(graph *g) {
+    for (node *n = g->first; n; n = n->next) n->mark = (n->op->flags & EFFECT) != 0;
+    mark_list(g->outputs, g->n_outputs);
+    mark_list(g->input_grads, g->n_input_grads);
+    for (state_write *w = g->writes; w; w = w->next) mark_list(&w->value, 1);
+    for (node *n = g->last, *prev; n; n = prev) {
+        prev = n->prev;
+        if (n->mark) mark_list(n->in, n->n_in);
+        else unlink_node(g, n);
+    }
+}

@@ -1,0 +1,171 @@
+/* graph.h -- nodes, values and their uses.
+ *
+ * A *model* graph is what the reader makes: operators and names, shapes unknown. A *specialised* graph has every type
+ * and shape as a number; it is made from a model for the shapes of one plan (shape/infer.c), and every node appended
+ * to it is inferred, simplified, folded and deduplicated as it is emitted. So a pass or a gradient rule just emits.
+ * Everything lives in the context's arena. */
+#ifndef ORT_GRAPH_GRAPH_H
+#define ORT_GRAPH_GRAPH_H
+
+#include "core/ctx.h"
+#include "core/shape.h"
+
+typedef struct graph graph;
+typedef struct node node;
+typedef struct value value;
+
+/* --- attributes --------------------------------------------------------------------------------------------------- */
+
+typedef enum attr_kind { ATTR_INT = 1, ATTR_FLOAT, ATTR_STRING, ATTR_INTS, ATTR_FLOATS, ATTR_TENSOR } attr_kind;
+
+typedef struct attr {
+    const char *name; /* NULL ends a list */
+    attr_kind kind;
+    int64_t i;
+    double f;
+    const char *s;
+    int count; /* of ints or floats */
+    const int64_t *ints;
+    const double *floats;
+    const tensor *t; /* contiguous */
+} attr;
+
+/* For emit and for operator records: NODE_ATTRS(INT("axis", 1), INTS("perm", n, p)). */
+#define INT(name_, value_) {.name = (name_), .kind = ATTR_INT, .i = (value_)}
+#define FLOAT(name_, value_) {.name = (name_), .kind = ATTR_FLOAT, .f = (value_)}
+#define STRING(name_, value_) {.name = (name_), .kind = ATTR_STRING, .s = (value_)}
+#define INTS(name_, count_, values_) {.name = (name_), .kind = ATTR_INTS, .count = (count_), .ints = (values_)}
+#define TENSOR(name_, value_) {.name = (name_), .kind = ATTR_TENSOR, .t = (value_)}
+#define NODE_ATTRS(...) ((const attr[]){__VA_ARGS__, {.name = NULL}})
+
+/* --- nodes and values --------------------------------------------------------------------------------------------- */
+
+typedef struct use {
+    node *user;
+    int index; /* of the operand */
+    struct use *next;
+} use;
+
+struct value {
+    int id;           /* dense in its graph */
+    const char *name; /* from the model, or NULL */
+    dtype type;
+    shape shape;
+    node *def;        /* NULL for graph inputs and constants */
+    int def_index;
+    int input;        /* position among the graph's inputs, or -1 */
+    const void *data; /* constants: contiguous elements, alive as long as the graph */
+    bool needs_grad;  /* some graph input that needs a gradient reaches it through differentiable operators */
+    use *uses;
+    int n_uses;
+    int mark;         /* scratch for whoever walks the graph; means nothing between walks */
+};
+
+struct node {
+    int id;
+    const struct op_def *op;
+    const char *name; /* from the model: the name errors are reported with; gradients inherit it */
+    const attr *attrs;
+    value **in, **out; /* an absent optional operand, or an output nobody asked for, is NULL */
+    int n_in, n_out;
+    node *prev, *next; /* program order, always topological */
+    bool backward;     /* made by the gradient builder */
+    int mark;
+};
+
+/* A graph input whose memory is overwritten after forward: BatchNorm statistics, counters. */
+typedef struct state_write {
+    value *input, *value;
+    struct state_write *next;
+} state_write;
+
+struct graph {
+    ctx *c;
+    node *first, *last;
+    node *before;          /* emit inserts before this node; NULL: at the end */
+    value **inputs;        /* user inputs, parameters, buffers; then, once there is a gradient, the outputs' gradients */
+    int n_inputs;
+    value **outputs;       /* what forward returns */
+    int n_outputs;
+    state_write *writes;
+    value **output_grads;  /* [n_outputs] inputs of backward, NULL where none is expected; NULL before grad_build */
+    value **input_grads;   /* [n_inputs before grad_build] what backward returns, NULL where there is none */
+    int n_input_grads;
+    int opset;             /* of the default domain */
+    int n_values, n_nodes;
+    int n_random;          /* keys given to random nodes so far */
+    bool specialised;
+    bool in_backward;      /* nodes emitted now are backward nodes */
+    const char *emit_name; /* name given to nodes emitted now */
+    node **table;          /* hash-consing: open addressing on (op, attributes, operands) */
+    int table_size, table_used;
+};
+
+/* --- making ------------------------------------------------------------------------------------------------------- */
+
+MUST_USE status graph_new(ctx *c, graph **out);
+MUST_USE status graph_add_input(graph *g, const char *name, dtype type, const shape *s, value **out);
+/* Copies `shape_count(s)` elements; `data` NULL leaves them zero and writable through the returned value's data. */
+MUST_USE status graph_add_constant(graph *g, dtype type, const shape *s, const void *data, value **out);
+/* A constant of rank 0; of rank 1. */
+MUST_USE status graph_scalar(graph *g, dtype type, double x, value **out);
+MUST_USE status graph_ints(graph *g, int count, const int64_t *x, value **out);
+/* A constant of shape `s` filled with `x`; small, or an emitted node when large. */
+MUST_USE status graph_full(graph *g, dtype type, const shape *s, double x, value **out);
+/* A node with `n_out` fresh outputs at g->before, as it is: no inference. Copies names, attributes and operands. */
+MUST_USE status graph_add_node(graph *g, const struct op_def *op, const char *name, const attr *attrs, int n_in,
+                               value *const *in, int n_out, node **out);
+MUST_USE status graph_add_write(graph *g, value *input, value *v);
+MUST_USE status graph_add_output(graph *g, value *v);
+/* A constant over the same bytes as `from`, which must outlive `g`. */
+MUST_USE status graph_share_constant(graph *g, const value *from, value **out);
+/* The two halves of graph_add_node: a node that is not in the graph yet, and putting it there. `name` is not copied. */
+MUST_USE status graph_make_node(graph *g, const struct op_def *op, const char *name, const attr *attrs, int n_in,
+                                value *const *in, int n_out, node **out);
+MUST_USE status graph_insert_node(graph *g, node *n);
+
+/* Emits operator `op` (default domain first, then ours): inference, simplification, constant folding, reuse of an
+ * equal node. `in` may hold NULL for absent operands; out[0..n_out) receives the results (NULL where not produced). */
+MUST_USE status graph_emit(graph *g, const char *op, const attr *attrs, int n_in, value *const *in, int n_out,
+                           value **out);
+/* The same from a record. */
+MUST_USE status graph_emit_op(graph *g, const struct op_def *op, const attr *attrs, int n_in, value *const *in,
+                              int n_out, value **out);
+
+/* TRY(emit(g, &y, "Mul", a, b));  TRY(emit_with(g, &y, "Softmax", NODE_ATTRS(INT("axis", -1)), x)); */
+#define emit_with(g, out, op, attrs, ...)                                                                              \
+    graph_emit((g), (op), (attrs), (int)(sizeof((value *[]){__VA_ARGS__}) / sizeof(value *)),                          \
+               (value *[]){__VA_ARGS__}, 1, (out))
+#define emit(g, out, op, ...) emit_with(g, out, op, NULL, __VA_ARGS__)
+
+/* --- changing ----------------------------------------------------------------------------------------------------- */
+
+/* Every use of `from`, and every place in outputs, writes and gradients, becomes `to`. */
+MUST_USE status graph_replace(graph *g, value *from, value *to);
+/* Removes nodes that nothing needs. */
+void graph_remove_dead(graph *g);
+MUST_USE status graph_set_operand(graph *g, node *n, int index, value *v);
+
+/* --- asking ------------------------------------------------------------------------------------------------------- */
+
+const attr *node_attr(const node *n, const char *name); /* the node's, else the record's default, else NULL */
+int64_t node_int(const node *n, const char *name);      /* 0 when there is neither value nor default */
+double node_float(const node *n, const char *name);
+const char *node_string(const node *n, const char *name);
+/* Number of values; *out points to them. -1 when the attribute is absent. */
+int node_ints(const node *n, const char *name, const int64_t **out);
+bool node_has(const node *n, const char *name); /* set on the node itself */
+
+static inline value *node_in(const node *n, int i) { return i < n->n_in ? n->in[i] : NULL; }
+static inline bool value_is_constant(const value *v) { return v && v->data; }
+/* A constant integer tensor as int64; `*count` elements. E_UNSUPPORTED naming the operand when it is not constant. */
+MUST_USE status value_ints(graph *g, const value *v, const char *what, int *count, const int64_t **out);
+/* True when `v` is a constant all of whose elements equal one number. */
+bool value_is_filled(const value *v, double *x);
+
+/* Checks every invariant (uses, order, ids, types and shapes agree with inference); E_INVALID names the node. */
+MUST_USE status graph_verify(graph *g);
+/* One node a line, into the arena. */
+MUST_USE status graph_print(graph *g, const char **out);
+
+#endif

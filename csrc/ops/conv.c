@@ -1,0 +1,323 @@
+/* conv.c -- convolutions: Conv, ConvTranspose, and the two gradients every convolution needs.
+ *
+ *     Conv             y  = w * x + b
+ *     ConvGradInput    dx = w transposed * dy     which is also what ConvTranspose computes
+ *     ConvGradWeight   dw = dy correlated with x
+ *
+ * The gradient of each of the first two is made of the others. Backward keeps x and w alive, not y. How a convolution
+ * is computed is chosen in conv_by_torch; the kernels are in conv_kernel.c and conv_shim.c. */
+#include "ops/conv.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ops/move.h"
+
+/* --- geometry ------------------------------------------------------------------------------------------------------ */
+
+/* The convolution between images of shape `x` and `w`; its window is that of the attributes. */
+static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const shape *w, conv *out) {
+    char tx[SHAPE_TEXT], tw[SHAPE_TEXT];
+    conv v = {.type = type, .groups = node_int(n, "group")};
+
+    if (w->rank != x->rank || w->rank < 3)
+        return fail(c, E_SHAPE, "%s of images %s with weights %s", n->op->name, shape_text(x, tx), shape_text(w, tw));
+    TRY(window_of(c, n, x, w->dim + 2, &v.w));
+    v.images = x->dim[0];
+    v.in = w->dim[1];
+    if (v.groups < 1 || w->dim[0] % v.groups || x->dim[1] != v.in * v.groups)
+        return fail(c, E_SHAPE, "%s: %" PRId64 " groups of weights %s do not go with images %s", n->op->name, v.groups,
+                    shape_text(w, tw), shape_text(x, tx));
+    v.out = w->dim[0] / v.groups;
+    *out = v;
+    return OK;
+}
+
+/* A shape held by the attribute `name`. */
+static status shape_attr(ctx *c, const node *n, const char *name, shape *out) {
+    const int64_t *dims;
+    int rank = node_ints(n, name, &dims);
+
+    if (rank < 0 || rank > MAX_RANK) return fail(c, E_INVALID, "%s without the attribute %s", n->op->name, name);
+    out->rank = rank;
+    if (rank) memcpy(out->dim, dims, sizeof(int64_t) * (size_t)rank);
+    return OK;
+}
+
+/* Shapes and the type of the convolution a node belongs to, whichever of its three products the node is. */
+static status conv_of_forward(ctx *c, const node *n, const value *x, const value *w, conv *out) {
+    return conv_of(c, n, x->type, &x->shape, &w->shape, out);
+}
+
+static status conv_of_grad_input(ctx *c, const node *n, const value *dy, const value *w, conv *out) {
+    shape x;
+    TRY(shape_attr(c, n, "shape", &x));
+    return conv_of(c, n, dy->type, &x, &w->shape, out);
+}
+
+static status conv_of_grad_weight(ctx *c, const node *n, const value *x, const value *dy, conv *out) {
+    shape w;
+    (void)dy;
+    TRY(shape_attr(c, n, "shape", &w));
+    return conv_of(c, n, x->type, &x->shape, &w, out);
+}
+
+typedef status conv_of_fn(ctx *c, const node *n, const value *a, const value *b, conv *out);
+
+static shape result_shape(const conv *v) {
+    return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out);
+}
+
+/* --- inference ----------------------------------------------------------------------------------------------------- */
+
+static status check_pair(graph *g, const node *n) {
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    return same_types(g, n, 0);
+}
+
+static status infer_conv(graph *g, node *n) {
+    char ts[SHAPE_TEXT];
+    const value *b = node_in(n, 2);
+    shape y;
+    conv v;
+
+    TRY(check_pair(g, n));
+    TRY(conv_of_forward(g->c, n, n->in[0], n->in[1], &v));
+    if (b && (b->shape.rank != 1 || b->shape.dim[0] != v.groups * v.out))
+        return fail(g->c, E_SHAPE, "Conv: a bias of shape %s for %" PRId64 " channels", shape_text(&b->shape, ts),
+                    v.groups * v.out);
+    y = result_shape(&v);
+    return set_out(g, n, 0, n->in[0]->type, &y);
+}
+
+static status infer_conv_grad_input(graph *g, node *n) {
+    char td[SHAPE_TEXT], ty[SHAPE_TEXT];
+    shape x, y;
+    conv v;
+
+    TRY(check_pair(g, n));
+    TRY(conv_of_grad_input(g->c, n, n->in[0], n->in[1], &v));
+    y = result_shape(&v);
+    if (!shape_equal(&y, &n->in[0]->shape))
+        return fail(g->c, E_SHAPE, "%s: a gradient of shape %s for results of shape %s", n->op->name,
+                    shape_text(&n->in[0]->shape, td), shape_text(&y, ty));
+    TRY(shape_attr(g->c, n, "shape", &x));
+    return set_out(g, n, 0, n->in[0]->type, &x);
+}
+
+static status infer_conv_grad_weight(graph *g, node *n) {
+    shape w;
+
+    TRY(check_pair(g, n));
+    TRY(shape_attr(g->c, n, "shape", &w));
+    return set_out(g, n, 0, n->in[0]->type, &w);
+}
+
+/* --- 16-bit types -------------------------------------------------------------------------------------------------- */
+
+/* bfloat16 stays where torch has a kernel for it; other 16-bit convolutions are computed in float32. */
+static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, value **out) {
+    conv v;
+
+    TRY(check_pair(g, n));
+    if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
+    TRY(geometry(g->c, n, n->in[0], n->in[1], &v));
+    return conv_by_torch(&v) ? OK : lower_to_f32(g, n, out);
+}
+
+static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, conv_of_forward, out); }
+static status lower_conv_grad_input(graph *g, const node *n, value **out) {
+    return lower_narrow(g, n, conv_of_grad_input, out);
+}
+static status lower_conv_grad_weight(graph *g, const node *n, value **out) {
+    return lower_narrow(g, n, conv_of_grad_weight, out);
+}
+
+/* --- gradients ----------------------------------------------------------------------------------------------------- */
+
+/* A gradient node of convolution `v`: its window, the groups, and the shape of its result. */
+static status emit_gradient(graph *g, const char *op, const conv *v, value *a, value *b, const shape *result,
+                            value **out) {
+    window_attrs as;
+
+    window_to_attrs(&v->w, &as);
+    return emit_with(g, out, op, NODE_ATTRS(as.list[0], as.list[1], as.list[2], INT("group", v->groups),
+                                            INTS("shape", result->rank, result->dim)), a, b);
+}
+
+static status grad_conv(graph *g, const node *n, value *const dy[], value *dx[]) {
+    int64_t axes[MAX_RANK] = {0};
+    conv v;
+
+    TRY(conv_of_forward(g->c, n, n->in[0], n->in[1], &v));
+    if (need(n, 0)) TRY(emit_gradient(g, "ConvGradInput", &v, dy[0], n->in[1], &n->in[0]->shape, &dx[0]));
+    if (need(n, 1)) TRY(emit_gradient(g, "ConvGradWeight", &v, n->in[0], dy[0], &n->in[1]->shape, &dx[1]));
+    if (!need(n, 2)) return OK;
+    for (int i = 1; i <= v.w.rank; i++) axes[i] = 1 + i; /* every axis but that of the channels */
+    return emit_reduce(g, "ReduceSum", dy[0], 1 + v.w.rank, axes, false, &dx[2]);
+}
+
+/* ConvGradInput(a, w) is linear in both: seen from it, `dy` is an image and `a` what the convolution makes of it. */
+static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], value *dx[]) {
+    window_attrs as;
+    conv v;
+
+    TRY(conv_of_grad_input(g->c, n, n->in[0], n->in[1], &v));
+    window_to_attrs(&v.w, &as);
+    if (need(n, 0))
+        TRY(emit_with(g, &dx[0], "Conv", NODE_ATTRS(as.list[0], as.list[1], as.list[2],
+                                                    INT("group", v.groups)), dy[0], n->in[1]));
+    if (need(n, 1)) TRY(emit_gradient(g, "ConvGradWeight", &v, dy[0], n->in[0], &n->in[1]->shape, &dx[1]));
+    return OK;
+}
+
+/* --- ConvTranspose ------------------------------------------------------------------------------------------------- */
+
+/* Size of axis i of the result when `pads` are cut off in all. */
+static int64_t transposed_size(const window *w, int i, int64_t extra, int64_t pads) {
+    return (w->in[i] - 1) * w->stride[i] + extra + w->dilation[i] * (w->kernel[i] - 1) + 1 - pads;
+}
+
+/* The convolution whose input gradient this is. `t` is the window as the attributes write it: over the operand. */
+static status transposed_window(ctx *c, const node *n, const window *t, window *out) {
+    const char *auto_pad = node_string(n, "auto_pad");
+    const int64_t *extra, *wanted;
+    int n_extra = node_ints(n, "output_padding", &extra), n_wanted = node_ints(n, "output_shape", &wanted);
+    int first = SPATIAL - t->rank;
+    bool same = auto_pad && strncmp(auto_pad, "SAME_", 5) == 0, upper = same && strcmp(auto_pad, "SAME_UPPER") == 0;
+
+    if ((n_extra > 0 && n_extra != t->rank) || (n_wanted > 0 && n_wanted != t->rank && n_wanted != t->rank + 2))
+        return fail(c, E_INVALID, "ConvTranspose: output_padding or output_shape does not have a size for each axis");
+    *out = *t;
+    for (int i = first; i < SPATIAL; i++) {
+        int64_t more = n_extra > 0 ? extra[i - first] : 0, size = transposed_size(t, i, more, t->before[i] + t->after[i]);
+        if (n_wanted > 0 || same) {
+            size = n_wanted > 0 ? wanted[i - first + n_wanted - t->rank] : t->in[i] * t->stride[i];
+            int64_t cut = transposed_size(t, i, more, 0) - size;
+            if (cut < 0) cut = 0;
+            out->before[i] = upper ? cut / 2 : cut - cut / 2;
+        }
+        if (more < 0 || size < 1)
+            return fail(c, E_SHAPE, "ConvTranspose: axis %d of the result would have size %" PRId64, i - first + 2, size);
+        out->in[i] = size;
+        out->out[i] = t->in[i];
+    }
+    return OK;
+}
+
+static status lower_conv_transpose(graph *g, const node *n, value **out) {
+    value *x = node_in(n, 0), *w = node_in(n, 1), *bias = node_in(n, 2);
+    shape result, per_channel = {.rank = 0};
+    conv v = {.groups = node_int(n, "group")};
+    window t;
+
+    TRY(check_pair(g, n));
+    if (w->shape.rank != x->shape.rank || w->shape.rank < 3 || v.groups < 1 || w->shape.dim[0] != x->shape.dim[1])
+        return fail(g->c, E_SHAPE, "ConvTranspose of images and weights with %d and %d axes, %" PRId64 " groups",
+                    x->shape.rank, w->shape.rank, v.groups);
+    /* Only its numbers are wanted: as a window over the operand it may be larger than that. */
+    TRY(window_numbers(g->c, n, &x->shape, w->shape.dim + 2, &t));
+    TRY(transposed_window(g->c, n, &t, &v.w));
+    result = spatial_shape(x->shape.dim[0], w->shape.dim[1] * v.groups, v.w.rank, v.w.in);
+    TRY(emit_gradient(g, "ConvGradInput", &v, x, w, &result, &out[0]));
+    if (!bias) return OK;
+    per_channel.rank = result.rank;
+    for (int i = 0; i < result.rank; i++) per_channel.dim[i] = i == 1 ? result.dim[1] : 1;
+    TRY(emit_reshape(g, bias, &per_channel, &bias));
+    return emit(g, &out[0], "Add", out[0], bias);
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------- */
+
+static size_t scratch(const node *n, conv_of_fn *geometry) {
+    ctx c;
+    conv v;
+
+    ctx_init(&c);
+    return geometry(&c, n, n->in[0], n->in[1], &v) == OK && v.type != BF16 ? conv_scratch(&v) : 0;
+}
+
+static size_t workspace_conv(const node *n) { return scratch(n, conv_of_forward); }
+static size_t workspace_conv_grad_input(const node *n) { return scratch(n, conv_of_grad_input); }
+static size_t workspace_conv_grad_weight(const node *n) { return scratch(n, conv_of_grad_weight); }
+
+static status failed(ctx *c) { return fail(c, E_RUNTIME, "torch refused a bfloat16 convolution"); }
+
+static status conv_cpu(ctx *c, const call *k) {
+    const tensor *x = &k->in[0], *w = &k->in[1], *b = k->n_in > 2 && tensor_present(&k->in[2]) ? &k->in[2] : NULL;
+    conv v;
+
+    TRY(conv_of(c, k->node, x->type, &x->shape, &w->shape, &v));
+    if (conv_by_torch(&v) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data)) return OK;
+    if (v.type == BF16) return failed(c);
+    if (b) {
+        tensor bias = {.data = b->data, .type = b->type, .shape = k->out[0].shape, .stride = {0, b->stride[0]}};
+        copy_elements(&k->out[0], &bias);
+    }
+    conv_forward(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
+    return OK;
+}
+
+static status conv_grad_input_cpu(ctx *c, const call *k) {
+    const tensor *dy = &k->in[0], *w = &k->in[1], *dx = &k->out[0];
+    conv v;
+
+    TRY(conv_of(c, k->node, dy->type, &dx->shape, &w->shape, &v));
+    if (conv_by_torch(&v) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
+    if (v.type == BF16) return failed(c);
+    conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
+    return OK;
+}
+
+static status conv_grad_weight_cpu(ctx *c, const call *k) {
+    const tensor *x = &k->in[0], *dy = &k->in[1], *dw = &k->out[0];
+    conv v;
+
+    TRY(conv_of(c, k->node, x->type, &x->shape, &dw->shape, &v));
+    if (conv_by_torch(&v) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
+    if (v.type == BF16) return failed(c);
+    conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
+    return OK;
+}
+
+/* --- what explain() reports ---------------------------------------------------------------------------------------- */
+
+static const char *foreign(const node *n, conv_of_fn *geometry, const char *name) {
+    ctx c;
+    conv v;
+
+    ctx_init(&c);
+    return geometry(&c, n, n->in[0], n->in[1], &v) == OK && conv_by_torch(&v) ? name : NULL;
+}
+
+static const char *foreign_conv(const node *n) { return foreign(n, conv_of_forward, "aten::convolution"); }
+static const char *foreign_conv_grad_input(const node *n) {
+    return foreign(n, conv_of_grad_input, "aten::convolution");
+}
+static const char *foreign_conv_grad_weight(const node *n) {
+    return foreign(n, conv_of_grad_weight, "aten::convolution_backward");
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------- */
+
+#define WINDOW                                                                                                         \
+    STRING("auto_pad", "NOTSET"), {.name = "dilations"}, INT("group", 1), {.name = "kernel_shape"}, {.name = "pads"},  \
+        {.name = "strides"}
+
+const op_def conv_ops[] = {
+    {.name = "Conv", .domain = "", .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(WINDOW), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
+     .workspace = workspace_conv, .cpu = conv_cpu, .foreign = foreign_conv},
+    {.name = "ConvTranspose", .domain = "", .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(WINDOW, {.name = "output_padding"}, {.name = "output_shape"}), .lower = lower_conv_transpose},
+    {.name = "ConvGradInput", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1,
+     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_conv_grad_input,
+     .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
+     .cpu = conv_grad_input_cpu, .foreign = foreign_conv_grad_input},
+    {.name = "ConvGradWeight", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1,
+     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_conv_grad_weight,
+     .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu,
+     .foreign = foreign_conv_grad_weight},
+    {0},
+};

@@ -1,0 +1,40 @@
+/* conv.h -- the three products of a convolution, in two implementations. Everything is float32 or float64 (through
+ * torch: bfloat16 too), contiguous, and laid out as ONNX has it:
+ *
+ *     x  [images, groups * in, w.in...]      w  [groups * out, in, kernel...]      y  [images, groups * out, w.out...]
+ */
+#ifndef ORT_OPS_CONV_H
+#define ORT_OPS_CONV_H
+
+#include "ops/spatial.h"
+
+typedef struct conv {
+    dtype type;
+    window w;
+    int64_t images, groups, in, out; /* in, out: channels of a group */
+} conv;
+
+static inline int64_t conv_taps(const conv *v) { return volume(v->w.kernel); }
+static inline int64_t conv_depth(const conv *v) { return v->in * conv_taps(v); }
+static inline double conv_work(const conv *v) { /* multiplications */
+    return (double)v->images * (double)(v->groups * v->out) * (double)volume(v->w.out) * (double)conv_depth(v);
+}
+
+/* --- ours (conv_kernel.c) ------------------------------------------------------------------------------------------ */
+
+size_t conv_scratch(const conv *v); /* bytes of `work`, for each of the three */
+/* y = w * x, added to what y holds if `add`. */
+void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add, void *work);
+void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work);
+void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work);
+
+/* --- torch's (conv_shim.c) ----------------------------------------------------------------------------------------- */
+
+/* Is this convolution better left to torch? The same answer on every call. */
+bool conv_by_torch(const conv *v);
+/* False: torch did not do it, and nothing was written. `bias` may be NULL. */
+bool conv_forward_shim(const conv *v, const void *x, const void *w, const void *bias, void *y);
+bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx);
+bool conv_grad_weight_shim(const conv *v, const void *x, const void *dy, void *dw);
+
+#endif

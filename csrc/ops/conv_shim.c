@@ -1,0 +1,151 @@
+/* conv_shim.c -- convolution by torch's own operator, which is oneDNN's.
+ *
+ * The operator allocates its result, which is then copied, and goes through torch's dispatcher: so it is taken only
+ * where blocked convolution earns that back. dx is a transposed convolution of dy. */
+#include <string.h>
+
+#include "core/parallel.h"
+#include "exec/torch_lib.h"
+#include "ops/conv.h"
+
+/* --- the choice ---------------------------------------------------------------------------------------------------- */
+
+/* Fewer multiplications than this, and the call costs more than it saves. */
+enum { WORTH_A_CALL = 1 << 20, FEW_CHANNELS = 8 };
+
+static bool overlapping(const window *w) {
+    bool wide = false;
+    for (int i = 0; i < SPATIAL; i++) wide |= w->dilation[i] * (w->kernel[i] - 1) + 1 > w->stride[i];
+    return wide;
+}
+
+/* torch pads alike on both sides. */
+static bool symmetric(const window *w) {
+    for (int i = 0; i < SPATIAL; i++) {
+        int64_t room = w->in[i] + 2 * w->before[i] - w->dilation[i] * (w->kernel[i] - 1) - 1;
+        if (room < 0 || room / w->stride[i] + 1 != w->out[i]) return false;
+    }
+    return true;
+}
+
+bool conv_by_torch(const conv *v) {
+    const torch_lib *t = torch_lib_get();
+    torch_quiet q;
+
+    if (v->type == F64) return false;                   /* torch has columns and a product for it, as we do */
+    if (!overlapping(&v->w)) return false;              /* patches and 1x1: columns cost nothing */
+    if (v->out < FEW_CHANNELS) return false;            /* no channels to block */
+    if (!symmetric(&v->w) || conv_work(v) < WORTH_A_CALL) return false;
+    if (!t->aoti_torch_cpu_convolution || !t->aoti_torch_cpu_convolution_backward) return false;
+    if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_get_numel || !t->aoti_torch_is_contiguous) return false;
+    if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
+    torch_leave(&q);
+    return true;
+}
+
+/* --- the calls ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tensors {
+    const torch_lib *t;
+    torch_quiet quiet;
+    aten_tensor *in[3], *out[3]; /* whatever is not NULL is freed */
+} tensors;
+
+static bool begin(tensors *s) {
+    *s = (tensors){.t = torch_lib_get()};
+    return torch_enter(s->t, &s->quiet);
+}
+
+static void end(tensors *s) {
+    for (int i = 0; i < 3; i++) {
+        torch_tensor_free(s->t, s->in[i]);
+        torch_tensor_free(s->t, s->out[i]);
+    }
+    torch_leave(&s->quiet);
+}
+
+typedef struct copy {
+    const char *from;
+    char *to;
+} copy;
+
+static void copy_range(void *arg, int64_t first, int64_t last) {
+    const copy *k = arg;
+    memcpy(k->to + first, k->from + first, (size_t)(last - first));
+}
+
+static bool take(const tensors *s, aten_tensor *x, void *to, int64_t count, dtype type) {
+    copy k = {.from = torch_tensor_data(s->t, x, count), .to = to};
+    if (!k.from) return false;
+    parallel_for(count * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
+    return true;
+}
+
+static shape x_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->in, v->w.rank, v->w.in); }
+static shape y_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out); }
+static shape w_shape(const conv *v) { return spatial_shape(v->groups * v->out, v->in, v->w.rank, v->w.kernel); }
+
+static aten_tensor *tensor_of(const tensors *s, const conv *v, const void *data, shape dims) {
+    return torch_contiguous(s->t, v->type, data, &dims);
+}
+
+/* The window's sizes for the axes there are. */
+#define AXES(v, member) ((v)->w.member + SPATIAL - (v)->w.rank), (v)->w.rank
+
+bool conv_forward_shim(const conv *v, const void *x, const void *w, const void *bias, void *y) {
+    const int64_t none[SPATIAL] = {0};
+    shape dims = y_shape(v), channels = SHAPE(v->groups * v->out);
+    tensors s;
+    bool done;
+
+    if (!begin(&s)) return false;
+    s.in[0] = tensor_of(&s, v, x, x_shape(v));
+    s.in[1] = tensor_of(&s, v, w, w_shape(v));
+    if (bias) s.in[2] = tensor_of(&s, v, bias, channels);
+    done = s.in[0] && s.in[1] && (!bias || s.in[2]) &&
+           !s.t->aoti_torch_cpu_convolution(s.in[0], s.in[1], bias ? &s.in[2] : NULL, AXES(v, stride), AXES(v, before),
+                                            AXES(v, dilation), 0, none, v->w.rank, v->groups, &s.out[0]) &&
+           take(&s, s.out[0], y, shape_count(&dims), v->type);
+    end(&s);
+    return done;
+}
+
+bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx) {
+    int64_t out_pad[SPATIAL]; /* inputs that no window reached are missing at the end */
+    shape dims = x_shape(v);
+    tensors s;
+    bool done;
+
+    for (int i = 0; i < SPATIAL; i++)
+        out_pad[i] = v->w.in[i] - ((v->w.out[i] - 1) * v->w.stride[i] - 2 * v->w.before[i] +
+                                   v->w.dilation[i] * (v->w.kernel[i] - 1) + 1);
+    if (!begin(&s)) return false;
+    s.in[0] = tensor_of(&s, v, dy, y_shape(v));
+    s.in[1] = tensor_of(&s, v, w, w_shape(v));
+    done = s.in[0] && s.in[1] &&
+           !s.t->aoti_torch_cpu_convolution(s.in[0], s.in[1], NULL, AXES(v, stride), AXES(v, before), AXES(v, dilation),
+                                            1, out_pad + SPATIAL - v->w.rank, v->w.rank, v->groups, &s.out[0]) &&
+           take(&s, s.out[0], dx, shape_count(&dims), v->type);
+    end(&s);
+    return done;
+}
+
+bool conv_grad_weight_shim(const conv *v, const void *x, const void *dy, void *dw) {
+    const int64_t none[SPATIAL] = {0};
+    const int32_t weight_only[3] = {0, 1, 0};
+    shape dims = w_shape(v);
+    tensors s;
+    bool done;
+
+    if (!begin(&s)) return false;
+    s.in[0] = tensor_of(&s, v, dy, y_shape(v));
+    s.in[1] = tensor_of(&s, v, x, x_shape(v));
+    s.in[2] = tensor_of(&s, v, dw, dims); /* the weight: only its shape is looked at */
+    done = s.in[0] && s.in[1] && s.in[2] &&
+           !s.t->aoti_torch_cpu_convolution_backward(s.in[0], s.in[1], s.in[2], NULL, 0, AXES(v, stride),
+                                                     AXES(v, before), AXES(v, dilation), 0, none, v->w.rank, v->groups,
+                                                     weight_only, 3, &s.out[0], &s.out[1], &s.out[2]) &&
+           take(&s, s.out[1], dw, shape_count(&dims), v->type);
+    end(&s);
+    return done;
+}

@@ -1,0 +1,371 @@
+/* loss.c -- owns SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss, with PyTorch's meaning: a sample whose label is
+ * ignore_index counts for nothing; "mean" divides by the weights of the labels that count (NaN when none does).
+ *
+ * For logits x [N, C, D...] and labels t [N, D...], per sample
+ *     loss = w_t (lse - x_t),  lse = log Σ exp x          dx = w_t dloss (exp(x - lse) - [i = t])
+ * Backward keeps the logits and one lse a sample, and writes dx in one sweep, over the logits where those are dead:
+ * nothing else of their size ever exists. Samples that do not count are not even read. */
+#include "core/parallel.h"
+#include "core/vmath.h"
+#include "ops/op.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* --- samples ------------------------------------------------------------------------------------------------------ */
+
+enum { COLUMNS = 256 };
+
+typedef struct job job;
+typedef void rows_fn(const job *j, int64_t begin, int64_t end);
+typedef void columns_fn(const job *j, int64_t batch, int64_t from, int64_t width);
+
+struct job {
+    const void *x;
+    void *dx;
+    const tensor *labels, *weights, *dloss; /* weights may be absent */
+    double *lse, *losses;                   /* [samples] */
+    int64_t batch, classes, inner, samples; /* samples = batch * inner */
+    bool ignores, each;                     /* there is an ignore_index; losses are not reduced */
+    int64_t ignored;
+    double divisor;                         /* of the sum */
+    rows_fn *rows;
+    columns_fn *columns;
+};
+
+/* The weight of a sample and its label; -1 where it does not count. */
+static double label_at(const job *j, int64_t sample, int64_t *label) {
+    *label = dtype_get_int(j->labels->type, j->labels->data, sample);
+    if (j->ignores && *label == j->ignored) {
+        *label = -1;
+        return 0;
+    }
+    return tensor_present(j->weights) ? dtype_get(j->weights->type, j->weights->data, *label) : 1;
+}
+
+static double upstream_at(const job *j, int64_t sample) {
+    return dtype_get(j->dloss->type, j->dloss->data, j->each ? sample : 0) / j->divisor;
+}
+
+#define TEMPLATE "ops/loss_rows.h"
+#include "ops/each_float.h"
+
+static void rows_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    j->rows(j, begin, end);
+}
+
+static void columns_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    int64_t pieces = (j->inner + COLUMNS - 1) / COLUMNS;
+
+    for (int64_t task = begin; task < end; task++) {
+        int64_t from = task % pieces * COLUMNS;
+        j->columns(j, task / pieces, from, j->inner - from < COLUMNS ? j->inner - from : COLUMNS);
+    }
+}
+
+static void each_sample(job *j) {
+    if (j->inner == 1) {
+        parallel_for(j->samples, parallel_rows(8 * j->classes), rows_range, j);
+    } else if (j->inner > 0) {
+        int64_t width = j->inner < COLUMNS ? j->inner : COLUMNS;
+        parallel_for(j->batch * ((j->inner + COLUMNS - 1) / COLUMNS), parallel_rows(8 * j->classes * width),
+                     columns_range, j);
+    }
+}
+
+static const tensor absent = {.type = DT_NONE};
+
+static const tensor *operand(const call *k, int i) { return i < k->n_in ? &k->in[i] : &absent; }
+
+/* Labels are operand `labels`, weights operand `weights`, `s` the shape of the logits. */
+static job job_of(const call *k, const shape *s, int labels, int weights) {
+    job j = {
+        .labels = &k->in[labels],
+        .weights = operand(k, weights),
+        .batch = s->rank > 1 ? s->dim[0] : 1,
+        .classes = s->dim[s->rank > 1],
+        .inner = s->rank > 1 ? shape_span(s, 2, s->rank) : 1,
+        .ignores = node_has(k->node, "ignore_index"),
+        .ignored = node_int(k->node, "ignore_index"),
+        .each = strcmp(node_string(k->node, "reduction"), "none") == 0,
+        .divisor = 1,
+    };
+    j.samples = j.batch * j.inner;
+    return j;
+}
+
+/* Every label that counts must be a class: checked before anything is computed. Adds up their weights. */
+static status check_labels(ctx *c, const job *j, double *weight) {
+    *weight = 0;
+    for (int64_t i = 0; i < j->samples; i++) {
+        int64_t label = dtype_get_int(j->labels->type, j->labels->data, i);
+        if (j->ignores && label == j->ignored) continue;
+        if (label < 0 || label >= j->classes)
+            return fail(c, E_RUNTIME, "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64
+                        " classes", label, i, j->classes);
+        *weight += label_at(j, i, &label);
+    }
+    return OK;
+}
+
+/* The samples' losses into out[0], reduced in their order; what they are divided by into `divisor`. */
+static void deliver(const call *k, const job *j, double weight, const tensor *divisor) {
+    bool mean = strcmp(node_string(k->node, "reduction"), "mean") == 0;
+    const tensor *out = &k->out[0];
+    double sum = 0;
+
+    if (tensor_present(divisor)) *(double *)divisor->data = mean ? weight : 1;
+    for (int64_t i = 0; i < j->samples; i++)
+        if (j->each) dtype_set_value(out->type, out->data, i, j->losses[i]);
+        else sum += j->losses[i];
+    if (!j->each) dtype_set_value(out->type, out->data, 0, mean ? sum / weight : sum);
+}
+
+/* --- cross entropy: logits, labels, weights -> loss, lse, divisor --------------------------------------------------- */
+
+static status cross_entropy_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_rows);
+    static columns_fn *const columns[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_columns);
+    job j = job_of(k, &k->in[0].shape, 1, 2);
+    double weight;
+
+    TRY(check_labels(c, &j, &weight));
+    j.x = k->in[0].data;
+    j.losses = k->work;
+    j.lse = tensor_present(&k->out[1]) ? k->out[1].data : j.losses + j.samples;
+    j.rows = rows[k->in[0].type];
+    j.columns = columns[k->in[0].type];
+    each_sample(&j);
+    deliver(k, &j, weight, &k->out[2]);
+    return OK;
+}
+
+/* Losses, and lse when nobody asks for it. */
+static size_t cross_entropy_workspace(const node *n) { return 16 * (size_t)shape_count(&n->in[1]->shape); }
+
+/* Operands: dloss, logits, labels, lse, divisor, weights. */
+static status cross_entropy_grad_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_grad_rows);
+    static columns_fn *const columns[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_grad_columns);
+    job j = job_of(k, &k->in[1].shape, 2, 5);
+
+    (void)c;
+    j.dloss = &k->in[0];
+    j.x = k->in[1].data;
+    j.lse = k->in[3].data;
+    j.divisor = *(const double *)k->in[4].data;
+    j.dx = k->out[0].data;
+    j.rows = rows[k->in[1].type];
+    j.columns = columns[k->in[1].type];
+    each_sample(&j);
+    return OK;
+}
+
+/* --- negative log likelihood: log probabilities, labels, weights -> loss, divisor ----------------------------------- */
+
+/* Where the element of a sample and its label is. */
+static int64_t element_of(const job *j, int64_t sample, int64_t label) {
+    return (sample / j->inner * j->classes + label) * j->inner + sample % j->inner;
+}
+
+static status nll_cpu(ctx *c, const call *k) {
+    job j = job_of(k, &k->in[0].shape, 1, 2);
+    double weight;
+
+    TRY(check_labels(c, &j, &weight));
+    j.losses = k->work;
+    for (int64_t i = 0; i < j.samples; i++) {
+        int64_t label;
+        double w = label_at(&j, i, &label);
+        j.losses[i] = label < 0 ? 0 : -w * dtype_get(k->in[0].type, k->in[0].data, element_of(&j, i, label));
+    }
+    deliver(k, &j, weight, &k->out[1]);
+    return OK;
+}
+
+static size_t nll_workspace(const node *n) { return 8 * (size_t)shape_count(&n->in[1]->shape); }
+
+static void clear(void *arg, int64_t begin, int64_t end) { memset((char *)arg + begin, 0, (size_t)(end - begin)); }
+
+/* Operands: dloss, labels, divisor, weights. */
+static status nll_grad_cpu(ctx *c, const call *k) {
+    const tensor *dx = &k->out[0];
+    job j = job_of(k, &dx->shape, 1, 3);
+
+    (void)c;
+    j.dloss = &k->in[0];
+    j.divisor = *(const double *)k->in[2].data;
+    parallel_for(tensor_count(dx) * (int64_t)dtype_size(dx->type), 1 << 18, clear, dx->data);
+    for (int64_t i = 0; i < j.samples; i++) {
+        int64_t label;
+        double w = label_at(&j, i, &label);
+        if (label >= 0) dtype_set_value(dx->type, dx->data, element_of(&j, i, label), -w * upstream_at(&j, i));
+    }
+    return OK;
+}
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+/* The axis of the classes: 1, or 0 for a single sample. */
+static int class_axis(const shape *s) { return s->rank > 1; }
+
+static status check_shapes(graph *g, const node *n, shape *samples) {
+    const shape *x, *t, *w;
+    char tx[SHAPE_TEXT], tt[SHAPE_TEXT];
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    x = &n->in[0]->shape;
+    t = &n->in[1]->shape;
+    w = node_in(n, 2) ? &n->in[2]->shape : NULL;
+    if (x->rank < 1) return fail(g->c, E_SHAPE, "%s needs an axis of classes", n->op->name);
+    *samples = (shape){.rank = x->rank - 1};
+    for (int i = 0; i < x->rank; i++)
+        if (i != class_axis(x)) samples->dim[i > class_axis(x) ? i - 1 : i] = x->dim[i];
+    if (!shape_equal(samples, t))
+        return fail(g->c, E_SHAPE, "labels of shape %s do not go with scores of shape %s", shape_text(t, tt),
+                    shape_text(x, tx));
+    if (w && (w->rank != 1 || w->dim[0] != x->dim[class_axis(x)]))
+        return fail(g->c, E_SHAPE, "weights of shape %s do not go with scores of shape %s", shape_text(w, tt),
+                    shape_text(x, tx));
+    if (!dtype_is_int(n->in[1]->type))
+        return fail(g->c, E_TYPE, "labels must be integers, not %s", dtype_name(n->in[1]->type));
+    return OK;
+}
+
+static status check_reduction(graph *g, const node *n) {
+    const char *r = node_string(n, "reduction");
+    if (strcmp(r, "none") == 0 || strcmp(r, "mean") == 0 || strcmp(r, "sum") == 0) return OK;
+    return fail(g->c, E_INVALID, "%s knows no reduction \"%s\"", n->op->name, r);
+}
+
+static status infer_loss(graph *g, node *n, shape *samples) {
+    TRY(check_reduction(g, n));
+    TRY(check_shapes(g, n, samples));
+    return set_out(g, n, 0, n->in[0]->type, strcmp(node_string(n, "reduction"), "none") == 0 ? samples : &SCALAR);
+}
+
+static status infer_cross_entropy(graph *g, node *n) {
+    shape samples;
+    TRY(infer_loss(g, n, &samples));
+    TRY(set_out(g, n, 1, F64, &samples));
+    return set_out(g, n, 2, F64, &SCALAR);
+}
+
+static status infer_cross_entropy_grad(graph *g, node *n) {
+    TRY(require(g, n, 1));
+    return set_out(g, n, 0, n->in[1]->type, &n->in[1]->shape);
+}
+
+static status infer_nll(graph *g, node *n) {
+    shape samples;
+    TRY(infer_loss(g, n, &samples));
+    return set_out(g, n, 1, F64, &SCALAR);
+}
+
+static status infer_nll_grad(graph *g, node *n) {
+    const int64_t *dims;
+    shape s = {.rank = node_ints(n, "shape", &dims)};
+    for (int i = 0; i < s.rank; i++) s.dim[i] = dims[i];
+    return set_out(g, n, 0, n->in[0]->type, &s);
+}
+
+/* The attributes both losses and their gradients have; room for one more. */
+static void loss_attrs(const node *n, attr attrs[4]) {
+    int count = 0;
+    attrs[count++] = (attr)STRING("reduction", node_string(n, "reduction"));
+    if (node_has(n, "ignore_index")) attrs[count++] = (attr)INT("ignore_index", node_int(n, "ignore_index"));
+    attrs[count] = attrs[count + 1] = (attr){.name = NULL};
+}
+
+static status grad_cross_entropy(graph *g, const node *n, value *const dy[], value *dx[]) {
+    attr attrs[4];
+    loss_attrs(n, attrs);
+    return emit_with(g, &dx[0], "CrossEntropyGrad", attrs, dy[0], n->in[0], n->in[1], n->out[1], n->out[2], node_in(n, 2));
+}
+
+static status grad_nll(graph *g, const node *n, value *const dy[], value *dx[]) {
+    const shape *s = &n->in[0]->shape;
+    attr attrs[4];
+    int last = 0;
+
+    loss_attrs(n, attrs);
+    while (attrs[last].name) last++;
+    attrs[last] = (attr)INTS("shape", s->rank, s->dim);
+    return emit_with(g, &dx[0], "NllGrad", attrs, dy[0], n->in[1], n->out[1], node_in(n, 2));
+}
+
+/* Labels that are probabilities, as F.cross_entropy takes them: -Σ w t log softmax x, the mean over samples. */
+static status lower_soft_labels(graph *g, const node *n, value *log_prob, value **out) {
+    const shape *s = &n->in[0]->shape;
+    const char *reduction = node_string(n, "reduction");
+    int64_t axis = class_axis(s), all[MAX_RANK] = {0, 1, 2, 3, 4, 5, 6, 7};
+    value *x;
+
+    if (!shape_equal(s, &n->in[1]->shape))
+        return fail(g->c, E_SHAPE, "probabilities for labels need the shape of the scores");
+    TRY(emit(g, &x, "Mul", log_prob, n->in[1]));
+    if (node_in(n, 2)) {
+        shape line = {.rank = s->rank};
+        value *w;
+        for (int i = 0; i < s->rank; i++) line.dim[i] = i == axis ? s->dim[i] : 1;
+        TRY(emit_reshape(g, n->in[2], &line, &w));
+        TRY(emit(g, &x, "Mul", x, w));
+    }
+    TRY(emit(g, &x, "Neg", x));
+    if (strcmp(reduction, "none") == 0) return emit_reduce(g, "ReduceSum", x, 1, &axis, false, out);
+    TRY(emit_reduce(g, "ReduceSum", x, s->rank, all, false, out));
+    if (strcmp(reduction, "sum") == 0) return OK;
+    return emit_scaled(g, *out, (double)s->dim[axis] / (double)shape_count(s), out);
+}
+
+static status lower_cross_entropy(graph *g, const node *n, value **out) {
+    attr attrs[4];
+    value *log_prob = NULL;
+    bool soft = node_in(n, 1) && dtype_is_float(n->in[1]->type);
+
+    TRY(check_reduction(g, n));
+    if (soft || n->n_out > 1)
+        TRY(emit_with(g, &log_prob, "LogSoftmax", NODE_ATTRS(INT("axis", class_axis(&n->in[0]->shape))), n->in[0]));
+    if (soft) {
+        TRY(lower_soft_labels(g, n, log_prob, out));
+    } else {
+        loss_attrs(n, attrs);
+        TRY(graph_emit(g, "CrossEntropy", attrs, n->n_in, n->in, 1, out));
+    }
+    if (n->n_out > 1) out[1] = log_prob;
+    return OK;
+}
+
+static status lower_nll(graph *g, const node *n, value **out) {
+    attr attrs[4];
+    loss_attrs(n, attrs);
+    return graph_emit(g, "Nll", attrs, n->n_in, n->in, 1, out);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const attr onnx_attrs[] = {{.name = "ignore_index"}, STRING("reduction", "mean"), {.name = NULL}};
+static const attr our_attrs[] = {{.name = "ignore_index"}, {.name = "reduction"}, {.name = "shape"}, {.name = NULL}};
+
+#define ONNX(name_, since_, outputs)                                                                                   \
+    .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 3, .max_out = outputs, .dtypes = FLOATS,      \
+    .attrs = onnx_attrs
+#define OURS(name_, least, most, outputs)                                                                              \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = least, .max_in = most, .max_out = outputs,              \
+    .dtypes = FLOATS, .attrs = our_attrs
+
+const op_def loss_ops[] = {
+    /* As many outputs as are asked for: log_prob is as large as the logits. */
+    {ONNX("SoftmaxCrossEntropyLoss", 12, VARIADIC), .lower = lower_cross_entropy},
+    {ONNX("NegativeLogLikelihoodLoss", 12, 1), .lower = lower_nll},
+    {OURS("CrossEntropy", 2, 3, 3), .infer = infer_cross_entropy, .grad = grad_cross_entropy,
+     .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu},
+    {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
+     .cpu = cross_entropy_grad_cpu},
+    {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},
+    {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
+    {0},
+};

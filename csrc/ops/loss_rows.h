@@ -1,0 +1,93 @@
+/* loss_rows.h -- template of loss.c. Element i of sample r is at [start + i * stride]; rows have stride 1. */
+
+/* log Σ exp of each sample of a range whose label counts, and its loss. */
+SIMD static void NAME(cross_entropy_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->classes;
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n;
+        int64_t label;
+        double weight = label_at(j, row, &label), total = 0;
+        A most = -(A)INFINITY;
+
+        j->lse[row] = j->losses[row] = 0;
+        if (label < 0) continue;
+#pragma omp simd reduction(max : most)
+        for (int64_t i = 0; i < n; i++) {
+            A v = GET(x[i]);
+            most = v > most ? v : most;
+        }
+        SUM(n, total, v_exp(GET(x[i]) - most));
+        j->lse[row] = (double)most + log(total);
+        j->losses[row] = weight * (j->lse[row] - (double)GET(x[label]));
+    }
+}
+
+/* Samples [from, from + width) of one batch element, side by side. */
+SIMD static void NAME(cross_entropy_columns)(const job *j, int64_t batch, int64_t from, int64_t width) {
+    const T *x = (const T *)j->x + batch * j->classes * j->inner + from;
+    const int64_t first = batch * j->inner + from, stride = j->inner;
+    A most[COLUMNS], sum[COLUMNS];
+
+    for (int64_t k = 0; k < width; k++) {
+        most[k] = -(A)INFINITY;
+        sum[k] = 0;
+    }
+    for (int64_t i = 0; i < j->classes; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < width; k++) {
+            A v = GET(x[i * stride + k]);
+            most[k] = v > most[k] ? v : most[k];
+        }
+    for (int64_t i = 0; i < j->classes; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < width; k++) sum[k] += v_exp(GET(x[i * stride + k]) - most[k]);
+    for (int64_t k = 0; k < width; k++) {
+        int64_t label;
+        double weight = label_at(j, first + k, &label), lse = (double)most[k] + log((double)sum[k]);
+        j->lse[first + k] = label < 0 ? 0 : lse;
+        j->losses[first + k] = label < 0 ? 0 : weight * (lse - (double)GET(x[label * stride + k]));
+    }
+}
+
+/* lse has more digits than A: what is left of it is subtracted apart. */
+SIMD static void NAME(cross_entropy_grad_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->classes;
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n;
+        T *dx = (T *)j->dx + row * n;
+        int64_t label;
+        const A scale = (A)(label_at(j, row, &label) * upstream_at(j, row));
+        const A high = (A)j->lse[row], low = (A)(j->lse[row] - (double)high);
+
+        if (label < 0) {
+            for (int64_t i = 0; i < n; i++) dx[i] = 0;
+            continue;
+        }
+        const T own = PUT((v_exp(GET(x[label]) - high - low) - 1) * scale);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale);
+        dx[label] = own;
+    }
+}
+
+SIMD static void NAME(cross_entropy_grad_columns)(const job *j, int64_t batch, int64_t from, int64_t width) {
+    const int64_t start = batch * j->classes * j->inner + from, first = batch * j->inner + from, stride = j->inner;
+    const T *x = (const T *)j->x + start;
+    T *dx = (T *)j->dx + start;
+    A scale[COLUMNS], high[COLUMNS], low[COLUMNS];
+    int32_t labels[COLUMNS];
+
+    for (int64_t k = 0; k < width; k++) {
+        int64_t label;
+        scale[k] = (A)(label_at(j, first + k, &label) * upstream_at(j, first + k));
+        high[k] = (A)j->lse[first + k];
+        low[k] = (A)(j->lse[first + k] - (double)high[k]);
+        labels[k] = (int32_t)label;
+    }
+    for (int32_t i = 0; i < (int32_t)j->classes; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < width; k++) {
+            A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]) - (labels[k] == i ? 1 : 0);
+            dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : p * scale[k]);
+        }
+}

@@ -1,0 +1,242 @@
+/* matmul.c -- matrix products: MatMul, Gemm, MatMulInteger, and MatMulBias behind Gemm.
+ *
+ *     MatMul       y = a b
+ *     MatMulBias   y = alpha a b + c      c broadcast to y, and optional
+ *
+ * Operands are multiplied where they lie: transposed and sliced views become strides of exec/gemm.h, broadcast batch
+ * dimensions strides of 0. A linear layer over [batch, length, width] is one product of batch * length rows, and so is
+ * the gradient of its weight. Backward keeps a and b alive, not y. */
+#include <inttypes.h>
+
+#include "exec/gemm.h"
+#include "ops/move.h"
+
+/* --- shapes -------------------------------------------------------------------------------------------------------- */
+
+/* A vector on the left is a row, on the right a column; the dimension added is dropped from the result. */
+static shape left_matrix(const shape *s) { return s->rank == 1 ? SHAPE(1, s->dim[0]) : *s; }
+static shape right_matrix(const shape *s) { return s->rank == 1 ? SHAPE(s->dim[0], 1) : *s; }
+
+static shape batch_of(const shape *s) {
+    shape batch = *s;
+    batch.rank -= 2;
+    return batch;
+}
+
+/* `batch` followed by a matrix of `rows` x `cols`. */
+static shape with_matrix(shape batch, int64_t rows, int64_t cols) {
+    batch.dim[batch.rank++] = rows;
+    batch.dim[batch.rank++] = cols;
+    return batch;
+}
+
+static status infer_matmul(graph *g, node *n) {
+    char ta[SHAPE_TEXT], tb[SHAPE_TEXT];
+    shape a, b, y;
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    TRY(same_types(g, n, 0));
+    if (n->in[0]->shape.rank == 0 || n->in[1]->shape.rank == 0)
+        return fail(g->c, E_SHAPE, "%s multiplies matrices and vectors, not a tensor without dimensions", n->op->name);
+    a = left_matrix(&n->in[0]->shape);
+    b = right_matrix(&n->in[1]->shape);
+    if (a.dim[a.rank - 1] != b.dim[b.rank - 2])
+        return fail(g->c, E_SHAPE, "%s of shapes %s and %s: %" PRId64 " columns meet %" PRId64 " rows", n->op->name,
+                    shape_text(&n->in[0]->shape, ta), shape_text(&n->in[1]->shape, tb), a.dim[a.rank - 1],
+                    b.dim[b.rank - 2]);
+    shape a_batch = batch_of(&a), b_batch = batch_of(&b);
+    TRY(shape_broadcast(g->c, &a_batch, &b_batch, &y));
+    if (n->in[0]->shape.rank > 1) y.dim[y.rank++] = a.dim[a.rank - 2];
+    if (n->in[1]->shape.rank > 1) y.dim[y.rank++] = b.dim[b.rank - 1];
+    return set_out(g, n, 0, n->in[0]->type, &y);
+}
+
+static status infer_matmul_bias(graph *g, node *n) {
+    char ty[SHAPE_TEXT], tc[SHAPE_TEXT];
+    const value *c = node_in(n, 2), *y = n->out[0];
+    shape both;
+
+    TRY(infer_matmul(g, n));
+    if (!c) return OK;
+    TRY(shape_broadcast(g->c, &y->shape, &c->shape, &both));
+    if (!shape_equal(&both, &y->shape))
+        return fail(g->c, E_SHAPE, "%s adds %s to a product of shape %s", n->op->name, shape_text(&c->shape, tc),
+                    shape_text(&y->shape, ty));
+    return OK;
+}
+
+/* --- gradient ------------------------------------------------------------------------------------------------------ */
+
+/* The last two dimensions exchanged: a view. */
+static status transposed(graph *g, value *x, value **out) {
+    int perm[MAX_RANK], rank = x->shape.rank;
+    for (int i = 0; i < rank; i++) perm[i] = i;
+    perm[rank - 2] = rank - 1;
+    perm[rank - 1] = rank - 2;
+    return emit_transpose(g, x, perm, out);
+}
+
+/* [..., r, c] -> [... * r, c] */
+static status rows_of(graph *g, value *x, value **out) {
+    int last = x->shape.rank - 1;
+    return emit_reshape(g, x, &SHAPE(shape_span(&x->shape, 0, last), x->shape.dim[last]), out);
+}
+
+/* [..., r, c] -> [r, ... * c] */
+static status cols_of(graph *g, value *x, value **out) {
+    int perm[MAX_RANK], rank = x->shape.rank;
+    int64_t rows = x->shape.dim[rank - 2], rest = shape_span(&x->shape, 0, rank - 2) * x->shape.dim[rank - 1];
+
+    perm[0] = rank - 2;
+    for (int i = 1; i < rank - 1; i++) perm[i] = i - 1;
+    perm[rank - 1] = rank - 1;
+    TRY(emit_transpose(g, x, perm, &x));
+    return emit_reshape(g, x, &SHAPE(rows, rest), out);
+}
+
+static status product(graph *g, value *a, value *b, double alpha, value **out) {
+    if (alpha == 1) return emit(g, out, "MatMul", a, b);
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha)), a, b);
+}
+
+static bool one_matrix(const value *x) { return shape_span(&x->shape, 0, x->shape.rank - 2) == 1; }
+
+/* With a and b matrices, da = dy b' and db = a' dy. Where one operand serves a whole batch its gradient is a sum over
+ * the batch: that is one product whose inner dimension runs over the batch too, not many products and then a sum. */
+
+static status grad_left(graph *g, value *a, value *b, value *dy, double alpha, value **da) {
+    if (one_matrix(a) && !one_matrix(dy)) {
+        TRY(cols_of(g, dy, &dy));
+        TRY(cols_of(g, b, &b));
+    }
+    TRY(transposed(g, b, &b));
+    return product(g, dy, b, alpha, da);
+}
+
+static status grad_right(graph *g, value *a, value *b, value *dy, double alpha, value **db) {
+    if (one_matrix(b) && !one_matrix(dy)) {
+        TRY(rows_of(g, dy, &dy));
+        TRY(rows_of(g, a, &a));
+    }
+    TRY(transposed(g, a, &a));
+    return product(g, a, dy, alpha, db);
+}
+
+static status grad_products(graph *g, const node *n, value *dy, double alpha, value *dx[]) {
+    shape a_shape = left_matrix(&n->in[0]->shape), b_shape = right_matrix(&n->in[1]->shape);
+    shape a_batch = batch_of(&a_shape), b_batch = batch_of(&b_shape), batch, dy_shape;
+    value *a, *b;
+
+    TRY(shape_broadcast(g->c, &a_batch, &b_batch, &batch));
+    dy_shape = with_matrix(batch, a_shape.dim[a_shape.rank - 2], b_shape.dim[b_shape.rank - 1]);
+    TRY(emit_reshape(g, n->in[0], &a_shape, &a));
+    TRY(emit_reshape(g, n->in[1], &b_shape, &b));
+    TRY(emit_reshape(g, dy, &dy_shape, &dy));
+    if (need(n, 0)) TRY(grad_left(g, a, b, dy, alpha, &dx[0]));
+    if (!need(n, 1)) return OK;
+    TRY(grad_right(g, a, b, dy, alpha, &dx[1]));
+    if (n->in[1]->shape.rank > 1) return OK;
+    shape vector = dx[1]->shape; /* the column was no dimension of b */
+    vector.rank--;
+    return emit_reshape(g, dx[1], &vector, &dx[1]);
+}
+
+static status grad_matmul(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_products(g, n, dy[0], 1, dx);
+}
+
+static status grad_matmul_bias(graph *g, const node *n, value *const dy[], value *dx[]) {
+    if (n->n_in > 2) dx[2] = dy[0];
+    return grad_products(g, n, dy[0], node_float(n, "alpha"), dx);
+}
+
+/* --- lowering ------------------------------------------------------------------------------------------------------ */
+
+/* y = alpha a' b' + beta c, with a' and b' transposed on request. */
+static status lower_gemm(graph *g, const node *n, value **out) {
+    value *a = node_in(n, 0), *b = node_in(n, 1), *c = node_in(n, 2);
+    double alpha = node_float(n, "alpha"), beta = node_float(n, "beta");
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    if (a->shape.rank != 2 || b->shape.rank != 2)
+        return fail(g->c, E_SHAPE, "Gemm multiplies matrices, not tensors of rank %d and %d", a->shape.rank,
+                    b->shape.rank);
+    if (node_int(n, "transA")) TRY(transposed(g, a, &a));
+    if (node_int(n, "transB")) TRY(transposed(g, b, &b));
+    if (!c || beta == 0) return product(g, a, b, alpha, &out[0]);
+    TRY(emit_scaled(g, c, beta, &c));
+    return emit_with(g, &out[0], "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha)), a, b, c);
+}
+
+/* `x` as int32 less its zero point, which is one number or one for each row or column. */
+static status centred(graph *g, value *x, value *zero, bool per_row, value **out) {
+    TRY(emit_cast(g, x, I32, out));
+    if (!zero) return OK;
+    TRY(emit_cast(g, zero, I32, &zero));
+    if (per_row && zero->shape.rank == 1) TRY(emit_reshape(g, zero, &SHAPE(zero->shape.dim[0], 1), &zero));
+    return emit(g, out, "Sub", *out, zero);
+}
+
+static status lower_matmul_integer(graph *g, const node *n, value **out) {
+    value *a, *b;
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    TRY(centred(g, n->in[0], node_in(n, 2), n->in[0]->shape.rank > 1, &a));
+    TRY(centred(g, n->in[1], node_in(n, 3), false, &b));
+    return emit(g, &out[0], "MatMul", a, b);
+}
+
+/* --- kernel -------------------------------------------------------------------------------------------------------- */
+
+/* MatMul and MatMulBias. */
+static status matmul_cpu(ctx *c, const call *k) {
+    const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
+    const bool row = a->shape.rank == 1, column = b->shape.rank == 1, bias = k->n_in > 2 && tensor_present(&k->in[2]);
+    const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
+    gemm g = {.type = y->type, .alpha = 1, .beta = bias, .a = a->data, .b = b->data, .c = y->data};
+    shape batch = y->shape;
+
+    (void)c;
+    batch.rank -= !row + !column;
+    if (node_attr(k->node, "alpha")) g.alpha = node_float(k->node, "alpha");
+    g.m = row ? 1 : a->shape.dim[a_last - 1];
+    g.n = column ? 1 : b->shape.dim[b_last];
+    g.k = a->shape.dim[a_last];
+    g.a_row = row ? 0 : a->stride[a_last - 1];
+    g.a_col = a->stride[a_last];
+    g.b_row = column ? b->stride[0] : b->stride[b_last - 1];
+    g.b_col = column ? 0 : b->stride[b_last];
+    g.c_row = g.n;
+    g.n_batch = batch.rank;
+    for (int i = batch.rank - 1, ia = a_last - 2, ib = b_last - 2; i >= 0; i--, ia--, ib--) {
+        g.batch[i] = batch.dim[i];
+        g.a_step[i] = ia < 0 || a->shape.dim[ia] == 1 ? 0 : a->stride[ia];
+        g.b_step[i] = ib < 0 || b->shape.dim[ib] == 1 ? 0 : b->stride[ib];
+        g.c_step[i] = g.m * g.n * shape_span(&batch, i + 1, batch.rank);
+    }
+    if (bias) {
+        const tensor every_row = tensor_expand(&k->in[2], &y->shape);
+        copy_elements(y, &every_row);
+    }
+    gemm_run(&g);
+    return OK;
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------- */
+
+const op_def matmul_ops[] = {
+    {.name = "MatMul", .domain = "", .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = NUMBERS,
+     .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul, .cpu = matmul_cpu},
+    {.name = "MatMulBias", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1,
+     .dtypes = NUMBERS, .flags = STRIDED, .attrs = NODE_ATTRS(FLOAT("alpha", 1)),
+     .infer = infer_matmul_bias, .grad = grad_matmul_bias, .cpu = matmul_cpu},
+    {.name = "Gemm", .domain = "", .since = 7, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
+     .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0)),
+     .lower = lower_gemm},
+    {.name = "MatMulInteger", .domain = "", .since = 10, .min_in = 2, .max_in = 4, .max_out = 1,
+     .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
+    {0},
+};

@@ -1,0 +1,207 @@
+/* move.c -- strided copies and fills.
+ *
+ * Axes are sorted by the destination's strides and merged where both sides allow it; what is left is a stack of
+ * planes. A plane is copied row by row (memcpy), as a fill (the source repeats), as a transpose in tiles that stay in
+ * the first cache (the source runs along the other axis), or element by element. Planes are cut into blocks, so
+ * that a single large one still occupies every thread. Only the size of an element matters. */
+#include "ops/move.h"
+
+#include "core/parallel.h"
+
+#include <string.h>
+
+/* One plane or a block of one; strides in elements. */
+typedef struct plane {
+    char *to;
+    const char *from;
+    int64_t rows, cols;
+    int64_t to_row, to_col, from_row, from_col;
+} plane;
+
+typedef void plane_fn(const plane *p);
+
+/* Elements as plain words, whatever type they are seen as elsewhere. */
+typedef uint8_t __attribute__((may_alias)) word1;
+typedef uint16_t __attribute__((may_alias)) word2;
+typedef uint32_t __attribute__((may_alias)) word4;
+typedef uint64_t __attribute__((may_alias)) word8;
+
+/* --- planes --------------------------------------------------------------------------------------------------------- */
+
+enum { SQUARE = 16 };
+
+/* Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
+#define PLANES(T)                                                                                                      \
+    SIMD static void fill_##T(const plane *p) {                                                                        \
+        const plane q = *p;                                                                                            \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                         \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                         \
+            const T x = *((const T *)(const void *)q.from + i * q.from_row);                                           \
+            for (int64_t j = 0; j < q.cols; j++) to[j] = x;                                                            \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void scatter_##T(const plane *p) {                                                                     \
+        const plane q = *p;                                                                                            \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                         \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                         \
+            const T *restrict from = (const T *)(const void *)q.from + i * q.from_row;                                 \
+            for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* A square whose sides are known is read and written in whole vectors. */                                        \
+    static inline __attribute__((always_inline)) void square_##T(T *restrict to, const T *restrict from,               \
+                                                                 int64_t to_row, int64_t from_col) {                   \
+        T t[SQUARE][SQUARE];                                                                                           \
+        for (int j = 0; j < SQUARE; j++)                                                                               \
+            for (int i = 0; i < SQUARE; i++) t[i][j] = from[j * from_col + i];                                         \
+        for (int i = 0; i < SQUARE; i++)                                                                               \
+            for (int j = 0; j < SQUARE; j++) to[i * to_row + j] = t[i][j];                                             \
+    }                                                                                                                  \
+    SIMD static void transpose_##T(const plane *p) {                                                                   \
+        const plane q = *p;                                                                                            \
+        T *to = (T *)(void *)q.to;                                                                                     \
+        const T *from = (const T *)(const void *)q.from;                                                               \
+        const int64_t rows = q.rows & -SQUARE, cols = q.cols & -SQUARE;                                                \
+        for (int64_t i = 0; i < rows; i += SQUARE)                                                                     \
+            for (int64_t j = 0; j < cols; j += SQUARE)                                                                 \
+                square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);                    \
+        for (int64_t i = 0; i < q.rows; i++)                                                                           \
+            for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];    \
+    }
+
+PLANES(word1)
+PLANES(word2)
+PLANES(word4)
+PLANES(word8)
+
+typedef enum way { FILL, SCATTER, TRANSPOSE } way;
+
+static plane_fn *const plane_functions[4][3] = {
+    {fill_word1, scatter_word1, transpose_word1},
+    {fill_word2, scatter_word2, transpose_word2},
+    {fill_word4, scatter_word4, transpose_word4},
+    {fill_word8, scatter_word8, transpose_word8},
+};
+
+static int log2_size(int size) { return size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0; }
+
+/* --- the stack of planes -------------------------------------------------------------------------------------------- */
+
+typedef struct axis {
+    int64_t size, to, from; /* strides in elements */
+} axis;
+
+typedef struct mover {
+    char *to;
+    const char *from;
+    int size;
+    int n_outer;
+    axis outer[MAX_RANK], row, col;
+    int64_t row_block, col_block, row_blocks, col_blocks;
+    plane_fn *fn; /* NULL: rows are copied as bytes */
+} mover;
+
+static void copy_rows(const plane *p, size_t size) {
+    size_t bytes = (size_t)p->cols * size;
+    for (int64_t i = 0; i < p->rows; i++)
+        memcpy(p->to + i * p->to_row * (int64_t)size, p->from + i * p->from_row * (int64_t)size, bytes);
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static void move_blocks(void *arg, int64_t begin, int64_t end) {
+    const mover *m = arg;
+
+    for (int64_t block = begin; block < end; block++) {
+        int64_t rest = block, to = 0, from = 0;
+        int64_t j = rest % m->col_blocks * m->col_block;
+        rest /= m->col_blocks;
+        int64_t i = rest % m->row_blocks * m->row_block;
+        rest /= m->row_blocks;
+        for (int a = m->n_outer - 1; a >= 0; a--) {
+            to += rest % m->outer[a].size * m->outer[a].to;
+            from += rest % m->outer[a].size * m->outer[a].from;
+            rest /= m->outer[a].size;
+        }
+        to += i * m->row.to + j * m->col.to;
+        from += i * m->row.from + j * m->col.from;
+        plane p = {m->to + to * m->size, m->from + from * m->size, least(m->row_block, m->row.size - i),
+                   least(m->col_block, m->col.size - j), m->row.to, m->col.to, m->row.from, m->col.from};
+        if (m->fn) m->fn(&p);
+        else copy_rows(&p, (size_t)m->size);
+    }
+}
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* The axes longer than one, by falling stride of the destination, neighbours merged where they run on. */
+static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]) {
+    int n = 0, merged = 0;
+
+    for (int i = 0; i < to->shape.rank; i++) {
+        axis a = {to->shape.dim[i], to->stride[i], from->stride[i]};
+        int at = n;
+        if (a.size == 1) continue;
+        for (; at > 0 && magnitude(axes[at - 1].to) < magnitude(a.to); at--) axes[at] = axes[at - 1];
+        axes[at] = a;
+        n++;
+    }
+    for (int i = 0; i < n; i++) {
+        axis *last = &axes[merged - 1], a = axes[i];
+        if (merged && last->to == a.to * a.size && last->from == a.from * a.size) {
+            last->size *= a.size;
+            last->to = a.to;
+            last->from = a.from;
+        } else {
+            axes[merged++] = a;
+        }
+    }
+    return merged;
+}
+
+enum { TILE_SIDE = 64, BLOCK_ELEMENTS = 1 << 14 };
+
+static void choose_blocks(mover *m, bool tiles) {
+    m->col_block = least(m->col.size, tiles ? TILE_SIDE : BLOCK_ELEMENTS);
+    m->row_block = least(m->row.size, tiles ? TILE_SIDE : BLOCK_ELEMENTS / m->col_block);
+    m->col_blocks = (m->col.size + m->col_block - 1) / m->col_block;
+    m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
+}
+
+void copy_elements(const tensor *to, const tensor *from) {
+    mover m = {.to = to->data, .from = from->data, .size = (int)dtype_size(to->type)};
+    axis axes[MAX_RANK];
+    int64_t blocks = 1;
+    int n, row;
+    way how;
+
+    if (tensor_count(to) == 0) return;
+    n = merged_axes(to, from, axes);
+    m.col = n ? axes[--n] : (axis){1, 1, 1};
+    row = n - 1;
+    for (int i = 0; i < n; i++)
+        if (axes[i].from == 1 && m.col.from != 1 && m.col.from != 0) row = i;
+    m.row = n ? axes[row] : (axis){1, 0, 0};
+    for (int i = 0; i < n; i++)
+        if (i != row) m.outer[m.n_outer++] = axes[i];
+
+    how = m.col.to != 1 ? SCATTER : m.col.from == 0 ? FILL : m.row.from == 1 ? TRANSPOSE : SCATTER;
+    if (m.col.to != 1 || m.col.from != 1) m.fn = plane_functions[log2_size(m.size)][how];
+    choose_blocks(&m, how == TRANSPOSE);
+    for (int i = 0; i < m.n_outer; i++) blocks *= m.outer[i].size;
+    blocks *= m.row_blocks * m.col_blocks;
+    parallel_for(blocks, parallel_rows(m.row_block * m.col_block), move_blocks, &m);
+}
+
+void fill_elements(const tensor *to, const void *element) {
+    tensor from = {.data = (void *)(uintptr_t)element, .type = to->type, .shape = to->shape};
+    copy_elements(to, &from);
+}
+
+tensor tensor_slice(const tensor *t, int axis_, int64_t start, int64_t count, int64_t step) {
+    tensor r = *t;
+    if (count > 0) r.data = (char *)t->data + start * t->stride[axis_] * (int64_t)dtype_size(t->type);
+    r.shape.dim[axis_] = count;
+    r.stride[axis_] = t->stride[axis_] * step;
+    return r;
+}

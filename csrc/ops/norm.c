@@ -1,0 +1,486 @@
+/* norm.c -- owns LayerNormalization, RMSNormalization, GroupNormalization, InstanceNormalization, LpNormalization,
+ * MeanVarianceNormalization and the gradients of the first four.
+ *
+ * A row of n elements is normalised, then scaled:  z = (x - m) r,  y = z scale + bias,  r = 1 / sqrt(var + epsilon),
+ * where m is the mean (0 for RMS) and the rows are the last axes (Layer, RMS) or a group of channels with all that is
+ * in them (Group, Instance: a group for each channel). Backward keeps x and each row's m and r, and makes in one sweep
+ *     dx = r (g - mean g - z mean(g z)),  g = dy scale        (RMS: without mean g)
+ *     dscale = Σ dy z,  dbias = Σ dy
+ * Rows are summed in parts whose number depends on the shape alone, and the parts in order: the bits do not depend on
+ * the number of threads. */
+#include "core/parallel.h"
+#include "ops/op.h"
+
+#include <math.h>
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+typedef struct job job;
+typedef void rows_fn(const job *j, int64_t begin, int64_t end);
+typedef void part_fn(const job *j, int64_t part, int64_t begin, int64_t end);
+
+struct job {
+    const void *x, *dy;
+    void *out;               /* y or dx */
+    const void *scale, *bias; /* as the kernel computes: float, or double for float64 */
+    void *means, *inverses;  /* [rows] of the same type; means may be NULL where they are 0 */
+    bool centred;
+    double epsilon;
+    int64_t rows, width;     /* elements of a row */
+    int64_t groups, size;    /* rows a sample has; elements of a channel */
+    int64_t parts;           /* of the rows */
+    void *partial;           /* [parts, 2, width] */
+    double *sums;            /* [rows, channels of a group, 2] */
+    rows_fn *fn;
+    part_fn *part;
+};
+
+#define TEMPLATE "ops/norm_rows.h"
+#include "ops/each_float.h"
+
+static dtype computed_in(dtype t) { return t == F64 ? F64 : F32; }
+
+/* `t` in the type the kernel computes in: itself, or a copy in `buffer`. */
+static const void *as_computed(const tensor *t, dtype type, void *buffer) {
+    if (!tensor_present(t)) return NULL;
+    if (t->type == type) return t->data;
+    for (int64_t i = 0, n = tensor_count(t); i < n; i++) dtype_set_value(type, buffer, i, dtype_get(t->type, t->data, i));
+    return buffer;
+}
+
+static void rows_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    j->fn(j, begin, end);
+}
+
+static void parts_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    for (int64_t p = begin; p < end; p++) j->part(j, p, j->rows * p / j->parts, j->rows * (p + 1) / j->parts);
+}
+
+static const tensor absent = {.type = DT_NONE};
+static const tensor *operand(const call *k, int i) { return i < k->n_in ? &k->in[i] : &absent; }
+
+/* --- the last axes ------------------------------------------------------------------------------------------------ */
+
+enum { PART_ROWS = 64, MOST_PARTS = 32 };
+
+static int first_axis(const node *n, const shape *s) {
+    int64_t axis = node_int(n, "axis");
+    return (int)(axis < 0 ? axis + s->rank : axis);
+}
+
+static void set_rows(job *j, const node *n, const shape *s) {
+    int axis = first_axis(n, s);
+    j->rows = shape_span(s, 0, axis);
+    j->width = shape_span(s, axis, s->rank);
+    j->parts = j->rows / PART_ROWS < 1 ? 1 : j->rows / PART_ROWS < MOST_PARTS ? j->rows / PART_ROWS : MOST_PARTS;
+}
+
+/* Scale and bias, when they have to be converted. */
+static size_t layer_workspace(const node *n) {
+    return 2 * dtype_size(computed_in(n->in[0]->type)) * (size_t)shape_count(&n->in[1]->shape);
+}
+
+static status run_layer(const call *k, bool centred, const tensor *means, const tensor *inverses) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(norm_rows);
+    const tensor *x = &k->in[0];
+    dtype type = computed_in(x->type);
+    job j = {.x = x->data, .out = k->out[0].data, .centred = centred, .epsilon = node_float(k->node, "epsilon")};
+
+    set_rows(&j, k->node, &x->shape);
+    j.scale = as_computed(operand(k, 1), type, k->work);
+    j.bias = as_computed(operand(k, 2), type, (char *)k->work + (size_t)j.width * dtype_size(type));
+    j.means = tensor_present(means) ? means->data : NULL;
+    j.inverses = tensor_present(inverses) ? inverses->data : NULL;
+    j.fn = rows[x->type];
+    parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
+    return OK;
+}
+
+static status layer_norm_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_layer(k, true, &k->out[1], &k->out[2]);
+}
+
+static status rms_norm_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_layer(k, false, &absent, &k->out[1]);
+}
+
+/* Operands of both gradients: dy, x, scale, inverses, means. */
+enum { DY, X, SCALE, INVERSES, MEANS };
+
+typedef struct join {
+    const job *j;
+    const tensor *dscale, *dbias;
+    dtype type;
+} join;
+
+static void join_parts(void *arg, int64_t begin, int64_t end) {
+    const join *p = arg;
+    const int64_t n = p->j->width;
+
+    for (int64_t i = begin; i < end; i++) {
+        double dscale = 0, dbias = 0;
+        for (int64_t part = 0; part < p->j->parts; part++) {
+            dscale += dtype_get(p->type, p->j->partial, 2 * part * n + i);
+            dbias += dtype_get(p->type, p->j->partial, (2 * part + 1) * n + i);
+        }
+        if (tensor_present(p->dscale)) dtype_set_value(p->dscale->type, p->dscale->data, i, dscale);
+        if (tensor_present(p->dbias)) dtype_set_value(p->dbias->type, p->dbias->data, i, dbias);
+    }
+}
+
+/* The converted scale, then the parts. */
+static size_t layer_grad_workspace(const node *n) {
+    job j = {.rows = 0};
+    set_rows(&j, n, &n->in[X]->shape);
+    return (size_t)((1 + 2 * j.parts) * j.width) * dtype_size(computed_in(n->in[X]->type));
+}
+
+static status run_layer_grad(const call *k, bool centred) {
+    static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
+    const tensor *x = &k->in[X], *dscale = &k->out[1], *dbias = &k->out[2];
+    dtype type = computed_in(x->type);
+    job j = {.x = x->data, .dy = k->in[DY].data, .out = k->out[0].data, .centred = centred};
+
+    set_rows(&j, k->node, &x->shape);
+    j.scale = as_computed(&k->in[SCALE], type, k->work);
+    j.inverses = k->in[INVERSES].data;
+    j.means = centred ? k->in[MEANS].data : NULL;
+    if (tensor_present(dscale) || tensor_present(dbias))
+        j.partial = (char *)k->work + (size_t)j.width * dtype_size(type);
+    j.part = parts[x->type];
+    parallel_for(j.parts, 1 + parallel_rows(4 * j.width) / PART_ROWS, parts_range, &j);
+    if (j.partial) {
+        join p = {&j, dscale, dbias, type};
+        parallel_for(j.width, parallel_rows(4 * j.parts), join_parts, &p);
+    }
+    return OK;
+}
+
+static status layer_norm_grad_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_layer_grad(k, true);
+}
+
+static status rms_norm_grad_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_layer_grad(k, false);
+}
+
+/* --- groups of channels ------------------------------------------------------------------------------------------- */
+
+static void set_groups(job *j, const node *n, const shape *s) {
+    j->groups = node_int(n, "groups");
+    j->size = shape_span(s, 2, s->rank);
+    j->rows = s->dim[0] * j->groups;
+    j->width = j->groups ? s->dim[1] / j->groups * j->size : 0;
+}
+
+static status group_norm_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(group_rows);
+    const tensor *x = &k->in[0];
+    dtype type = computed_in(x->type);
+    job j = {.x = x->data, .out = k->out[0].data, .epsilon = node_float(k->node, "epsilon")};
+
+    (void)c;
+    set_groups(&j, k->node, &x->shape);
+    j.scale = as_computed(&k->in[1], type, k->work);
+    j.bias = as_computed(&k->in[2], type, (char *)k->work + (size_t)x->shape.dim[1] * dtype_size(type));
+    j.means = k->out[1].data;
+    j.inverses = k->out[2].data;
+    j.fn = rows[x->type];
+    parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
+    return OK;
+}
+
+/* The sums of every sample's channels, then the converted scale. */
+static size_t group_grad_workspace(const node *n) {
+    const shape *s = &n->in[X]->shape;
+    return (size_t)(2 * s->dim[0] * s->dim[1] + s->dim[1]) * sizeof(double);
+}
+
+static status group_norm_grad_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(group_grad_rows);
+    const tensor *x = &k->in[X], *dscale = &k->out[1], *dbias = &k->out[2];
+    const int64_t samples = x->shape.dim[0], channels = x->shape.dim[1];
+    job j = {.x = x->data, .dy = k->in[DY].data, .out = k->out[0].data, .sums = k->work};
+
+    (void)c;
+    set_groups(&j, k->node, &x->shape);
+    j.scale = as_computed(&k->in[SCALE], computed_in(x->type), j.sums + 2 * samples * channels);
+    j.inverses = k->in[INVERSES].data;
+    j.means = k->in[MEANS].data;
+    j.fn = rows[x->type];
+    parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
+    for (int64_t i = 0; i < channels; i++) {
+        double scale = 0, bias = 0;
+        for (int64_t s = 0; s < samples; s++) {
+            scale += j.sums[2 * (s * channels + i)];
+            bias += j.sums[2 * (s * channels + i) + 1];
+        }
+        if (tensor_present(dscale)) dtype_set_value(dscale->type, dscale->data, i, scale);
+        if (tensor_present(dbias)) dtype_set_value(dbias->type, dbias->data, i, bias);
+    }
+    return OK;
+}
+
+/* --- rules of the last axes ---------------------------------------------------------------------------------------- */
+
+/* A scale or bias that repeats along some of the normalised axes is made as large as they are. */
+static status fit_operand(graph *g, const node *n, const shape *normalised, int i, value **v) {
+    *v = node_in(n, i);
+    if (!*v || shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
+    value *sizes;
+    TRY(graph_ints(g, normalised->rank, normalised->dim, &sizes));
+    return emit(g, v, "Expand", *v, sizes);
+}
+
+static shape normalised_shape(const node *n) {
+    const shape *s = &n->in[0]->shape;
+    int axis = first_axis(n, s);
+    shape r = {.rank = s->rank - axis};
+    for (int i = axis; i < s->rank; i++) r.dim[i - axis] = s->dim[i];
+    return r;
+}
+
+static status check_axis(graph *g, const node *n) {
+    int axis;
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    return shape_axis(g->c, node_int(n, "axis"), n->in[0]->shape.rank, &axis);
+}
+
+/* The form the kernels know: scale and bias with one number for each normalised element. */
+static status lower_layer(graph *g, const node *n, value **out) {
+    value *in[3] = {n->in[0], NULL, NULL};
+    shape normalised;
+
+    TRY(check_axis(g, n));
+    normalised = normalised_shape(n);
+    for (int i = 1; i < 3; i++) TRY(fit_operand(g, n, &normalised, i, &in[i]));
+    if (in[1] == node_in(n, 1) && in[2] == node_in(n, 2)) return OK;
+    return graph_emit_op(g, n->op, n->attrs, n->n_in, in, n->n_out, out);
+}
+
+/* Y has the type of the scale; computed in the wider of the two. */
+static status lower_rms(graph *g, const node *n, value **out) {
+    value *x = n->in[0], *scale = node_in(n, 1);
+    dtype wide;
+
+    TRY(lower_layer(g, n, out));
+    if (out[0] || x->type == scale->type) return OK;
+    wide = x->type == F64 || scale->type == F64 ? F64 : F32;
+    TRY(emit_cast(g, x, wide, &x));
+    TRY(emit_cast(g, scale, wide, &scale));
+    TRY(emit_with(g, &x, "RMSNormalization",
+                  NODE_ATTRS(INT("axis", node_int(n, "axis")), FLOAT("epsilon", node_float(n, "epsilon"))), x, scale));
+    return emit_cast(g, x, n->in[1]->type, out);
+}
+
+static status infer_rows(graph *g, node *n, shape *per_row) {
+    char tx[SHAPE_TEXT], ts[SHAPE_TEXT];
+    int axis;
+
+    TRY(check_axis(g, n));
+    *per_row = n->in[0]->shape;
+    axis = first_axis(n, per_row);
+    for (int i = 1; i < n->n_in; i++) {
+        if (!n->in[i]) continue;
+        if (!dtype_is_float(n->in[i]->type))
+            return fail(g->c, E_TYPE, "%s scales with %s", n->op->name, dtype_name(n->in[i]->type));
+        if (shape_count(&n->in[i]->shape) != shape_span(per_row, axis, per_row->rank))
+            return fail(g->c, E_SHAPE, "%s over the axes from %d on of %s cannot use a scale or bias of shape %s",
+                        n->op->name, axis, shape_text(per_row, tx), shape_text(&n->in[i]->shape, ts));
+    }
+    for (int i = axis; i < per_row->rank; i++) per_row->dim[i] = 1;
+    return set_out(g, n, 0, n->in[0]->type, &n->in[0]->shape);
+}
+
+static status infer_layer(graph *g, node *n) {
+    shape per_row;
+    TRY(infer_rows(g, n, &per_row));
+    TRY(set_out(g, n, 1, computed_in(n->in[0]->type), &per_row));
+    return set_out(g, n, 2, computed_in(n->in[0]->type), &per_row);
+}
+
+static status infer_rms(graph *g, node *n) {
+    shape per_row;
+    TRY(infer_rows(g, n, &per_row));
+    return set_out(g, n, 1, computed_in(n->in[0]->type), &per_row);
+}
+
+static status infer_grad(graph *g, node *n) {
+    for (int i = 0; i <= INVERSES; i++) TRY(require(g, n, i));
+    TRY(set_out(g, n, 0, n->in[X]->type, &n->in[X]->shape));
+    TRY(set_out(g, n, 1, n->in[SCALE]->type, &n->in[SCALE]->shape));
+    return set_out(g, n, 2, n->in[SCALE]->type, &n->in[SCALE]->shape);
+}
+
+static status no_gradient_of_moments(graph *g, const node *n, value *const dy[]) {
+    for (int i = 1; i < n->n_out; i++)
+        if (dy[i]) return fail(g->c, E_UNSUPPORTED, "%s has no gradient for its output %d", n->op->name, i);
+    return OK;
+}
+
+static status grad_layer(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *in[] = {dy[0], n->in[0], n->in[1], n->out[2], n->out[1]}, *d[3];
+    TRY(no_gradient_of_moments(g, n, dy));
+    TRY(graph_emit(g, "LayerNormGrad", NODE_ATTRS(INT("axis", node_int(n, "axis"))), 5, in, 3, d));
+    for (int i = 0; i < n->n_in; i++) dx[i] = d[i];
+    return OK;
+}
+
+static status grad_rms(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *in[] = {dy[0], n->in[0], n->in[1], n->out[1]};
+    TRY(no_gradient_of_moments(g, n, dy));
+    return graph_emit(g, "RMSNormGrad", NODE_ATTRS(INT("axis", node_int(n, "axis"))), 4, in, 2, dx);
+}
+
+/* --- rules of groups ----------------------------------------------------------------------------------------------- */
+
+static status emit_group_norm(graph *g, const node *n, int64_t groups, value *scale, value *bias, value **out) {
+    return emit_with(g, out, "GroupNorm",
+                     NODE_ATTRS(INT("groups", groups), FLOAT("epsilon", node_float(n, "epsilon"))), n->in[0], scale, bias);
+}
+
+static status check_channels(graph *g, const node *n) {
+    char text[SHAPE_TEXT];
+    for (int i = 0; i < 3; i++) TRY(require(g, n, i));
+    if (n->in[0]->shape.rank >= 2) return OK;
+    return fail(g->c, E_SHAPE, "%s needs an axis of channels, which %s does not have", n->op->name,
+                shape_text(&n->in[0]->shape, text));
+}
+
+static status lower_instance(graph *g, const node *n, value **out) {
+    TRY(check_channels(g, n));
+    return emit_group_norm(g, n, n->in[0]->shape.dim[1], n->in[1], n->in[2], out);
+}
+
+static status lower_group(graph *g, const node *n, value **out) {
+    TRY(check_channels(g, n));
+    return emit_group_norm(g, n, node_int(n, "num_groups"), n->in[1], n->in[2], out);
+}
+
+/* One number a group into one a channel. */
+static status repeat(graph *g, value *v, int64_t groups, int64_t each, value **out) {
+    value *sizes;
+    TRY(emit_reshape(g, v, &SHAPE(groups, 1), &v));
+    TRY(graph_ints(g, 2, (int64_t[]){groups, each}, &sizes));
+    TRY(emit(g, &v, "Expand", v, sizes));
+    return emit_reshape(g, v, &SHAPE(groups * each), out);
+}
+
+/* Before opset 21 scale and bias are per group. */
+static status lower_group_18(graph *g, const node *n, value **out) {
+    int64_t groups = node_int(n, "num_groups"), channels;
+    value *scale, *bias;
+
+    TRY(check_channels(g, n));
+    channels = n->in[0]->shape.dim[1];
+    if (groups < 1 || channels % groups || shape_count(&n->in[1]->shape) != groups ||
+        shape_count(&n->in[2]->shape) != groups)
+        return fail(g->c, E_SHAPE, "%lld groups of %lld channels with %lld scales", (long long)groups,
+                    (long long)channels, (long long)shape_count(&n->in[1]->shape));
+    TRY(repeat(g, n->in[1], groups, channels / groups, &scale));
+    TRY(repeat(g, n->in[2], groups, channels / groups, &bias));
+    return emit_group_norm(g, n, groups, scale, bias, out);
+}
+
+static status infer_group(graph *g, node *n) {
+    int64_t groups = node_int(n, "groups");
+    const shape *s;
+    shape rows;
+
+    TRY(check_channels(g, n));
+    s = &n->in[0]->shape;
+    if (groups < 0 || (groups == 0 && s->dim[1]) || (groups && s->dim[1] % groups))
+        return fail(g->c, E_SHAPE, "%lld channels cannot be in %lld groups of one size", (long long)s->dim[1],
+                    (long long)groups);
+    for (int i = 1; i < 3; i++)
+        if (n->in[i]->shape.rank != 1 || n->in[i]->shape.dim[0] != s->dim[1] || !dtype_is_float(n->in[i]->type))
+            return fail(g->c, E_SHAPE, "%s needs a number for each of %lld channels", n->op->name,
+                        (long long)s->dim[1]);
+    rows = SHAPE(s->dim[0], groups);
+    TRY(set_out(g, n, 0, n->in[0]->type, s));
+    TRY(set_out(g, n, 1, computed_in(n->in[0]->type), &rows));
+    return set_out(g, n, 2, computed_in(n->in[0]->type), &rows);
+}
+
+static status grad_group(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *in[] = {dy[0], n->in[0], n->in[1], n->out[2], n->out[1]};
+    return graph_emit(g, "GroupNormGrad", NODE_ATTRS(INT("groups", node_int(n, "groups"))), 5, in, 3, dx);
+}
+
+/* --- compositions -------------------------------------------------------------------------------------------------- */
+
+/* x / norm, and x where the norm is 0. */
+static status lower_lp(graph *g, const node *n, value **out) {
+    int64_t p = node_int(n, "p"), axis = node_int(n, "axis");
+    value *x = n->in[0], *norm, *zero, *one, *none;
+
+    if (p != 1 && p != 2) return fail(g->c, E_INVALID, "LpNormalization with p = %lld: it is 1 or 2", (long long)p);
+    TRY(emit_reduce(g, p == 1 ? "ReduceL1" : "ReduceL2", x, 1, &axis, true, &norm));
+    TRY(graph_scalar(g, x->type, 0, &zero));
+    TRY(graph_scalar(g, x->type, 1, &one));
+    TRY(emit(g, &none, "Equal", norm, zero));
+    TRY(emit(g, &norm, "Where", none, one, norm));
+    return emit(g, out, "Div", x, norm);
+}
+
+static status lower_mean_variance(graph *g, const node *n, value **out) {
+    const int64_t *axes;
+    int count = node_ints(n, "axes", &axes);
+    value *x = n->in[0], *mean, *centred, *square, *deviation, *tiny;
+
+    TRY(emit_reduce(g, "ReduceMean", x, count, axes, true, &mean));
+    TRY(emit(g, &centred, "Sub", x, mean));
+    TRY(emit(g, &square, "Mul", centred, centred));
+    TRY(emit_reduce(g, "ReduceMean", square, count, axes, true, &square));
+    TRY(emit(g, &deviation, "Sqrt", square));
+    TRY(graph_scalar(g, x->type, 1e-9, &tiny));
+    TRY(emit(g, &deviation, "Add", deviation, tiny));
+    return emit(g, out, "Div", centred, deviation);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const int64_t images[] = {0, 2, 3};
+static const attr layer_attrs[] = {INT("axis", -1), FLOAT("epsilon", 1e-5), INT("stash_type", 1), {.name = NULL}};
+static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
+static const attr group_18_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, {.name = NULL}};
+static const attr group_21_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
+static const attr instance_attrs[] = {FLOAT("epsilon", 1e-5), {.name = NULL}};
+static const attr groups_attrs[] = {{.name = "groups"}, {.name = "epsilon"}, {.name = NULL}};
+static const attr lp_attrs[] = {INT("axis", -1), INT("p", 2), {.name = NULL}};
+static const attr mean_variance_attrs[] = {INTS("axes", 3, images), {.name = NULL}};
+
+#define OP(name_, domain_, since_, least, most, outputs, attrs_)                                                       \
+    .name = name_, .domain = domain_, .since = since_, .min_in = least, .max_in = most, .max_out = outputs,            \
+    .dtypes = FLOATS, .attrs = attrs_
+
+const op_def norm_ops[] = {
+    {OP("LayerNormalization", "", 17, 2, 3, 3, layer_attrs), .flags = INPLACE_0, .lower = lower_layer,
+     .infer = infer_layer, .grad = grad_layer, .workspace = layer_workspace, .cpu = layer_norm_cpu},
+    {OP("LayerNormGrad", ORT_DOMAIN, 1, 5, 5, 3, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
+     .workspace = layer_grad_workspace, .cpu = layer_norm_grad_cpu},
+    /* The second output, each row's r, is ours. */
+    {OP("RMSNormalization", "", 23, 2, 2, 2, layer_attrs), .flags = INPLACE_0, .lower = lower_rms, .infer = infer_rms,
+     .grad = grad_rms, .workspace = layer_workspace, .cpu = rms_norm_cpu},
+    {OP("RMSNormGrad", ORT_DOMAIN, 1, 4, 4, 2, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
+     .workspace = layer_grad_workspace, .cpu = rms_norm_grad_cpu},
+
+    {OP("InstanceNormalization", "", 6, 3, 3, 1, instance_attrs), .lower = lower_instance},
+    {OP("GroupNormalization", "", 18, 3, 3, 1, group_18_attrs), .lower = lower_group_18},
+    {OP("GroupNormalization", "", 21, 3, 3, 1, group_21_attrs), .lower = lower_group},
+    {OP("GroupNorm", ORT_DOMAIN, 1, 3, 3, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_group,
+     .grad = grad_group, .workspace = layer_workspace, .cpu = group_norm_cpu},
+    {OP("GroupNormGrad", ORT_DOMAIN, 1, 5, 5, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_grad,
+     .workspace = group_grad_workspace, .cpu = group_norm_grad_cpu},
+
+    {OP("LpNormalization", "", 1, 1, 1, 1, lp_attrs), .lower = lower_lp},
+    {OP("MeanVarianceNormalization", "", 9, 1, 1, 1, mean_variance_attrs), .lower = lower_mean_variance},
+    {0},
+};

@@ -1,0 +1,125 @@
+/* norm_rows.h -- template of norm.c. */
+
+/* The mean (0 unless centred) and the reciprocal deviation of n neighbouring elements. */
+static inline void NAME(moments)(const T *x, int64_t n, bool centred, double epsilon, A *mean, A *inverse) {
+    double total = 0, squares = 0;
+    if (centred) SUM(n, total, GET(x[i]));
+    const A m = centred ? (A)(total / (double)n) : 0;
+    SUM(n, squares, (GET(x[i]) - m) * (GET(x[i]) - m));
+    *mean = m;
+    *inverse = (A)(1 / sqrt(squares / (double)n + epsilon));
+}
+
+/* --- one scale for each element of a row ----------------------------------------------------------------------------- */
+
+SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->width;
+    const A *scale = j->scale, *bias = j->bias;
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n;
+        T *y = (T *)j->out + row * n;
+        A m, r;
+
+        NAME(moments)(x, n, j->centred, j->epsilon, &m, &r);
+        if (j->means) ((A *)j->means)[row] = m;
+        if (j->inverses) ((A *)j->inverses)[row] = r;
+        if (bias) {
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) y[i] = PUT((GET(x[i]) - m) * r * scale[i] + bias[i]);
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) y[i] = PUT((GET(x[i]) - m) * r * scale[i]);
+        }
+    }
+}
+
+/* The rows of one part: dx, and what they add to the gradients of scale and bias. */
+SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin, int64_t end) {
+    const int64_t n = j->width;
+    const A *scale = j->scale;
+    A *dscale = j->partial ? (A *)j->partial + 2 * part * n : NULL, *dbias = dscale + (dscale ? n : 0);
+
+    for (int64_t i = 0; dscale && i < 2 * n; i++) dscale[i] = 0;
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n, *dy = (const T *)j->dy + row * n;
+        const A m = j->means ? ((const A *)j->means)[row] : 0, r = ((const A *)j->inverses)[row];
+
+        if (j->out) {
+            T *dx = (T *)j->out + row * n;
+            double sum = 0, dot = 0;
+            SUM_2(n, sum, GET(dy[i]) * scale[i], dot, GET(dy[i]) * scale[i] * ((GET(x[i]) - m) * r));
+            const A a = j->centred ? (A)(sum / (double)n) : 0, b = (A)(dot / (double)n);
+            if (dscale) {
+#pragma omp simd
+                for (int64_t i = 0; i < n; i++) {
+                    A d = GET(dy[i]), normed = (GET(x[i]) - m) * r;
+                    dscale[i] += d * normed;
+                    dbias[i] += d;
+                    dx[i] = PUT(r * (d * scale[i] - a - normed * b));
+                }
+            } else {
+#pragma omp simd
+                for (int64_t i = 0; i < n; i++)
+                    dx[i] = PUT(r * (GET(dy[i]) * scale[i] - a - (GET(x[i]) - m) * r * b));
+            }
+        } else if (dscale) {
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) {
+                dscale[i] += GET(dy[i]) * ((GET(x[i]) - m) * r);
+                dbias[i] += GET(dy[i]);
+            }
+        }
+    }
+}
+
+/* --- one scale for each channel of a group --------------------------------------------------------------------------- */
+
+SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->width, size = j->size, channels = n / (size ? size : 1);
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n;
+        T *y = (T *)j->out + row * n;
+        const int64_t first = row % j->groups * channels;
+        A m, r;
+
+        NAME(moments)(x, n, true, j->epsilon, &m, &r);
+        if (j->means) ((A *)j->means)[row] = m;
+        if (j->inverses) ((A *)j->inverses)[row] = r;
+        for (int64_t c = 0; c < channels; c++) {
+            const A a = r * ((const A *)j->scale)[first + c], b = ((const A *)j->bias)[first + c];
+#pragma omp simd
+            for (int64_t i = c * size; i < (c + 1) * size; i++) y[i] = PUT((GET(x[i]) - m) * a + b);
+        }
+    }
+}
+
+/* dx, and for each channel of each sample what it adds to the gradients of scale and bias. */
+SIMD static void NAME(group_grad_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->width, size = j->size, channels = n / (size ? size : 1);
+    const A *scale = j->scale;
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * n, *dy = (const T *)j->dy + row * n;
+        const int64_t first = row % j->groups * channels;
+        const A m = ((const A *)j->means)[row], r = ((const A *)j->inverses)[row];
+        double *sums = j->sums + 2 * row * channels, all = 0, all_dot = 0;
+
+        for (int64_t c = 0; c < channels; c++) {
+            const T *xc = x + c * size, *dyc = dy + c * size;
+            double sum = 0, dot = 0;
+            SUM_2(size, sum, GET(dyc[i]), dot, GET(dyc[i]) * ((GET(xc[i]) - m) * r));
+            sums[2 * c] = dot;
+            sums[2 * c + 1] = sum;
+            all += sum * (double)scale[first + c];
+            all_dot += dot * (double)scale[first + c];
+        }
+        if (!j->out) continue;
+        T *dx = (T *)j->out + row * n;
+        const A a = (A)(all / (double)n), b = (A)(all_dot / (double)n);
+        for (int64_t c = 0; c < channels; c++) {
+            const A s = scale[first + c];
+#pragma omp simd
+            for (int64_t i = c * size; i < (c + 1) * size; i++)
+                dx[i] = PUT(r * (GET(dy[i]) * s - a - (GET(x[i]) - m) * r * b));
+        }
+    }
+}

@@ -1,0 +1,448 @@
+/* pool.c -- pooling: MaxPool, AveragePool, their gradients, and the pools that other operators make up.
+ *
+ *     MaxPool        y = largest of the window    dx = dy where the first largest element was; a NaN is the largest,
+ *                                                 and of several the last: PyTorch's order
+ *     AveragePool    y = sum of the window / n    dx = sum over the windows of dy / n; n counts the window's elements,
+ *                                                 with or without the padding
+ *
+ * Backward of MaxPool keeps x alive and looks for the largest elements again: x is alive anyway, and an index for each
+ * result would take twice the memory of the results. Backward of AveragePool keeps nothing. */
+#include <string.h>
+
+#include "core/parallel.h"
+#include "ops/spatial.h"
+
+/* --- inference and gradients --------------------------------------------------------------------------------------- */
+
+static status pool_window(ctx *c, const node *n, const shape *x, window *out) {
+    if (!node_has(n, "kernel_shape")) return fail(c, E_INVALID, "%s without a kernel_shape", n->op->name);
+    return window_of(c, n, x, NULL, out);
+}
+
+static status infer_pool(graph *g, node *n) {
+    shape y;
+    window w;
+
+    TRY(require(g, n, 0));
+    TRY(pool_window(g->c, n, &n->in[0]->shape, &w));
+    if (volume(w.in) > INT32_MAX) return fail(g->c, E_UNSUPPORTED, "%s over more than 2^31 pixels", n->op->name);
+    y = spatial_shape(n->in[0]->shape.dim[0], n->in[0]->shape.dim[1], w.rank, w.out);
+    TRY(set_out(g, n, 0, n->in[0]->type, &y));
+    if (n->n_out > 1 && n->out[1] && node_int(n, "storage_order") != 0)
+        return fail(g->c, E_UNSUPPORTED, "MaxPool with indices that count columns first");
+    return set_out(g, n, 1, I64, &y);
+}
+
+/* The gradient has the attributes of the pool, and the shape of its operand. */
+static status emit_gradient(graph *g, const char *op, const node *n, int n_in, value *const *in, value **dx) {
+    const shape *x = &n->in[0]->shape;
+    const op_def *record = op_find(ORT_DOMAIN, op, 0);
+    attr list[16] = {INTS("shape", x->rank, x->dim)};
+    int used = 1;
+
+    for (const attr *a = record->attrs; a->name; a++)
+        if (node_has(n, a->name)) list[used++] = *node_attr(n, a->name);
+    return graph_emit_op(g, record, list, n_in, in, 1, dx);
+}
+
+static status grad_max_pool(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit_gradient(g, "MaxPoolGrad", n, 2, (value *[]){dy[0], n->in[0]}, &dx[0]);
+}
+
+static status grad_average_pool(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit_gradient(g, "AveragePoolGrad", n, 1, &dy[0], &dx[0]);
+}
+
+static status gradient_shape(ctx *c, const node *n, shape *out) {
+    const int64_t *dims;
+    int rank = node_ints(n, "shape", &dims);
+
+    if (rank < 0 || rank > MAX_RANK) return fail(c, E_INVALID, "%s without the attribute shape", n->op->name);
+    *out = (shape){.rank = rank};
+    if (rank) memcpy(out->dim, dims, sizeof(int64_t) * (size_t)rank);
+    return OK;
+}
+
+static status infer_pool_grad(graph *g, node *n) {
+    shape x;
+
+    TRY(require(g, n, 0));
+    TRY(gradient_shape(g->c, n, &x));
+    return set_out(g, n, 0, n->in[0]->type, &x);
+}
+
+/* --- lines --------------------------------------------------------------------------------------------------------- */
+
+/* Outputs are computed up to SEGMENT at a time, along the last axis. */
+enum { SEGMENT = 256 };
+
+typedef struct segment {
+    int64_t plane, at[SPATIAL], count; /* at: the first output's place; count: along the last axis */
+} segment;
+
+/* Where kernel element `tap` looks for a segment: an offset into the plane for output 0 (others are a stride apart), and
+ * which of the outputs see something there. */
+typedef struct sight {
+    int64_t offset, first, last;
+} sight;
+
+static sight look(const window *w, const segment *s, int64_t tap) {
+    sight r = {.offset = 0};
+    int64_t element[SPATIAL];
+
+    for (int i = SPATIAL - 1; i >= 0; i--) {
+        element[i] = tap % w->kernel[i];
+        tap /= w->kernel[i];
+    }
+    for (int i = 0; i < SPATIAL; i++) {
+        int64_t x = s->at[i] * w->stride[i] - w->before[i] + element[i] * w->dilation[i];
+        if (i < SPATIAL - 1 && (x < 0 || x >= w->in[i])) return r;
+        r.offset = r.offset * w->in[i] + x;
+    }
+    window_reach(w, SPATIAL - 1, element[SPATIAL - 1], &r.first, &r.last);
+    r.first = r.first > s->at[2] ? r.first - s->at[2] : 0;
+    r.last = r.last - s->at[2] < s->count ? r.last - s->at[2] : s->count;
+    return r;
+}
+
+typedef struct pool {
+    window w;
+    const void *x, *dy;
+    void *y, *dx;
+    int64_t *indices;       /* or NULL */
+    bool count_padding;
+    int64_t after[SPATIAL]; /* padding that counts */
+} pool;
+
+/* Sets the segment's length; false past the end of its line. */
+static inline bool fits(const window *w, segment *s) {
+    s->count = w->out[2] - s->at[2] < SEGMENT ? w->out[2] - s->at[2] : SEGMENT;
+    return s->count > 0;
+}
+
+/* For each segment of the outputs of planes [begin, end). */
+#define EACH_SEGMENT(w, s)                                                                                             \
+    for (segment s = {.plane = begin}; s.plane < end; s.plane++)                                                       \
+        for (s.at[0] = 0; s.at[0] < (w)->out[0]; s.at[0]++)                                                            \
+            for (s.at[1] = 0; s.at[1] < (w)->out[1]; s.at[1]++)                                                        \
+                for (s.at[2] = 0; fits(w, &s); s.at[2] += SEGMENT)
+
+static inline int64_t segment_start(const window *w, const segment *s) {
+    return ((s->plane * w->out[0] + s->at[0]) * w->out[1] + s->at[1]) * w->out[2] + s->at[2];
+}
+
+/* --- maximum ------------------------------------------------------------------------------------------------------- */
+
+#define MAXIMUM(T, LOWEST)                                                                                             \
+    SIMD static void max_##T(void *arg, int64_t begin, int64_t end) {                                                  \
+        const pool *k = arg;                                                                                           \
+        const window *w = &k->w;                                                                                       \
+        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
+        EACH_SEGMENT(w, s) {                                                                                           \
+            T *y = (T *)k->y + segment_start(w, &s);                                                                   \
+            for (int64_t p = 0; p < s.count; p++) y[p] = LOWEST;                                                       \
+            for (int64_t i = 0; i < taps; i++) {                                                                       \
+                const sight e = look(w, &s, i);                                                                        \
+                const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
+                if (step == 1)                                                                                         \
+                    for (int64_t p = e.first; p < e.last; p++) y[p] = (x[p] > y[p]) | (x[p] != x[p]) ? x[p] : y[p];       \
+                else                                                                                                   \
+                    for (int64_t p = e.first; p < e.last; p++)                                                         \
+                        y[p] = (x[p * step] > y[p]) | (x[p * step] != x[p * step]) ? x[p * step] : y[p];                  \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Where in the plane each output's maximum is, -1: the window is empty. */                                        \
+    static inline void find_##T(const pool *k, const segment *s, int32_t *where) {                                     \
+        const window *w = &k->w;                                                                                       \
+        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
+        T best[SEGMENT];                                                                                               \
+        for (int64_t p = 0; p < s->count; p++) {                                                                       \
+            best[p] = LOWEST;                                                                                          \
+            where[p] = -1;                                                                                             \
+        }                                                                                                              \
+        for (int64_t i = 0; i < taps; i++) {                                                                           \
+            const sight e = look(w, s, i);                                                                             \
+            const T *x = (const T *)k->x + s->plane * plane + e.offset;                                                \
+            for (int64_t p = e.first; p < e.last; p++) {                                                               \
+                const T v = x[p * step];                                                                               \
+                const int take = (v > best[p]) | (v != v) | (where[p] < 0);                                            \
+                best[p] = take ? v : best[p];                                                                          \
+                where[p] = take ? (int32_t)(e.offset + p * step) : where[p];                                           \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void index_##T(void *arg, int64_t begin, int64_t end) {                                                \
+        const pool *k = arg;                                                                                           \
+        const window *w = &k->w;                                                                                       \
+        int32_t where[SEGMENT];                                                                                        \
+        EACH_SEGMENT(w, s) {                                                                                           \
+            int64_t *index = k->indices + segment_start(w, &s);                                                        \
+            find_##T(k, &s, where);                                                                                    \
+            for (int64_t p = 0; p < s.count; p++)                                                                      \
+                index[p] = s.plane * volume(w->in) + (where[p] < 0 ? 0 : where[p]);                                    \
+        }                                                                                                              \
+    }
+
+MAXIMUM(float, -__builtin_inff())
+MAXIMUM(double, -__builtin_inf())
+MAXIMUM(int64_t, INT64_MIN)
+MAXIMUM(int32_t, INT32_MIN)
+MAXIMUM(int8_t, INT8_MIN)
+MAXIMUM(uint8_t, 0)
+
+#define MAXIMUM_GRADIENT(T)                                                                                            \
+    SIMD static void max_grad_##T(void *arg, int64_t begin, int64_t end) {                                             \
+        const pool *k = arg;                                                                                           \
+        const window *w = &k->w;                                                                                       \
+        const int64_t plane = volume(w->in);                                                                           \
+        int32_t where[SEGMENT];                                                                                        \
+        memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
+        EACH_SEGMENT(w, s) {                                                                                           \
+            const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
+            T *dx = (T *)k->dx + s.plane * plane;                                                                      \
+            find_##T(k, &s, where);                                                                                    \
+            for (int64_t p = 0; p < s.count; p++)                                                                      \
+                if (where[p] >= 0) dx[where[p]] += dy[p];                                                              \
+        }                                                                                                              \
+    }
+
+MAXIMUM_GRADIENT(float)
+MAXIMUM_GRADIENT(double)
+
+/* --- average ------------------------------------------------------------------------------------------------------- */
+
+/* How many elements of the window at output `o` of an axis count. */
+static int64_t axis_count(const pool *k, int axis, int64_t o) {
+    const window *w = &k->w;
+    int64_t start = o * w->stride[axis] - w->before[axis], d = w->dilation[axis];
+    int64_t low = k->count_padding ? -w->before[axis] : 0;
+    int64_t high = w->in[axis] + (k->count_padding ? k->after[axis] : 0);
+    int64_t from = start < low ? (low - start + d - 1) / d : 0, to = start < high ? (high - start + d - 1) / d : 0;
+
+    if (to > w->kernel[axis]) to = w->kernel[axis];
+    return to > from ? to - from : 0;
+}
+
+/* The reciprocals' denominators of a segment; 1 for windows in which nothing counts, whose sum is 0. */
+#define COUNTS(T)                                                                                                      \
+    static inline void counts_##T(const pool *k, const segment *s, T *count) {                                         \
+        const int64_t lines = axis_count(k, 0, s->at[0]) * axis_count(k, 1, s->at[1]);                                 \
+        for (int64_t p = 0; p < s->count; p++) {                                                                       \
+            int64_t n = lines * axis_count(k, 2, s->at[2] + p);                                                        \
+            count[p] = n > 0 ? (T)n : 1;                                                                               \
+        }                                                                                                              \
+    }
+
+#define AVERAGE(T)                                                                                                     \
+    COUNTS(T)                                                                                                          \
+    SIMD static void average_##T(void *arg, int64_t begin, int64_t end) {                                              \
+        const pool *k = arg;                                                                                           \
+        const window *w = &k->w;                                                                                       \
+        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
+        T count[SEGMENT];                                                                                              \
+        EACH_SEGMENT(w, s) {                                                                                           \
+            T *y = (T *)k->y + segment_start(w, &s);                                                                   \
+            memset(y, 0, (size_t)s.count * sizeof(T));                                                                 \
+            for (int64_t i = 0; i < taps; i++) {                                                                       \
+                const sight e = look(w, &s, i);                                                                        \
+                const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
+                if (step == 1)                                                                                         \
+                    for (int64_t p = e.first; p < e.last; p++) y[p] += x[p];                                           \
+                else                                                                                                   \
+                    for (int64_t p = e.first; p < e.last; p++) y[p] += x[p * step];                                    \
+            }                                                                                                          \
+            counts_##T(k, &s, count);                                                                                  \
+            for (int64_t p = 0; p < s.count; p++) y[p] /= count[p];                                                    \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void average_grad_##T(void *arg, int64_t begin, int64_t end) {                                         \
+        const pool *k = arg;                                                                                           \
+        const window *w = &k->w;                                                                                       \
+        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
+        T share[SEGMENT];                                                                                              \
+        memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
+        EACH_SEGMENT(w, s) {                                                                                           \
+            const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
+            counts_##T(k, &s, share);                                                                                  \
+            for (int64_t p = 0; p < s.count; p++) share[p] = dy[p] / share[p];                                         \
+            for (int64_t i = 0; i < taps; i++) {                                                                       \
+                const sight e = look(w, &s, i);                                                                        \
+                T *dx = (T *)k->dx + s.plane * plane + e.offset;                                                       \
+                if (step == 1)                                                                                         \
+                    for (int64_t p = e.first; p < e.last; p++) dx[p] += share[p];                                      \
+                else                                                                                                   \
+                    for (int64_t p = e.first; p < e.last; p++) dx[p * step] += share[p];                               \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+AVERAGE(float)
+AVERAGE(double)
+
+/* --- kernels ------------------------------------------------------------------------------------------------------- */
+
+static status pool_of(ctx *c, const call *k, const shape *x, pool *out) {
+    *out = (pool){.count_padding = node_int(k->node, "count_include_pad") != 0};
+    TRY(pool_window(c, k->node, x, &out->w));
+    memcpy(out->after, out->w.after, sizeof out->after);
+    return OK;
+}
+
+static void each_plane(const shape *x, const pool *k, range_fn *body) {
+    int64_t work = volume(k->w.out) * volume(k->w.kernel);
+    if (volume(k->w.out) > 0 || k->dx) parallel_for(x->dim[0] * x->dim[1], parallel_rows(work), body, (void *)(uintptr_t)k);
+}
+
+static status max_pool_cpu(ctx *c, const call *k) {
+    static range_fn *const values[DTYPE_COUNT] = {[F32] = max_float,     [F64] = max_double, [I64] = max_int64_t,
+                                                  [I32] = max_int32_t,   [I8] = max_int8_t,  [U8] = max_uint8_t};
+    static range_fn *const indices[DTYPE_COUNT] = {[F32] = index_float,   [F64] = index_double, [I64] = index_int64_t,
+                                                   [I32] = index_int32_t, [I8] = index_int8_t,  [U8] = index_uint8_t};
+    const tensor *x = &k->in[0];
+    pool p;
+
+    TRY(pool_of(c, k, &x->shape, &p));
+    p.x = x->data;
+    p.y = k->out[0].data;
+    if (tensor_present(&k->out[0])) each_plane(&x->shape, &p, values[x->type]);
+    if (k->n_out > 1 && tensor_present(&k->out[1])) {
+        p.indices = k->out[1].data;
+        each_plane(&x->shape, &p, indices[x->type]);
+    }
+    return OK;
+}
+
+static status max_pool_grad_cpu(ctx *c, const call *k) {
+    const tensor *dy = &k->in[0], *x = &k->in[1];
+    pool p;
+
+    TRY(pool_of(c, k, &x->shape, &p));
+    p.dy = dy->data;
+    p.x = x->data;
+    p.dx = k->out[0].data;
+    each_plane(&x->shape, &p, x->type == F64 ? max_grad_double : max_grad_float);
+    return OK;
+}
+
+static status average_pool_cpu(ctx *c, const call *k) {
+    const tensor *x = &k->in[0];
+    pool p;
+
+    TRY(pool_of(c, k, &x->shape, &p));
+    p.x = x->data;
+    p.y = k->out[0].data;
+    each_plane(&x->shape, &p, x->type == F64 ? average_double : average_float);
+    return OK;
+}
+
+static status average_pool_grad_cpu(ctx *c, const call *k) {
+    const tensor *dy = &k->in[0], *dx = &k->out[0];
+    pool p;
+
+    TRY(pool_of(c, k, &dx->shape, &p));
+    p.dy = dy->data;
+    p.dx = dx->data;
+    each_plane(&dx->shape, &p, dx->type == F64 ? average_grad_double : average_grad_float);
+    return OK;
+}
+
+/* --- pools made of other operators --------------------------------------------------------------------------------- */
+
+static status spatial_range(graph *g, const node *n, int *count, int64_t axes[MAX_RANK]) {
+    TRY(require(g, n, 0));
+    *count = n->in[0]->shape.rank - 2;
+    if (*count < 1) return fail(g->c, E_SHAPE, "%s of a tensor of rank %d", n->op->name, n->in[0]->shape.rank);
+    for (int i = 0; i < *count; i++) axes[i] = 2 + i;
+    return OK;
+}
+
+static status lower_global_average_pool(graph *g, const node *n, value **out) {
+    int64_t axes[MAX_RANK];
+    int count;
+
+    TRY(spatial_range(g, n, &count, axes));
+    return emit_reduce(g, "ReduceMean", n->in[0], count, axes, true, &out[0]);
+}
+
+/* Not ReduceMax: of equal elements that would give each a share of the gradient, a pool gives it to the first. */
+static status lower_global_max_pool(graph *g, const node *n, value **out) {
+    int64_t axes[MAX_RANK];
+    int count;
+
+    TRY(spatial_range(g, n, &count, axes));
+    return emit_with(g, &out[0], "MaxPool", NODE_ATTRS(INTS("kernel_shape", count, n->in[0]->shape.dim + 2)), n->in[0]);
+}
+
+/* |x|^p, and back after summing. */
+static status power(graph *g, value *x, double p, value **out) {
+    value *exponent;
+    TRY(graph_scalar(g, x->type, p, &exponent));
+    return emit(g, out, "Pow", x, exponent);
+}
+
+static status lower_global_lp_pool(graph *g, const node *n, value **out) {
+    double p = (double)node_int(n, "p");
+    int64_t axes[MAX_RANK];
+    int count;
+    value *v;
+
+    TRY(spatial_range(g, n, &count, axes));
+    TRY(emit(g, &v, "Abs", n->in[0]));
+    TRY(power(g, v, p, &v));
+    TRY(emit_reduce(g, "ReduceSum", v, count, axes, true, &v));
+    return power(g, v, 1 / p, &out[0]);
+}
+
+/* A sum is an average over windows that all count the same number of elements. */
+static status lower_lp_pool(graph *g, const node *n, value **out) {
+    static const char *const kept[] = {"auto_pad", "dilations", "kernel_shape", "pads", "strides"};
+    double p = (double)node_int(n, "p");
+    attr list[sizeof kept / sizeof *kept + 2] = {INT("count_include_pad", 1)};
+    const op_def *average = op_find("", "AveragePool", 0);
+    const int64_t *kernel;
+    int used = 1, rank = node_ints(n, "kernel_shape", &kernel);
+    double elements = 1;
+    value *v;
+
+    TRY(require(g, n, 0));
+    if (node_int(n, "ceil_mode")) return fail(g->c, E_UNSUPPORTED, "LpPool with ceil_mode");
+    for (int i = 0; i < rank; i++) elements *= (double)kernel[i];
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (node_has(n, kept[i])) list[used++] = *node_attr(n, kept[i]);
+    TRY(emit(g, &v, "Abs", n->in[0]));
+    TRY(power(g, v, p, &v));
+    TRY(graph_emit_op(g, average, list, 1, &v, 1, &v));
+    TRY(emit_scaled(g, v, elements, &v));
+    return power(g, v, 1 / p, &out[0]);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------- */
+
+#define WINDOW                                                                                                         \
+    STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), {.name = "dilations"}, {.name = "kernel_shape"},                \
+        {.name = "pads"}, {.name = "strides"}
+
+const op_def pool_ops[] = {
+    {.name = "MaxPool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 2,
+     .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8), .attrs = NODE_ATTRS(WINDOW, INT("storage_order", 0)),
+     .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool, .cpu = max_pool_cpu},
+    {.name = "MaxPoolGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_pool_grad, .lower = lower_to_f32,
+     .cpu = max_pool_grad_cpu},
+    {.name = "AveragePool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(WINDOW, INT("count_include_pad", 0)), .infer = infer_pool, .lower = lower_to_f32,
+     .grad = grad_average_pool, .cpu = average_pool_cpu},
+    {.name = "AveragePoolGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
+     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, INT("count_include_pad", 0), {.name = "shape"}),
+     .infer = infer_pool_grad, .lower = lower_to_f32, .cpu = average_pool_grad_cpu},
+    {.name = "GlobalAveragePool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
+     .lower = lower_global_average_pool},
+    {.name = "GlobalMaxPool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
+     .lower = lower_global_max_pool},
+    {.name = "GlobalLpPool", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(INT("p", 2)), .lower = lower_global_lp_pool},
+    {.name = "LpPool", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(WINDOW, INT("p", 2)), .lower = lower_lp_pool},
+    {0},
+};

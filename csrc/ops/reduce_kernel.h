@@ -1,0 +1,57 @@
+/* reduce_kernel.h -- folding any set of axes of a contiguous tensor into one number each.
+ *
+ * A fold takes many numbers and leaves one: a sum, a product, a maximum. Elements are folded into totals, float64 for
+ * floats and int64 for integers, so a float32 sum has no rounding to speak of and bfloat16 needs no thought. Folding
+ * is the same two loops whatever the axes: along a row into one total, or row after row into a line of totals. */
+#ifndef ORT_OPS_REDUCE_KERNEL_H
+#define ORT_OPS_REDUCE_KERNEL_H
+
+#include "ops/op.h"
+
+/* What elements are folded as: narrow types are widened a tile at a time. */
+typedef enum fold_class { FOLD_F32, FOLD_F64, FOLD_I64, FOLD_CLASSES } fold_class;
+
+/* rows: one total, acc[0], takes x[0..n). columns: n totals, acc[i] takes x[i]. Totals are double or int64_t.
+ * `shift`, one total in the first form and n in the second, is a second operand of some folds. */
+typedef void fold_fn(void *acc, const void *x, int64_t n, const void *shift);
+
+typedef struct fold {
+    fold_fn *rows[FOLD_CLASSES], *columns[FOLD_CLASSES];
+    double start;
+    int64_t start_int;
+} fold;
+
+typedef struct reduction {
+    const fold *each; /* folds elements */
+    const fold *join; /* folds the totals of parts */
+    /* Totals into results, floats only; `count` elements went into each. NULL: they are the results. */
+    void (*finish)(double *total, int64_t n, double count, const double *shift);
+} reduction;
+
+/* The axes a node reduces: its "axes" attribute, else operand 1, a constant. As written, one after the other; and, once
+ * infer has checked them, as a bit set. */
+bool written_axis(const node *n, int64_t i, int64_t *axis);
+unsigned reduced_axes(const node *n);
+
+size_t reduce_workspace(const node *n);
+kernel_fn reduce_sum_cpu, reduce_mean_cpu, reduce_max_cpu, reduce_min_cpu, reduce_prod_cpu, reduce_l1_cpu, reduce_l2_cpu,
+    reduce_sum_square_cpu, reduce_log_sum_cpu;
+/* Σ [x == y] and Π of the elements that are not 0, for gradients; and log Σ exp x. */
+size_t reduce_shift_workspace(const node *n);
+kernel_fn reduce_count_equal_cpu, reduce_prod_nonzero_cpu, reduce_log_sum_exp_cpu;
+
+/* argreduce.c */
+kernel_fn arg_max_cpu, arg_min_cpu;
+
+/* For argreduce.c: elements [at, at + n) of a contiguous tensor in their fold class, at most FOLD_TILE of them. */
+enum { FOLD_TILE = 1024 };
+typedef union fold_tile {
+    float f32[FOLD_TILE];
+    double f64[FOLD_TILE];
+    int64_t i64[FOLD_TILE];
+} fold_tile;
+fold_class fold_class_of(dtype t);
+const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, fold_tile *buffer);
+extern const fold fold_max, fold_min;
+
+#endif

@@ -1,0 +1,61 @@
+/* registry.c -- the families, and the way from a name to a record. An operator is added in its family's file only. */
+#include "ops/op.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Names of the family files. */
+#define FAMILIES(X)                                                                                                    \
+    X(unary) X(activation) X(view) X(slice) X(movement) X(index) X(scatter) X(create) X(reduce) X(softmax) X(loss)  \
+    X(random) X(matmul) X(einsum) X(conv)
+
+#define X(family) extern const op_def family##_ops[];
+FAMILIES(X)
+#undef X
+#define X(family) family##_ops,
+const op_def *const op_families[] = {FAMILIES(X) NULL};
+#undef X
+
+/* A hash table of the newest record of each name, made by the loader before anyone asks; older forms are found by
+ * walking. Emitting looks names up thousands of times a plan. */
+enum { SLOTS = 2048 };
+static const op_def *newest[SLOTS];
+
+static unsigned hash_name(const char *name) {
+    unsigned h = 2166136261u;
+    for (; *name; name++) h = (h ^ (unsigned char)*name) * 16777619u;
+    return h;
+}
+
+static const op_def **slot_of(const char *name) {
+    unsigned h = hash_name(name);
+    while (newest[h % SLOTS] && strcmp(newest[h % SLOTS]->name, name) != 0) h++;
+    return &newest[h % SLOTS];
+}
+
+static int better(const op_def *a, const op_def *b) { /* ONNX before ours, then the newest */
+    if (!b) return 1;
+    if (a->domain[0] != b->domain[0]) return a->domain[0] == '\0';
+    return a->since > b->since;
+}
+
+__attribute__((constructor)) static void fill_table(void) {
+    for (const op_def *const *family = op_families; *family; family++)
+        for (const op_def *op = *family; op->name; op++) {
+            const op_def **slot = slot_of(op->name);
+            if (better(op, *slot)) *slot = op;
+        }
+}
+
+const op_def *op_find(const char *domain, const char *name, int opset) {
+    const op_def *best = *slot_of(name);
+
+    if (!domain && !opset) return best;
+    best = NULL;
+    for (const op_def *const *family = op_families; *family; family++)
+        for (const op_def *op = *family; op->name; op++) {
+            if (strcmp(op->name, name) != 0 || (domain && strcmp(op->domain, domain) != 0)) continue;
+            if ((!opset || op->domain[0] || op->since <= opset) && better(op, best)) best = op;
+        }
+    return best;
+}

@@ -1,0 +1,152 @@
+/* softmax.c -- owns Softmax, LogSoftmax, Hardmax and the gradients SoftmaxGrad, LogSoftmaxGrad. Along one axis:
+ *     Softmax      y = exp(x - m) / s          dx = y * (dy - Σ dy y)
+ *     LogSoftmax   y = x - m - log s           dx = dy - exp(y) Σ dy
+ * with m = max x and s = Σ exp(x - m). Backward needs y only. A row of nothing but -∞ is NaN, as in PyTorch. */
+#include "core/parallel.h"
+#include "core/vmath.h"
+#include "ops/op.h"
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+/* Columns worked on together. */
+enum { COLUMNS = 256 };
+
+typedef struct job job;
+typedef void rows_fn(const job *j, int64_t begin, int64_t end);
+/* `width` columns from element `at` on. */
+typedef void columns_fn(const job *j, int64_t at, int64_t width);
+
+struct job {
+    const void *a, *b;
+    void *out;
+    int64_t length, inner; /* of the axis; elements behind it */
+    rows_fn *rows;
+    columns_fn *columns;
+};
+
+#define TEMPLATE "ops/softmax_rows.h"
+#include "ops/each_float.h"
+
+static void rows_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    j->rows(j, begin, end);
+}
+
+static void columns_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    int64_t pieces = (j->inner + COLUMNS - 1) / COLUMNS;
+
+    for (int64_t task = begin; task < end; task++) {
+        int64_t outer = task / pieces, from = task % pieces * COLUMNS;
+        int64_t width = j->inner - from < COLUMNS ? j->inner - from : COLUMNS;
+        j->columns(j, outer * j->length * j->inner + from, width);
+    }
+}
+
+static status run(ctx *c, const call *k, rows_fn *const *rows, columns_fn *const *columns) {
+    const shape *s = &k->in[0].shape;
+    dtype type = k->in[0].type;
+    int axis;
+    job j = {.a = k->in[0].data, .b = k->n_in > 1 ? k->in[1].data : NULL, .out = k->out[0].data};
+    int64_t outer;
+
+    TRY(shape_axis(c, node_int(k->node, "axis"), s->rank, &axis));
+    if (shape_count(s) == 0) return OK;
+    outer = s->rank ? shape_span(s, 0, axis) : 1;
+    j.length = s->rank ? s->dim[axis] : 1;
+    j.inner = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
+    j.rows = rows[type];
+    j.columns = columns[type];
+    if (j.inner == 1) {
+        parallel_for(outer, parallel_rows(8 * j.length), rows_range, &j);
+    } else {
+        int64_t width = j.inner < COLUMNS ? j.inner : COLUMNS;
+        parallel_for(outer * ((j.inner + COLUMNS - 1) / COLUMNS), parallel_rows(8 * j.length * width), columns_range, &j);
+    }
+    return OK;
+}
+
+#define KERNEL(name)                                                                                                   \
+    static status name##_cpu(ctx *c, const call *k) {                                                                  \
+        static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(name##_rows);                                            \
+        static columns_fn *const columns[DTYPE_COUNT] = FLOAT_TABLE(name##_columns);                                   \
+        return run(c, k, rows, columns);                                                                               \
+    }
+KERNEL(softmax)
+KERNEL(log_softmax)
+KERNEL(softmax_grad)
+KERNEL(log_softmax_grad)
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+static status infer_axis(graph *g, node *n) {
+    int axis;
+    TRY(infer_same(g, n));
+    return shape_axis(g->c, node_int(n, "axis"), n->in[0]->shape.rank, &axis);
+}
+
+static status grad_softmax(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit_with(g, &dx[0], "SoftmaxGrad", NODE_ATTRS(INT("axis", node_int(n, "axis"))), dy[0], n->out[0]);
+}
+
+static status grad_log_softmax(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit_with(g, &dx[0], "LogSoftmaxGrad", NODE_ATTRS(INT("axis", node_int(n, "axis"))), dy[0], n->out[0]);
+}
+
+/* Before opset 13: over all axes from `axis` on, as one. */
+static status lower_flat(graph *g, const node *n, value **out) {
+    const shape *s = &n->in[0]->shape;
+    int64_t axis = node_int(n, "axis");
+    value *x;
+
+    if (axis < -s->rank || axis > s->rank)
+        return fail(g->c, E_SHAPE, "axis %lld is out of range for a tensor of rank %d", (long long)axis, s->rank);
+    if (axis < 0) axis += s->rank;
+    TRY(emit_reshape(g, n->in[0], &SHAPE(shape_span(s, 0, (int)axis), shape_span(s, (int)axis, s->rank)), &x));
+    TRY(emit_with(g, &x, n->op->name, NODE_ATTRS(INT("axis", 1)), x));
+    return emit_reshape(g, x, s, out);
+}
+
+/* 1 at the first of the largest elements, 0 elsewhere. */
+static status lower_hardmax(graph *g, const node *n, value **out) {
+    const value *x = n->in[0];
+    shape s = {.rank = x->shape.rank};
+    value *where, *start, *end, *step, *index;
+    int axis;
+
+    TRY(shape_axis(g->c, node_int(n, "axis"), x->shape.rank, &axis));
+    for (int i = 0; i < s.rank; i++) s.dim[i] = i == axis ? x->shape.dim[i] : 1;
+    TRY(emit_with(g, &where, "ArgMax", NODE_ATTRS(INT("axis", axis), INT("keepdims", 1)), n->in[0]));
+    TRY(graph_scalar(g, I64, 0, &start));
+    TRY(graph_scalar(g, I64, (double)shape_count(&s), &end));
+    TRY(graph_scalar(g, I64, 1, &step));
+    TRY(emit(g, &index, "Range", start, end, step));
+    TRY(emit_reshape(g, index, &s, &index));
+    TRY(emit(g, &where, "Equal", index, where));
+    return emit_cast(g, where, x->type, out);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const attr axis_1[] = {INT("axis", 1), {.name = NULL}};
+static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
+
+#define ONNX(name_, since_, attrs_)                                                                                    \
+    .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,            \
+    .attrs = attrs_
+#define GRAD(name_)                                                                                                    \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
+    .flags = INPLACE_0, .attrs = axis_last, .infer = infer_axis
+
+const op_def softmax_ops[] = {
+    {ONNX("Softmax", 1, axis_1), .lower = lower_flat},
+    {ONNX("Softmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_softmax, .cpu = softmax_cpu},
+    {ONNX("LogSoftmax", 1, axis_1), .lower = lower_flat},
+    {ONNX("LogSoftmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_log_softmax,
+     .cpu = log_softmax_cpu},
+    {ONNX("Hardmax", 1, axis_1), .lower = lower_flat},
+    {ONNX("Hardmax", 13, axis_last), .lower = lower_hardmax},
+    {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu},
+    {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu},
+    {0},
+};

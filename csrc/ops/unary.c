@@ -1,0 +1,177 @@
+/* unary.c -- owns the elementwise functions of one operand: Abs Neg Sign Floor Ceil Round Exp Log Sqrt Reciprocal Erf,
+ * the trigonometric and hyperbolic functions, and their gradients.
+ *
+ * dx = dy f'(x), written with y = f(x) where that is cheaper, so that x need not stay alive:
+ *     from y: Exp y, Sqrt 1 / 2y, Reciprocal -y^2, Tan 1 + y^2, Tanh 1 - y^2
+ *     from x: all others
+ * Steps (Sign, Floor, Ceil, Round) have the gradient 0. */
+#include "core/vmath.h"
+#include "ops/pointwise.h"
+
+#include <tgmath.h> /* after vmath.h: from here sqrt and the like are of their argument's type */
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+FLOAT_FN(abs, 1, fabs(x))
+FLOAT_FN(neg, 1, -x)
+FLOAT_FN(sign, 1, (x > 0) - (x < 0)) /* of NaN: 0 */
+FLOAT_FN(floor, 1, floor(x))
+FLOAT_FN(ceil, 1, ceil(x))
+FLOAT_FN(round, 1, rint(x)) /* halves to even */
+FLOAT_FN(exp, 1, v_exp(x))
+FLOAT_FN(log, 1, v_log(x))
+FLOAT_FN(sqrt, 1, sqrt(x))
+FLOAT_FN(reciprocal, 1, 1 / x)
+FLOAT_FN(erf, 1, v_erf(x))
+FLOAT_FN(tan, 1, tan(x))
+FLOAT_FN(asin, 1, asin(x))
+FLOAT_FN(acos, 1, acos(x))
+FLOAT_FN(atan, 1, atan(x))
+FLOAT_FN(sinh, 1, sinh(x))
+FLOAT_FN(cosh, 1, cosh(x))
+FLOAT_FN(tanh, 1, v_tanh(x))
+FLOAT_FN(asinh, 1, asinh(x))
+FLOAT_FN(acosh, 1, acosh(x))
+FLOAT_FN(atanh, 1, atanh(x))
+
+WRAP_FN(abs, 1, x >> (8 * sizeof x - 1) ? 0 - x : x)
+WRAP_FN(neg, 1, 0 - x)
+INT_FN(sign, 1, (x > 0) - (x < 0))
+
+/* The vector sine and cosine have a limited range: a tile with a larger argument goes through libm. */
+SIMD static bool any_beyond_trig_limit(int64_t n, const float *x) {
+    int any = 0;
+    for (int64_t i = 0; i < n; i++) any |= !(fabsf(x[i]) <= TRIG_LIMIT);
+    return any;
+}
+
+#define TRIG(name)                                                                                                     \
+    TILE_1(name##_near, float, v_##name(x))                                                                            \
+    TILE_1(name##_far, float, name(x))                                                                                 \
+    static void name##_f32(int64_t n, void *out, const void *const *in, const double *param) {                         \
+        (any_beyond_trig_limit(n, in[0]) ? name##_far : name##_near)(n, out, in, param);                               \
+    }                                                                                                                  \
+    TILE_1(name##_f64, double, v_##name(x))
+
+TRIG(sin)
+TRIG(cos)
+
+/* Gradients: x is dy, y the operand or the result. */
+FLOAT_FN(sqrt_grad, 2, x / (2 * y))
+FLOAT_FN(reciprocal_grad, 2, -x * (y * y))
+FLOAT_FN(erf_grad, 2, x * (real)1.1283791670955126 * v_exp(-y * y))
+FLOAT_FN(tan_grad, 2, x * (1 + y * y))
+FLOAT_FN(tanh_grad, 2, x * (1 - y * y))
+FLOAT_FN(asin_grad, 2, x / sqrt(1 - y * y))
+FLOAT_FN(acos_grad, 2, -x / sqrt(1 - y * y))
+FLOAT_FN(atan_grad, 2, x / (1 + y * y))
+FLOAT_FN(asinh_grad, 2, x / sqrt(y * y + 1))
+FLOAT_FN(acosh_grad, 2, x / sqrt(y * y - 1))
+FLOAT_FN(atanh_grad, 2, x / (1 - y * y))
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+/* dy times another function of x. */
+static status grad_by(graph *g, const node *n, value *dy, const char *derivative, value **dx) {
+    value *d;
+    TRY(emit(g, &d, derivative, n->in[0]));
+    return emit(g, dx, "Mul", dy, d);
+}
+
+static status grad_abs(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Sign", &dx[0]);
+}
+
+static status grad_sin(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Cos", &dx[0]);
+}
+
+static status grad_cos(graph *g, const node *n, value *const dy[], value *dx[]) {
+    TRY(grad_by(g, n, dy[0], "Sin", &dx[0]));
+    return emit(g, &dx[0], "Neg", dx[0]);
+}
+
+static status grad_sinh(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Cosh", &dx[0]);
+}
+
+static status grad_cosh(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Sinh", &dx[0]);
+}
+
+static status grad_neg(graph *g, const node *n, value *const dy[], value *dx[]) {
+    (void)n;
+    return emit(g, &dx[0], "Neg", dy[0]);
+}
+
+static status grad_exp(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit(g, &dx[0], "Mul", dy[0], n->out[0]);
+}
+
+static status grad_log(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit(g, &dx[0], "Div", dy[0], n->in[0]);
+}
+
+static status grad_zero(graph *g, const node *n, value *const dy[], value *dx[]) {
+    (void)dy;
+    return zeros_like(g, n->in[0], &dx[0]);
+}
+
+/* f(f(x)) = x */
+static status simplify_involution(graph *g, const node *n, value **out) {
+    const node *inner = n->in[0]->def;
+    (void)g;
+    if (inner && inner->op == n->op) out[0] = inner->in[0];
+    return OK;
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+#define UNARY(name_, since_, types_, grad_, ...)                                                                       \
+    .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = types_,            \
+    .flags = POINTWISE | STRIDED | INPLACE_0, .infer = infer_same, .grad = grad_, .cpu = pointwise_cpu,                \
+    .pointwise = &(const pointwise_def){.fn = {__VA_ARGS__}}
+
+#define UNARY_GRAD(name_, fn_)                                                                                         \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
+    .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1, .infer = infer_same, .cpu = pointwise_cpu,                   \
+    .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(fn_)}}
+
+const op_def unary_ops[] = {
+    {UNARY("Abs", 6, NUMBERS, grad_abs, FLOAT_TILES(abs), INT_TILES(abs))},
+    {UNARY("Neg", 6, NUMBERS, grad_neg, FLOAT_TILES(neg), INT_TILES(neg)), .simplify = simplify_involution},
+    {UNARY("Sign", 9, NUMBERS, grad_zero, FLOAT_TILES(sign), INT_TILES(sign))},
+    {UNARY("Floor", 6, FLOATS, grad_zero, FLOAT_TILES(floor))},
+    {UNARY("Ceil", 6, FLOATS, grad_zero, FLOAT_TILES(ceil))},
+    {UNARY("Round", 11, FLOATS, grad_zero, FLOAT_TILES(round))},
+    {UNARY("Exp", 6, FLOATS, grad_exp, FLOAT_TILES(exp))},
+    {UNARY("Log", 6, FLOATS, grad_log, FLOAT_TILES(log))},
+    {UNARY("Sqrt", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(sqrt))},
+    {UNARY("Reciprocal", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(reciprocal))},
+    {UNARY("Erf", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(erf))},
+    {UNARY("Sin", 7, FLOATS, grad_sin, FLOAT_TILES(sin))},
+    {UNARY("Cos", 7, FLOATS, grad_cos, FLOAT_TILES(cos))},
+    {UNARY("Tan", 7, FLOATS, pointwise_grad_y, FLOAT_TILES(tan))},
+    {UNARY("Asin", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(asin))},
+    {UNARY("Acos", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(acos))},
+    {UNARY("Atan", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(atan))},
+    {UNARY("Sinh", 9, FLOATS, grad_sinh, FLOAT_TILES(sinh))},
+    {UNARY("Cosh", 9, FLOATS, grad_cosh, FLOAT_TILES(cosh))},
+    {UNARY("Tanh", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(tanh))},
+    {UNARY("Asinh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(asinh))},
+    {UNARY("Acosh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(acosh))},
+    {UNARY("Atanh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(atanh))},
+
+    {UNARY_GRAD("SqrtGrad", sqrt_grad)},
+    {UNARY_GRAD("ReciprocalGrad", reciprocal_grad)},
+    {UNARY_GRAD("ErfGrad", erf_grad)},
+    {UNARY_GRAD("TanGrad", tan_grad)},
+    {UNARY_GRAD("TanhGrad", tanh_grad)},
+    {UNARY_GRAD("AsinGrad", asin_grad)},
+    {UNARY_GRAD("AcosGrad", acos_grad)},
+    {UNARY_GRAD("AtanGrad", atan_grad)},
+    {UNARY_GRAD("AsinhGrad", asinh_grad)},
+    {UNARY_GRAD("AcoshGrad", acosh_grad)},
+    {UNARY_GRAD("AtanhGrad", atanh_grad)},
+    {0},
+};

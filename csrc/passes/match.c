@@ -1,0 +1,200 @@
+/* match.c -- matching by search, and the driver of rules. */
+#include "passes/match.h"
+
+#include "ops/op.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- searching ------------------------------------------------------------------------------------------------------
+ *
+ * What is left to match is a list of (pattern, value) on the C stack. A step takes the first entry off and goes on with
+ * the rest, so a choice made early (an operand order, an alternative) is taken back when it fails anywhere later. */
+
+typedef struct todo {
+    const pattern *pattern;
+    value *value;
+    const struct todo *next;
+} todo;
+
+typedef struct search {
+    const graph *g;
+    value **captured;
+    const node *matched[MAX_MATCHED]; /* the root first */
+    int n_matched;
+} search;
+
+static bool solve(search *s, const todo *t);
+
+/* Constants are written as their type holds them: 1.4142135 in float32, 1.4140625 in bfloat16. */
+static bool near(dtype type, double x, double number) {
+    union { int64_t align; char bytes[8]; } rounded = {0};
+    double tolerance = type == F64 ? 1e-11 : 1e-6;
+
+    dtype_set_value(type, rounded.bytes, 0, number);
+    return x == dtype_get(type, rounded.bytes, 0) || fabs(x - number) <= tolerance * fabs(number);
+}
+
+static bool is_number(const value *v, double number) {
+    double x;
+    return value_is_filled(v, &x) && near(v->type, x, number);
+}
+
+/* --- what may not be taken away ----------------------------------------------------------------------------------- */
+
+static bool lists(value *const *list, int count, const value *v) {
+    for (int i = 0; list && i < count; i++)
+        if (list[i] == v) return true;
+    return false;
+}
+
+static bool is_end(const graph *g, const value *v) {
+    for (const state_write *w = g->writes; w; w = w->next)
+        if (w->value == v) return true;
+    return lists(g->outputs, g->n_outputs, v) || lists(g->input_grads, g->n_input_grads, v);
+}
+
+static bool is_matched(const search *s, const node *n) {
+    for (int i = 0; i < s->n_matched; i++)
+        if (s->matched[i] == n) return true;
+    return false;
+}
+
+static bool is_private(const search *s, const value *v) {
+    for (const use *u = v->uses; u; u = u->next)
+        if (!is_matched(s, u->user)) return false;
+    return !is_end(s->g, v);
+}
+
+/* Only the root's first result may be seen from outside. */
+static bool all_private(const search *s) {
+    for (int k = 0; k < s->n_matched; k++) {
+        const node *n = s->matched[k];
+        for (int i = k == 0; i < n->n_out; i++)
+            if (n->out[i] && !is_private(s, n->out[i])) return false;
+    }
+    return true;
+}
+
+/* --- steps -------------------------------------------------------------------------------------------------------- */
+
+/* Captures `v` for the rest of the search. */
+static bool solve_captured(search *s, int slot, value *v, const todo *rest) {
+    value *before;
+
+    if (slot < 0) return solve(s, rest);
+    before = s->captured[slot];
+    if (before && before != v) return false;
+    s->captured[slot] = v;
+    if (solve(s, rest)) return true;
+    s->captured[slot] = before;
+    return false;
+}
+
+static bool same_form(const pattern *p, const node *n) {
+    if (strcmp(p->op, n->op->name) != 0) return false;
+    for (int i = 0; i < n->n_in || i < p->n_in; i++)
+        if ((i < p->n_in) != (node_in(n, i) != NULL)) return false;
+    return !p->where || p->where(n);
+}
+
+static bool solve_op(search *s, const pattern *p, const node *n, const todo *rest) {
+    int orders = n->op->flags & COMMUTATIVE && p->n_in == 2 ? 2 : 1;
+    todo operands[MAX_CAPTURES];
+
+    if (s->n_matched == MAX_MATCHED || p->n_in > MAX_CAPTURES || !same_form(p, n)) return false;
+    s->matched[s->n_matched++] = n;
+    for (int order = 0; order < orders; order++) {
+        const todo *list = rest;
+        for (int i = p->n_in - 1; i >= 0; i--) {
+            operands[i] = (todo){p->in[i], n->in[order ? 1 - i : i], list};
+            list = &operands[i];
+        }
+        if (solve_captured(s, p->slot, n->out[0], list)) return true;
+    }
+    s->n_matched--;
+    return false;
+}
+
+static bool solve_either(search *s, const pattern *p, value *v, const todo *rest) {
+    for (int i = 0; i < p->n_in; i++)
+        if (solve(s, &(todo){p->in[i], v, rest})) return true;
+    return false;
+}
+
+static bool solve(search *s, const todo *t) {
+    const pattern *p;
+    value *v;
+
+    if (!t) return all_private(s);
+    p = t->pattern;
+    v = t->value;
+    switch (p->kind) {
+    case MATCH_OP: return v->def && v->def_index == 0 && solve_op(s, p, v->def, t->next);
+    case MATCH_VAR: return solve_captured(s, p->slot, v, t->next);
+    case MATCH_CONST: return is_number(v, p->number) && solve(s, t->next);
+    case MATCH_ANYCONST: return value_is_constant(v) && solve_captured(s, p->slot, v, t->next);
+    case MATCH_EITHER: return solve_either(s, p, v, t->next);
+    }
+    return false;
+}
+
+bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPTURES]) {
+    search s = {.g = g, .captured = v};
+    memset(v, 0, MAX_CAPTURES * sizeof *v);
+    return root->n_out && root->out[0] && solve_op(&s, p, root, NULL);
+}
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+/* Rewriting strictly shrinks or normalises a graph, a few rounds do; more would mean two rules undoing each other. */
+enum { MAX_ROUNDS = 16 };
+
+static bool is_wanted(const graph *g, const node *n) {
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && (n->out[i]->n_uses || is_end(g, n->out[i]))) return true;
+    return false;
+}
+
+/* Emits in the place, and on behalf, of `n`. */
+static status rewrite_at(graph *g, const rule *r, node *n, value *const v[], bool *fired) {
+    value *root = n->out[0], *out = NULL;
+    const char *name = g->emit_name;
+    bool backward = g->in_backward;
+    status s;
+
+    g->before = n;
+    g->emit_name = n->name;
+    g->in_backward = n->backward;
+    s = r->rewrite(g, v, n, &out);
+    g->before = NULL;
+    g->emit_name = name;
+    g->in_backward = backward;
+    TRY(s);
+    *fired = out && out != root && out->type == root->type && shape_equal(&out->shape, &root->shape);
+    return *fired ? graph_replace(g, root, out) : OK;
+}
+
+static status apply_at(graph *g, const rule *rules, node *n, bool *fired) {
+    value *v[MAX_CAPTURES];
+
+    *fired = false;
+    for (const rule *r = rules; r->pattern && !*fired; r++)
+        if (match(g, r->pattern, n, v))
+            TRY_AT(g->c, rewrite_at(g, r, n, v, fired), "rewriting %s (%s)", n->op->name, n->name ? n->name : "-");
+    return OK;
+}
+
+status rules_apply(graph *g, const rule *rules, int *fired) {
+    *fired = 0;
+    for (int round = 0, before = -1; round < MAX_ROUNDS && *fired != before; round++) {
+        before = *fired;
+        for (node *n = g->first; n; n = n->next) {
+            bool here = false;
+            if (is_wanted(g, n)) TRY(apply_at(g, rules, n, &here));
+            *fired += here;
+        }
+        graph_remove_dead(g);
+    }
+    return OK;
+}

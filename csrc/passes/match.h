@@ -1,0 +1,68 @@
+/* match.h -- patterns of operators, and rules that replace what they match.
+ *
+ * A pattern is a tree written where it is used; compound literals at file scope make it a compile-time constant:
+ *
+ *     enum { X };
+ *     #define ONE_PLUS_ERF OP("Add", OP("Erf", OP("Div", VAR(X), CONST(1.41421356237))), CONST(1))
+ *     {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_ERF), CONST(0.5)), to_gelu}
+ *
+ * Operands of COMMUTATIVE operators match in either order. The inner nodes of a match are private to it: nothing
+ * outside uses their results, so that the rewritten graph does not compute them a second time. */
+#ifndef ORT_PASSES_MATCH_H
+#define ORT_PASSES_MATCH_H
+
+#include "graph/graph.h"
+
+enum { MAX_CAPTURES = 8, MAX_MATCHED = 24 };
+
+typedef struct pattern pattern;
+struct pattern {
+    enum { MATCH_OP, MATCH_VAR, MATCH_CONST, MATCH_ANYCONST, MATCH_EITHER } kind;
+    int slot;                       /* where the value is captured; -1: nowhere */
+    const char *op;                 /* of the default domain or ours */
+    int n_in;                       /* operands, or alternatives; an operator's further operands must be absent */
+    const pattern *const *in;
+    bool (*where)(const node *n);   /* a condition on the operator's attributes; NULL: none */
+    double number;
+};
+
+#define PATTERNS_(...) (const pattern *const[]){__VA_ARGS__}
+#define OP_AS_WHERE(slot_, where_, name_, ...)                                                                         \
+    (&(const pattern){.kind = MATCH_OP, .slot = (slot_), .op = (name_), .where = (where_),                             \
+                      .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
+                      .in = PATTERNS_(__VA_ARGS__)})
+/* An operator and its operands; its result captured, or its attributes checked. */
+#define OP(name_, ...) OP_AS_WHERE(-1, NULL, name_, __VA_ARGS__)
+#define OP_AS(slot_, name_, ...) OP_AS_WHERE(slot_, NULL, name_, __VA_ARGS__)
+#define OP_WHERE(where_, name_, ...) OP_AS_WHERE(-1, where_, name_, __VA_ARGS__)
+/* Any value; the same value wherever the same slot stands. */
+#define VAR(slot_) (&(const pattern){.kind = MATCH_VAR, .slot = (slot_)})
+/* A constant filled with one number (as exactly as its type holds it). */
+#define CONST(x_) (&(const pattern){.kind = MATCH_CONST, .slot = -1, .number = (x_)})
+/* Any constant. */
+#define ANYCONST(slot_) (&(const pattern){.kind = MATCH_ANYCONST, .slot = (slot_)})
+#define EITHER(...)                                                                                                    \
+    (&(const pattern){.kind = MATCH_EITHER, .slot = -1,                                                                \
+                      .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
+                      .in = PATTERNS_(__VA_ARGS__)})
+
+/* x * x, however it is written. */
+#define SQUARE(x_) EITHER(OP("Mul", x_, x_), OP("Pow", x_, CONST(2)))
+
+/* Emits what replaces the root's first result into *out, from the captures; leaves it NULL to decline. What was emitted
+ * before declining is removed again. A replacement of another type or shape counts as declined. */
+typedef status rewrite_fn(graph *g, value *const v[], const node *root, value **out);
+
+typedef struct rule {
+    const pattern *pattern; /* its root is an OP; NULL ends a list */
+    rewrite_fn *rewrite;
+} rule;
+
+/* True when the graph at `root` has the form of `p`; `v` receives the captures, NULL where a slot is not met. */
+bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPTURES]);
+
+/* Applies rules to all nodes in program order, the first that matches at a node, until none fires any more.
+ * `*fired` counts replacements. */
+MUST_USE status rules_apply(graph *g, const rule *rules, int *fired);
+
+#endif

@@ -1,0 +1,61 @@
+/* matmul_fusion.c -- factors and a bias around a product  ->  MatMulBias: alpha * (a b) + bias
+ *
+ *   (a * s) b,  a (b * s),  (a b) * s      and the same with / s, for a number s
+ *   a b + bias                             for a bias along the last axis
+ *
+ * Attention is exported as (q * sqrt(s)) (k * sqrt(s))': two passes over the operands, one of which would also copy
+ * the transposed k. The library multiplies by alpha for nothing. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { A, B, BIAS, FACTOR, SCALED, PRODUCT };
+
+#define TIMES_FACTOR(x) EITHER(OP_AS(SCALED, "Mul", x, ANYCONST(FACTOR)), OP_AS(SCALED, "Div", x, ANYCONST(FACTOR)))
+#define PRODUCT_OF_A_B                                                                                                 \
+    EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))
+
+static double alpha_of(const node *product) { return node_attr(product, "alpha") ? node_float(product, "alpha") : 1; }
+
+/* The product at `n` with its alpha multiplied by the factor. */
+static status scale_product(graph *g, value *const v[], const node *n, value **out) {
+    double factor;
+
+    if (!dtype_is_float(n->out[0]->type) || !value_is_filled(v[FACTOR], &factor)) return OK;
+    if (strcmp(v[SCALED]->def->op->name, "Div") == 0) factor = 1 / factor;
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(n) * factor)), v[A], v[B]);
+}
+
+static status scale_operand(graph *g, value *const v[], const node *root, value **out) {
+    return scale_product(g, v, root, out);
+}
+
+static status scale_result(graph *g, value *const v[], const node *root, value **out) {
+    (void)root;
+    return scale_product(g, v, v[PRODUCT]->def, out);
+}
+
+static status add_bias(graph *g, value *const v[], const node *root, value **out) {
+    const shape *y = &root->out[0]->shape, *bias = &v[BIAS]->shape;
+
+    if (y->rank < 2 || bias->rank != 1 || bias->dim[0] != y->dim[y->rank - 1]) return OK;
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(v[PRODUCT]->def))), v[A], v[B], v[BIAS]);
+}
+
+const pass_def matmul_fusion = {
+    .name = "matmul_fusion",
+    .stage = BEFORE_GRADIENT,
+    .level = 1,
+    .rules = (const rule[]){
+        {OP("MatMul", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
+        {OP("MatMul", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
+        {OP("MatMulBias", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
+        {OP("MatMulBias", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
+        {OP_AS(SCALED, "Mul", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
+        {OP_AS(SCALED, "Div", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
+        {OP("Add", PRODUCT_OF_A_B, VAR(BIAS)), add_bias},
+        {0},
+    },
+};

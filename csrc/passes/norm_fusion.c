@@ -1,0 +1,96 @@
+/* norm_fusion.c -- normalisation spelled out  ->  one operator
+ *
+ *   scale * x / sqrt(mean(x^2) + epsilon)     ->  RMSNormalization(x, scale)
+ *   RMSNormalization(x - mean(x), scale)      ->  LayerNormalization(x, scale)
+ *   LayerNormalization(x, scale) + bias       ->  LayerNormalization(x, scale, bias)
+ *
+ * Means are over the last axis. The division is written as such, or as a product with a reciprocal square root. Models
+ * in 16-bit floats compute the first formula in float32 between two casts and scale after the second one, as the
+ * operator does; then the casts go too. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { X, SCALE, BIAS, EPSILON, NORM };
+
+static bool over_last_axis(const node *n) {
+    int64_t axis = 0;
+    const int64_t *axes;
+    int rank = n->in[0]->shape.rank;
+
+    if (node_int(n, "keepdims") != 1 || rank == 0) return false;
+    if (node_in(n, 1)) {
+        if (!n->in[1]->data || shape_count(&n->in[1]->shape) != 1) return false;
+        axis = dtype_get_int(n->in[1]->type, n->in[1]->data, 0);
+    } else {
+        if (node_ints(n, "axes", &axes) != 1) return false;
+        axis = axes[0];
+    }
+    return axis == -1 || axis == rank - 1;
+}
+
+#define MEAN(x)                                                                                                        \
+    EITHER(OP_WHERE(over_last_axis, "ReduceMean", x, ANYCONST(-1)), OP_WHERE(over_last_axis, "ReduceMean", x))
+#define VARIANCE OP("Add", MEAN(SQUARE(VAR(X))), ANYCONST(EPSILON))
+#define DEVIATION OP("Sqrt", VARIANCE)
+#define ONE_OVER_DEVIATION                                                                                             \
+    EITHER(OP("Div", CONST(1), DEVIATION), OP("Reciprocal", DEVIATION), OP("Pow", VARIANCE, CONST(-0.5)))
+#define NORMED EITHER(OP("Mul", VAR(X), ONE_OVER_DEVIATION), OP("Div", VAR(X), DEVIATION))
+
+/* One number for each element of the last axis. */
+static bool fits_last_axis(const value *v, const value *x) {
+    return v->shape.rank == 1 && v->shape.dim[0] == x->shape.dim[x->shape.rank - 1];
+}
+
+/* What `x` was before it was widened to float32, when it was `type`. */
+static value *before_cast(value *x, dtype type) {
+    bool widened = x->type == F32 && x->def && strcmp(x->def->op->name, "Cast") == 0 && x->def->in[0]->type == type &&
+                   (type == BF16 || type == F16);
+    return widened ? x->def->in[0] : x;
+}
+
+static status to_rms_norm(graph *g, value *const v[], const node *root, value **out) {
+    value *x = before_cast(v[X], root->out[0]->type);
+    double epsilon;
+
+    if (shape_count(&v[EPSILON]->shape) != 1 || !value_is_filled(v[EPSILON], &epsilon)) return OK;
+    if (!fits_last_axis(v[SCALE], x)) return OK;
+    return emit_with(g, out, "RMSNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), x, v[SCALE]);
+}
+
+static bool is_over_last_axis(const value *norm, const value *x) {
+    int64_t axis = node_int(norm->def, "axis");
+    return axis == -1 || axis == x->shape.rank - 1;
+}
+
+static status to_layer_norm(graph *g, value *const v[], const node *root, value **out) {
+    double epsilon = node_float(root, "epsilon");
+
+    if (!is_over_last_axis(v[NORM], v[X]) || !fits_last_axis(v[SCALE], v[X]) || v[SCALE]->type != v[X]->type) return OK;
+    return emit_with(g, out, "LayerNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), v[X],
+                     v[SCALE]);
+}
+
+static status add_bias(graph *g, value *const v[], const node *root, value **out) {
+    double epsilon = node_float(v[NORM]->def, "epsilon");
+
+    (void)root;
+    if (!is_over_last_axis(v[NORM], v[X]) || !fits_last_axis(v[BIAS], v[X])) return OK;
+    return emit_with(g, out, "LayerNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), v[X],
+                     v[SCALE], v[BIAS]);
+}
+
+const pass_def norm_fusion = {
+    .name = "norm_fusion",
+    .stage = BEFORE_GRADIENT,
+    .level = 1,
+    .rules = (const rule[]){
+        {OP("Mul", NORMED, VAR(SCALE)), to_rms_norm},
+        {OP("Mul", OP("Cast", NORMED), VAR(SCALE)), to_rms_norm},
+        {OP_AS(NORM, "RMSNormalization", OP("Sub", VAR(X), MEAN(VAR(X))), VAR(SCALE)), to_layer_norm},
+        {OP("Add", OP_AS(NORM, "LayerNormalization", VAR(X), VAR(SCALE)), VAR(BIAS)), add_bias},
+        {0},
+    },
+};

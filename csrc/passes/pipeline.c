@@ -1,0 +1,52 @@
+/* pipeline.c -- the table of passes and the loop over it. */
+#include "passes/pipeline.h"
+
+#include <string.h>
+
+extern const pass_def gelu_fusion, matmul_fusion, norm_fusion, safe_softmax, silu_fusion;
+
+const pass_def *const passes[] = {
+    &safe_softmax,
+    &gelu_fusion,
+    &silu_fusion,
+    &norm_fusion,
+    &matmul_fusion,
+    NULL,
+};
+
+_Static_assert(sizeof passes / sizeof *passes <= MAX_PASSES, "a pass has one of 32 bits");
+
+#ifdef ORT_VERIFY
+static status check(graph *g) { return graph_verify(g); }
+#else
+static status check(graph *g) { return (void)g, OK; }
+#endif
+
+uint32_t pass_bit(const char *name) {
+    for (int i = 0; passes[i]; i++)
+        if (strcmp(passes[i]->name, name) == 0) return UINT32_C(1) << i;
+    return 0;
+}
+
+uint32_t passes_above(int level) {
+    uint32_t bits = 0;
+    for (int i = 0; passes[i]; i++)
+        if (passes[i]->level > level) bits |= UINT32_C(1) << i;
+    return bits;
+}
+
+static status run_pass(graph *g, const pass_def *pass, int *fired) {
+    *fired = 0;
+    TRY(pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired));
+    return check(g);
+}
+
+status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired) {
+    for (int i = 0; passes[i]; i++) {
+        int count;
+        if (passes[i]->stage != stage || (disabled >> i & 1)) continue;
+        TRY_AT(g->c, run_pass(g, passes[i], &count), "running the pass %s", passes[i]->name);
+        if (fired) fired[i] += count;
+    }
+    return OK;
+}

@@ -1,0 +1,31 @@
+/* pipeline.h -- the passes, in the order they run. A pass is a file with rules, and a row in pipeline.c. */
+#ifndef ORT_PASSES_PIPELINE_H
+#define ORT_PASSES_PIPELINE_H
+
+#include "passes/match.h"
+
+typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT } pass_stage;
+
+typedef struct pass_def {
+    const char *name;
+    const rule *rules;                    /* ended by {0}; NULL for a pass that looks at the whole graph: */
+    status (*run)(graph *g, int *fired);
+    pass_stage stage;
+    int level;                            /* 0: results would be wrong without it; 1: faster with it */
+} pass_def;
+
+enum { MAX_PASSES = 32 };
+
+/* Ended by NULL. A pass is switched off by the bit of its place in this table. */
+extern const pass_def *const passes[];
+
+/* The bit of a pass; 0 when there is none of that name. */
+uint32_t pass_bit(const char *name);
+/* The bits of all passes above a level. */
+uint32_t passes_above(int level);
+
+/* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
+ * something; `fired` may be NULL. */
+MUST_USE status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired);
+
+#endif

@@ -1,0 +1,31 @@
+/* compile.c -- specialise, rewrite, differentiate, rewrite, plan. */
+#include "plan/compile.h"
+
+#include "grad/grad.h"
+
+#include <string.h>
+
+#ifdef ORT_VERIFY
+#define VERIFY(g, when) TRY_AT((g)->c, graph_verify(g), "verifying the graph %s", when)
+#else
+#define VERIFY(g, when) (void)(g)
+#endif
+
+status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+    int fired[MAX_PASSES] = {0};
+    graph *g;
+
+    TRY(specialise(c, model, inputs, &g));
+    graph_remove_dead(g);
+    VERIFY(g, "after specialisation");
+    TRY(passes_run(g, BEFORE_GRADIENT, o->disabled_passes, fired));
+    if (o->output_grads) {
+        TRY(grad_build(g, o->output_grads));
+        graph_remove_dead(g);
+        VERIFY(g, "after the gradient");
+        TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
+    }
+    TRY(plan_make(g, out));
+    memcpy((*out)->fired, fired, sizeof fired);
+    return OK;
+}

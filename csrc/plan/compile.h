@@ -1,0 +1,16 @@
+/* compile.h -- the whole way from a model and the shapes of its inputs to a plan. */
+#ifndef ORT_PLAN_COMPILE_H
+#define ORT_PLAN_COMPILE_H
+
+#include "plan/plan.h"
+#include "shape/specialise.h"
+
+typedef struct compile_options {
+    const bool *output_grads; /* [outputs] which receive gradients; NULL: inference, no backward */
+    uint32_t disabled_passes; /* bit i: pass i of the pipeline does not run */
+} compile_options;
+
+/* Everything is allocated from `c`; the model is only read and must outlive the plan. */
+MUST_USE status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out);
+
+#endif

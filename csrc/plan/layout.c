@@ -1,0 +1,114 @@
+/* layout.c -- views, and the copies that are left.
+ *
+ * Reshape, Transpose, Slice, Expand and their like cost nothing when their reader takes strides. A reader that does
+ * not gets one contiguous copy, shared by all readers of that value. */
+#include "plan/plan.h"
+
+tensor layout_tensor(const value *v, const layout *where) {
+    tensor t = {.type = v->type, .shape = v->shape};
+    for (int i = 0; i < v->shape.rank; i++) t.stride[i] = where[v->id].stride[i];
+    return t;
+}
+
+static void place_alone(const value *v, layout *where) {
+    where[v->id].root = (value *)(uintptr_t)v;
+    where[v->id].offset = 0;
+    stride_contiguous(&v->shape, where[v->id].stride);
+}
+
+/* `v` in memory of its own, as a node before g->before. */
+static status emit_copy(graph *g, value *v, layout *where, value **out) {
+    const op_def *op = op_find(ORT_DOMAIN, "Contiguous", 0);
+    node *n;
+
+    TRY(graph_make_node(g, op, v->def ? v->def->name : NULL, NULL, 1, &v, 1, &n));
+    TRY(op->infer(g, n));
+    TRY(graph_insert_node(g, n));
+    n->out[0]->needs_grad = v->needs_grad;
+    place_alone(n->out[0], where);
+    *out = n->out[0];
+    return OK;
+}
+
+static status place_results(graph *g, const node *n, layout *where) {
+    bool possible = false;
+    int64_t offset = 0;
+    tensor in, out;
+
+    for (int i = 0; i < n->n_out; i++) place_alone(n->out[i], where);
+    if (!n->op->view) return OK;
+    in = layout_tensor(n->in[0], where);
+    out = (tensor){.type = n->out[0]->type, .shape = n->out[0]->shape};
+    TRY(n->op->view(g->c, n, &in, &out, &offset, &possible));
+    if (!possible) return OK;
+    layout *l = &where[n->out[0]->id];
+    l->root = where[n->in[0]->id].root;
+    l->offset = where[n->in[0]->id].offset + offset;
+    for (int i = 0; i < out.shape.rank; i++) l->stride[i] = out.stride[i];
+    return OK;
+}
+
+/* Results that leave the engine must own their memory, each its own. */
+static status own_result(graph *g, value **slot, layout *where) {
+    value *v = *slot;
+
+    if (!v) return OK;
+    if (v->input >= 0 || v->data || where[v->id].root != v || v->mark) {
+        value *copy;
+        g->in_backward = v->def && v->def->backward;
+        TRY(emit_copy(g, v, where, &copy));
+        *slot = copy;
+        v = copy;
+    }
+    v->mark = 1;
+    return OK;
+}
+
+status layout_make(graph *g, layout **out) {
+    layout *where;
+    value **copies; /* [value id] its contiguous copy */
+    int known = g->n_values, room = known + g->n_outputs + g->n_input_grads;
+
+    for (const node *n = g->first; n; n = n->next) room += n->n_in;
+    for (const state_write *w = g->writes; w; w = w->next) room++;
+    TRY(NEW(g->c, where, room));
+    TRY(NEW(g->c, copies, known));
+    for (int i = 0; i < g->n_inputs; i++) place_alone(g->inputs[i], where);
+
+    for (node *n = g->first; n; n = n->next) {
+        for (int i = 0; i < n->n_in; i++) {
+            value *v = n->in[i];
+            if (!v) continue;
+            if (v->data) place_alone(v, where);
+            if (n->op->flags & STRIDED || n->op->view) continue;
+            tensor t = layout_tensor(v, where);
+            if (tensor_contiguous(&t)) continue;
+            if (!copies[v->id]) {
+                g->before = n;
+                g->in_backward = n->backward;
+                TRY(emit_copy(g, v, where, &copies[v->id]));
+            }
+            TRY(graph_set_operand(g, n, i, copies[v->id]));
+        }
+        TRY(place_results(g, n, where));
+    }
+    g->before = NULL;
+    for (const node *n = g->first; n; n = n->next)
+        for (int i = 0; i < n->n_out; i++) n->out[i]->mark = 0;
+    for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
+    for (int i = 0; i < g->n_outputs; i++) {
+        if (g->outputs[i]->data) place_alone(g->outputs[i], where);
+        TRY(own_result(g, &g->outputs[i], where));
+    }
+    for (state_write *w = g->writes; w; w = w->next) {
+        if (w->value->data) place_alone(w->value, where);
+        TRY(own_result(g, &w->value, where));
+    }
+    for (int i = 0; i < g->n_input_grads; i++) {
+        if (g->input_grads[i] && g->input_grads[i]->data) place_alone(g->input_grads[i], where);
+        TRY(own_result(g, &g->input_grads[i], where));
+    }
+    g->in_backward = false;
+    *out = where;
+    return OK;
+}

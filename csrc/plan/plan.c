@@ -1,0 +1,216 @@
+/* plan.c -- lives, in-place results, offsets, instructions. */
+#include "plan/plan.h"
+
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+#ifdef ORT_SANITIZE
+enum { REDZONE = 64 };
+#else
+enum { REDZONE = 0 };
+#endif
+
+/* Memory of one root value. */
+typedef struct block {
+    place place;
+    int index;
+    value *merged; /* in-place: this root's memory is that one's */
+    int first, last;
+    int64_t bytes, offset;
+} block;
+
+typedef struct planner {
+    graph *g;
+    layout *where;
+    block *blocks; /* [value id], meaningful for roots */
+    const node **order;
+    int count, n_forward;
+    plan *p;
+} planner;
+
+static value *root_of(const planner *pl, const value *v) {
+    value *r = pl->where[v->id].root;
+    while (pl->blocks[r->id].merged) r = pl->blocks[r->id].merged;
+    return r;
+}
+
+static block *block_of(const planner *pl, const value *v) { return &pl->blocks[root_of(pl, v)->id]; }
+
+/* --- places and lives ----------------------------------------------------------------------------------------------- */
+
+static void put(planner *pl, const value *v, place where, int index) {
+    if (v) pl->blocks[v->id] = (block){.place = where, .index = index};
+}
+
+static void place_all(planner *pl) {
+    graph *g = pl->g;
+
+    for (int i = 0; i < g->n_inputs; i++) put(pl, g->inputs[i], AT_INPUT, i);
+    for (int i = 0; g->output_grads && i < g->n_outputs; i++) put(pl, g->output_grads[i], AT_OUTPUT_GRAD, i);
+    for (int t = 0; t < pl->count; t++) {
+        const node *n = pl->order[t];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] && n->in[i]->data) put(pl, n->in[i], AT_CONSTANT, 0);
+        for (int i = 0; i < n->n_out; i++) {
+            put(pl, n->out[i], AT_ARENA, 0);
+            block *b = &pl->blocks[n->out[i]->id];
+            b->first = b->last = t;
+            b->bytes = shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
+        }
+    }
+    /* Constants reached through views only. */
+    for (const node *n = g->first; n; n = n->next)
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] && n->in[i]->data) put(pl, n->in[i], AT_CONSTANT, 0);
+    for (int i = 0; i < g->n_outputs; i++) put(pl, g->outputs[i], AT_OUTPUT, i);
+    for (const state_write *w = g->writes; w; w = w->next) put(pl, w->value, AT_WRITE, pl->p->n_writes++);
+    for (int i = 0; i < g->n_input_grads; i++) put(pl, g->input_grads[i], AT_INPUT_GRAD, i);
+}
+
+static void find_lives(planner *pl) {
+    for (int t = 0; t < pl->count; t++) {
+        const node *n = pl->order[t];
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i]) block_of(pl, n->in[i])->last = t;
+    }
+}
+
+static bool wanted(const planner *pl, const value *v) {
+    return v->type != DT_NONE && (v->n_uses > 0 || pl->blocks[v->id].place != AT_ARENA);
+}
+
+/* --- in place ------------------------------------------------------------------------------------------------------- */
+
+static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
+    const value *x, *y = n->out[0];
+    const block *b;
+    tensor tx;
+
+    if (index >= n->n_in || !(x = n->in[index])) return false;
+    b = block_of(pl, x);
+    tx = layout_tensor(x, pl->where);
+    if (b->place != AT_ARENA || b->last != t || pl->where[x->id].offset != 0 || !tensor_contiguous(&tx)) return false;
+    if (x->type != y->type || !shape_equal(&x->shape, &y->shape)) return false;
+    if (b->bytes != pl->blocks[y->id].bytes) return false;
+    for (int i = 0; i < n->n_in; i++) {
+        if (i == index || !n->in[i] || root_of(pl, n->in[i]) != root_of(pl, x)) continue;
+        /* Another reader of the same memory must read each place before it is written: only an equal layout does. */
+        tensor other = layout_tensor(n->in[i], pl->where);
+        if (!shape_equal(&other.shape, &tx.shape) || !tensor_contiguous(&other) || pl->where[n->in[i]->id].offset)
+            return false;
+    }
+    return true;
+}
+
+static void merge_in_place(planner *pl) {
+    for (int t = 0; t < pl->count; t++) {
+        const node *n = pl->order[t];
+        value *y = n->out[0];
+        int index = -1;
+
+        if (pl->blocks[y->id].place != AT_ARENA || !wanted(pl, y) || pl->where[y->id].root != y) continue;
+        if (n->op->flags & INPLACE_0 && may_overwrite(pl, n, t, 0)) index = 0;
+        else if (n->op->flags & INPLACE_1 && may_overwrite(pl, n, t, 1)) index = 1;
+        if (index < 0) continue;
+        value *x = root_of(pl, n->in[index]);
+        int last = pl->blocks[y->id].last;
+        pl->blocks[y->id].merged = x;
+        pl->blocks[x->id].last = last;
+    }
+}
+
+/* --- offsets -------------------------------------------------------------------------------------------------------- */
+
+static status assign_offsets(planner *pl) {
+    graph *g = pl->g;
+    plan *p = pl->p;
+    interval *items;
+    int n = 0, room = pl->count;
+    value **owner;
+
+    for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_out;
+    TRY(NEW(g->c, items, room));
+    TRY(NEW(g->c, owner, room));
+    for (int t = 0; t < pl->count; t++) {
+        const node *nd = pl->order[t];
+        size_t work = nd->op->workspace ? nd->op->workspace(nd) : 0;
+        for (int i = 0; i < nd->n_out; i++) {
+            const block *b = &pl->blocks[nd->out[i]->id];
+            if (b->place != AT_ARENA || b->merged || !wanted(pl, nd->out[i])) continue;
+            owner[n] = nd->out[i];
+            items[n++] = (interval){.bytes = b->bytes, .first = b->first, .last = b->last};
+        }
+        p->code[t].work = -1;
+        if (work) items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
+    }
+    TRY(offsets_plan(g->c, items, n, ALIGNMENT, REDZONE, &p->arena_bytes));
+    for (int i = 0; i < n; i++) {
+        if (owner[i]) pl->blocks[owner[i]->id].offset = items[i].offset;
+        else p->code[items[i].first].work = items[i].offset;
+    }
+    p->blocks = items;
+    p->n_blocks = n;
+    return OK;
+}
+
+/* --- instructions --------------------------------------------------------------------------------------------------- */
+
+static operand encode(const planner *pl, const value *v) {
+    operand o = {.t = {.type = DT_NONE}, .place = AT_NOTHING};
+    const block *b;
+
+    if (!v) return o;
+    b = block_of(pl, v);
+    o.t = layout_tensor(v, pl->where);
+    o.place = b->place;
+    o.index = b->index;
+    o.offset = b->offset + pl->where[v->id].offset * (int64_t)dtype_size(v->type);
+    if (b->place == AT_CONSTANT) o.t.data = (char *)(uintptr_t)root_of(pl, v)->data + o.offset;
+    return o;
+}
+
+static status encode_all(planner *pl) {
+    plan *p = pl->p;
+
+    TRY(NEW(pl->g->c, p->reads_input, pl->g->n_inputs));
+    TRY(NEW(pl->g->c, p->reads_output, pl->g->n_outputs));
+    for (int t = 0; t < pl->count; t++) {
+        const node *n = pl->order[t];
+        instr *in = &p->code[t];
+        in->node = n;
+        if (!n->op->cpu) return fail(pl->g->c, E_UNSUPPORTED, "%s has no CPU kernel", n->op->name);
+        TRY(NEW(pl->g->c, in->in, n->n_in));
+        TRY(NEW(pl->g->c, in->out, n->n_out));
+        for (int i = 0; i < n->n_in; i++) {
+            in->in[i] = encode(pl, n->in[i]);
+            if (t < pl->n_forward) continue;
+            if (in->in[i].place == AT_INPUT) p->reads_input[in->in[i].index] = true;
+            if (in->in[i].place == AT_OUTPUT) p->reads_output[in->in[i].index] = true;
+        }
+        for (int i = 0; i < n->n_out; i++) in->out[i] = encode(pl, wanted(pl, n->out[i]) ? n->out[i] : NULL);
+        if (n->n_in + n->n_out > p->most_operands) p->most_operands = n->n_in + n->n_out;
+        p->random |= (n->op->flags & RANDOM) != 0;
+    }
+    return OK;
+}
+
+status plan_make(graph *g, plan **out) {
+    planner pl = {.g = g};
+
+    graph_remove_dead(g);
+    TRY(layout_make(g, &pl.where));
+    TRY(order_make(g, pl.where, &pl.order, &pl.count, &pl.n_forward));
+    TRY(NEW(g->c, pl.p, 1));
+    TRY(NEW(g->c, pl.blocks, g->n_values));
+    TRY(NEW(g->c, pl.p->code, pl.count));
+    pl.p->g = g;
+    pl.p->n_code = pl.count;
+    pl.p->n_forward = pl.n_forward;
+    place_all(&pl);
+    find_lives(&pl);
+    merge_in_place(&pl);
+    TRY(assign_offsets(&pl));
+    TRY(encode_all(&pl));
+    *out = pl.p;
+    return OK;
+}

@@ -1,0 +1,72 @@
+/* plan.h -- a specialised graph becomes a flat array of instructions over one arena.
+ *
+ * One arena serves a run, forward and backward: values that backward needs are simply blocks whose life crosses from
+ * the first part of the program to the second. Its size is known before anything is allocated. */
+#ifndef ORT_PLAN_PLAN_H
+#define ORT_PLAN_PLAN_H
+
+#include "ops/op.h"
+#include "passes/pipeline.h"
+#include "plan/offsets.h"
+
+typedef enum place {
+    AT_NOTHING,     /* an absent operand */
+    AT_ARENA,
+    AT_CONSTANT,
+    AT_INPUT,       /* of the model: user inputs, parameters, buffers */
+    AT_OUTPUT,      /* what forward returns */
+    AT_WRITE,       /* new contents of an input's memory */
+    AT_OUTPUT_GRAD, /* given to backward */
+    AT_INPUT_GRAD,  /* what backward returns */
+    PLACES,
+} place;
+
+typedef struct operand {
+    tensor t;       /* data is set for constants only */
+    place place;
+    int index;      /* which input, output, ... */
+    int64_t offset; /* bytes from the beginning of that memory */
+} operand;
+
+typedef struct instr {
+    const node *node;
+    operand *in, *out;
+    int64_t work;   /* offset of the workspace in the arena; -1: none */
+} instr;
+
+typedef struct plan {
+    graph *g;
+    instr *code;
+    int n_code, n_forward; /* forward is [0, n_forward), backward the rest */
+    int most_operands;     /* of any instruction, operands and results together */
+    int64_t arena_bytes;
+    interval *blocks;      /* lives of the arena's blocks, in instructions */
+    int n_blocks;
+    int n_writes;
+    bool random;           /* forward or backward draws random numbers: a run needs a seed */
+    bool *reads_input;     /* [inputs of the model] backward reads it: it must not change before */
+    bool *reads_output;    /* [outputs] the same */
+    int fired[MAX_PASSES]; /* how often each pass changed something */
+} plan;
+
+/* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. */
+MUST_USE status plan_make(graph *g, plan **out);
+
+/* --- inside this folder -------------------------------------------------------------------------------------------- */
+
+/* Where a value's elements are: strides over the memory of `root` (itself, unless it is a view). */
+typedef struct layout {
+    value *root;
+    int64_t offset; /* elements */
+    int64_t stride[MAX_RANK];
+} layout;
+
+/* Decides for every value whether it is a view, and inserts "Contiguous" nodes before kernels that cannot read
+ * strides and for results that need memory of their own. out[value id]. */
+MUST_USE status layout_make(graph *g, layout **out);
+/* The nodes that execute, forward first. Views do not execute. */
+MUST_USE status order_make(graph *g, const layout *where, const node ***order, int *count, int *n_forward);
+
+tensor layout_tensor(const value *v, const layout *where);
+
+#endif

@@ -1,0 +1,188 @@
+/* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
+#include "onnx/read.h"
+#include "plan/compile.h"
+#include "py/py.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    PyObject_HEAD
+    ctx c;        /* owns the graph */
+    graph *g;     /* NULL until it has been read */
+} model_object;
+
+static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    model_object *self = (model_object *)object;
+    char *names[] = {"data", NULL};
+    Py_buffer data;
+    status s;
+
+    if (self->g) {
+        PyErr_SetString(PyExc_RuntimeError, "a Model is initialised once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*:Model", names, &data)) return -1;
+    ctx_release(&self->c);
+    ctx_init(&self->c);
+    Py_BEGIN_ALLOW_THREADS
+    s = onnx_read(&self->c, data.buf, (size_t)data.len, &self->g);
+    if (s == OK) graph_remove_dead(self->g);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    if (s == OK) return 0;
+    self->g = NULL;
+    raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
+    return -1;
+}
+
+static void model_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    ctx_release(&((model_object *)object)->c);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static graph *check_graph(PyObject *object) {
+    graph *g = ((model_object *)object)->g;
+    if (!g) PyErr_SetString(PyExc_RuntimeError, "this Model was never read");
+    return g;
+}
+
+/* --- plan ----------------------------------------------------------------------------------------------------------- */
+
+static int parse_specs(const graph *g, PyObject *list, PyObject *needs, input_spec *specs) {
+    if (PySequence_Size(list) != g->n_inputs || PySequence_Size(needs) != g->n_inputs) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "the model has %d inputs; %zd specs and %zd needs_grad flags were given",
+                         g->n_inputs, PySequence_Size(list), PySequence_Size(needs));
+        return -1;
+    }
+    for (int i = 0; i < g->n_inputs; i++) {
+        PyObject *spec = PySequence_GetItem(list, i), *need = PySequence_GetItem(needs, i), *type, *sizes;
+        int ok = spec && need && PyArg_ParseTuple(spec, "OO", &type, &sizes) && parse_dtype(type, &specs[i].type) == 0 &&
+                 parse_shape(sizes, &specs[i].shape) == 0;
+        specs[i].needs_grad = ok && PyObject_IsTrue(need) == 1;
+        Py_XDECREF(spec);
+        Py_XDECREF(need);
+        if (!ok) return -1;
+    }
+    return 0;
+}
+
+static int parse_flags(PyObject *list, int count, bool *flags) {
+    if (PySequence_Size(list) != count) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "the model has %d outputs; %zd flags were given", count, PySequence_Size(list));
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        int truth = item ? PyObject_IsTrue(item) : -1;
+        Py_XDECREF(item);
+        if (truth < 0) return -1;
+        flags[i] = truth;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(plan_doc,
+             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0) -> Plan\n\n"
+             "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
+             "output_grads: which outputs receive a gradient; None plans inference only.");
+
+static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", NULL};
+    module_state *m = state_of((PyObject *)Py_TYPE(object));
+    PyObject *inputs, *needs, *grads = Py_None, *result = NULL;
+    unsigned int disabled = 0;
+    graph *g = check_graph(object);
+    input_spec *specs = NULL;
+    bool *flags = NULL;
+    plan *p = NULL;
+    ctx c;
+    status s;
+
+    ctx_init(&c);
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OI:plan", names, &inputs, &needs, &grads, &disabled))
+        return NULL;
+    specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
+    flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
+    if (!specs || !flags) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (parse_specs(g, inputs, needs, specs) < 0) goto done;
+    if (grads != Py_None && parse_flags(grads, g->n_outputs, flags) < 0) goto done;
+    {
+        compile_options o = {.output_grads = grads == Py_None ? NULL : flags, .disabled_passes = disabled};
+        Py_BEGIN_ALLOW_THREADS
+        s = compile(&c, g, specs, &o, &p);
+        Py_END_ALLOW_THREADS
+    }
+    if (s != OK) raise_status(m, &c.err);
+    else result = plan_object_new(m, object, &c, p); /* takes the context over, even when it fails */
+    if (s == OK) ctx_init(&c);
+
+done:
+    ctx_release(&c);
+    free(specs);
+    free(flags);
+    return result;
+}
+
+/* --- attributes ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *value_names(value *const *list, int count) {
+    PyObject *names = PyList_New(count);
+    for (int i = 0; names && i < count; i++)
+        PyList_SetItem(names, i, PyUnicode_FromString(list[i]->name ? list[i]->name : ""));
+    return names;
+}
+
+static PyObject *model_inputs(PyObject *object, void *unused) {
+    graph *g = check_graph(object);
+    (void)unused;
+    return g ? value_names(g->inputs, g->n_inputs) : NULL;
+}
+
+static PyObject *model_outputs(PyObject *object, void *unused) {
+    graph *g = check_graph(object);
+    (void)unused;
+    return g ? value_names(g->outputs, g->n_outputs) : NULL;
+}
+
+static PyObject *model_nodes(PyObject *object, void *unused) {
+    graph *g = check_graph(object);
+    (void)unused;
+    return g ? PyLong_FromLong(g->n_nodes) : NULL;
+}
+
+static PyMethodDef model_methods[] = {
+    {"plan", (PyCFunction)(void (*)(void))model_plan, METH_VARARGS | METH_KEYWORDS, plan_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef model_getset[] = {
+    {"inputs", model_inputs, NULL, "names of the inputs", NULL},
+    {"outputs", model_outputs, NULL, "names of the outputs", NULL},
+    {"nodes", model_nodes, NULL, "number of nodes that were read", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot model_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("Model(data): reads ONNX bytes; raises InvalidModelError, UnsupportedError.")},
+    {Py_tp_init, model_init},
+    {Py_tp_dealloc, model_dealloc},
+    {Py_tp_methods, model_methods},
+    {Py_tp_getset, model_getset},
+    {0, NULL},
+};
+
+static PyType_Spec model_spec = {
+    .name = "ortmodule._core.Model",
+    .basicsize = sizeof(model_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = model_slots,
+};
+
+PyObject *model_type_new(PyObject *module) { return PyType_FromModuleAndSpec(module, &model_spec, NULL); }

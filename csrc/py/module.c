@@ -1,0 +1,112 @@
+/* module.c -- ortmodule._core: the module, its state, and the way from a status to an exception. */
+#include "py/py.h"
+
+#include "ops/op.h"
+
+module_state *state_of(PyObject *object) {
+    return PyModule_Check(object) ? PyModule_GetState(object) : PyType_GetModuleState((PyTypeObject *)object);
+}
+
+PyObject *raise_status(const module_state *m, const err *e) {
+    PyObject *type = m->Error;
+
+    switch (e->code) {
+    case E_NOMEM: type = PyExc_MemoryError; break;
+    case E_INVALID: type = m->InvalidModelError; break;
+    case E_SHAPE: type = PyExc_ValueError; break;
+    case E_TYPE: type = PyExc_TypeError; break;
+    case E_UNSUPPORTED: type = m->UnsupportedError; break;
+    case E_FOREIGN:
+        if (PyErr_Occurred()) return NULL;
+        break;
+    case E_RUNTIME: case OK: break;
+    }
+    PyErr_SetString(type, e->text);
+    return NULL;
+}
+
+/* One dict a record: what tests and documentation read the registry through. */
+static PyObject *core_operators(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+
+    (void)module, (void)unused;
+    for (const op_def *const *family = op_families; list && *family; family++)
+        for (const op_def *op = *family; list && op->name; op++) {
+            PyObject *types = PyList_New(0), *row;
+            for (int t = F32; types && t < DTYPE_COUNT; t++) {
+                PyObject *name = op->dtypes & SET(t) ? PyUnicode_FromString(dtype_name((dtype)t)) : NULL;
+                if (name && PyList_Append(types, name) < 0) Py_CLEAR(types);
+                Py_XDECREF(name);
+            }
+            row = Py_BuildValue("{sssssisNsOsOsOsOsI}", "name", op->name, "domain", op->domain, "since", op->since,
+                                "dtypes", types, "has_kernel", op->cpu ? Py_True : Py_False, "has_grad",
+                                op->grad ? Py_True : Py_False, "has_lower", op->lower ? Py_True : Py_False, "no_grad",
+                                op->flags & NO_GRAD ? Py_True : Py_False, "flags", op->flags);
+            if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+            Py_XDECREF(row);
+        }
+    return list;
+}
+
+static PyMethodDef methods[] = {
+    {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add(PyObject *module, const char *name, PyObject **slot, PyObject *object) {
+    *slot = object;
+    return object ? PyModule_AddObjectRef(module, name, object) : -1;
+}
+
+static int core_exec(PyObject *module) {
+    module_state *m = PyModule_GetState(module);
+    PyObject *bases = NULL;
+
+    if (add(module, "Error", &m->Error, PyErr_NewException("ortmodule.Error", PyExc_RuntimeError, NULL)) < 0) return -1;
+    if (add(module, "UnsupportedError", &m->UnsupportedError,
+            PyErr_NewException("ortmodule.UnsupportedError", m->Error, NULL)) < 0)
+        return -1;
+    if (!(bases = PyTuple_Pack(2, m->Error, PyExc_ValueError))) return -1;
+    m->InvalidModelError = PyErr_NewException("ortmodule.InvalidModelError", bases, NULL);
+    Py_DECREF(bases);
+    if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0) return -1;
+    if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
+    return add(module, "Plan", &m->plan_type, plan_type_new(module));
+}
+
+static int core_traverse(PyObject *module, visitproc visit, void *arg) {
+    module_state *m = PyModule_GetState(module);
+#define X(name) Py_VISIT(m->name);
+    MODULE_STATE(X)
+#undef X
+    return 0;
+}
+
+static int core_clear(PyObject *module) {
+    module_state *m = PyModule_GetState(module);
+#define X(name) Py_CLEAR(m->name);
+    MODULE_STATE(X)
+#undef X
+    return 0;
+}
+
+static void core_free(void *module) { core_clear(module); }
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, core_exec},
+    {0, NULL},
+};
+
+PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "ortmodule._core",
+    .m_doc = PyDoc_STR("The C engine: models, plans, operators."),
+    .m_size = sizeof(module_state),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

@@ -1,0 +1,356 @@
+/* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
+#include "exec/exec.h"
+#include "py/py.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    PyObject_HEAD
+    ctx c;           /* owns the plan */
+    PyObject *model; /* the plan shares its constants */
+    plan *p;
+    double *seconds; /* NULL unless profiling */
+} plan_object;
+
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p) {
+    PyTypeObject *type = (PyTypeObject *)m->plan_type;
+    plan_object *self = (plan_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+
+    if (!self) {
+        ctx_release(c);
+        return NULL;
+    }
+    self->c = *c;
+    p->g->c = &self->c;
+    self->p = p;
+    self->model = Py_NewRef(model);
+    return (PyObject *)self;
+}
+
+static void plan_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    plan_object *self = (plan_object *)object;
+
+    ctx_release(&self->c);
+    free(self->seconds);
+    Py_XDECREF(self->model);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* --- running ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct addresses {
+    void **list;
+    int count;
+} addresses;
+
+static int collect(PyObject *tensors, value *const *values, int count, const char *what, addresses *out) {
+    Py_ssize_t given = PySequence_Size(tensors);
+
+    if (given < 0) return -1;
+    if (given != count) {
+        PyErr_Format(PyExc_ValueError, "%d %ss are needed, %zd were given", count, what, given);
+        return -1;
+    }
+    if (!(out->list = calloc((size_t)count + 1, sizeof *out->list))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        PyObject *t;
+        int bad;
+        if (!values[i]) continue;
+        if (!(t = PySequence_GetItem(tensors, i))) return -1;
+        bad = tensor_address(t, values[i]->type, &values[i]->shape, what, i, &out->list[i]);
+        Py_DECREF(t);
+        if (bad) return -1;
+    }
+    return 0;
+}
+
+static int collect_arena(PyObject *memory, const plan *p, void **out) {
+    int64_t bytes;
+
+    *out = NULL;
+    if (p->arena_bytes == 0) return 0;
+    if (tensor_bytes(memory, "the arena", out, &bytes) < 0) return -1;
+    if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
+    return -1;
+}
+
+/* Model inputs come first among the graph's inputs; the outputs' gradients follow. */
+static int model_inputs(const plan *p) {
+    int n = p->g->n_inputs;
+    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
+    return n;
+}
+
+static status run_stretch(plan_object *self, run *r, int from, int to, err *e) {
+    ctx c;
+    status s;
+
+    ctx_init(&c);
+    r->seconds = self->seconds;
+    Py_BEGIN_ALLOW_THREADS
+    s = exec_run(&c, self->p, from, to, r);
+    Py_END_ALLOW_THREADS
+    *e = c.err;
+    ctx_release(&c);
+    return s;
+}
+
+PyDoc_STRVAR(forward_doc, "forward(arena, inputs, outputs, writes, seed): fills outputs and writes.");
+
+static PyObject *plan_forward(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    const plan *p = self->p;
+    PyObject *memory, *inputs, *outputs, *writes, *result = NULL;
+    addresses in = {0}, out = {0}, written = {0};
+    value *write_values[64];
+    unsigned long long seed;
+    int n = 0;
+    run r = {0};
+    err e;
+
+    if (!PyArg_ParseTuple(args, "OOOOK:forward", &memory, &inputs, &outputs, &writes, &seed)) return NULL;
+    value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
+    if (!targets) return PyErr_NoMemory();
+    for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
+    if (collect_arena(memory, p, &r.arena) == 0 &&
+        collect(inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
+        collect(outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
+        collect(writes, targets, n, "write", &written) == 0) {
+        r.memory[AT_INPUT] = in.list;
+        r.memory[AT_OUTPUT] = out.list;
+        r.memory[AT_WRITE] = written.list;
+        r.seed = seed;
+        if (run_stretch(self, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
+    }
+    free(in.list);
+    free(out.list);
+    free(written.list);
+    if (targets != write_values) free(targets);
+    return result;
+}
+
+PyDoc_STRVAR(backward_doc,
+             "backward(arena, inputs, outputs, output_grads, input_grads, seed): fills input_grads.\n\n"
+             "arena, inputs, outputs, seed: those of the forward. Entries nobody reads may be None.");
+
+static PyObject *plan_backward(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    const plan *p = self->p;
+    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *result = NULL;
+    addresses in = {0}, out = {0}, dy = {0}, dx = {0};
+    unsigned long long seed;
+    value **read_in, **read_out;
+    int n = model_inputs(p);
+    run r = {0};
+    err e;
+
+    if (!PyArg_ParseTuple(args, "OOOOOK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed))
+        return NULL;
+    if (!p->g->input_grads) {
+        PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
+        return NULL;
+    }
+    /* Only what backward reads is checked: the caller may have dropped the rest. */
+    read_in = calloc((size_t)n + 1, sizeof *read_in);
+    read_out = calloc((size_t)p->g->n_outputs + 1, sizeof *read_out);
+    for (int i = 0; read_in && i < n; i++) read_in[i] = p->reads_input[i] ? p->g->inputs[i] : NULL;
+    for (int i = 0; read_out && i < p->g->n_outputs; i++) read_out[i] = p->reads_output[i] ? p->g->outputs[i] : NULL;
+    if (!read_in || !read_out) PyErr_NoMemory();
+    else if (collect_arena(memory, p, &r.arena) == 0 && collect(inputs, read_in, n, "input", &in) == 0 &&
+             collect(outputs, read_out, p->g->n_outputs, "output", &out) == 0 &&
+             collect(output_grads, p->g->output_grads, p->g->n_outputs, "output gradient", &dy) == 0 &&
+             collect(input_grads, p->g->input_grads, p->g->n_input_grads, "input gradient", &dx) == 0) {
+        r.memory[AT_INPUT] = in.list;
+        r.memory[AT_OUTPUT] = out.list;
+        r.memory[AT_OUTPUT_GRAD] = dy.list;
+        r.memory[AT_INPUT_GRAD] = dx.list;
+        r.seed = seed;
+        if (run_stretch(self, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
+        else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
+    }
+    free(in.list);
+    free(out.list);
+    free(dy.list);
+    free(dx.list);
+    free(read_in);
+    free(read_out);
+    return result;
+}
+
+/* --- asking ------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *plan_profile(PyObject *object, PyObject *flag) {
+    plan_object *self = (plan_object *)object;
+
+    if (PyObject_IsTrue(flag) && !self->seconds) {
+        self->seconds = calloc((size_t)self->p->n_code + 1, sizeof *self->seconds);
+        if (!self->seconds) return PyErr_NoMemory();
+    } else if (!PyObject_IsTrue(flag)) {
+        free(self->seconds);
+        self->seconds = NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *plan_code(PyObject *object, PyObject *unused) {
+    const plan_object *self = (plan_object *)object;
+    const plan *p = self->p;
+    PyObject *list = PyList_New(p->n_code);
+
+    (void)unused;
+    for (int t = 0; list && t < p->n_code; t++) {
+        const node *n = p->code[t].node;
+        const value *v = n->n_out ? n->out[0] : NULL;
+        PyObject *row = Py_BuildValue("(sssdN)", n->op->name, n->name ? n->name : "",
+                                      t < p->n_forward ? "forward" : "backward", self->seconds ? self->seconds[t] : 0.0,
+                                      v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
+        if (!row || PyList_SetItem(list, t, row) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *plan_text(PyObject *object, PyObject *unused) {
+    plan_object *self = (plan_object *)object;
+    const char *text;
+
+    (void)unused;
+    if (graph_print(self->p->g, &text) != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
+    return PyUnicode_FromString(text);
+}
+
+static PyObject *value_specs(value *const *list, int count) {
+    PyObject *specs = PyList_New(count);
+    for (int i = 0; specs && i < count; i++) {
+        PyObject *s = list && list[i] ? build_spec(list[i]->type, &list[i]->shape) : Py_NewRef(Py_None);
+        if (!s || PyList_SetItem(specs, i, s) < 0) Py_CLEAR(specs);
+    }
+    return specs;
+}
+
+static PyObject *flag_list(const bool *flags, int count) {
+    PyObject *list = PyList_New(count);
+    for (int i = 0; list && i < count; i++) PyList_SetItem(list, i, PyBool_FromLong(flags[i]));
+    return list;
+}
+
+static const plan *plan_of(PyObject *object) { return ((plan_object *)object)->p; }
+
+static PyObject *get_outputs(PyObject *object, void *unused) {
+    (void)unused;
+    return value_specs(plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
+}
+
+static PyObject *get_output_grads(PyObject *object, void *unused) {
+    (void)unused;
+    return value_specs(plan_of(object)->g->output_grads, plan_of(object)->g->n_outputs);
+}
+
+static PyObject *get_input_grads(PyObject *object, void *unused) {
+    (void)unused;
+    return value_specs(plan_of(object)->g->input_grads, model_inputs(plan_of(object)));
+}
+
+static PyObject *get_writes(PyObject *object, void *unused) {
+    const plan *p = plan_of(object);
+    PyObject *list = PyList_New(0);
+
+    (void)unused;
+    for (const state_write *w = p->g->writes; list && w; w = w->next) {
+        PyObject *row = Py_BuildValue("(iN)", w->input->input, build_spec(w->value->type, &w->value->shape));
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *get_reads_input(PyObject *object, void *unused) {
+    (void)unused;
+    return flag_list(plan_of(object)->reads_input, model_inputs(plan_of(object)));
+}
+
+static PyObject *get_reads_output(PyObject *object, void *unused) {
+    (void)unused;
+    return flag_list(plan_of(object)->reads_output, plan_of(object)->g->n_outputs);
+}
+
+static PyObject *get_arena_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->arena_bytes);
+}
+
+static PyObject *get_host_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromSize_t(((plan_object *)object)->c.mem.total);
+}
+
+static PyObject *get_nodes(PyObject *object, void *unused) {
+    (void)unused;
+    return Py_BuildValue("(ii)", plan_of(object)->n_forward, plan_of(object)->n_code - plan_of(object)->n_forward);
+}
+
+static PyObject *get_random(PyObject *object, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(plan_of(object)->random);
+}
+
+static PyObject *get_fired(PyObject *object, void *unused) {
+    PyObject *dict = PyDict_New();
+
+    (void)unused;
+    for (int i = 0; dict && passes[i]; i++) {
+        int times = plan_of(object)->fired[i];
+        PyObject *count = times ? PyLong_FromLong(times) : NULL;
+        if (count && PyDict_SetItemString(dict, passes[i]->name, count) < 0) Py_CLEAR(dict);
+        Py_XDECREF(count);
+    }
+    return dict;
+}
+
+static PyMethodDef plan_methods[] = {
+    {"forward", plan_forward, METH_VARARGS, forward_doc},
+    {"backward", plan_backward, METH_VARARGS, backward_doc},
+    {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
+    {"code", plan_code, METH_NOARGS,
+     PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
+    {"text", plan_text, METH_NOARGS, PyDoc_STR("text() -> the graph, one node a line")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef plan_getset[] = {
+    {"outputs", get_outputs, NULL, "(dtype, shape) of each output", NULL},
+    {"output_grads", get_output_grads, NULL, "(dtype, shape) or None for each output", NULL},
+    {"input_grads", get_input_grads, NULL, "(dtype, shape) or None for each input", NULL},
+    {"writes", get_writes, NULL, "[(input index, (dtype, shape)), ...]: inputs whose memory forward changes", NULL},
+    {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
+    {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
+    {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
+    {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
+    {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
+    {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
+    {"random", get_random, NULL, "whether a run needs a seed", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_doc, (void *)PyDoc_STR("A plan: instructions over one arena, for fixed shapes. Made by Model.plan.")},
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},
+    {0, NULL},
+};
+
+static PyType_Spec plan_spec = {
+    .name = "ortmodule._core.Plan",
+    .basicsize = sizeof(plan_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = plan_slots,
+};
+
+PyObject *plan_type_new(PyObject *module) { return PyType_FromModuleAndSpec(module, &plan_spec, NULL); }

@@ -1,0 +1,54 @@
+/* py.h -- what the files of this folder share. The only folder that includes Python.h. */
+#ifndef ORT_PY_PY_H
+#define ORT_PY_PY_H
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#define PY_SSIZE_T_CLEAN
+/* Slot tables hold functions in void pointers: CPython's interface, which ISO C does not know. */
+#pragma GCC diagnostic ignored "-Wpedantic"
+#include <Python.h>
+
+#include "core/ctx.h"
+#include "core/shape.h"
+
+/* Everything that is global lives here, once a module. */
+#define MODULE_STATE(X)                                                                                                \
+    X(Error)            /* RuntimeError: the engine failed */                                                         \
+    X(UnsupportedError) /* Error: well-formed, but only PyTorch can compute it */                                     \
+    X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                        \
+    X(model_type)                                                                                                      \
+    X(plan_type)
+
+typedef struct module_state {
+#define X(name) PyObject *name;
+    MODULE_STATE(X)
+#undef X
+} module_state;
+
+extern PyModuleDef core_module;
+
+module_state *state_of(PyObject *type_or_module_object);
+
+/* The one place where a status becomes an exception; returns NULL. */
+PyObject *raise_status(const module_state *m, const err *e);
+
+/* "float32" and an iterable of sizes, as Python gives them. -1 with an exception set. */
+int parse_dtype(PyObject *name, dtype *out);
+int parse_shape(PyObject *sizes, shape *out);
+PyObject *build_spec(dtype type, const shape *s); /* ("float32", (2, 3)) */
+
+/* Address of a contiguous CPU torch.Tensor of exactly this type and shape; `what` and `index` name it in errors. */
+int tensor_address(PyObject *object, dtype type, const shape *s, const char *what, int index, void **out);
+/* Address and size in bytes of a contiguous CPU tensor of any type. */
+int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes);
+
+PyObject *model_type_new(PyObject *module);
+PyObject *plan_type_new(PyObject *module);
+
+struct plan;
+/* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. */
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p);
+
+#endif

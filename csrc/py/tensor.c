@@ -1,0 +1,151 @@
+/* tensor.c -- torch tensors as addresses, through the C function table that torch publishes for DLPack.
+ *
+ * Nothing of torch is included: the structures below are the DLPack 1.x interface. */
+#include "py/py.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct dl_tensor {
+    void *data;
+    struct { int32_t type, id; } device;
+    int32_t ndim;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_exchange {
+    struct { uint32_t major, minor; } version;
+    struct dl_exchange *previous;
+    void *allocator, *from_object, *to_object;
+    int (*borrow)(void *object, dl_tensor *out);
+    void *current_stream;
+} dl_exchange;
+
+enum { DL_CPU = 1, DL_MAJOR = 1 };
+
+/* The table is static in torch: looked up once a process, the same for every tensor type. */
+static const dl_exchange *exchange;
+
+static const dl_exchange *find_exchange(PyObject *object) {
+    PyObject *capsule = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__dlpack_c_exchange_api__");
+    const dl_exchange *e;
+
+    if (!capsule) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor (torch 2.11 or newer), not %R", Py_TYPE(object));
+        return NULL;
+    }
+    e = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    while (e && e->version.major > DL_MAJOR) e = e->previous;
+    if (!e || !e->borrow) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch offers no DLPack 1.x exchange table");
+        return NULL;
+    }
+    return exchange = e;
+}
+
+static int borrow(PyObject *object, const char *what, int index, dl_tensor *t) {
+    const dl_exchange *e = exchange ? exchange : find_exchange(object);
+
+    if (!e || e->borrow(object, t) != 0) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s %d is not a tensor", what, index);
+        return -1;
+    }
+    if (t->device.type != DL_CPU) {
+        PyErr_Format(PyExc_ValueError, "%s %d is not on the CPU", what, index);
+        return -1;
+    }
+    return 0;
+}
+
+static int is_contiguous(const dl_tensor *t) {
+    int64_t n = 1;
+    for (int i = 0; i < t->ndim; i++)
+        if (t->shape[i] == 0) return 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] != 1 && t->strides && t->strides[i] != n) return 0;
+        n *= t->shape[i];
+    }
+    return 1;
+}
+
+static int same_shape(const dl_tensor *t, const shape *s) {
+    if (t->ndim != s->rank) return 0;
+    for (int i = 0; i < s->rank; i++)
+        if (t->shape[i] != s->dim[i]) return 0;
+    return 1;
+}
+
+int tensor_address(PyObject *object, dtype type, const shape *s, const char *what, int index, void **out) {
+    dl_tensor t;
+    char expected[SHAPE_TEXT], found[SHAPE_TEXT];
+
+    if (borrow(object, what, index, &t) < 0) return -1;
+    if (dtype_from_dlpack(t.dtype.code, t.dtype.bits) != type || !same_shape(&t, s)) {
+        shape got = {.rank = t.ndim < MAX_RANK ? t.ndim : MAX_RANK};
+        for (int i = 0; i < got.rank; i++) got.dim[i] = t.shape[i];
+        PyErr_Format(PyExc_ValueError, "%s %d: expected %s %s, got %s %s", what, index, dtype_name(type),
+                     shape_text(s, expected), dtype_name(dtype_from_dlpack(t.dtype.code, t.dtype.bits)),
+                     shape_text(&got, found));
+        return -1;
+    }
+    if (!is_contiguous(&t)) {
+        PyErr_Format(PyExc_ValueError, "%s %d is not contiguous", what, index);
+        return -1;
+    }
+    *out = (char *)t.data + t.byte_offset;
+    return 0;
+}
+
+int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes) {
+    dl_tensor t;
+
+    if (borrow(object, what, 0, &t) < 0) return -1;
+    if (!is_contiguous(&t)) {
+        PyErr_Format(PyExc_ValueError, "%s is not contiguous", what);
+        return -1;
+    }
+    *bytes = t.dtype.bits / 8;
+    for (int i = 0; i < t.ndim; i++) *bytes *= t.shape[i];
+    *out = (char *)t.data + t.byte_offset;
+    return 0;
+}
+
+int parse_dtype(PyObject *name, dtype *out) {
+    PyObject *ascii = PyUnicode_AsASCIIString(name);
+    const char *text = ascii ? PyBytes_AsString(ascii) : NULL;
+
+    *out = DT_NONE;
+    for (int t = F32; text && t < DTYPE_COUNT; t++)
+        if (strcmp(dtype_name((dtype)t), text) == 0) *out = (dtype)t;
+    if (text && *out == DT_NONE) PyErr_Format(PyExc_TypeError, "tensors of type %s are not supported", text);
+    Py_XDECREF(ascii);
+    return *out == DT_NONE ? -1 : 0;
+}
+
+int parse_shape(PyObject *sizes, shape *out) {
+    Py_ssize_t n = PySequence_Size(sizes);
+
+    if (n < 0) return -1;
+    if (n > MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "a tensor of rank %zd; at most %d are supported", n, MAX_RANK);
+        return -1;
+    }
+    out->rank = (int)n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(sizes, i);
+        out->dim[i] = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+PyObject *build_spec(dtype type, const shape *s) {
+    PyObject *sizes = PyTuple_New(s->rank < 0 ? 0 : s->rank);
+    for (int i = 0; sizes && i < s->rank; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(s->dim[i]));
+    return sizes ? Py_BuildValue("(sN)", dtype_name(type), sizes) : NULL;
+}

@@ -1,0 +1,78 @@
+/* specialise.c -- emits a model, node by node, for the types and shapes of its inputs.
+ *
+ * Shapes are numbers, not symbols. Shape arithmetic, more than half of an exported model, then folds away in emit
+ * like any other constant expression, by the kernels themselves; passes and gradient rules see plain integers; and
+ * what depends on sizes (a broadcast that happens only at batch 1) is right by construction. The price is one walk
+ * over the model for a batch shape that was never seen: milliseconds, measured in docs/architecture.md. */
+#include "shape/specialise.h"
+
+#include "ops/op.h"
+
+#include <inttypes.h>
+
+static status check_input(ctx *c, const value *declared, const input_spec *spec) {
+    const char *name = declared->name ? declared->name : "?";
+
+    TRY_AT(c, shape_check(c, &spec->shape), "checking input %s", name);
+    if (declared->type != DT_NONE && spec->type != declared->type)
+        return fail(c, E_TYPE, "input %s is %s, but the model was captured with %s", name, dtype_name(spec->type),
+                    dtype_name(declared->type));
+    if (declared->shape.rank < 0) return OK;
+    if (spec->shape.rank != declared->shape.rank)
+        return fail(c, E_SHAPE, "input %s has rank %d, but the model was captured with rank %d", name,
+                    spec->shape.rank, declared->shape.rank);
+    for (int i = 0; i < spec->shape.rank; i++)
+        if (declared->shape.dim[i] >= 0 && spec->shape.dim[i] != declared->shape.dim[i])
+            return fail(c, E_SHAPE, "axis %d of input %s is %" PRId64 ", but the model was captured with %" PRId64, i,
+                        name, spec->shape.dim[i], declared->shape.dim[i]);
+    return OK;
+}
+
+static status emit_model_node(graph *g, const node *n, value **map, value **buffer) {
+    value **in = buffer, **out = buffer + n->n_in;
+
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = n->in[i] ? map[n->in[i]->id] : NULL;
+        if (n->in[i] && n->in[i]->data && !in[i]) {
+            TRY(graph_share_constant(g, n->in[i], &in[i]));
+            map[n->in[i]->id] = in[i];
+        }
+    }
+    g->emit_name = n->name;
+    TRY(graph_emit_op(g, n->op, n->attrs, n->n_in, in, n->n_out, out));
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i]) map[n->out[i]->id] = out[i];
+    return OK;
+}
+
+status specialise(ctx *c, const graph *model, const input_spec *specs, graph **out) {
+    graph *g;
+    value **map, **buffer;
+    int widest = 0;
+
+    TRY(graph_new(c, &g));
+    g->opset = model->opset;
+    g->specialised = true;
+    TRY(NEW(c, map, model->n_values));
+    for (int i = 0; i < model->n_inputs; i++) {
+        value *declared = model->inputs[i], *v;
+        TRY(check_input(c, declared, &specs[i]));
+        TRY(graph_add_input(g, declared->name, specs[i].type, &specs[i].shape, &v));
+        v->needs_grad = specs[i].needs_grad && dtype_is_float(v->type);
+        map[declared->id] = v;
+    }
+    for (const node *n = model->first; n; n = n->next)
+        if (n->n_in + n->n_out > widest) widest = n->n_in + n->n_out;
+    TRY(NEW(c, buffer, widest));
+    for (const node *n = model->first; n; n = n->next) TRY(emit_model_node(g, n, map, buffer));
+    g->emit_name = NULL;
+
+    for (int i = 0; i < model->n_outputs; i++) {
+        value *v = model->outputs[i];
+        if (!map[v->id] && v->data) TRY(graph_share_constant(g, v, &map[v->id]));
+        if (!map[v->id]) return fail(c, E_UNSUPPORTED, "output %s is not computed", v->name ? v->name : "?");
+        TRY(graph_add_output(g, map[v->id]));
+    }
+    *out = g;
+    return OK;
+}

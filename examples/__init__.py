@@ -1,0 +1,1 @@
+"""Trainings to read and to run: python -m examples.<name>.train --help"""

@@ -1,0 +1,183 @@
+"""Plans and runs of one captured model: the thin layer between torch tensors and the C engine.
+
+A :class:`Session` holds a model (ONNX bytes, read once) and its plans, one for every combination of input types and
+shapes, inputs that need a gradient, and outputs that receive one. A :class:`Run` is one forward with the memory its
+backward will need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from ortmodule import _core
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+#: Plans kept for shapes seen before; the least recently used goes first.
+MOST_PLANS = 128
+
+
+def _empty(spec: tuple[str, tuple[int, ...]]) -> torch.Tensor:
+    return torch.empty(spec[1], dtype=TORCH_DTYPES[spec[0]])
+
+
+class ArenaPool:
+    """Arenas that no run is using. A run takes one and gives it back: a step allocates nothing new."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    def take(self, size: int) -> torch.Tensor | None:
+        if size == 0:
+            return None
+        try:
+            arena = self._free.pop()  # atomic: two threads never get the same one
+        except IndexError:
+            arena = None
+        if arena is None or arena.numel() < size:
+            arena = torch.empty(size, dtype=torch.uint8)
+        return arena
+
+    def give(self, arena: torch.Tensor | None) -> None:
+        if arena is not None:
+            self._free.append(arena)
+
+    def clear(self) -> None:
+        self._free.clear()
+
+
+class Run:
+    """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
+
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "_arena", "_pool")
+
+    def __init__(self, plan: _core.Plan, pool: ArenaPool, inputs: Sequence[torch.Tensor], seed: int) -> None:
+        self.plan, self.inputs, self.seed = plan, inputs, seed
+        self.outputs = [_empty(spec) for spec in plan.outputs]
+        self.writes = {index: _empty(spec) for index, spec in plan.writes}
+        self._pool, self._arena = pool, pool.take(plan.arena_bytes)
+        try:
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed)
+        except BaseException:
+            self.release()
+            raise
+        if not any(plan.input_grads):
+            self.release()
+
+    def backward(
+        self,
+        output_grads: Sequence[torch.Tensor | None],
+        inputs: Sequence[torch.Tensor | None] | None = None,
+        outputs: Sequence[torch.Tensor | None] | None = None,
+        keep: bool = False,
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the inputs, None where there is none.
+
+        ``output_grads``: contiguous, of the outputs' types and shapes; None for an output that receives no gradient.
+        ``inputs``, ``outputs``: those of the forward when the caller kept them elsewhere. ``keep``: leave what
+        forward saved intact for another backward.
+
+        Raises RuntimeError when the memory of this run is gone already.
+        """
+        plan, arena = self.plan, self._arena
+        specs = plan.input_grads
+        if not any(specs):
+            return [None] * len(specs)
+        if arena is None and plan.arena_bytes:
+            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
+        if keep and arena is not None:
+            arena = arena[: plan.arena_bytes].clone()
+        output_grads = [
+            None if spec is None else torch.zeros(spec[1], dtype=TORCH_DTYPES[spec[0]]) if grad is None else grad
+            for spec, grad in zip(plan.output_grads, output_grads, strict=True)
+        ]
+        grads = [None if spec is None else _empty(spec) for spec in specs]
+        try:
+            plan.backward(
+                arena,
+                self.inputs if inputs is None else inputs,
+                self.outputs if outputs is None else outputs,
+                output_grads,
+                grads,
+                self.seed,
+            )
+        finally:
+            if not keep:
+                self.release()
+        return grads
+
+    def release(self) -> None:
+        """Gives the arena back; no backward can follow."""
+        arena, self._arena = self._arena, None
+        self._pool.give(arena)
+
+    def __del__(self) -> None:
+        if getattr(self, "_arena", None) is not None:
+            self.release()
+
+
+class Session:
+    """A model and its plans.
+
+    Raises ``ortmodule.InvalidModelError`` for bytes that are not an ONNX model, ``ortmodule.UnsupportedError`` for a
+    model with operators the engine does not have.
+    """
+
+    def __init__(self, model: bytes) -> None:
+        self.model = _core.Model(model)
+        self.inputs: list[str] = self.model.inputs
+        self.outputs: list[str] = self.model.outputs
+        self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
+        self.plans_made = 0
+        self.plan_seconds = 0.0
+        self.pool = ArenaPool()
+
+    def plan(
+        self,
+        specs: Sequence[tuple[str, tuple[int, ...]]],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+    ) -> _core.Plan:
+        """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
+
+        ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
+        """
+        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads))
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans.move_to_end(key)
+            return plan
+        start = time.perf_counter()
+        plan = self.model.plan(key[0], key[1], key[2])
+        self.plan_seconds += time.perf_counter() - start
+        self.plans_made += 1
+        self.plans[key] = plan
+        while len(self.plans) > MOST_PLANS:
+            self.plans.popitem(last=False)
+        return plan
+
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+        seed: int = 0,
+    ) -> Run:
+        """Forward over contiguous CPU ``tensors``, one for each input. ``seed``: 64 bits that random operators use."""
+        specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
+        return Run(self.plan(specs, needs_grad, output_grads), self.pool, tensors, seed)

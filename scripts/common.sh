@@ -1,0 +1,95 @@
+# common.sh -- sourced by demo and test: from a bare Debian machine with Python and gcc to a built project.
+#
+# Everything is installed once; a second run only looks. Settings, from the environment:
+#   PYTHON       the interpreter to make the virtual environment with (python3)
+#   TORCH_INDEX  where pip finds PyTorch's CPU wheels, when its usual places do not have them
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+TORCH=2.13.0
+VENV=.venv
+SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
+export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+APT_IS_FRESH=
+
+say() { printf '\n== %s\n' "$*"; }
+die() { printf '%s\n' "$*" >&2; exit 1; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+# Debian packages that are not there yet.
+install_system() {
+    local package missing=()
+    for package in "$@"; do
+        [ "$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null)" = "install ok installed" ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "installing Debian packages: ${missing[*]}"
+    if [ -z "$APT_IS_FRESH" ]; then
+        as_root apt-get update -qq
+        APT_IS_FRESH=yes
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# Debian's own Python comes without what makes virtual environments and without its headers.
+check_python() {
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed (PYTHON=...)"
+    command -v gcc >/dev/null || die "gcc is needed"
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || install_system python3-venv
+    "$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+        install_system python3-dev
+}
+
+pip_install() { "$VENV/bin/python" -m pip install -q "$@"; }
+
+# PyTorch first: what comes later must find this version, or pip would bring the newest with several GB of CUDA.
+install_torch() {
+    if nvidia-smi -L >/dev/null 2>&1; then
+        pip_install "torch==$TORCH"
+    else
+        pip_install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "torch==$TORCH+cpu" ||
+            die "pip finds no CPU build of PyTorch $TORCH; set TORCH_INDEX to PyTorch's index of CPU wheels"
+    fi
+}
+
+# stamped NAME CONTENT COMMAND...: runs the command unless it has run with this content before.
+stamped() {
+    local stamp="$VENV/.stamp-$1" content="$2"
+    shift 2
+    [ "$(cat "$stamp" 2>/dev/null)" = "$content" ] && return 0
+    "$@"
+    echo "$content" >"$stamp"
+}
+
+hash_of() { find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16; }
+
+install_python_packages() {
+    say "installing Python packages into $VENV"
+    install_torch
+    pip_install -r scripts/requirements.txt
+}
+
+install_project() {
+    say "installing the project"
+    pip_install -e . --no-build-isolation
+    hash_of csrc >"$VENV/.stamp-csrc" # compiled just now
+}
+
+build_engine() {
+    say "compiling the engine"
+    "$VENV/bin/python" setup.py -q build_ext --inplace
+}
+
+setup() {
+    PYTHON=${PYTHON:-python3}
+    install_system "${SYSTEM_PACKAGES[@]}"
+    if [ ! -x "$VENV/bin/python" ]; then
+        check_python
+        say "making a virtual environment in $VENV"
+        "$PYTHON" -m venv "$VENV"
+    fi
+    stamped packages "$TORCH $(hash_of scripts/requirements.txt)" install_python_packages
+    stamped project "$(hash_of setup.py pyproject.toml)" install_project
+    stamped csrc "$(hash_of csrc)" build_engine
+}

@@ -1,0 +1,1 @@
+"""Everything that is checked; see scripts/test."""

@@ -1,0 +1,539 @@
+/* test_passes.c -- the matcher, and each pass as text before and after. */
+#include "build.h"
+#include "passes/pipeline.h"
+#include "test.h"
+
+#include <math.h>
+
+/* Runs one pass alone on `g` and expects the text `after`. */
+static void check_pass(graph *g, const char *name, const char *after) {
+    int fired[MAX_PASSES] = {0}, total = 0;
+    const char *before = graph_text(g);
+
+    CHECK(pass_bit(name) != 0);
+    CHECK_OK(g->c, passes_run(g, BEFORE_GRADIENT, pass_bit(name) | ~UINT32_C(0), fired));
+    CHECK(strcmp(graph_text(g), before) == 0);
+    CHECK_OK(g->c, passes_run(g, BEFORE_GRADIENT, ~pass_bit(name), fired));
+    CHECK_OK(g->c, graph_verify(g));
+    if (strcmp(graph_text(g), after) != 0) fprintf(stderr, "expected:\n%sgot:\n%s", after, graph_text(g));
+    CHECK(strcmp(graph_text(g), after) == 0);
+    for (int i = 0; passes[i]; i++) {
+        CHECK(fired[i] == 0 || pass_bit(name) == UINT32_C(1) << i);
+        total += fired[i];
+    }
+    CHECK((total > 0) == (strcmp(before, after) != 0));
+}
+
+static void check_untouched(graph *g, const char *name) { check_pass(g, name, graph_text(g)); }
+
+/* --- the matcher -------------------------------------------------------------------------------------------------- */
+
+enum { X, Y, Z };
+
+static const pattern *const sum_of_product = OP("Add", OP("Mul", VAR(X), VAR(Y)), VAR(X));
+
+TEST(operand_order_does_not_matter) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 3), *b = INPUT(g, "b", F32, 3), *v[MAX_CAPTURES];
+    value *sums[] = {NODE(g, "Add", NODE(g, "Mul", a, b), a), NODE(g, "Add", a, NODE(g, "Mul", b, a)),
+                     NODE(g, "Add", NODE(g, "Mul", a, a), a)};
+
+    /* Each sum has its own product, but equal products are one node: look at the sums one by one. */
+    for (int i = 0; i < 3; i++) OUTPUT(g, sums[i]);
+    CHECK(match(g, sum_of_product, sums[0]->def, v) && v[X] == a && v[Y] == b);
+    CHECK(match(g, sum_of_product, sums[2]->def, v) && v[X] == a && v[Y] == a);
+    CHECK(match(g, sum_of_product, sums[1]->def, v) && v[X] == a && v[Y] == b);
+    ctx_release(&c);
+}
+
+TEST(a_choice_is_taken_back_when_it_fails_later) {
+    /* The product comes first and fits in its first order; only the sum shows that it was the wrong one. */
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 3), *b = INPUT(g, "b", F32, 3), *v[MAX_CAPTURES];
+    value *sum = NODE(g, "Add", NODE(g, "Mul", b, a), a);
+
+    CHECK(match(g, sum_of_product, sum->def, v) && v[X] == a && v[Y] == b);
+    CHECK(!match(g, sum_of_product, NODE(g, "Add", NODE(g, "Mul", a, a), b)->def, v));
+    ctx_release(&c);
+}
+
+TEST(what_others_use_is_not_matched) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 3), *b = INPUT(g, "b", F32, 3), *buffer = INPUT(g, "buffer", F32, 3);
+    value *product = NODE(g, "Mul", a, b), *sum = NODE(g, "Add", product, a), *v[MAX_CAPTURES];
+
+    CHECK(match(g, sum_of_product, sum->def, v));
+    OUTPUT(g, product);
+    CHECK(!match(g, sum_of_product, sum->def, v));
+    g->n_outputs = 0;
+    CHECK(match(g, sum_of_product, sum->def, v));
+    NODE(g, "Neg", product);
+    CHECK(!match(g, sum_of_product, sum->def, v));
+    graph_remove_dead(g);
+    sum = NODE(g, "Add", NODE(g, "Mul", a, b), a);
+    CHECK(match(g, sum_of_product, sum->def, v));
+    CHECK_OK(&c, graph_add_write(g, buffer, sum->def->in[0]));
+    CHECK(!match(g, sum_of_product, sum->def, v));
+    ctx_release(&c);
+}
+
+TEST(numbers_match_as_their_type_holds_them) {
+    const pattern *const third = OP("Mul", VAR(X), CONST(1.0 / 3));
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *v[MAX_CAPTURES], *full;
+
+    for (int t = F32; t <= F16; t++) {
+        value *x = INPUT(g, NULL, (dtype)t, 2, 2);
+        CHECK(match(g, third, NODE(g, "Mul", x, number(g, (dtype)t, 1.0 / 3))->def, v));
+        CHECK(match(g, third, NODE(g, "Mul", number(g, (dtype)t, 1.0 / 3), x)->def, v));
+        CHECK(!match(g, third, NODE(g, "Mul", x, number(g, (dtype)t, 0.32))->def, v));
+    }
+    value *x = INPUT(g, NULL, F32, 2, 2), *wide = INPUT(g, NULL, F64, 2, 2);
+    CHECK(match(g, third, NODE(g, "Mul", x, number(g, F32, 0.3333332))->def, v));
+    CHECK(!match(g, third, NODE(g, "Mul", wide, number(g, F64, 0.3333332))->def, v));
+    CHECK_OK(&c, graph_full(g, F32, &SHAPE(2, 2), 1.0 / 3, &full));
+    CHECK(match(g, third, NODE(g, "Mul", x, full)->def, v));
+    CHECK(!match(g, third, NODE(g, "Mul", x, wide->data ? wide : x)->def, v));
+    ctx_release(&c);
+}
+
+static bool along_rows(const node *n) { return node_int(n, "axis") == 1; }
+
+TEST(attributes_can_be_asked_for) {
+    const pattern *const rows = OP_WHERE(along_rows, "Softmax", VAR(X));
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *v[MAX_CAPTURES];
+
+    CHECK(match(g, rows, NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 1)), x)->def, v) && v[X] == x);
+    CHECK(!match(g, rows, NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 0)), x)->def, v));
+    ctx_release(&c);
+}
+
+/* --- the driver --------------------------------------------------------------------------------------------------- */
+
+static status to_relu(graph *g, value *const v[], const node *root, value **out) {
+    (void)root;
+    return emit(g, out, "Relu", v[X]);
+}
+
+static status to_wrong_shape(graph *g, value *const v[], const node *root, value **out) {
+    (void)root;
+    return emit(g, out, "Add", v[X], INPUT(g, NULL, F32, 5, 1));
+}
+
+static status to_nothing(graph *g, value *const v[], const node *root, value **out) {
+    value *unused;
+    (void)root, (void)out;
+    return emit(g, &unused, "Relu", v[X]);
+}
+
+static status to_error(graph *g, value *const v[], const node *root, value **out) {
+    (void)v, (void)root, (void)out;
+    return fail(g->c, E_RUNTIME, "no reason");
+}
+
+/* How often Neg(x), in a graph of Neg(Neg(Neg(x))), is replaced by what `rewrite` gives. */
+static int count_fired(rewrite_fn *rewrite, status expected, const char *after) {
+    const rule rules[] = {{OP("Neg", VAR(X)), rewrite}, {0}};
+    int fired = 0;
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 3);
+
+    g->emit_name = "/neg";
+    OUTPUT(g, NODE(g, "Neg", NODE(g, "Exp", NODE(g, "Neg", x))));
+    g->emit_name = NULL;
+    CHECK(rules_apply(g, rules, &fired) == expected);
+    if (expected == OK) {
+        CHECK_OK(&c, graph_verify(g));
+        CHECK(strcmp(graph_text(g), after) == 0);
+    } else {
+        CHECK(strstr(c.err.text, after));
+    }
+    ctx_release(&c);
+    return fired;
+}
+
+TEST(rules_replace_in_place_and_in_name) {
+    CHECK(count_fired(to_relu, OK,
+                      "input %0 x float32[3] grad\n"
+                      "%1 = Relu(%0 x) float32[3]  ; /neg\n"
+                      "%2 = Exp(%1) float32[3]  ; /neg\n"
+                      "%3 = Relu(%2) float32[3]  ; /neg\n"
+                      "output %3\n") == 2);
+}
+
+TEST(rules_may_decline) {
+    static const char unchanged[] = "input %0 x float32[3] grad\n"
+                                    "%1 = Neg(%0 x) float32[3]  ; /neg\n"
+                                    "%2 = Exp(%1) float32[3]  ; /neg\n"
+                                    "%3 = Neg(%2) float32[3]  ; /neg\n"
+                                    "output %3\n";
+    CHECK(count_fired(to_nothing, OK, unchanged) == 0);
+}
+
+TEST(an_error_in_a_rule_names_the_node) {
+    CHECK(count_fired(to_error, E_RUNTIME, "no reason\n  while rewriting Neg (/neg)") == 0);
+}
+
+TEST(a_replacement_of_another_shape_is_declined) {
+    const rule rules[] = {{OP("Neg", VAR(X)), to_wrong_shape}, {0}};
+    int fired = -1;
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    OUTPUT(g, NODE(g, "Neg", INPUT(g, "x", F32, 3)));
+    CHECK_OK(&c, rules_apply(g, rules, &fired));
+    CHECK(fired == 0 && count_nodes(g, "Neg") == 1 && count_nodes(g, NULL) == 1);
+    CHECK_OK(&c, graph_verify(g));
+    ctx_release(&c);
+}
+
+TEST(backward_nodes_are_replaced_by_backward_nodes) {
+    const rule rules[] = {{OP("Neg", VAR(X)), to_relu}, {0}};
+    int fired;
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 3), *y = NODE(g, "Exp", x);
+
+    OUTPUT(g, y);
+    g->in_backward = true;
+    g->n_input_grads = 1;
+    g->input_grads = (value *[]){NODE(g, "Neg", y)};
+    g->in_backward = false;
+    CHECK_OK(&c, rules_apply(g, rules, &fired));
+    CHECK(fired == 1 && g->last->backward && !g->first->backward && g->input_grads[0] == g->last->out[0]);
+    CHECK_OK(&c, graph_verify(g));
+    ctx_release(&c);
+}
+
+/* --- the table ---------------------------------------------------------------------------------------------------- */
+
+TEST(every_pass_has_a_name_and_a_switch) {
+    uint32_t all = 0;
+    for (int i = 0; passes[i]; i++) {
+        CHECK(passes[i]->name && passes[i]->name[0]);
+        CHECK(!passes[i]->rules != !passes[i]->run);
+        CHECK(pass_bit(passes[i]->name) == UINT32_C(1) << i);
+        all |= pass_bit(passes[i]->name);
+    }
+    CHECK(pass_bit("no_such_pass") == 0);
+    CHECK(passes_above(9) == 0 && passes_above(-1) == all);
+}
+
+/* --- gelu_fusion -------------------------------------------------------------------------------------------------- */
+
+#define GELU_TEXT(type, attributes)                                                                                    \
+    "input %0 x " type "[2, 3] grad\n"                                                                                 \
+    "%1 = Gelu(%0 x" attributes ") " type "[2, 3]\n"                                                                   \
+    "output %1\n"
+
+/* x * 0.5 * factor, grouped in one of four ways */
+static value *half_x_times(graph *g, value *x, value *factor, int way) {
+    value *half = number(g, x->type, 0.5);
+    switch (way) {
+    case 0: return NODE(g, "Mul", NODE(g, "Mul", x, half), factor);
+    case 1: return NODE(g, "Mul", NODE(g, "Mul", x, factor), half);
+    case 2: return NODE(g, "Mul", x, NODE(g, "Mul", factor, half));
+    default: return NODE(g, "Mul", NODE(g, "Mul", half, factor), x);
+    }
+}
+
+static value *erf_factor(graph *g, value *x, bool divide) {
+    value *scaled = divide ? NODE(g, "Div", x, number(g, x->type, sqrt(2)))
+                           : NODE(g, "Mul", x, number(g, x->type, sqrt(0.5)));
+    return NODE(g, "Add", NODE(g, "Erf", scaled), number(g, x->type, 1));
+}
+
+enum { CUBE_BY_POW, CUBE_LEFT, CUBE_RIGHT, FACTORED, FACTORED_SQUARE, CUBE_SPELLINGS };
+
+static value *tanh_factor(graph *g, value *x, int spelling) {
+    dtype t = x->type;
+    value *cubic = number(g, t, 0.044715), *outer = number(g, t, sqrt(2 / M_PI)), *one = number(g, t, 1), *inner;
+
+    if (spelling >= FACTORED) {
+        value *square = spelling == FACTORED ? NODE(g, "Mul", NODE(g, "Mul", x, cubic), x)
+                                             : NODE(g, "Mul", cubic, NODE(g, "Mul", x, x));
+        inner = NODE(g, "Mul", NODE(g, "Mul", x, outer), NODE(g, "Add", square, one));
+    } else {
+        value *cube = spelling == CUBE_BY_POW ? NODE(g, "Pow", x, number(g, t, 3))
+                      : spelling == CUBE_LEFT ? NODE(g, "Mul", NODE(g, "Mul", x, x), x)
+                                              : NODE(g, "Mul", x, NODE(g, "Mul", x, x));
+        inner = NODE(g, "Mul", outer, NODE(g, "Add", x, NODE(g, "Mul", cubic, cube)));
+    }
+    return NODE(g, "Add", one, NODE(g, "Tanh", inner));
+}
+
+TEST(gelu_of_erf) {
+    for (int way = 0; way < 4; way++)
+        for (int divide = 0; divide < 2; divide++) {
+            ctx c;
+            ctx_init(&c);
+            graph *g = new_graph(&c);
+            value *x = INPUT(g, "x", F32, 2, 3);
+            OUTPUT(g, half_x_times(g, x, erf_factor(g, x, divide), way));
+            check_pass(g, "gelu_fusion", GELU_TEXT("float32", ""));
+            ctx_release(&c);
+        }
+}
+
+TEST(gelu_of_tanh) {
+    for (int way = 0; way < 4; way++)
+        for (int spelling = 0; spelling < CUBE_SPELLINGS; spelling++) {
+            ctx c;
+            ctx_init(&c);
+            graph *g = new_graph(&c);
+            value *x = INPUT(g, "x", F32, 2, 3);
+            OUTPUT(g, half_x_times(g, x, tanh_factor(g, x, spelling), way));
+            check_pass(g, "gelu_fusion", GELU_TEXT("float32", ", approximate=\"tanh\""));
+            ctx_release(&c);
+        }
+}
+
+TEST(gelu_in_every_float) {
+    static const char *const after[] = {[F32] = GELU_TEXT("float32", ""), [F64] = GELU_TEXT("float64", ""),
+                                        [BF16] = GELU_TEXT("bfloat16", ""), [F16] = GELU_TEXT("float16", "")};
+    for (int t = F32; t <= F16; t++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", (dtype)t, 2, 3);
+        OUTPUT(g, half_x_times(g, x, erf_factor(g, x, true), 0));
+        check_pass(g, "gelu_fusion", after[t]);
+        ctx_release(&c);
+    }
+}
+
+TEST(nearly_gelu_is_left_alone) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *y = INPUT(g, "y", F32, 2, 3), *half;
+
+    OUTPUT(g, NODE(g, "Mul", NODE(g, "Mul", y, number(g, F32, 0.5)), erf_factor(g, x, true))); /* of two values */
+    OUTPUT(g, NODE(g, "Mul", NODE(g, "Mul", x, number(g, F32, 0.4)), erf_factor(g, y, true))); /* another factor */
+    OUTPUT(g, erf_factor(g, INPUT(g, "z", F32, 2, 3), true));                                  /* the factor is seen */
+    OUTPUT(g, half_x_times(g, g->inputs[2], g->outputs[2], 0));
+    CHECK_OK(&c, graph_full(g, F32, &SHAPE(4, 1, 1), 0.5, &half)); /* the result is larger than x */
+    x = INPUT(g, "w", F32, 2, 3);
+    OUTPUT(g, NODE(g, "Mul", NODE(g, "Mul", x, half), erf_factor(g, x, true)));
+    check_untouched(g, "gelu_fusion");
+    ctx_release(&c);
+}
+
+/* --- silu_fusion -------------------------------------------------------------------------------------------------- */
+
+TEST(silu) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *y = INPUT(g, "y", F32, 2, 3);
+
+    OUTPUT(g, NODE(g, "Mul", x, NODE(g, "Sigmoid", x)));
+    OUTPUT(g, NODE(g, "Mul", NODE(g, "Sigmoid", y), x)); /* a gate */
+    check_pass(g, "silu_fusion",
+               "input %0 x float32[2, 3] grad\n"
+               "input %1 y float32[2, 3] grad\n"
+               "%2 = Silu(%0 x) float32[2, 3]\n"
+               "%3 = Sigmoid(%1 y) float32[2, 3]\n"
+               "%4 = Mul(%3, %0 x) float32[2, 3]\n"
+               "output %2\n"
+               "output %4\n");
+    ctx_release(&c);
+}
+
+/* --- norm_fusion -------------------------------------------------------------------------------------------------- */
+
+static value *mean(graph *g, value *x, int64_t axis, int keep) {
+    return NODE_WITH(g, "ReduceMean", NODE_ATTRS(INT("keepdims", keep)), x, INT_LIST(g, axis));
+}
+
+enum { DIV_ONE, RECIPROCAL, POW, DIVIDE, DIVISIONS };
+
+/* d / sqrt(mean(d^2) + epsilon) */
+static value *normed(graph *g, value *d, bool pow, int division) {
+    dtype t = d->type;
+    value *square = pow ? NODE(g, "Pow", d, number(g, t, 2)) : NODE(g, "Mul", d, d);
+    value *variance = NODE(g, "Add", mean(g, square, -1, 1), number(g, t, 1e-5));
+
+    switch (division) {
+    case DIV_ONE: return NODE(g, "Mul", d, NODE(g, "Div", number(g, t, 1), NODE(g, "Sqrt", variance)));
+    case RECIPROCAL: return NODE(g, "Mul", NODE(g, "Reciprocal", NODE(g, "Sqrt", variance)), d);
+    case POW: return NODE(g, "Mul", d, NODE(g, "Pow", variance, number(g, t, -0.5)));
+    default: return NODE(g, "Div", d, NODE(g, "Sqrt", variance));
+    }
+}
+
+static value *cast(graph *g, value *x, dtype t) {
+    return NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[t].onnx)), x);
+}
+
+TEST(rms_norm) {
+    for (int pow = 0; pow < 2; pow++)
+        for (int division = 0; division < DIVISIONS; division++) {
+            ctx c;
+            ctx_init(&c);
+            graph *g = new_graph(&c);
+            value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3);
+            OUTPUT(g, NODE(g, "Mul", w, normed(g, x, pow, division)));
+            check_pass(g, "norm_fusion",
+                       "input %0 x float32[2, 3] grad\n"
+                       "input %1 w float32[3] grad\n"
+                       "%2 = RMSNormalization(%0 x, %1 w, axis=-1, epsilon=9.99999975e-06) float32[2, 3]\n"
+                       "output %2\n");
+            ctx_release(&c);
+        }
+}
+
+TEST(rms_norm_in_16_bits) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3), *w = INPUT(g, "w", BF16, 3);
+
+    OUTPUT(g, NODE(g, "Mul", w, cast(g, normed(g, cast(g, x, F32), true, DIV_ONE), BF16)));
+    check_pass(g, "norm_fusion",
+               "input %0 x bfloat16[2, 3] grad\n"
+               "input %1 w bfloat16[3] grad\n"
+               "%2 = RMSNormalization(%0 x, %1 w, axis=-1, epsilon=9.99999975e-06) bfloat16[2, 3]\n"
+               "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(rms_norm_scaled_in_float32) {
+    /* Gemma scales by 1 + w before it narrows: the operator is float32, the casts stay. */
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3), *w = INPUT(g, "w", F32, 3);
+    value *scale = NODE(g, "Add", w, number(g, F32, 1));
+
+    OUTPUT(g, cast(g, NODE(g, "Mul", normed(g, cast(g, x, F32), true, DIV_ONE), scale), BF16));
+    check_pass(g, "norm_fusion",
+               "input %0 x bfloat16[2, 3] grad\n"
+               "input %1 w float32[3] grad\n"
+               "%2 = Add(%1 w, 1) float32[3]\n"
+               "%3 = Cast(%0 x, to=1) float32[2, 3]\n"
+               "%4 = RMSNormalization(%3, %2, axis=-1, epsilon=9.99999975e-06) float32[2, 3]\n"
+               "%5 = Cast(%4, to=16) bfloat16[2, 3]\n"
+               "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(layer_norm) {
+    for (int division = 0; division < DIVISIONS; division++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3), *b = INPUT(g, "b", F32, 3);
+        value *d = NODE(g, "Sub", x, mean(g, x, 1, 1));
+        OUTPUT(g, NODE(g, "Add", NODE(g, "Mul", normed(g, d, division & 1, division), w), b));
+        check_pass(g, "norm_fusion",
+                   "input %0 x float32[2, 3] grad\n"
+                   "input %1 w float32[3] grad\n"
+                   "input %2 b float32[3] grad\n"
+                   "%3 = LayerNormalization(%0 x, %1 w, %2 b, axis=-1, epsilon=9.99999975e-06) float32[2, 3]\n"
+                   "output %3\n");
+        ctx_release(&c);
+    }
+}
+
+TEST(nearly_a_norm_is_left_alone) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 3, 3), *w = INPUT(g, "w", F32, 3), *wide = INPUT(g, "wide", F32, 3, 3);
+    value *rows = NODE(g, "Sqrt", NODE(g, "Add", mean(g, NODE(g, "Mul", x, x), 0, 1), number(g, F32, 1e-5)));
+
+    OUTPUT(g, NODE(g, "Mul", w, NODE(g, "Div", x, rows)));             /* over the other axis */
+    OUTPUT(g, NODE(g, "Mul", wide, normed(g, x, false, DIVIDE)));      /* a scale for each element */
+    OUTPUT(g, NODE(g, "Mul", w, NODE(g, "Div", w, NODE(g, "Sqrt", NODE(g, "Add", mean(g, NODE(g, "Pow", x,
+                      number(g, F32, 2)), -1, 1), number(g, F32, 1e-5)))))); /* of another value */
+    check_untouched(g, "norm_fusion");
+    ctx_release(&c);
+}
+
+/* --- safe_softmax ------------------------------------------------------------------------------------------------- */
+
+TEST(safe_softmax_replaces_isnan) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *y = INPUT(g, "y", F32, 2, 3), *s, *t;
+
+    s = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), x);
+    t = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), y);
+    OUTPUT(g, NODE(g, "Where", NODE(g, "IsNaN", s), number(g, F32, 0), s));
+    OUTPUT(g, NODE(g, "Where", NODE(g, "IsNaN", t), number(g, F32, 1), t));
+    check_pass(g, "safe_softmax",
+               "input %0 x float32[2, 3] grad\n"
+               "input %1 y float32[2, 3] grad\n"
+               "%2 = Softmax(%1 y, axis=-1) float32[2, 3]\n"
+               "%3 = SafeSoftmax(%0 x, axis=-1) float32[2, 3]\n"
+               "%4 = IsNaN(%2) bool[2, 3]\n"
+               "%5 = Where(%4, 1, %2) float32[2, 3]\n"
+               "output %3\n"
+               "output %5\n");
+    ctx_release(&c);
+}
+
+/* --- matmul_fusion ------------------------------------------------------------------------------------------------ */
+
+#define TWO_MATRICES                                                                                                   \
+    "input %0 a float32[2, 3] grad\n"                                                                                  \
+    "input %1 b float32[3, 4] grad\n"
+
+TEST(factors_go_into_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *half = number(g, F32, 0.5), *product;
+
+    product = NODE(g, "MatMul", NODE(g, "Mul", a, half), NODE(g, "Div", b, number(g, F32, 4)));
+    OUTPUT(g, NODE(g, "Div", NODE(g, "Mul", number(g, F32, 3), product), number(g, F32, 2)));
+    check_pass(g, "matmul_fusion",
+               TWO_MATRICES "%2 = MatMulBias(%0 a, %1 b, alpha=0.1875) float32[2, 4]\n"
+                            "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(a_bias_goes_into_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *bias = INPUT(g, "bias", F32, 4);
+
+    OUTPUT(g, NODE(g, "Add", bias, NODE(g, "Mul", NODE(g, "MatMul", a, b), number(g, F32, 0.5))));
+    check_pass(g, "matmul_fusion",
+               TWO_MATRICES "input %2 bias float32[4] grad\n"
+                            "%3 = MatMulBias(%0 a, %1 b, %2 bias, alpha=0.5) float32[2, 4]\n"
+                            "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(what_does_not_fit_stays_outside_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *row = INPUT(g, "row", F32, 2, 4);
+    value *i = INPUT(g, "i", I32, 2, 3), *k = INPUT(g, "k", I32, 3, 4);
+
+    OUTPUT(g, NODE(g, "Add", NODE(g, "MatMul", a, b), row));                       /* no bias: a second matrix */
+    OUTPUT(g, NODE(g, "Div", NODE(g, "MatMul", i, k), number(g, I32, 2)));         /* integer division */
+    OUTPUT(g, NODE(g, "Div", number(g, F32, 2), NODE(g, "MatMul", a, NODE(g, "Neg", b)))); /* the other way round */
+    check_untouched(g, "matmul_fusion");
+    ctx_release(&c);
+}

@@ -1,0 +1,67 @@
+"""Options and settings of the whole suite.
+
+--full                exhaustive: every architecture, long random search
+--resume FILE         leaves out the tests whose names are in the file, and adds those that pass
+ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
+"""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+if os.environ.get("ORTMODULE_BUILD"):
+    sys.path.insert(0, os.path.abspath(os.environ["ORTMODULE_BUILD"]))
+
+import hypothesis
+import pytest
+import torch
+
+QUIET = [hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+hypothesis.settings.register_profile(
+    "short", max_examples=40, deadline=None, derandomize=True, suppress_health_check=QUIET, database=None
+)
+hypothesis.settings.register_profile(
+    "full", max_examples=2000, deadline=timedelta(minutes=1), suppress_health_check=QUIET, database=None
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
+    parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "full: only with --full")
+    hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    if config.getoption("--resume"):
+        config.pluginmanager.register(Resume(Path(config.getoption("--resume"))))
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--full"):
+        for item in items:
+            if "full" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="only with --full"))
+
+
+class Resume:
+    """A run that was stopped goes on where it was."""
+
+    def __init__(self, path):
+        self.path = path
+        self.passed = set(path.read_text().splitlines()) if path.exists() else set()
+
+    def pytest_collection_modifyitems(self, config, items):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in self.passed])
+        items[:] = [item for item in items if item.nodeid not in self.passed]
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" and report.passed:
+            with self.path.open("a") as file:
+                file.write(report.nodeid + "\n")
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.passed:
+            session.exitstatus = pytest.ExitCode.OK

@@ -1,0 +1,114 @@
+"""What it means that a module trains as in PyTorch, and that PyTorch does not run it."""
+
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# |g - g'| <= relative * |g| + share * |all gradients|, and the loss.
+TOLERANCE = {torch.float32: (1e-4, 1e-6, 1e-5), torch.float64: (1e-10, 1e-12, 1e-11)}
+
+#: ATen calls around a captured module that compute nothing: making memory for outputs and gradients, seeing the same
+#: memory as another tensor object (autograd does so with every tensor that enters or leaves a node), the gradient 1
+#: that loss.backward() begins with, and drawing the one seed of a run from torch's generator.
+BOOKKEEPING = {
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::alias",
+    "aten::detach",
+    "aten::view",
+    "aten::as_strided",
+    "aten::ones_like",
+    "aten::random_",
+}
+
+
+def loss_of(outputs):
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.loss
+
+
+def step(model, batch):
+    """Loss, and gradient by parameter name, of one forward and backward."""
+    model.zero_grad(set_to_none=True)
+    loss = loss_of(model(**batch))
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def to(dtype, batch):
+    """The batch with its floats in `dtype`."""
+    return {k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in batch.items()}
+
+
+def assert_same_step(ours, eager, what):
+    (loss, grads), (eager_loss, eager_grads) = ours, eager
+    relative, share, of_loss = TOLERANCE[eager_loss.dtype]
+    assert abs(loss - eager_loss) <= of_loss * max(1, abs(eager_loss)), f"{what}: loss {loss}, PyTorch's {eager_loss}"
+    everything = torch.stack([g.double().norm() for g in eager_grads.values() if g is not None]).norm()
+    wrong = []
+    for name, expected in eager_grads.items():
+        ours = grads[name]
+        if ours is None or expected is None:
+            if ours is not expected:
+                wrong.append(f"{name}: {'no' if ours is None else 'a'} gradient, against PyTorch")
+            continue
+        off = (ours.double() - expected.double()).norm()
+        if not off <= relative * expected.double().norm() + share * everything:
+            wrong.append(f"{name}: off by {off:.3g} of {expected.norm():.3g}, all gradients {everything:.3g}")
+    assert not wrong, f"{what}: " + "; ".join(wrong)
+
+
+def assert_same_buffers(ours, eager, what):
+    buffers = dict(ours.named_buffers())
+    for name, expected in eager.named_buffers():
+        torch.testing.assert_close(buffers[name], expected, msg=lambda text, n=name: f"{what}: buffer {n}: {text}")
+
+
+def tensors_in(outputs):
+    """Every tensor of a forward's result, in order."""
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, (tuple, list)) else ()
+    return [x for part in parts for x in tensors_in(part)]
+
+
+# --- proof that PyTorch does not run it -------------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    """Refuses ATen calls that are not in `allowed`, and remembers them: a fallback may swallow the exception."""
+
+    def __init__(self, allowed):
+        super().__init__()
+        self.allowed, self.refused = allowed, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().partition(".")[0]
+        if name not in self.allowed:
+            self.refused.append(name)
+            raise AssertionError(f"{name} ran through PyTorch")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def pytorch_forbidden(model, allowed=()):
+    """Inside, every Python forward of the module's parts raises and every ATen call must be allowed."""
+    classes = {type(part) for part in model.modules()}
+    before = {cls: cls.__dict__.get("forward") for cls in classes}
+
+    def refuse(self, *args, **kwargs):
+        raise AssertionError(f"the Python forward of {type(self).__name__} ran")
+
+    for cls in classes:
+        cls.forward = refuse
+    watch = Watch(BOOKKEEPING | set(allowed))
+    try:
+        with watch:
+            yield
+    finally:
+        for cls, forward in before.items():
+            if forward is None:
+                del cls.forward
+            else:
+                cls.forward = forward
+    assert not watch.refused, f"ran through PyTorch: {sorted(set(watch.refused))}"

@@ -1,0 +1,1 @@
+"""Operators, one at a time: the case list and what is derived from it."""

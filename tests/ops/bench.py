@@ -1,0 +1,137 @@
+"""Times the operator cases on large tensors: the engine's forward and backward against PyTorch's.
+
+    python -m tests.ops.bench --family softmax --dtype float32 --out times.json
+
+The operands are the case's `large` ones or its own with every size multiplied, as far as the case still makes sense
+then. Both sides take turns; the figures are medians in milliseconds, and ours / PyTorch's.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from tests.ops.cases import FAMILIES
+from tests.ops.harness import (
+    differentiable,
+    fed_operands,
+    made,
+    plan_of,
+    reference,
+    tensors_of,
+    upstream,
+    wanted_outputs,
+)
+
+ELEMENTS = 4_000_000  # at most, in the largest operand
+
+
+def largest(specs):
+    return max((torch.Size(s.shape).numel() for s in specs if s), default=0)
+
+
+def scaled(specs, factor):
+    """Every size but 1 multiplied: operands that went together still do."""
+    return [
+        replace(s, shape=tuple(d if d == 1 else d * factor for d in s.shape)) if s and s.fixed is None else s
+        for s in specs
+    ]
+
+
+def large_operands(case):
+    if case.large:
+        return case.large
+    factor = 1
+    while 0 < largest(scaled(case.inputs, factor * 2)) <= ELEMENTS and factor < ELEMENTS:
+        factor *= 2
+    return scaled(case.inputs, factor)
+
+
+def engine_calls(case, dtype, tensors, wrt, dys):
+    """Functions that run the engine's forward and backward."""
+    plan = plan_of(case, dtype, tensors, wrt, [dy is not None for dy in dys] or None)
+    given = [tensors[i] for i in fed_operands(case, tensors)]
+    arena = torch.empty(plan.arena_bytes, dtype=torch.uint8)
+    outputs, writes = tensors_of(made(plan.outputs)), tensors_of(made(spec for _, spec in plan.writes))
+    grads = tensors_of(made(plan.input_grads)) if dys else []
+    upstreams = [dy if spec else None for spec, dy in zip(plan.output_grads, dys, strict=True)] if dys else []
+    return {
+        "forward": lambda: plan.forward(arena, given, outputs, writes, 0),
+        "backward": lambda: plan.backward(arena, given, outputs, upstreams, grads, 0),
+    }
+
+
+def torch_calls(case, tensors, wrt, dys):
+    leaves = [x if x is None else x.detach().requires_grad_(i in wrt) for i, x in enumerate(tensors)]
+    reached = []
+    if dys:
+        reached = [(y, dy) for y, dy in zip(wanted_outputs(case, leaves), dys, strict=True) if y.requires_grad]
+
+    def backward():
+        ys, upstreams = zip(*reached, strict=True)
+        torch.autograd.grad(ys, [leaves[i] for i in wrt], upstreams, allow_unused=True, retain_graph=True)
+
+    return {"forward": lambda: wanted_outputs(case, leaves), "backward": backward}, bool(reached)
+
+
+def alternate(ours, theirs, seconds=0.3):
+    """Median milliseconds of both, taking turns."""
+    times = ([], [])
+    end = time.perf_counter() + seconds
+    for call in (ours, theirs):
+        call()
+    while time.perf_counter() < end or len(times[0]) < 3:
+        for call, record in zip((ours, theirs), times, strict=True):
+            start = time.perf_counter()
+            call()
+            record.append((time.perf_counter() - start) * 1e3)
+    return [round(median(t), 4) for t in times]
+
+
+def time_case(case, dtype):
+    """{"forward": [ours, torch], "backward": ...}, or None where the case cannot be made large."""
+    tensors = case.tensors(dtype, specs=large_operands(case))
+    try:
+        outputs = reference(case, tensors).outputs
+        wrt = differentiable(case, dtype) if case.has_gradient else []
+        dys = upstream(outputs) if wrt else []
+        theirs, backward = torch_calls(case, tensors, wrt, dys)
+        theirs["forward"]()
+        ours = engine_calls(case, dtype, tensors, wrt, dys)
+        ours["forward"]()
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+    phases = ["forward", "backward"] if backward else ["forward"]
+    return {"elements": largest(large_operands(case))} | {p: alternate(ours[p], theirs[p]) for p in phases}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--op", help="only this operator")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", default="op_times.json")
+    args = parser.parse_args()
+
+    rows = []
+    for family in args.family:
+        for case in FAMILIES[family]:
+            if args.dtype not in case.dtypes or (args.op and case.op != args.op):
+                continue
+            if not (times := time_case(case, args.dtype)):
+                continue
+            rows.append({"family": family, "case": case.label, "dtype": args.dtype, **times})
+            for phase in ("forward", "backward"):
+                if phase in times:
+                    a, b = times[phase]
+                    print(f"{case.label:50} {phase:9} {a:9.3f} ms, torch {b:9.3f} ms, {a / max(b, 1e-9):5.2f}")
+    with open(args.out, "w") as file:
+        json.dump(rows, file, indent=1)
+    print(f"{len(rows)} cases in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
