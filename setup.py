@@ -61,7 +61,7 @@ LDFLAGS += shlex.split(os.environ.get("LDFLAGS", ""))
 
 
 def execute(what, *command):
-    print(what, flush=True)
+    print(f"{what}\n", end="", flush=True)
     command = [str(word) for word in command]
     try:
         code = subprocess.run(command).returncode

@@ -81,21 +81,16 @@ status graph_ints(graph *g, int count, const int64_t *x, value **out) {
 
 status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
     int64_t dims[MAX_RANK] = {0}, count = shape_count(s);
+    union { int64_t align; char bytes[8]; } one = {0};
+    tensor fill = {.data = one.bytes, .type = type, .shape = SHAPE(1), .stride = {1}};
     value *sizes;
-    tensor *fill;
 
-    if (count <= 1) {
-        union { int64_t align; char bytes[8]; } one = {0};
-        dtype_set_value(type, one.bytes, 0, x);
-        return graph_add_constant(g, type, s, one.bytes, out);
-    }
+    dtype_set_value(type, one.bytes, 0, x);
+
+    if (count <= 1) return graph_add_constant(g, type, s, one.bytes, out);
     memcpy(dims, s->dim, sizeof dims);
     TRY(graph_ints(g, s->rank, dims, &sizes));
-    TRY(NEW(g->c, fill, 1));
-    *fill = (tensor){.type = type, .shape = SHAPE(1), .stride = {1}};
-    if (!(fill->data = arena_array(g->c, 1, 8))) return E_NOMEM;
-    dtype_set_value(type, fill->data, 0, x);
-    return emit_with(g, out, "ConstantOfShape", NODE_ATTRS(TENSOR("value", fill)), sizes);
+    return emit_with(g, out, "ConstantOfShape", NODE_ATTRS(TENSOR("value", &fill)), sizes);
 }
 
 /* --- uses --------------------------------------------------------------------------------------------------------- */
@@ -147,6 +142,18 @@ static void unlink_node(graph *g, node *n) {
     n->op = NULL;
 }
 
+static status copy_tensor(ctx *c, const tensor *from, const tensor **out) {
+    size_t bytes = (size_t)tensor_count(from) * dtype_size(from->type);
+    tensor *to;
+
+    TRY(NEW(c, to, 1));
+    *to = *from;
+    if (!(to->data = arena_array(c, bytes, 1))) return E_NOMEM;
+    if (bytes) memcpy(to->data, from->data, bytes);
+    *out = to;
+    return OK;
+}
+
 static status copy_attrs(ctx *c, const attr *from, const attr **out) {
     attr *to;
     size_t n = 0;
@@ -171,6 +178,7 @@ static status copy_attrs(ctx *c, const attr *from, const attr **out) {
             memcpy(floats, from[i].floats, (size_t)from[i].count * sizeof *floats);
             to[i].floats = floats;
         }
+        if (from[i].t) TRY(copy_tensor(c, from[i].t, &to[i].t));
     }
     *out = to;
     return OK;

@@ -361,7 +361,7 @@ static status check_arity(reader *r, const op_def *op, int n_in, int n_out) {
 /* Adds the node; its operands exist. */
 static status add_step(reader *r, const step *s) {
     int n_in = count_names(s->file->input, s->file->n_input), n_out = count_names(s->file->output, s->file->n_output);
-    attr *attrs;
+    attr *attrs = NULL;
     value **in;
     node *n;
 

@@ -17,8 +17,8 @@ enum {
     ALLOCATION = 64,      /* the arena's alignment */
     FIELD_RECORD = 80,    /* what the library notes of each field while it parses a message, at worst */
     UNKNOWN_RECORD = 128, /* the same for one it does not know */
-    MAX_FACTOR = 64,      /* memory for parsing over bytes of the file: exported models need 5 to 15 */
-    FREE_MEMORY = 64 << 20,
+    MAX_FACTOR = 32,      /* memory for parsing over bytes of the file: exported models need 8 to 12 */
+    FREE_MEMORY = 32 << 20,
 };
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };

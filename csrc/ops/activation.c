@@ -29,24 +29,24 @@ FLOAT_FN(thresholded_relu_grad, 2, y <= p0 ? 0 : x)
 /* NaN stays. */
 #define CLIP_01(t) ((t) < 0 ? 0 : (t) > 1 ? 1 : (t))
 
-/* PyTorch's slope, 1 / 6, has been cut to float32 in the attribute; in its gradient it is so in PyTorch too. */
-#define ONE_SIXTH_OR(slope) ((float)(slope) == 1.0f / 6 ? (real)1 / 6 : (slope))
-FLOAT_WHERE(hard_sigmoid, 1, CLIP_01(t), const real t = ONE_SIXTH_OR(p0) * x + p1)
-FLOAT_FN(hard_sigmoid_grad, 2, y > 0 && y < 1 ? x * (real)(float)p0 : 0)
+/* PyTorch's slope is 1 / 6, which the attribute cuts to float32; PyTorch itself does so in the gradient. */
+#define IS_ONE_SIXTH(slope) ((float)(slope) == 1.0f / 6)
+FLOAT_WHERE(hard_sigmoid, 1, CLIP_01(t), const real t = IS_ONE_SIXTH(p0) && p1 == (real)0.5 ? (x + 3) / 6 : p0 * x + p1)
+FLOAT_FN(hard_sigmoid_grad, 2, y > 0 && y < 1 ? x * (IS_ONE_SIXTH(p0) ? (real)(1.0f / 6) : p0) : 0)
 
 FLOAT_WHERE(hard_swish, 1, x * CLIP_01(t), const real t = (x + 3) / 6)
-FLOAT_FN(hard_swish_grad, 2, y <= -3 ? 0 : y < 3 ? x * (y / 3 + (real)0.5) : x)
+FLOAT_FN(hard_swish_grad, 2, y >= 3 ? x : y <= -3 ? 0 : x * (y / 3 + (real)0.5))
 
 /* --- exponential ---------------------------------------------------------------------------------------------------- */
 
-FLOAT_FN(elu, 1, x <= 0 ? p0 * v_expm1(x) : x)
-FLOAT_FN(elu_grad, 2, y <= 0 ? x * p0 * v_exp(y) : x)
+FLOAT_FN(elu, 1, x > 0 ? x : p0 * v_expm1(x))
+FLOAT_FN(elu_grad, 2, y > 0 ? x : x * p0 * v_exp(y))
 
-FLOAT_FN(selu, 1, p1 * (x <= 0 ? p0 * v_expm1(x) : x))
-FLOAT_FN(selu_grad, 2, x * p1 * (y <= 0 ? p0 * v_exp(y) : 1))
+FLOAT_FN(selu, 1, p1 * (x > 0 ? x : p0 * v_expm1(x)))
+FLOAT_FN(selu_grad, 2, x * p1 * (y > 0 ? 1 : p0 * v_exp(y)))
 
-FLOAT_FN(celu, 1, x <= 0 ? p0 * v_expm1(x / p0) : x)
-FLOAT_FN(celu_grad, 2, y <= 0 ? x * v_exp(y / p0) : x)
+FLOAT_FN(celu, 1, x > 0 ? x : p0 * v_expm1(x / p0))
+FLOAT_FN(celu_grad, 2, y > 0 ? x : x * v_exp(y / p0))
 
 FLOAT_FN(sigmoid, 1, v_sigmoid(x))
 FLOAT_FN(sigmoid_grad, 2, x * y * (1 - y))

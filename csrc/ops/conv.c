@@ -33,17 +33,6 @@ static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const s
     return OK;
 }
 
-/* A shape held by the attribute `name`. */
-static status shape_attr(ctx *c, const node *n, const char *name, shape *out) {
-    const int64_t *dims;
-    int rank = node_ints(n, name, &dims);
-
-    if (rank < 0 || rank > MAX_RANK) return fail(c, E_INVALID, "%s without the attribute %s", n->op->name, name);
-    out->rank = rank;
-    if (rank) memcpy(out->dim, dims, sizeof(int64_t) * (size_t)rank);
-    return OK;
-}
-
 /* Shapes and the type of the convolution a node belongs to, whichever of its three products the node is. */
 static status conv_of_forward(ctx *c, const node *n, const value *x, const value *w, conv *out) {
     return conv_of(c, n, x->type, &x->shape, &w->shape, out);

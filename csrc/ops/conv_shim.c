@@ -33,6 +33,7 @@ bool conv_by_torch(const conv *v) {
     torch_quiet q;
 
     if (v->type == F64) return false;                   /* torch has columns and a product for it, as we do */
+    if (v->type == F16) return false;                   /* torch's is slow, and keeps its sums in it */
     if (!overlapping(&v->w)) return false;              /* patches and 1x1: columns cost nothing */
     if (v->out < FEW_CHANNELS) return false;            /* no channels to block */
     if (!symmetric(&v->w) || conv_work(v) < WORTH_A_CALL) return false;

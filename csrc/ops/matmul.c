@@ -100,27 +100,50 @@ static status product(graph *g, value *a, value *b, double alpha, value **out) {
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha)), a, b);
 }
 
+static bool is_transposed(const value *x) {
+    const int64_t *perm = NULL;
+    int rank = x->shape.rank;
+
+    if (!x->def || strcmp(x->def->op->name, "Transpose") != 0 || rank < 2) return false;
+    if (node_ints(x->def, "perm", &perm) != rank) return false;
+    for (int i = 0; i < rank - 2; i++)
+        if (perm[i] != i) return false;
+    return perm[rank - 2] == rank - 1;
+}
+
+/* The gradient a b of `of`. Where `of` is the transpose of a weight, as in every linear layer, it is made as the
+ * transpose of b' a': going back through the transpose then gives the weight's own layout, without a copy. */
+static status gradient_product(graph *g, const value *of, value *a, value *b, double alpha, value **out) {
+    if (!is_transposed(of)) return product(g, a, b, alpha, out);
+    TRY(transposed(g, a, &a));
+    TRY(transposed(g, b, &b));
+    TRY(product(g, b, a, alpha, out));
+    return transposed(g, *out, out);
+}
+
 static bool one_matrix(const value *x) { return shape_span(&x->shape, 0, x->shape.rank - 2) == 1; }
 
 /* With a and b matrices, da = dy b' and db = a' dy. Where one operand serves a whole batch its gradient is a sum over
  * the batch: that is one product whose inner dimension runs over the batch too, not many products and then a sum. */
 
 static status grad_left(graph *g, value *a, value *b, value *dy, double alpha, value **da) {
+    const value *of = a;
     if (one_matrix(a) && !one_matrix(dy)) {
         TRY(cols_of(g, dy, &dy));
         TRY(cols_of(g, b, &b));
     }
     TRY(transposed(g, b, &b));
-    return product(g, dy, b, alpha, da);
+    return gradient_product(g, of, dy, b, alpha, da);
 }
 
 static status grad_right(graph *g, value *a, value *b, value *dy, double alpha, value **db) {
+    const value *of = b;
     if (one_matrix(b) && !one_matrix(dy)) {
         TRY(rows_of(g, dy, &dy));
         TRY(rows_of(g, a, &a));
     }
     TRY(transposed(g, a, &a));
-    return product(g, a, dy, alpha, db);
+    return gradient_product(g, of, a, dy, alpha, db);
 }
 
 static status grad_products(graph *g, const node *n, value *dy, double alpha, value *dx[]) {

@@ -27,7 +27,7 @@ struct job {
     bool centred;
     double epsilon;
     int64_t rows, width;     /* elements of a row */
-    int64_t groups, size;    /* rows a sample has; elements of a channel */
+    int64_t groups, channels, size; /* rows of a sample; channels of a row, elements of a channel */
     int64_t parts;           /* of the rows */
     void *partial;           /* [parts, 2, width] */
     double *sums;            /* [rows, channels of a group, 2] */
@@ -143,8 +143,9 @@ static status run_layer_grad(const call *k, bool centred) {
     static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
     const tensor *x = &k->in[X], *dscale = &k->out[1], *dbias = &k->out[2];
     dtype type = computed_in(x->type);
-    job j = {.x = x->data, .dy = k->in[DY].data, .out = k->out[0].data, .centred = centred};
+    job j = {.x = x->data, .dy = k->in[DY].data, .centred = centred};
 
+    if (tensor_present(&k->out[0])) j.out = k->out[0].data;
     set_rows(&j, k->node, &x->shape);
     j.scale = as_computed(&k->in[SCALE], type, k->work);
     j.inverses = k->in[INVERSES].data;
@@ -174,9 +175,10 @@ static status rms_norm_grad_cpu(ctx *c, const call *k) {
 
 static void set_groups(job *j, const node *n, const shape *s) {
     j->groups = node_int(n, "groups");
+    j->channels = j->groups ? s->dim[1] / j->groups : 0;
     j->size = shape_span(s, 2, s->rank);
     j->rows = s->dim[0] * j->groups;
-    j->width = j->groups ? s->dim[1] / j->groups * j->size : 0;
+    j->width = j->channels * j->size;
 }
 
 static status group_norm_cpu(ctx *c, const call *k) {
@@ -189,8 +191,8 @@ static status group_norm_cpu(ctx *c, const call *k) {
     set_groups(&j, k->node, &x->shape);
     j.scale = as_computed(&k->in[1], type, k->work);
     j.bias = as_computed(&k->in[2], type, (char *)k->work + (size_t)x->shape.dim[1] * dtype_size(type));
-    j.means = k->out[1].data;
-    j.inverses = k->out[2].data;
+    j.means = tensor_present(&k->out[1]) ? k->out[1].data : NULL;
+    j.inverses = tensor_present(&k->out[2]) ? k->out[2].data : NULL;
     j.fn = rows[x->type];
     parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
     return OK;
@@ -206,9 +208,10 @@ static status group_norm_grad_cpu(ctx *c, const call *k) {
     static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(group_grad_rows);
     const tensor *x = &k->in[X], *dscale = &k->out[1], *dbias = &k->out[2];
     const int64_t samples = x->shape.dim[0], channels = x->shape.dim[1];
-    job j = {.x = x->data, .dy = k->in[DY].data, .out = k->out[0].data, .sums = k->work};
+    job j = {.x = x->data, .dy = k->in[DY].data, .sums = k->work};
 
     (void)c;
+    if (tensor_present(&k->out[0])) j.out = k->out[0].data;
     set_groups(&j, k->node, &x->shape);
     j.scale = as_computed(&k->in[SCALE], computed_in(x->type), j.sums + 2 * samples * channels);
     j.inverses = k->in[INVERSES].data;
@@ -231,11 +234,16 @@ static status group_norm_grad_cpu(ctx *c, const call *k) {
 
 /* A scale or bias that repeats along some of the normalised axes is made as large as they are. */
 static status fit_operand(graph *g, const node *n, const shape *normalised, int i, value **v) {
+    char tn[SHAPE_TEXT], tv[SHAPE_TEXT];
+    value *sizes;
+
     *v = node_in(n, i);
     if (!*v || shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
-    value *sizes;
     TRY(graph_ints(g, normalised->rank, normalised->dim, &sizes));
-    return emit(g, v, "Expand", *v, sizes);
+    TRY(emit(g, v, "Expand", *v, sizes));
+    if (shape_count(&(*v)->shape) == shape_count(normalised)) return OK;
+    return fail(g->c, E_SHAPE, "%s over axes of shape %s cannot use a scale or bias of shape %s", n->op->name,
+                shape_text(normalised, tn), shape_text(&n->in[i]->shape, tv));
 }
 
 static shape normalised_shape(const node *n) {

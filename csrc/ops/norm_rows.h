@@ -75,7 +75,7 @@ SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin,
 /* --- one scale for each channel of a group --------------------------------------------------------------------------- */
 
 SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
-    const int64_t n = j->width, size = j->size, channels = n / (size ? size : 1);
+    const int64_t n = j->width, size = j->size, channels = j->channels;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
         T *y = (T *)j->out + row * n;
@@ -95,7 +95,7 @@ SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
 
 /* dx, and for each channel of each sample what it adds to the gradients of scale and bias. */
 SIMD static void NAME(group_grad_rows)(const job *j, int64_t begin, int64_t end) {
-    const int64_t n = j->width, size = j->size, channels = n / (size ? size : 1);
+    const int64_t n = j->width, size = j->size, channels = j->channels;
     const A *scale = j->scale;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n, *dy = (const T *)j->dy + row * n;

@@ -53,21 +53,11 @@ static status grad_average_pool(graph *g, const node *n, value *const dy[], valu
     return emit_gradient(g, "AveragePoolGrad", n, 1, &dy[0], &dx[0]);
 }
 
-static status gradient_shape(ctx *c, const node *n, shape *out) {
-    const int64_t *dims;
-    int rank = node_ints(n, "shape", &dims);
-
-    if (rank < 0 || rank > MAX_RANK) return fail(c, E_INVALID, "%s without the attribute shape", n->op->name);
-    *out = (shape){.rank = rank};
-    if (rank) memcpy(out->dim, dims, sizeof(int64_t) * (size_t)rank);
-    return OK;
-}
-
 static status infer_pool_grad(graph *g, node *n) {
     shape x;
 
     TRY(require(g, n, 0));
-    TRY(gradient_shape(g->c, n, &x));
+    TRY(shape_attr(g->c, n, "shape", &x));
     return set_out(g, n, 0, n->in[0]->type, &x);
 }
 

@@ -25,15 +25,16 @@ static status read_sequence(graph *g, const node *n, const node **list) {
     return OK;
 }
 
-/* A constant position among `limit`; from the end when negative. */
-static status read_position(graph *g, const node *n, int operand, int limit, int *out) {
+/* A constant position in a list of `length`, from the end when negative; at most `last`. */
+static status read_position(graph *g, const node *n, int operand, int length, int last, int *out) {
     const int64_t *at;
     int count;
 
     TRY(value_ints(g, n->in[operand], "the position in a list", &count, &at));
-    if (count != 1 || at[0] < -limit || at[0] >= limit)
-        return fail(g->c, E_INVALID, "%s at position %" PRId64 " of a list of %d", n->op->name, count ? at[0] : 0, limit);
-    *out = (int)wrap_index(at[0], limit);
+    if (count != 1 || at[0] < -length || at[0] > last)
+        return fail(g->c, E_INVALID, "%s at position %" PRId64 " of a list of %d", n->op->name, count ? at[0] : 0,
+                    length);
+    *out = (int)wrap_index(at[0], length);
     return OK;
 }
 
@@ -50,7 +51,7 @@ static status lower_insert(graph *g, const node *n, value **out) {
     TRY(read_sequence(g, n, &list));
     TRY(require(g, n, 1));
     at = list->n_in;
-    if (node_in(n, 2)) TRY(read_position(g, n, 2, list->n_in + 1, &at));
+    if (node_in(n, 2)) TRY(read_position(g, n, 2, at, at, &at));
     TRY(NEW(g->c, items, list->n_in + 1));
     for (int i = 0; i <= list->n_in; i++) items[i] = i == at ? n->in[1] : list->in[i - (i > at)];
     return emit_sequence(g, list->n_in + 1, items, out);
@@ -62,7 +63,7 @@ static status lower_at(graph *g, const node *n, value **out) {
 
     TRY(read_sequence(g, n, &list));
     TRY(require(g, n, 1));
-    TRY(read_position(g, n, 1, list->n_in, &at));
+    TRY(read_position(g, n, 1, list->n_in, list->n_in - 1, &at));
     out[0] = list->in[at];
     return OK;
 }

@@ -15,6 +15,16 @@ void spatial_axes(const shape *x, int64_t size[SPATIAL]) {
     for (int i = 0; i < SPATIAL; i++) size[i] = i < SPATIAL - rank ? 1 : x->dim[2 + i - (SPATIAL - rank)];
 }
 
+status shape_attr(ctx *c, const node *n, const char *name, shape *out) {
+    const int64_t *dims;
+    int rank = node_ints(n, name, &dims);
+
+    if (rank < 0 || rank > MAX_RANK) return fail(c, E_INVALID, "%s without the attribute %s", n->op->name, name);
+    *out = (shape){.rank = rank};
+    if (rank) memcpy(out->dim, dims, sizeof(int64_t) * (size_t)rank);
+    return shape_check(c, out);
+}
+
 /* An attribute with one positive number an axis, right-aligned; 1 where there is none. */
 static status read_axes(ctx *c, const node *n, const char *name, int rank, int64_t out[SPATIAL]) {
     const int64_t *given;

@@ -30,6 +30,9 @@ typedef struct window_attrs {
 } window_attrs;
 void window_to_attrs(const window *w, window_attrs *out);
 
+/* A shape held by an attribute: of results that cannot be told from the operands. */
+MUST_USE status shape_attr(ctx *c, const node *n, const char *name, shape *out);
+
 static inline int64_t volume(const int64_t size[SPATIAL]) { return size[0] * size[1] * size[2]; }
 /* [images, channels, size...] */
 shape spatial_shape(int64_t images, int64_t channels, int rank, const int64_t size[SPATIAL]);

@@ -41,6 +41,21 @@ static status pass_gradient(graph *g, const node *n, value *const dy[], value *d
     return OK;
 }
 
+/* The value goes on, its gradient does not: detach(), no_grad(). */
+static status simplify_stop(graph *g, const node *n, value **out) {
+    (void)g;
+    if (!n->in[0]->needs_grad) out[0] = n->in[0];
+    return OK;
+}
+
+static status view_same(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible) {
+    (void)c, (void)n;
+    memcpy(out->stride, in->stride, sizeof out->stride);
+    *offset = 0;
+    *possible = true;
+    return OK;
+}
+
 static status lower_identity(graph *g, const node *n, value **out) {
     TRY(require(g, n, 0));
     out[0] = n->in[0];
@@ -322,6 +337,9 @@ static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, 
 const op_def view_ops[] = {
     {.name = "Identity", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
      .lower = lower_identity},
+    {.name = "StopGradient", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
+     .dtypes = ANY_TYPE, .flags = STRIDED | NO_GRAD, .infer = infer_same, .simplify = simplify_stop,
+     .view = view_same, .cpu = view_cpu},
     {.name = "Contiguous", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
      .dtypes = ANY_TYPE, .flags = STRIDED, .infer = infer_same, .grad = pass_gradient, .cpu = contiguous_cpu},
     {.name = "Reshape", .domain = "", .since = 5, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,

@@ -48,7 +48,7 @@ static bool lists(value *const *list, int count, const value *v) {
     return false;
 }
 
-static bool is_end(const graph *g, const value *v) {
+bool value_is_end(const graph *g, const value *v) {
     for (const state_write *w = g->writes; w; w = w->next)
         if (w->value == v) return true;
     return lists(g->outputs, g->n_outputs, v) || lists(g->input_grads, g->n_input_grads, v);
@@ -63,7 +63,7 @@ static bool is_matched(const search *s, const node *n) {
 static bool is_private(const search *s, const value *v) {
     for (const use *u = v->uses; u; u = u->next)
         if (!is_matched(s, u->user)) return false;
-    return !is_end(s->g, v);
+    return !value_is_end(s->g, v);
 }
 
 /* Only the root's first result may be seen from outside. */
@@ -152,7 +152,7 @@ enum { MAX_ROUNDS = 16 };
 
 static bool is_wanted(const graph *g, const node *n) {
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || is_end(g, n->out[i]))) return true;
+        if (n->out[i] && (n->out[i]->n_uses || value_is_end(g, n->out[i]))) return true;
     return false;
 }
 

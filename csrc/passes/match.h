@@ -46,9 +46,6 @@ struct pattern {
                       .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
                       .in = PATTERNS_(__VA_ARGS__)})
 
-/* x * x, however it is written. */
-#define SQUARE(x_) EITHER(OP("Mul", x_, x_), OP("Pow", x_, CONST(2)))
-
 /* Emits what replaces the root's first result into *out, from the captures; leaves it NULL to decline. What was emitted
  * before declining is removed again. A replacement of another type or shape counts as declined. */
 typedef status rewrite_fn(graph *g, value *const v[], const node *root, value **out);
@@ -60,6 +57,9 @@ typedef struct rule {
 
 /* True when the graph at `root` has the form of `p`; `v` receives the captures, NULL where a slot is not met. */
 bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPTURES]);
+
+/* True when the graph gives `v` back: it is an output, a write or a gradient. */
+bool value_is_end(const graph *g, const value *v);
 
 /* Applies rules to all nodes in program order, the first that matches at a node, until none fires any more.
  * `*fired` counts replacements. */

@@ -15,29 +15,20 @@
 
 enum { X, SCALE, BIAS, EPSILON, NORM };
 
+/* Of either form of the operator: nothing but the last axis has shrunk. */
 static bool over_last_axis(const node *n) {
-    int64_t axis = 0;
-    const int64_t *axes;
-    int rank = n->in[0]->shape.rank;
-
-    if (node_int(n, "keepdims") != 1 || rank == 0) return false;
-    if (node_in(n, 1)) {
-        if (!n->in[1]->data || shape_count(&n->in[1]->shape) != 1) return false;
-        axis = dtype_get_int(n->in[1]->type, n->in[1]->data, 0);
-    } else {
-        if (node_ints(n, "axes", &axes) != 1) return false;
-        axis = axes[0];
-    }
-    return axis == -1 || axis == rank - 1;
+    shape kept = n->in[0]->shape;
+    if (kept.rank == 0) return false;
+    kept.dim[kept.rank - 1] = 1;
+    return shape_equal(&kept, &n->out[0]->shape);
 }
 
 #define MEAN(x)                                                                                                        \
     EITHER(OP_WHERE(over_last_axis, "ReduceMean", x, ANYCONST(-1)), OP_WHERE(over_last_axis, "ReduceMean", x))
-#define VARIANCE OP("Add", MEAN(SQUARE(VAR(X))), ANYCONST(EPSILON))
-#define DEVIATION OP("Sqrt", VARIANCE)
-#define ONE_OVER_DEVIATION                                                                                             \
-    EITHER(OP("Div", CONST(1), DEVIATION), OP("Reciprocal", DEVIATION), OP("Pow", VARIANCE, CONST(-0.5)))
-#define NORMED EITHER(OP("Mul", VAR(X), ONE_OVER_DEVIATION), OP("Div", VAR(X), DEVIATION))
+#define DEVIATION OP("Sqrt", OP("Add", MEAN(OP("Mul", VAR(X), VAR(X))), ANYCONST(EPSILON)))
+#define NORMED                                                                                                         \
+    EITHER(OP("Mul", VAR(X), EITHER(OP("Div", CONST(1), DEVIATION), OP("Reciprocal", DEVIATION))),                     \
+           OP("Div", VAR(X), DEVIATION))
 
 /* One number for each element of the last axis. */
 static bool fits_last_axis(const value *v, const value *x) {
@@ -57,6 +48,7 @@ static status to_rms_norm(graph *g, value *const v[], const node *root, value **
 
     if (shape_count(&v[EPSILON]->shape) != 1 || !value_is_filled(v[EPSILON], &epsilon)) return OK;
     if (!fits_last_axis(v[SCALE], x)) return OK;
+    if (v[SCALE]->type == F64 && x->type != F64) return OK; /* the operator would be more exact than the model is */
     return emit_with(g, out, "RMSNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), x, v[SCALE]);
 }
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-extern const pass_def gelu_fusion, matmul_fusion, norm_fusion, safe_softmax, silu_fusion;
+extern const pass_def concat_gradient, gelu_fusion, matmul_fusion, norm_fusion, safe_softmax, silu_fusion;
 
 const pass_def *const passes[] = {
     &safe_softmax,
@@ -11,6 +11,7 @@ const pass_def *const passes[] = {
     &silu_fusion,
     &norm_fusion,
     &matmul_fusion,
+    &concat_gradient,
     NULL,
 };
 

@@ -1,11 +1,11 @@
-/* silu_fusion.c -- x * sigmoid(x)  ->  Silu(x) */
+/* silu_fusion.c -- x * sigmoid(x)  ->  Swish(x), which PyTorch calls SiLU */
 #include "passes/pipeline.h"
 
 enum { X };
 
 static status to_silu(graph *g, value *const v[], const node *root, value **out) {
     (void)root;
-    return emit(g, out, "Silu", v[X]);
+    return emit(g, out, "Swish", v[X]);
 }
 
 const pass_def silu_fusion = {

@@ -3,12 +3,14 @@
 
 #include "ops/op.h"
 
+#include <string.h>
+
 module_state *state_of(PyObject *object) {
     return PyModule_Check(object) ? PyModule_GetState(object) : PyType_GetModuleState((PyTypeObject *)object);
 }
 
 PyObject *raise_status(const module_state *m, const err *e) {
-    PyObject *type = m->Error;
+    PyObject *type = m->Error, *text;
 
     switch (e->code) {
     case E_NOMEM: type = PyExc_MemoryError; break;
@@ -21,7 +23,10 @@ PyObject *raise_status(const module_state *m, const err *e) {
         break;
     case E_RUNTIME: case OK: break;
     }
-    PyErr_SetString(type, e->text);
+    /* A long name may have been cut within a character. */
+    text = PyUnicode_DecodeUTF8(e->text, (Py_ssize_t)strlen(e->text), "replace");
+    if (text) PyErr_SetObject(type, text);
+    Py_XDECREF(text);
     return NULL;
 }
 

@@ -129,8 +129,8 @@ TEST(replacing_moves_every_use) {
     ctx_init(&c);
     graph *g = new_graph(&c);
     value *x = INPUT(g, "x", F32, 3), *y = NODE(g, "Neg", x), *z = NODE(g, "Mul", y, y), *better;
-    OUTPUT(g, y);
-    OUTPUT(g, z);
+    make_output(g, y);
+    make_output(g, z);
 
     g->before = y->def;
     better = NODE(g, "Relu", x);
@@ -140,11 +140,11 @@ TEST(replacing_moves_every_use) {
     CHECK_OK(&c, graph_verify(g));
     graph_remove_dead(g);
     CHECK_OK(&c, graph_verify(g));
-    CHECK(strcmp(graph_text(g), "input %0 x float32[3] grad\n"
-                                "%1 = Relu(%0 x) float32[3]\n"
-                                "%2 = Mul(%1, %1) float32[3]\n"
-                                "output %1\n"
-                                "output %2\n") == 0);
+    CHECK_TEXT(g, "input %0 x float32[3] grad\n"
+                  "%1 = Relu(%0 x) float32[3]\n"
+                  "%2 = Mul(%1, %1) float32[3]\n"
+                  "output %1\n"
+                  "output %2\n");
     ctx_release(&c);
 }
 
@@ -154,7 +154,7 @@ TEST(what_nothing_needs_is_removed) {
     graph *g = new_graph(&c);
     value *x = INPUT(g, "x", F32, 3), *buffer = INPUT(g, "buffer", F32, 3);
     value *kept = NODE(g, "Neg", x), *written = NODE(g, "Exp", x), *dead = NODE(g, "Relu", x);
-    OUTPUT(g, kept);
+    make_output(g, kept);
     CHECK_OK(&c, graph_add_write(g, buffer, written));
     NODE(g, "Mul", dead, dead);
 
@@ -179,7 +179,7 @@ static void check_broken(void (*breaking)(graph *g, node *neg, node *mul), const
 
     g->emit_name = "/mul";
     z = NODE(g, "Mul", y, y);
-    OUTPUT(g, NODE(g, "Relu", z));
+    make_output(g, NODE(g, "Relu", z));
     CHECK_OK(&c, graph_verify(g));
     breaking(g, y->def, z->def);
     CHECK(graph_verify(g) == E_INVALID);
@@ -228,7 +228,7 @@ TEST(verify_finds_an_output_of_another_graph) {
     graph *g = new_graph(&c);
     value stray = {.id = 1, .input = -1, .type = F32, .shape = SHAPE(3)}, *x = INPUT(g, "x", F32, 3);
 
-    OUTPUT(g, NODE(g, "Neg", x));
+    make_output(g, NODE(g, "Neg", x));
     g->outputs[0] = &stray;
     CHECK(graph_verify(g) == E_INVALID);
     CHECK(strstr(c.err.text, "two values have the id 1"));
@@ -251,18 +251,18 @@ TEST(a_graph_as_text) {
     y = NODE(g, "Max", y, filled);
     g->emit_name = NULL;
     y = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 1)), NODE(g, "Mul", y, number(g, F32, 0.1)));
-    OUTPUT(g, NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), y, i));
-    OUTPUT(g, number(g, F32, INFINITY));
+    make_output(g, NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), y, i));
+    make_output(g, number(g, F32, INFINITY));
     CHECK_OK(&c, graph_add_write(g, i, INT_LIST(g, 3, 4)));
-    CHECK(strcmp(graph_text(g), "input %0 x float32[2, 9] grad\n"
-                                "input %1 i int64[2]\n"
-                                "%2 = Mul(%0 x, float32[9] of ...) float32[2, 9]  ; /scale\n"
-                                "%3 = Max(%2, float32[9] of 0) float32[2, 9]  ; /scale\n"
-                                "%4 = Mul(%3, 0.100000001) float32[2, 9]\n"
-                                "%5 = Softmax(%4, axis=1) float32[2, 9]\n"
-                                "%6 = Gather(%5, %1 i, axis=0) float32[2, 9]\n"
-                                "output %6\n"
-                                "output inf\n"
-                                "write %1 i <- [3, 4]\n") == 0);
+    CHECK_TEXT(g, "input %0 x float32[2, 9] grad\n"
+                  "input %1 i int64[2]\n"
+                  "%2 = Mul(%0 x, float32[9] of ...) float32[2, 9]  ; /scale\n"
+                  "%3 = Max(%2, float32[9] of 0) float32[2, 9]  ; /scale\n"
+                  "%4 = Mul(%3, 0.100000001) float32[2, 9]\n"
+                  "%5 = Softmax(%4, axis=1) float32[2, 9]\n"
+                  "%6 = Gather(%5, %1 i, axis=0) float32[2, 9]\n"
+                  "output %6\n"
+                  "output inf\n"
+                  "write %1 i <- [3, 4]\n");
     ctx_release(&c);
 }

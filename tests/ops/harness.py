@@ -56,19 +56,24 @@ def fed_operands(case, tensors):
 
 
 def build_model(case, dtype, tensors):
-    """The case as a one-node ONNX model."""
+    """The case as an ONNX model of one node, or of its `nodes`: rows ("Add", "x0 x1", "sum", {attributes}) in which
+    x0, x1, ... are the operands and y0, y1, ... the outputs."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(tensors)]
     outputs = [f"y{i}" if wanted else "" for i, wanted in enumerate(case.wanted)]
-    results = zip((name for name in outputs if name), reference(case, tensors).outputs, strict=True)
-    attrs = {k: tensor_proto(v) if isinstance(v, torch.Tensor) else v for k, v in case.attributes(dtype).items()}
+    rows = [(op, ins.split(), outs.split(), *attrs) for op, ins, outs, *attrs in case.nodes]
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(case.op, names, outputs, name="node", **attrs)],
+        [make_node(*row) for row in rows or [(case.op, names, outputs, case.attributes(dtype))]],
         "case",
         [value_info(names[i], tensors[i]) for i in fed_operands(case, tensors)],
-        [value_info(name, y) for name, y in results],
+        [value_info(name, y) for name, y in zip(filter(None, outputs), reference(case, tensors).outputs, strict=True)],
         initializer=[tensor_proto(tensors[i], names[i]) for i in case.const if tensors[i] is not None],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", case.opset)], ir_version=8)
+
+
+def make_node(op, inputs, outputs, attrs=None):
+    attrs = {k: tensor_proto(v) if isinstance(v, torch.Tensor) else v for k, v in (attrs or {}).items()}
+    return onnx.helper.make_node(op, inputs, outputs, name=f"node_{op}", **attrs)
 
 
 # --- both sides -------------------------------------------------------------------------------------------------------

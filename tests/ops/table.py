@@ -6,6 +6,7 @@ A case belongs to the newest record of its operator that is not newer than its o
 have no cases: they are reached through gradients and passes, so they are looked for in the plans of all cases.
 """
 
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -23,22 +24,25 @@ def registry():
     return _core.operators()
 
 
+def records_of(case):
+    """The records a case belongs to."""
+    known = [r for r in registry() if r["name"] == case.op and not r["domain"] and r["since"] <= case.opset]
+    text = gradient_plan(case, case.dtypes[0]).text()
+    names = set(re.findall(r"= (\w+)\(", text))
+    ours = [r for r in registry() if r["domain"] and r["name"] in names]
+    return ours if case.nodes else ours + sorted(known, key=lambda r: r["since"])[-1:]
+
+
 @cache
 def reached():
-    """(name, since) of a record -> the cases that reach it, and the types they run it with."""
-    newest = defaultdict(dict)
-    for record in registry():
-        newest[record["name"]][record["since"]] = record
-    cases, dtypes = defaultdict(int), defaultdict(set)
+    """(name, since) of a record -> how many cases reach it; and the types they run it with."""
+    counts, types = defaultdict(int), defaultdict(set)
     for case in CASES:
-        plans = set(gradient_plan(case, case.dtypes[0]).operators)
-        own = [since for since, r in newest[case.op].items() if not r["domain"] and since <= case.opset]
-        keys = {(case.op, max(own))} if own else set()
-        keys |= {(name, since) for name in plans for since, r in newest[name].items() if r["domain"]}
-        for key in keys:
-            cases[key] += 1
-            dtypes[key] |= set(case.dtypes)
-    return cases, dtypes
+        for record in records_of(case):
+            key = record["name"], record["since"]
+            counts[key] += 1
+            types[key] |= set(case.dtypes)
+    return counts, types
 
 
 def untested():

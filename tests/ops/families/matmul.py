@@ -9,8 +9,9 @@ def matmul(a, b):
 
 def gemm(alpha=1.0, beta=1.0, trans_a=0, trans_b=0):
     def product(a, b, c=None):
-        y = alpha * ((a.T if trans_a else a) @ (b.T if trans_b else b))
-        return y if c is None or beta == 0 else y + beta * c
+        y = (a.T if trans_a else a) @ (b.T if trans_b else b)
+        y = y if alpha == 1 else alpha * y
+        return y if c is None or beta == 0 else y + (c if beta == 1 else beta * c)
 
     return product
 

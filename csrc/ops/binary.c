@@ -1,0 +1,259 @@
+/* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean.
+ *
+ * Gradients, before un-broadcasting:
+ *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not
+ *     Pow      dx = dy y x^(y-1), 0 where y = 0; dy out log(x) for y, 0 where x = 0 and y >= 0
+ *     Mod      dx = dy, and -dy times the whole quotient for y
+ *     Max Min  all of dy to the operand that is picked, half to each where they are equal, all to both for NaN
+ * Integers wrap around; division by zero is 0 and does not trap. */
+#include "core/vmath.h"
+#include "ops/pointwise.h"
+
+#include <tgmath.h>
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+FLOAT_FN(add, 2, x + y)
+FLOAT_FN(sub, 2, x - y)
+FLOAT_FN(mul, 2, x * y)
+FLOAT_FN(div, 2, x / y)
+WRAP_FN(add, 2, x + y)
+WRAP_FN(sub, 2, x - y)
+WRAP_FN(mul, 2, x * y)
+/* The smallest number has no negative: -1 must not divide it. */
+INT_FN(div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y)
+
+FLOAT_FN(max, 2, x > y || x != x ? x : y)
+FLOAT_FN(min, 2, x < y || x != x ? x : y)
+INT_FN(max, 2, x > y ? x : y)
+INT_FN(min, 2, x < y ? x : y)
+
+/* divisor_grad(dy, y, out) */
+FLOAT_FN(divisor_grad, 3, -x * (z / y))
+
+/* max_grad(dy, picked, other); Min's is the same with its operands exchanged. */
+FLOAT_FN(max_grad, 3, y < z ? 0 : y == z ? x / 2 : x)
+
+/* Attribute fmod: the result has the sign of x, as in C; otherwise that of y, as in Python. */
+FLOAT_WHERE(mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, const real r = fmod(x, y))
+#define INT_MOD(name, T)                                                                                               \
+    TILE_FN(name, 2, T, T, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r,                                        \
+            const T r = y == 0 || y == -1 ? 0 : x % y)
+INT_MOD(mod_i64, int64_t)
+INT_MOD(mod_i32, int32_t)
+
+FLOAT_FN(pow, 2, pow(x, y))
+FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * pow(y, z - 1)))
+FLOAT_FN(pow_exponent_grad, 4, y == 0 && z >= 0 ? 0 : x * (w * v_log(y)))
+
+/* x^y by squaring; 1 / x^-y for negative y, which is 0 unless x is 1 or -1. */
+static inline uint64_t int_power(int64_t x, int64_t y) {
+    uint64_t base = (uint64_t)x, result = 1;
+    if (y < 0) return x == 1 ? 1 : x == -1 ? (y & 1 ? (uint64_t)-1 : 1) : 0;
+    for (; y; y >>= 1, base *= base)
+        if (y & 1) result *= base;
+    return result;
+}
+INT_FN(pow, 2, int_power(x, y))
+
+/* --- simplification ----------------------------------------------------------------------------------------------- */
+
+/* The other operand, when operand `i` is filled with `neutral` and does not change the shape. */
+static void drop_neutral(const node *n, int i, double neutral, value **out) {
+    value *x = n->in[1 - i];
+    double filler;
+    if (shape_equal(&x->shape, &n->out[0]->shape) && value_is_filled(n->in[i], &filler) && filler == neutral) out[0] = x;
+}
+
+static status simplify_sum(graph *g, const node *n, value **out) {
+    (void)g;
+    drop_neutral(n, 0, 0, out);
+    drop_neutral(n, 1, 0, out);
+    return OK;
+}
+
+static status simplify_difference(graph *g, const node *n, value **out) {
+    (void)g;
+    drop_neutral(n, 1, 0, out);
+    return OK;
+}
+
+/* A product with 0 stays: it is NaN where the other operand is. */
+static status simplify_product(graph *g, const node *n, value **out) {
+    (void)g;
+    drop_neutral(n, 0, 1, out);
+    drop_neutral(n, 1, 1, out);
+    return OK;
+}
+
+static status simplify_quotient(graph *g, const node *n, value **out) {
+    (void)g;
+    drop_neutral(n, 1, 1, out);
+    return OK;
+}
+
+/* The exponents that PyTorch does not compute as powers either. */
+static status simplify_power(graph *g, const node *n, value **out) {
+    value *x = n->in[0], *square, *root;
+    double y;
+
+    if (!shape_equal(&x->shape, &n->out[0]->shape) || !value_is_filled(n->in[1], &y)) return OK;
+    if (y == 0) return graph_full(g, x->type, &x->shape, 1, out);
+    if (y == 1) {
+        out[0] = x;
+        return OK;
+    }
+    if (y == 2) return emit(g, out, "Mul", x, x);
+    if (y == 3) {
+        TRY(emit(g, &square, "Mul", x, x));
+        return emit(g, out, "Mul", square, x);
+    }
+    if (!dtype_is_float(x->type)) return OK;
+    if (y == 0.5) return emit(g, out, "Sqrt", x);
+    if (y == -1) return emit(g, out, "Reciprocal", x);
+    if (y == -0.5) {
+        TRY(emit(g, &root, "Sqrt", x));
+        return emit(g, out, "Reciprocal", root);
+    }
+    return OK;
+}
+
+/* --- compositions --------------------------------------------------------------------------------------------------- */
+
+/* The exponent in the base's type; an integer to a fractional power is computed in float64. */
+static status lower_power(graph *g, const node *n, value **out) {
+    value *x = n->in[0], *y = n->in[1];
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    if (x->type == y->type) return OK;
+    if (dtype_is_float(x->type) || !dtype_is_float(y->type)) {
+        TRY(emit_cast(g, y, x->type, &y));
+        return emit(g, out, "Pow", x, y);
+    }
+    TRY(emit_cast(g, x, F64, &x));
+    TRY(emit_cast(g, y, F64, &y));
+    TRY(emit(g, &x, "Pow", x, y));
+    return emit_cast(g, x, n->in[0]->type, out);
+}
+
+/* op(op(a, b), c)... */
+static status emit_chain(graph *g, const node *n, const char *op, value **out) {
+    value *total = n->in[0];
+    for (int i = 0; i < n->n_in; i++) {
+        TRY(require(g, n, i));
+        if (i > 0) TRY(emit(g, &total, op, total, n->in[i]));
+    }
+    out[0] = total;
+    return OK;
+}
+
+static status lower_sum(graph *g, const node *n, value **out) { return emit_chain(g, n, "Add", out); }
+
+static status lower_mean(graph *g, const node *n, value **out) {
+    value *count;
+    TRY(emit_chain(g, n, "Add", out));
+    TRY(graph_scalar(g, out[0]->type, n->n_in, &count));
+    return emit(g, out, "Div", out[0], count);
+}
+
+/* Max and Min of two are kernels. */
+static status lower_extremum(graph *g, const node *n, value **out) {
+    return n->n_in == 2 ? OK : emit_chain(g, n, n->op->name, out);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static status grad_add(graph *g, const node *n, value *const dy[], value *dx[]) {
+    (void)g, (void)n;
+    dx[0] = dx[1] = dy[0];
+    return OK;
+}
+
+static status grad_sub(graph *g, const node *n, value *const dy[], value *dx[]) {
+    dx[0] = dy[0];
+    return need(n, 1) ? emit(g, &dx[1], "Neg", dy[0]) : OK;
+}
+
+static status grad_mul(graph *g, const node *n, value *const dy[], value *dx[]) {
+    if (need(n, 0)) TRY(emit(g, &dx[0], "Mul", dy[0], n->in[1]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "Mul", dy[0], n->in[0]));
+    return OK;
+}
+
+static status grad_div(graph *g, const node *n, value *const dy[], value *dx[]) {
+    if (need(n, 0)) TRY(emit(g, &dx[0], "Div", dy[0], n->in[1]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "DivisorGrad", dy[0], n->in[1], n->out[0]));
+    return OK;
+}
+
+static status grad_power(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *x = n->in[0], *y = n->in[1];
+    if (need(n, 0)) TRY(emit(g, &dx[0], "PowGrad", dy[0], x, y));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "PowExponentGrad", dy[0], x, y, n->out[0]));
+    return OK;
+}
+
+static status grad_mod(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *quotient;
+
+    dx[0] = dy[0];
+    if (!need(n, 1)) return OK;
+    TRY(emit(g, &quotient, "Sub", n->in[0], n->out[0]));
+    TRY(emit(g, &quotient, "Div", quotient, n->in[1]));
+    TRY(emit(g, &quotient, "Round", quotient));
+    TRY(emit(g, &dx[1], "Mul", dy[0], quotient));
+    return emit(g, &dx[1], "Neg", dx[1]);
+}
+
+static status grad_max(graph *g, const node *n, value *const dy[], value *dx[]) {
+    if (need(n, 0)) TRY(emit(g, &dx[0], "MaxGrad", dy[0], n->in[0], n->in[1]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "MaxGrad", dy[0], n->in[1], n->in[0]));
+    return OK;
+}
+
+static status grad_min(graph *g, const node *n, value *const dy[], value *dx[]) {
+    if (need(n, 0)) TRY(emit(g, &dx[0], "MaxGrad", dy[0], n->in[1], n->in[0]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "MaxGrad", dy[0], n->in[0], n->in[1]));
+    return OK;
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const attr mod_attrs[] = {INT("fmod", 0), {0}};
+
+#define BINARY(name_, since_, flags_, simplify_, grad_, ...)                                                           \
+    .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = NUMBERS,           \
+    .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1 | (flags_), .infer = infer_broadcast,                         \
+    .simplify = simplify_, .grad = grad_, .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){__VA_ARGS__}
+#define VARIADIC_OP(name_, since_, types_, lower_)                                                                     \
+    .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = types_,     \
+    .lower = lower_
+#define EXTREMUM(name_, grad_, fn_)                                                                                    \
+    VARIADIC_OP(name_, 8, NUMBERS, lower_extremum),                                                                    \
+        .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1 | COMMUTATIVE, .infer = infer_broadcast, .grad = grad_,   \
+        .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){TILES(fn_)}
+#define GRADIENT(name_, operands_, fn_)                                                                                \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = 1,           \
+    .dtypes = FLOATS, .flags = POINTWISE | STRIDED | INPLACE_0, .infer = infer_same, .cpu = pointwise_cpu,             \
+    .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(fn_)}}
+#define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
+
+const op_def binary_ops[] = {
+    {BINARY("Add", 7, COMMUTATIVE, simplify_sum, grad_add, TILES(add))},
+    {BINARY("Sub", 7, 0, simplify_difference, grad_sub, TILES(sub))},
+    {BINARY("Mul", 7, COMMUTATIVE, simplify_product, grad_mul, TILES(mul))},
+    {BINARY("Div", 7, 0, simplify_quotient, grad_div, TILES(div))},
+    {BINARY("Pow", 7, 0, simplify_power, grad_power, TILES(pow)), .lower = lower_power},
+    {BINARY("Mod", 10, 0, NULL, grad_mod, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs},
+    {EXTREMUM("Max", grad_max, max)},
+    {EXTREMUM("Min", grad_min, min)},
+    {VARIADIC_OP("Sum", 8, FLOATS, lower_sum)},
+    {VARIADIC_OP("Mean", 8, FLOATS, lower_mean)},
+
+    {GRADIENT("DivisorGrad", 3, divisor_grad)},
+    {GRADIENT("MaxGrad", 3, max_grad)},
+    {GRADIENT("PowGrad", 3, pow_grad)},
+    {GRADIENT("PowExponentGrad", 4, pow_exponent_grad)},
+    {0},
+};

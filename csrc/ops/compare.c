@@ -1,0 +1,148 @@
+/* compare.c -- owns comparisons, tests of floats, logic and bits: Equal Less LessOrEqual Greater GreaterOrEqual, IsNaN
+ * IsInf, And Or Xor Not, BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitShift. Nothing here has a gradient. */
+#include "ops/pointwise.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+#define COMPARISON(name, op)                                                                                           \
+    TILE_2(name##_f32, float, uint8_t, x op y)                                                                         \
+    TILE_2(name##_f64, double, uint8_t, x op y)                                                                        \
+    TILE_2(name##_i64, int64_t, uint8_t, x op y)                                                                       \
+    TILE_2(name##_i32, int32_t, uint8_t, x op y)
+
+COMPARISON(equal, ==)
+COMPARISON(less, <)
+COMPARISON(less_or_equal, <=)
+COMPARISON(greater, >)
+COMPARISON(greater_or_equal, >=)
+TILE_2(equal_bool, uint8_t, uint8_t, x == y)
+
+TILE_FN(is_nan_f32, 1, float, uint8_t, x != x, )
+TILE_FN(is_nan_f64, 1, double, uint8_t, x != x, )
+TILE_FN(is_inf_f32, 1, float, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
+TILE_FN(is_inf_f64, 1, double, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
+
+TILE_2(and_bool, uint8_t, uint8_t, x & y)
+TILE_2(or_bool, uint8_t, uint8_t, x | y)
+TILE_2(xor_bool, uint8_t, uint8_t, x ^ y)
+TILE_1(not_bool, uint8_t, !x)
+
+WRAP_FN(bit_and, 2, x & y)
+WRAP_FN(bit_or, 2, x | y)
+WRAP_FN(bit_xor, 2, x ^ y)
+WRAP_FN(bit_not, 1, ~x)
+/* Shifting by the whole width or more leaves the sign: zeros, or ones for a negative number shifted right. Shifts by
+ * negative numbers count as such. Narrow types have lost their bits when they are stored. */
+#define WIDTH (8 * sizeof(real))
+WRAP_FN(shift_left, 2, y < WIDTH ? x << (y & (WIDTH - 1)) : 0)
+INT_FN(shift_right, 2, x >> ((uint64_t)y < WIDTH ? (uint64_t)y : WIDTH - 1))
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+static status infer_comparison(graph *g, node *n) {
+    TRY(infer_broadcast(g, n));
+    n->out[0]->type = BOOL;
+    return OK;
+}
+
+static status infer_test(graph *g, node *n) {
+    TRY(infer_same(g, n));
+    n->out[0]->type = BOOL;
+    return OK;
+}
+
+/* Integers are neither NaN nor infinite; a widened float is what it was before. */
+static status simplify_test(graph *g, const node *n, value **out) {
+    const value *x = n->in[0];
+    const node *cast = x->def;
+
+    if (!dtype_is_float(x->type)) return graph_full(g, BOOL, &x->shape, 0, out);
+    if (cast && strcmp(cast->op->name, "Cast") == 0 && dtype_is_float(cast->in[0]->type) &&
+        dtype_size(cast->in[0]->type) < dtype_size(x->type))
+        return emit_with(g, out, n->op->name, n->attrs, cast->in[0]);
+    return OK;
+}
+
+/* With one operand filled: And(x, true) and Or(x, false) are x, And(x, false) and Or(x, true) are the filler. */
+static status simplify_logic(graph *g, const node *n, bool neutral, value **out) {
+    for (int i = 0; i < 2 && !out[0]; i++) {
+        value *x = n->in[1 - i];
+        double filler;
+        if (!value_is_filled(n->in[i], &filler)) continue;
+        if ((filler != 0) != neutral) return graph_full(g, BOOL, &n->out[0]->shape, filler, out);
+        if (shape_equal(&x->shape, &n->out[0]->shape)) out[0] = x;
+    }
+    return OK;
+}
+
+static status simplify_and(graph *g, const node *n, value **out) { return simplify_logic(g, n, true, out); }
+static status simplify_or(graph *g, const node *n, value **out) { return simplify_logic(g, n, false, out); }
+
+static status simplify_not(graph *g, const node *n, value **out) {
+    const node *inner = n->in[0]->def;
+    (void)g;
+    if (inner && inner->op == n->op) out[0] = inner->in[0];
+    return OK;
+}
+
+static status lower_shift(graph *g, const node *n, value **out) {
+    const char *direction = node_string(n, "direction");
+    bool left = strcmp(direction, "LEFT") == 0;
+
+    if (!left && strcmp(direction, "RIGHT") != 0)
+        return fail(g->c, E_INVALID, "BitShift has no direction \"%s\"", direction);
+    return emit(g, out, left ? "ShiftLeft" : "ShiftRight", n->in[0], n->in[1]);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const attr inf_attrs[] = {INT("detect_positive", 1), INT("detect_negative", 1), {0}};
+static const attr shift_attrs[] = {{.name = "direction"}, {0}};
+
+#define COMPARE_TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
+#define RECORD(name_, domain_, since_, operands_, types_, ...)                                                         \
+    .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
+    .dtypes = types_, .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){__VA_ARGS__}
+#define COMPARE(name_, since_, fn_)                                                                                    \
+    RECORD(name_, "", since_, 2, NUMBERS, COMPARE_TILES(fn_)), .flags = POINTWISE | STRIDED | NO_GRAD,                 \
+    .infer = infer_comparison
+#define TEST(name_, since_, ...)                                                                                       \
+    RECORD(name_, "", since_, 1, NUMBERS, __VA_ARGS__), .flags = POINTWISE | STRIDED | NO_GRAD, .infer = infer_test,   \
+    .simplify = simplify_test
+#define SAME_TYPE (POINTWISE | STRIDED | NO_GRAD | INPLACE_0)
+#define LOGIC(name_, fn_, simplify_)                                                                                   \
+    RECORD(name_, "", 7, 2, SET(BOOL), .fn = {[TILE_BOOL] = fn_}), .flags = SAME_TYPE | INPLACE_1 | COMMUTATIVE,       \
+    .infer = infer_broadcast, .simplify = simplify_
+#define BITS(name_, domain_, since_, flags_, fn_)                                                                      \
+    RECORD(name_, domain_, since_, 2, INTEGERS, .fn = {INT_TILES(fn_)}), .flags = SAME_TYPE | INPLACE_1 | (flags_),        \
+    .infer = infer_broadcast
+
+const op_def compare_ops[] = {
+    {RECORD("Equal", "", 7, 2, ANY_TYPE, .fn = {FLOAT_TILES(equal), INT_TILES(equal), [TILE_BOOL] = equal_bool}),
+     .flags = POINTWISE | STRIDED | NO_GRAD | COMMUTATIVE, .infer = infer_comparison},
+    {COMPARE("Less", 7, less)},
+    {COMPARE("LessOrEqual", 12, less_or_equal)},
+    {COMPARE("Greater", 7, greater)},
+    {COMPARE("GreaterOrEqual", 12, greater_or_equal)},
+    {TEST("IsNaN", 9, .fn = {FLOAT_TILES(is_nan)})},
+    {TEST("IsInf", 10, .params = {"detect_positive", "detect_negative"}, .fn = {FLOAT_TILES(is_inf)}),
+     .attrs = inf_attrs},
+    {LOGIC("And", and_bool, simplify_and)},
+    {LOGIC("Or", or_bool, simplify_or)},
+    {LOGIC("Xor", xor_bool, NULL)},
+    {RECORD("Not", "", 1, 1, SET(BOOL), .fn = {[TILE_BOOL] = not_bool}),
+     .flags = SAME_TYPE, .infer = infer_same, .simplify = simplify_not},
+    {BITS("BitwiseAnd", "", 18, COMMUTATIVE, bit_and)},
+    {BITS("BitwiseOr", "", 18, COMMUTATIVE, bit_or)},
+    {BITS("BitwiseXor", "", 18, COMMUTATIVE, bit_xor)},
+    {RECORD("BitwiseNot", "", 18, 1, INTEGERS, .fn = {INT_TILES(bit_not)}), .flags = SAME_TYPE, .infer = infer_same},
+    {.name = "BitShift", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = INTEGERS,
+     .attrs = shift_attrs, .lower = lower_shift},
+
+    {BITS("ShiftLeft", ORT_DOMAIN, 1, 0, shift_left)},
+    {BITS("ShiftRight", ORT_DOMAIN, 1, 0, shift_right)},
+    {0},
+};

@@ -1,0 +1,432 @@
+/* resize.c -- resampling: Resize, Upsample, and the interpolation along one axis they are made of.
+ *
+ * Every mode of Resize is separable and linear: along one axis, output i is a weighted sum of a few inputs,
+ *
+ *     y[i] = sum over k of weight[k][i] * x[index[k][i]]        Interpolate
+ *     dx[index[k][i]] += weight[k][i] * dy[i]                   InterpolateGrad
+ *
+ * so a Resize becomes one Interpolate for each axis whose size changes, with tables made once, when the graph is built,
+ * out of all the modes and conventions. Backward keeps the tables, no tensor. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/parallel.h"
+#include "ops/grid_sample.h"
+#include "ops/spatial.h"
+
+/* --- tables -------------------------------------------------------------------------------------------------------- */
+
+typedef struct axis_plan {
+    int64_t in, out;
+    double scale; /* out / in, or what the model says it is */
+    const char *mode, *transform, *nearest;
+    double cubic;
+    bool exclude_outside, antialias;
+    bool narrow; /* coordinates are float32, as PyTorch's are for all but float64 */
+} axis_plan;
+
+/* Rounds an intermediate result to the precision coordinates are kept in. */
+static double in_precision(const axis_plan *a, double x) { return a->narrow ? (double)(float)x : x; }
+
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+
+/* Inputs an output step covers. */
+static double step_of(const axis_plan *a) {
+    if (is(a->transform, "align_corners"))
+        return a->out > 1 ? in_precision(a, (double)(a->in - 1) / (double)(a->out - 1)) : 0;
+    return in_precision(a, 1 / a->scale);
+}
+
+/* The input coordinate of output i. */
+static double source_of(const axis_plan *a, int64_t i) {
+    const double step = step_of(a), at = (double)i;
+
+    if (is(a->transform, "align_corners") || is(a->transform, "asymmetric")) return in_precision(a, at * step);
+    if (is(a->transform, "tf_half_pixel_for_nn")) return in_precision(a, (at + 0.5) * step);
+    if (is(a->transform, "pytorch_half_pixel") && a->out == 1) return 0;
+    double x = in_precision(a, in_precision(a, (at + 0.5) * step) - 0.5);
+    if (!is(a->transform, "half_pixel_symmetric")) return x;
+    /* The part of the outputs that scale asks for but a whole number cannot give is shared by both ends. */
+    double adjustment = (double)a->out / ((double)a->in * a->scale), centre = (double)a->in / 2;
+    return centre * (1 - adjustment) + x;
+}
+
+static int64_t nearest_index(const axis_plan *a, double x) {
+    if (is(a->nearest, "floor")) return (int64_t)floor(x);
+    if (is(a->nearest, "ceil")) return (int64_t)ceil(x);
+    if (is(a->nearest, "round_prefer_ceil")) return (int64_t)floor(x + 0.5);
+    return (int64_t)ceil(x - 0.5);
+}
+
+/* The interpolation kernels, centred on 0. */
+static double triangle(double x) { return fabs(x) < 1 ? 1 - fabs(x) : 0; }
+static double cubic_at(double x, double a) {
+    x = fabs(x);
+    if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
+    return x < 2 ? ((x - 5) * x + 8) * x * a - 4 * a : 0;
+}
+
+/* How far the kernel reaches; where many inputs make one output and antialiasing is asked for, it is stretched. */
+static double stretch_of(const axis_plan *a) { return a->antialias && a->scale < 1 ? 1 / a->scale : 1; }
+
+static int taps_of(const axis_plan *a) {
+    int reach = is(a->mode, "nearest") ? 0 : is(a->mode, "linear") ? 1 : 2;
+    if (reach == 0) return 1;
+    return 2 * (int)ceil(reach * stretch_of(a)) + (a->antialias ? 1 : 0);
+}
+
+static int64_t clamp(int64_t x, int64_t size) { return x < 0 ? 0 : x >= size ? size - 1 : x; }
+
+/* Column i of the tables: `taps` inputs and their weights. */
+static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index, double *weight) {
+    const double x = source_of(a, i), stretch = stretch_of(a);
+    const bool linear = is(a->mode, "linear");
+    double total = 0;
+
+    if (taps == 1) {
+        index[0] = clamp(nearest_index(a, x), a->in);
+        weight[0] = 1;
+        return;
+    }
+    int64_t first = (int64_t)floor(x) - (taps - 1) / 2;
+    for (int k = 0; k < taps; k++) {
+        double distance = in_precision(a, (double)(first + k) - x) / stretch;
+        bool outside = first + k < 0 || first + k >= a->in;
+        weight[k] = linear ? triangle(distance) : cubic_at(distance, a->cubic);
+        /* A stretched kernel is cut off at the border; else the border's elements stand for what is beyond it. */
+        if (outside && (a->exclude_outside || a->antialias)) weight[k] = 0;
+        index[k] = clamp(first + k, a->in);
+        total += weight[k];
+    }
+    if (!a->exclude_outside && !a->antialias) return;
+    for (int k = 0; k < taps && total != 0; k++) weight[k] /= total;
+}
+
+/* The tables as constants: [taps, out]. */
+static status make_tables(graph *g, const axis_plan *a, dtype type, value **index, value **weight) {
+    const int taps = taps_of(a);
+    const shape s = SHAPE(taps, a->out);
+    int64_t *at;
+    double *w;
+
+    TRY(NEW(g->c, at, taps));
+    TRY(NEW(g->c, w, taps));
+    TRY(graph_add_constant(g, I64, &s, NULL, index));
+    TRY(graph_add_constant(g, type, &s, NULL, weight));
+    for (int64_t i = 0; i < a->out; i++) {
+        fill_column(a, i, taps, at, w);
+        for (int k = 0; k < taps; k++) {
+            dtype_set_int(I64, (void *)(uintptr_t)(*index)->data, k * a->out + i, at[k]);
+            dtype_set_value(type, (void *)(uintptr_t)(*weight)->data, k * a->out + i, w[k]);
+        }
+    }
+    return OK;
+}
+
+/* --- Interpolate --------------------------------------------------------------------------------------------------- */
+
+static status infer_interpolate(graph *g, node *n) {
+    shape y;
+
+    TRY(require(g, n, 0));
+    y = n->in[0]->shape;
+    y.dim[node_int(n, "axis")] = node_int(n, "size");
+    return set_out(g, n, 0, n->in[0]->type, &y);
+}
+
+static status grad_interpolate(graph *g, const node *n, value *const dy[], value *dx[]) {
+    int64_t axis = node_int(n, "axis");
+    return emit_with(g, &dx[0], "InterpolateGrad",
+                     NODE_ATTRS(INT("axis", axis), INT("size", n->in[0]->shape.dim[axis])), dy[0], n->in[1], n->in[2]);
+}
+
+static status grad_interpolate_grad(graph *g, const node *n, value *const dy[], value *dx[]) {
+    int64_t axis = node_int(n, "axis");
+    return emit_with(g, &dx[0], "Interpolate", NODE_ATTRS(INT("axis", axis), INT("size", n->in[0]->shape.dim[axis])),
+                     dy[0], n->in[1], n->in[2]);
+}
+
+/* The tensor that is read is [outer, few or many, inner], and so is the one that is written. */
+typedef struct interpolation {
+    const void *from, *weight;
+    void *to;
+    const int64_t *index;
+    int64_t outer, from_size, to_size, inner, taps, columns;
+} interpolation;
+
+#define INTERPOLATE(T)                                                                                                 \
+    /* Planes [begin, end) of y. */                                                                                    \
+    SIMD static void interpolate_##T(void *arg, int64_t begin, int64_t end) {                                          \
+        const interpolation *p = arg;                                                                                  \
+        const T *weight = p->weight;                                                                                   \
+        for (int64_t o = begin; o < end; o++) {                                                                        \
+            const T *x = (const T *)p->from + o * p->from_size * p->inner;                                             \
+            T *y = (T *)p->to + o * p->to_size * p->inner;                                                             \
+            memset(y, 0, (size_t)(p->to_size * p->inner) * sizeof(T));                                                 \
+            if (p->inner == 1)                                                                                         \
+                for (int64_t k = 0; k < p->taps; k++) {                                                                \
+                    const int64_t *index = p->index + k * p->columns;                                                  \
+                    const T *w = weight + k * p->columns;                                                              \
+                    for (int64_t i = 0; i < p->columns; i++) y[i] += w[i] * x[index[i]];                               \
+                }                                                                                                      \
+            else                                                                                                       \
+                for (int64_t i = 0; i < p->columns; i++)                                                               \
+                    for (int64_t k = 0; k < p->taps; k++) {                                                            \
+                        const T w = weight[k * p->columns + i], *in = x + p->index[k * p->columns + i] * p->inner;     \
+                        for (int64_t j = 0; j < p->inner; j++) y[i * p->inner + j] += w * in[j];                       \
+                    }                                                                                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Planes [begin, end) of dx. */                                                                                   \
+    SIMD static void interpolate_grad_##T(void *arg, int64_t begin, int64_t end) {                                     \
+        const interpolation *p = arg;                                                                                  \
+        const T *weight = p->weight;                                                                                   \
+        for (int64_t o = begin; o < end; o++) {                                                                        \
+            const T *dy = (const T *)p->from + o * p->from_size * p->inner;                                            \
+            T *dx = (T *)p->to + o * p->to_size * p->inner;                                                            \
+            memset(dx, 0, (size_t)(p->to_size * p->inner) * sizeof(T));                                                \
+            for (int64_t i = 0; i < p->columns; i++)                                                                   \
+                for (int64_t k = 0; k < p->taps; k++) {                                                                \
+                    const T w = weight[k * p->columns + i];                                                            \
+                    T *out = dx + p->index[k * p->columns + i] * p->inner;                                             \
+                    for (int64_t j = 0; j < p->inner; j++) out[j] += w * dy[i * p->inner + j];                         \
+                }                                                                                                      \
+        }                                                                                                              \
+    }
+
+INTERPOLATE(float)
+INTERPOLATE(double)
+
+static interpolation interpolation_of(const call *k) {
+    const tensor *x = &k->in[0], *y = &k->out[0];
+    const int axis = (int)node_int(k->node, "axis");
+    return (interpolation){.from = x->data, .to = y->data, .index = k->in[1].data, .weight = k->in[2].data,
+                           .outer = shape_span(&x->shape, 0, axis), .from_size = x->shape.dim[axis],
+                           .to_size = y->shape.dim[axis], .inner = shape_span(&x->shape, axis + 1, x->shape.rank),
+                           .taps = k->in[1].shape.dim[0], .columns = k->in[1].shape.dim[1]};
+}
+
+static status run_interpolation(const call *k, range_fn *narrow, range_fn *wide) {
+    interpolation p = interpolation_of(k);
+    if (tensor_count(&k->out[0]) == 0) return OK;
+    parallel_for(p.outer, parallel_rows(p.columns * p.taps * p.inner), k->out[0].type == F64 ? wide : narrow, &p);
+    return OK;
+}
+
+static status interpolate_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_interpolation(k, interpolate_float, interpolate_double);
+}
+
+static status interpolate_grad_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run_interpolation(k, interpolate_grad_float, interpolate_grad_double);
+}
+
+/* --- Resize -------------------------------------------------------------------------------------------------------- */
+
+/* What one Resize asks for, by axis of x. */
+typedef struct request {
+    int64_t size[MAX_RANK];
+    double scale[MAX_RANK];
+} request;
+
+/* The axes that scales and sizes are about. */
+static status resized_axes(graph *g, const node *n, int *count, int axes[MAX_RANK]) {
+    const int64_t *given;
+    int rank = n->in[0]->shape.rank;
+
+    *count = node_ints(n, "axes", &given);
+    if (*count > rank) return fail(g->c, E_INVALID, "%s has more axes than its operand", n->op->name);
+    for (int i = 0; i < *count; i++) TRY(shape_axis(g->c, given[i], rank, &axes[i]));
+    if (*count >= 0) return OK;
+    *count = rank;
+    for (int i = 0; i < rank; i++) axes[i] = i;
+    return OK;
+}
+
+static status scales_request(graph *g, const node *n, const value *scales, request *r) {
+    const shape *x = &n->in[0]->shape;
+    int count, axes[MAX_RANK];
+
+    TRY(resized_axes(g, n, &count, axes));
+    if (!value_is_constant(scales))
+        return fail(g->c, E_UNSUPPORTED, "%s by factors that are computed from data", n->op->name);
+    if (shape_count(&scales->shape) != count)
+        return fail(g->c, E_SHAPE, "%s of %d axes by %" PRId64 " factors", n->op->name, count,
+                    shape_count(&scales->shape));
+    for (int i = 0; i < count; i++) {
+        double s = dtype_get(scales->type, scales->data, i), size = floor((double)x->dim[axes[i]] * s);
+        if (!(s > 0) || !(size < (double)INT32_MAX))
+            return fail(g->c, E_INVALID, "%s by the factor %g", n->op->name, s);
+        r->scale[axes[i]] = s;
+        r->size[axes[i]] = (int64_t)size;
+    }
+    return OK;
+}
+
+/* keep_aspect_ratio_policy: one factor for all axes, such that no size is larger, or smaller, than asked for. */
+static void keep_aspect_ratio(const node *n, const shape *x, const int *axes, int count, request *r) {
+    const char *policy = node_string(n, "keep_aspect_ratio_policy");
+    double factor = 0;
+
+    if (!policy || is(policy, "stretch")) return;
+    for (int i = 0; i < count; i++) {
+        double s = (double)r->size[axes[i]] / (double)x->dim[axes[i]];
+        if (i == 0 || (is(policy, "not_larger") ? s < factor : s > factor)) factor = s;
+    }
+    for (int i = 0; i < count; i++) {
+        r->scale[axes[i]] = factor;
+        r->size[axes[i]] = (int64_t)floor((double)x->dim[axes[i]] * factor + 0.5);
+    }
+}
+
+static status sizes_request(graph *g, const node *n, const value *sizes, request *r) {
+    const shape *x = &n->in[0]->shape;
+    const int64_t *given;
+    int count, axes[MAX_RANK], n_sizes;
+
+    TRY(resized_axes(g, n, &count, axes));
+    TRY(value_ints(g, sizes, "the sizes of Resize", &n_sizes, &given));
+    if (n_sizes != count)
+        return fail(g->c, E_SHAPE, "%s of %d axes to %d sizes", n->op->name, count, n_sizes);
+    for (int i = 0; i < count; i++) {
+        if (given[i] < 0 || given[i] > INT32_MAX || (x->dim[axes[i]] == 0 && given[i] != 0))
+            return fail(g->c, E_SHAPE, "%s of axis %d from %" PRId64 " to %" PRId64, n->op->name, axes[i],
+                        x->dim[axes[i]], given[i]);
+        r->size[axes[i]] = given[i];
+        r->scale[axes[i]] = (double)given[i] / (double)x->dim[axes[i]];
+    }
+    keep_aspect_ratio(n, x, axes, count, r);
+    return OK;
+}
+
+/* One axis. Floats are interpolated; other types have no weights, only a nearest element. */
+static status resize_axis(graph *g, const axis_plan *a, int axis, value *x, value **out) {
+    value *index, *weight;
+
+    if (dtype_is_float(x->type)) {
+        TRY(make_tables(g, a, x->type == F64 ? F64 : F32, &index, &weight));
+        return emit_with(g, out, "Interpolate", NODE_ATTRS(INT("axis", axis), INT("size", a->out)), x, index, weight);
+    }
+    if (taps_of(a) > 1)
+        return fail(g->c, E_UNSUPPORTED, "interpolation between %s numbers", dtype_name(x->type));
+    TRY(make_tables(g, a, F32, &index, &weight));
+    TRY(emit_reshape(g, index, &SHAPE(a->out), &index));
+    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, index);
+}
+
+static status check_words(graph *g, const axis_plan *a) {
+    static const char *const known[] = {"nearest", "linear", "cubic", "half_pixel", "half_pixel_symmetric",
+                                        "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+                                        "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
+    const char *const words[] = {a->mode, a->transform, a->nearest};
+
+    for (int i = 0; i < 3; i++) {
+        bool found = false;
+        for (size_t j = 0; j < sizeof known / sizeof *known; j++) found |= is(words[i], known[j]);
+        if (!found) return fail(g->c, E_UNSUPPORTED, "Resize in the way of \"%s\"", words[i]);
+    }
+    return OK;
+}
+
+/* Resizes the axes of x one by one, those that grow least first: what is in between stays small. */
+static status resize(graph *g, const node *n, const request *r, const axis_plan *manner, value **out) {
+    value *x = n->in[0];
+    bool done[MAX_RANK] = {false};
+
+    TRY(check_words(g, manner));
+    for (;;) {
+        int next = -1;
+        for (int i = 0; i < x->shape.rank; i++) {
+            if (done[i] || (r->size[i] == x->shape.dim[i] && r->scale[i] == 1)) continue;
+            if (next < 0 || r->scale[i] < r->scale[next]) next = i;
+        }
+        if (next < 0) break;
+        axis_plan a = *manner;
+        a.in = x->shape.dim[next];
+        a.out = r->size[next];
+        a.scale = r->scale[next];
+        a.narrow = x->type != F64;
+        TRY(resize_axis(g, &a, next, x, &x));
+        done[next] = true;
+    }
+    *out = x;
+    return OK;
+}
+
+static bool has_elements(const value *v) { return v && shape_count(&v->shape) > 0; }
+
+static status lower_resize(graph *g, const node *n, value **out) {
+    const value *scales = node_in(n, 2), *sizes = node_in(n, 3);
+    axis_plan a = {.mode = node_string(n, "mode"), .transform = node_string(n, "coordinate_transformation_mode"),
+                   .nearest = node_string(n, "nearest_mode"), .cubic = node_float(n, "cubic_coeff_a"),
+                   .exclude_outside = node_int(n, "exclude_outside") != 0, .antialias = node_int(n, "antialias") != 0};
+    request r;
+
+    TRY(require(g, n, 0));
+    TRY(lower_to_f32(g, n, out)); /* once, not for every axis */
+    if (out[0]) return OK;
+    for (int i = 0; i < MAX_RANK; i++) {
+        r.size[i] = i < n->in[0]->shape.rank ? n->in[0]->shape.dim[i] : 0;
+        r.scale[i] = 1;
+    }
+    if (has_elements(sizes)) TRY(sizes_request(g, n, sizes, &r));
+    else if (has_elements(scales)) TRY(scales_request(g, n, scales, &r));
+    else if (n->in[0]->shape.rank > 0) return fail(g->c, E_INVALID, "Resize without sizes or factors");
+    return resize(g, n, &r, &a, &out[0]);
+}
+
+/* The form before opset 11, and Upsample: factors only, one convention. */
+static status lower_upsample(graph *g, const node *n, value **out) {
+    axis_plan a = {.mode = node_string(n, "mode"), .transform = "asymmetric", .nearest = "floor"};
+    request r;
+
+    TRY(require(g, n, 0));
+    TRY(require(g, n, 1));
+    TRY(lower_to_f32(g, n, out));
+    if (out[0]) return OK;
+    TRY(scales_request(g, n, n->in[1], &r));
+    return resize(g, n, &r, &a, &out[0]);
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------- */
+
+#define RESIZE_11                                                                                                      \
+    STRING("coordinate_transformation_mode", "half_pixel"), FLOAT("cubic_coeff_a", -0.75), INT("exclude_outside", 0),  \
+        FLOAT("extrapolation_value", 0), STRING("mode", "nearest"), STRING("nearest_mode", "round_prefer_floor")
+
+#define INTERPOLATION                                                                                                  \
+    .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = FLOATS,                        \
+    .attrs = NODE_ATTRS(INT("axis", 0), INT("size", 0)), .infer = infer_interpolate, .lower = lower_to_f32
+
+#define GRID_SAMPLE STRING("padding_mode", "zeros"), INT("align_corners", 0)
+#define GRID_SAMPLE_GRADIENT                                                                                           \
+    .domain = ORT_DOMAIN, .since = 1, .max_out = 1, .dtypes = FLOATS, .lower = lower_to_f32,                           \
+    .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "linear"), {.name = "shape"})
+
+const op_def resize_ops[] = {
+    {.name = "Upsample", .domain = "", .since = 9, .min_in = 2, .max_in = 2, .max_out = 1,
+     .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample},
+    {.name = "Resize", .domain = "", .since = 10, .min_in = 2, .max_in = 2, .max_out = 1,
+     .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample},
+    {.name = "Resize", .domain = "", .since = 11, .min_in = 1, .max_in = 4, .max_out = 1,
+     .attrs = NODE_ATTRS(RESIZE_11), .lower = lower_resize},
+    {.name = "Resize", .domain = "", .since = 18, .min_in = 1, .max_in = 4, .max_out = 1,
+     .attrs = NODE_ATTRS(RESIZE_11, INT("antialias", 0), {.name = "axes"},
+                         STRING("keep_aspect_ratio_policy", "stretch")), .lower = lower_resize},
+    {.name = "Interpolate", INTERPOLATION, .grad = grad_interpolate, .cpu = interpolate_cpu},
+    {.name = "InterpolateGrad", INTERPOLATION, .grad = grad_interpolate_grad, .cpu = interpolate_grad_cpu},
+    {.name = "GridSample", .domain = "", .since = 16, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "bilinear")), .infer = infer_grid_sample, .lower = lower_to_f32,
+     .grad = grad_grid_sample, .cpu = grid_sample_cpu},
+    {.name = "GridSample", .domain = "", .since = 20, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
+     .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "linear")), .infer = infer_grid_sample, .lower = lower_to_f32,
+     .grad = grad_grid_sample, .cpu = grid_sample_cpu},
+    {.name = "GridSampleGradInput", GRID_SAMPLE_GRADIENT, .min_in = 2, .max_in = 2,
+     .infer = infer_grid_sample_grad_input, .cpu = grid_sample_grad_input_cpu},
+    {.name = "GridSampleGradGrid", GRID_SAMPLE_GRADIENT, .min_in = 3, .max_in = 3,
+     .infer = infer_grid_sample_grad_grid, .cpu = grid_sample_grad_grid_cpu},
+    {0},
+};

@@ -1,0 +1,279 @@
+"""What Python learns from tensors while a module is traced.
+
+A trace records tensor operations; whatever Python decides with a number taken out of a tensor (`if mask.all():`,
+`range(x.shape[1])`) is decided once, for ever. So every way out of a tensor is watched during a trace, and what was
+read becomes an extra output of the graph: a run that would read something else is found by comparing.
+
+Each read is classified by walking back from the value in the traced graph: it depends on nothing (a constant), on
+sizes only (compared once for each new shape), or on data (compared after every run). A decision that depends on a
+random number, and anything that autograd does inside forward, cannot be replayed: :class:`NotTraceable`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+NOTHING, SIZE, DATA, RANDOM = range(4)  # what a value depends on; a value depends on the most of its operands
+
+_SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len"}
+_RANDOM = {
+    "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::randint", "aten::randint_like",
+    "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
+    "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout",
+}  # fmt: skip
+MOST_ELEMENTS = 16  # of a tensor that is read as a whole
+
+_current = threading.local()
+
+
+class NotTraceable(Exception):
+    """The module does something that a graph cannot repeat; the sentence says what, and where."""
+
+
+@dataclass
+class Read:
+    """One value that Python took out of a tensor."""
+
+    tensor: torch.Tensor  # traced, of rank 0
+    value: float
+    depends: int
+    place: str
+
+
+@dataclass
+class Recorder:
+    """What was read during one trace."""
+
+    reads: list[Read] = field(default_factory=list)
+    _depends: dict[int, int] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+    _paused: bool = False
+
+    def reset(self) -> None:
+        """Forgets everything: a new trace begins."""
+        for kept in (self.reads, self._depends, self._seen):
+            kept.clear()
+
+    def of(self, depends: int) -> list[Read]:
+        return [read for read in self.reads if read.depends == depends]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def read(self, tensor: torch.Tensor, least: int = SIZE) -> None:
+        """Python sees the elements of ``tensor``. Reads that depend on less than ``least`` are not kept."""
+        value = torch._C._get_value_trace(tensor)
+        depends = self.depends(value)
+        if depends < least or value.unique() in self._seen:
+            return
+        self._seen.add(value.unique())
+        if depends == RANDOM:
+            raise NotTraceable(f"{_place()} decides something with a random number")
+        if tensor.numel() > MOST_ELEMENTS:
+            raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {list(tensor.shape)}")
+        place = _place()
+        for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
+            self.reads.append(Read(element, _untraced(_item, element), depends, place))
+
+    def depends(self, value: torch._C.Value) -> int:
+        """What a traced value depends on."""
+        known = self._depends
+        open_values = [value]
+        while open_values:
+            node = open_values[-1].node()
+            kind = node.kind()
+            if kind in _SIZES:
+                known[open_values.pop().unique()] = SIZE
+            elif kind == "prim::Param":
+                known[open_values.pop().unique()] = DATA
+            elif kind in _RANDOM:
+                known[open_values.pop().unique()] = RANDOM
+            elif unknown := [v for v in node.inputs() if v.unique() not in known]:
+                open_values += unknown
+            else:
+                most = max((known[v.unique()] for v in node.inputs()), default=NOTHING)
+                known[open_values.pop().unique()] = NOTHING if most == RANDOM and _is_decided(node) else most
+        return known[value.unique()]
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Watches the tensors of this thread. One thread at a time records (exporting holds a lock)."""
+    recorder = _current.recorder = Recorder()
+    for patch in _PATCHES:
+        setattr(patch.owner, patch.name, patch.replacement)
+    try:
+        yield recorder
+    finally:
+        _current.recorder = None
+        for patch in _PATCHES:
+            if patch.inherited:
+                delattr(patch.owner, patch.name)
+            else:
+                setattr(patch.owner, patch.name, patch.original)
+
+
+def _active() -> Recorder | None:
+    """The recorder of this thread while it traces and is not itself at work."""
+    recorder = getattr(_current, "recorder", None)
+    return None if recorder is None or recorder._paused or torch._C._get_tracing_state() is None else recorder
+
+
+def _untraced(function: Callable, tensor: torch.Tensor) -> float:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        return float(function(tensor))
+    finally:
+        torch._C._set_tracing_state(state)
+
+
+def _place() -> str:
+    """The line of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    inside = (torch.__path__[0], __file__.rpartition("/")[0])
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_decided(node: torch._C.Node) -> bool:
+    """A uniform random number compared with a constant outside [0, 1): `rand() < layerdrop` where that is 0."""
+    if node.kind() not in {"aten::lt", "aten::le", "aten::gt", "aten::ge"}:
+        return False
+    drawn, bound = node.inputs()
+    if drawn.node().kind() not in {"aten::rand", "aten::rand_like"} or bound.node().kind() != "prim::Constant":
+        return False
+    bound = bound.toIValue()
+    return bound < 0 or bound >= 1 or (bound == 0 and node.kind() in {"aten::lt", "aten::ge"})
+
+
+# --- the ways out of a tensor -------------------------------------------------------------------------------------------
+
+
+def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    recorder.read(tensor)
+
+
+def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
+    # An index that slices is traced by torch itself; one that unrolls a loop over a size shows in the second trace.
+    recorder.read(tensor, least=DATA)
+
+
+def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
+    if tensor.dim():
+        recorder.read(tensor.size(0))
+
+
+def _squeezed(recorder: Recorder, tensor: torch.Tensor, dim: Any = None) -> None:
+    """Whether a dimension goes away depends on its size."""
+    dims = range(tensor.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    for d in dims:
+        if -tensor.dim() <= d < tensor.dim():
+            recorder.read(tensor.size(d) == 1)
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """What stands in place of `owner.name` during a trace."""
+
+    owner: Any
+    name: str
+    replacement: Callable
+    original: Callable
+    inherited: bool
+
+
+def _patch(owner: Any, name: str, make: Callable[[Callable], Callable]) -> _Patch:
+    original = getattr(owner, name)
+    replacement = functools.wraps(original)(make(original))
+    return _Patch(owner, name, replacement, original, name not in vars(owner))
+
+
+def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
+    """`watch(recorder, tensor, ...)` goes first."""
+
+    def make(original):
+        def method(tensor, *args, **kwargs):
+            recorder = _active()
+            if recorder is not None:
+                with recorder.paused():
+                    watch(recorder, tensor, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    return _patch(owner, name, make)
+
+
+def _unwatched(name: str) -> _Patch:
+    """Text for people: what it shows decides nothing."""
+
+    def make(original):
+        def method(*args, **kwargs):
+            recorder = _active()
+            if recorder is None:
+                return original(*args, **kwargs)
+            with recorder.paused():
+                return original(*args, **kwargs)
+
+        return method
+
+    return _patch(torch.Tensor, name, make)
+
+
+def _through_tensors(owner: Any, name: str, compare: Callable) -> _Patch:
+    """A comparison that returns a Python bool becomes tensor operations and a read of their result."""
+
+    def make(original):
+        return lambda *args, **kwargs: bool((original if _active() is None else compare)(*args, **kwargs))
+
+    return _patch(owner, name, make)
+
+
+def _refused(owner: Any, name: str, what: str) -> _Patch:
+    def make(original):
+        def function(*args, **kwargs):
+            if _active() is not None:
+                raise NotTraceable(f"{_place()} {what}")
+            return original(*args, **kwargs)
+
+        return function
+
+    return _patch(owner, name, make)
+
+
+_WAYS_OUT = {
+    "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
+    "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
+    "__iter__": _length,
+}  # fmt: skip
+_COMPARISONS = {
+    "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
+    "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
+    "is_nonzero": lambda a: a != 0,
+}
+_item = torch.Tensor.item
+_PATCHES = [
+    *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
+    *(_watched(owner, "squeeze", _squeezed) for owner in (torch.Tensor, torch)),
+    *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
+    *(_through_tensors(owner, *pair) for owner in (torch.Tensor, torch) for pair in _COMPARISONS.items()),
+    _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
+    _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
+    _refused(torch.Tensor, "backward", "runs a backward inside forward"),
+    _refused(torch.autograd, "grad", "differentiates inside forward"),
+]

@@ -1,0 +1,81 @@
+"""Losses with labels: reductions, weights, ignored labels, any number of axes, single samples, soft labels."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from tests.ops.cases import FLOAT, Case, ints, t, value
+
+FEW = ("float32", "float64", "bfloat16")
+
+
+def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, outputs=1, **kwargs):
+    def ref(x, labels, weights=None):
+        loss = F.cross_entropy(x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+        return (loss, x.log_softmax(min(1, x.dim() - 1)))[:outputs]
+
+    attrs = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+    name = f"{reduction}{'' if ignore is None else f'-ignore{ignore}'}"
+    options = {"dtypes": FEW, "opset": 13, "outputs": outputs, "name": name, **kwargs}
+    return Case("SoftmaxCrossEntropyLoss", [x, labels] + ([weights] if weights else []), ref, attrs=attrs, **options)
+
+
+def nll(x, labels, weights=None, reduction="mean", ignore=None, **kwargs):
+    def ref(x, labels, weights=None):
+        return F.nll_loss(x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+
+    attrs = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+    name = f"{reduction}{'' if ignore is None else f'-ignore{ignore}'}"
+    options = {"dtypes": FEW, "opset": 13, "name": name, **kwargs}
+    return Case("NegativeLogLikelihoodLoss", [x, labels] + ([weights] if weights else []), ref, attrs=attrs, **options)
+
+
+def soft(x, weights=None, reduction="mean"):
+    """Labels that are probabilities, which the exporter writes with the same operator."""
+
+    def ref(x, p, weights=None):
+        return F.cross_entropy(x, p, weights, reduction=reduction)
+
+    inputs = [x, t(*x.shape, low=0, high=1)] + ([weights] if weights else [])
+    return Case("SoftmaxCrossEntropyLoss", inputs, ref, attrs={"reduction": reduction}, opset=13, dtypes=FEW, name=f"soft-{reduction}")
+
+
+def weights(classes):
+    return t(classes, low=0.1, high=2, grad=False)
+
+
+def both(loss):
+    labels, images = ints(6, high=7), ints(2, 3, 4, high=7)
+    for reduction in ("mean", "sum", "none"):
+        yield loss(t(6, 7), labels, reduction=reduction, dtypes=FLOAT)
+        yield loss(t(6, 7), labels, weights(7), reduction, ignore=2)
+        yield loss(t(2, 7, 3, 4), images, reduction=reduction)
+        yield loss(t(2, 7, 3, 4), images, weights(7), reduction, ignore=5)
+        yield loss(t(7), ints(high=7), reduction=reduction, resize=False)
+        # Nothing counts, and nothing is there.
+        yield loss(t(3, 7), value([-100] * 3, "int64"), reduction=reduction, ignore=-100, resize=False, fd=False)
+        yield loss(t(2, 7, 3), value([[-1] * 3] * 2, "int64"), weights(7), reduction, ignore=-1, resize=False, fd=False)
+        yield loss(t(0, 7), ints(0, high=7), reduction=reduction, resize=False, fd=False)
+    yield loss(t(6, 7), value([0, 6, -100, 3, -100, 2], "int64"), ignore=-100, resize=False)
+    for dtype in ("int32", "uint8"):
+        yield loss(t(6, 7), ints(6, high=7, dtype=dtype), name=dtype)
+    yield loss(t(40, 3000), ints(40, high=3000), fd=False, resize=False)
+    yield loss(t(3, 20, 700), ints(3, 700, high=20), fd=False, resize=False)
+    yield loss(t(6, 7), ints(6, high=7), opset=12)
+
+
+BIG = [[1000.0, 1001.0, -1000.0], [-3e4, -3e4, -3e4 + 64], [0.0, -math.inf, 5.0]]
+
+CASES = [
+    *both(cross_entropy),
+    *both(nll),
+    cross_entropy(t(6, 7), ints(6, high=7), outputs=2),
+    cross_entropy(t(2, 7, 3), ints(2, 3, high=7), weights(7), "none", ignore=1, outputs=2),
+    cross_entropy(t(7), ints(high=7), outputs=2, resize=False),
+    cross_entropy(value(BIG), value([0, 2, 2], "int64"), reduction="none", name="big", fd=False, resize=False),
+    cross_entropy(t(4, 7, special=True), ints(4, high=7), reduction="none", name="special"),
+    *(soft(t(6, 7), w, reduction) for w in (None, weights(7)) for reduction in ("mean", "sum", "none")),
+    soft(t(2, 7, 3), weights(7)),
+    soft(t(7)),
+]  # fmt: skip

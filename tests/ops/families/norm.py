@@ -1,0 +1,123 @@
+"""Normalisation over the last axes and over groups of channels."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.ops.cases import FLOAT, Case, t, value
+
+FEW = ("float32", "float64", "bfloat16")
+
+
+def spread(w, shape):
+    return None if w is None else w.expand(shape)
+
+
+def layer(shape, axis=-1, bias=True, scale_shape=None, outputs=1, epsilon=1e-3, **kwargs):
+    normalised = shape[axis:] if axis < 0 else shape[axis:]
+    scale_shape = scale_shape or normalised
+
+    def ref(x, w, b=None):
+        over = x.shape[axis:]
+        y = F.layer_norm(x, over, spread(w, over), spread(b, over), epsilon)
+        if outputs == 1:
+            return y
+        dims = [i - len(over) for i in range(len(over))]
+        return y, x.mean(dims, keepdim=True), (x.var(dims, correction=0, keepdim=True) + epsilon).rsqrt()
+
+    inputs = [t(*shape), t(*scale_shape)] + ([t(*scale_shape)] if bias else [])
+    options = {"dtypes": FEW, "opset": 17, "outputs": outputs, "grad": outputs == 1, "name": f"axis{axis}", **kwargs}
+    return Case("LayerNormalization", inputs, ref, attrs={"axis": axis, "epsilon": epsilon}, **options)
+
+
+def rms(shape, axis=-1, scale=None, epsilon=1e-3, **kwargs):
+    def ref(x, w):
+        wide = torch.promote_types(torch.promote_types(x.dtype, w.dtype), torch.float32)
+        over = tuple(range(axis, 0)) if axis < 0 else tuple(range(axis, x.dim()))
+        z = x.to(wide)
+        return (z * (z.square().mean(over, keepdim=True) + epsilon).rsqrt() * w.to(wide)).to(w.dtype)
+
+    inputs = [t(*shape), scale or t(*shape[axis:])]
+    attrs = {"axis": axis, "epsilon": epsilon}
+    options = {"dtypes": FEW, "opset": 23, "name": f"axis{axis}", **kwargs}
+    return Case("RMSNormalization", inputs, ref, attrs=attrs, **options)
+
+
+def instance(shape, epsilon=1e-3, **kwargs):
+    def ref(x, w, b):
+        return F.group_norm(x, x.shape[1], w, b, epsilon)
+
+    inputs = [t(*shape), t(shape[1]), t(shape[1])]
+    options = {"dtypes": FEW, "opset": 17, **kwargs}
+    return Case("InstanceNormalization", inputs, ref, attrs={"epsilon": epsilon}, **options)
+
+
+def group(shape, groups, opset=21, epsilon=1e-3, **kwargs):
+    """Before opset 21 a scale and a bias for each group, then for each channel."""
+    each = shape[1] // groups if opset < 21 else 1
+
+    def ref(x, w, b):
+        return F.group_norm(x, groups, w.repeat_interleave(each), b.repeat_interleave(each), epsilon)
+
+    inputs = [t(*shape), t(shape[1] // each), t(shape[1] // each)]
+    attrs = {"epsilon": epsilon, "num_groups": groups}
+    options = {"dtypes": FEW, "name": f"groups{groups}", "resize": False, **kwargs}
+    return Case("GroupNormalization", inputs, ref, attrs=attrs, opset=opset, **options)
+
+
+def lp(p, axis):
+    def ref(x):
+        norm = torch.linalg.vector_norm(x, p, axis, keepdim=True)
+        return x / torch.where(norm == 0, 1, norm)
+
+    return lambda x, **kwargs: Case("LpNormalization", [x], ref, attrs={"p": p, "axis": axis}, dtypes=FEW, name=f"p{p}-axis{axis}", **kwargs)
+
+
+def mean_variance(shape, axes=None):
+    def ref(x):
+        over = [0, 2, 3] if axes is None else axes
+        centred = x - x.mean(over, keepdim=True)
+        return centred / (centred.square().mean(over, keepdim=True).sqrt() + 1e-9)
+
+    attrs = {} if axes is None else {"axes": axes}
+    return Case("MeanVarianceNormalization", [t(*shape)], ref, attrs=attrs, opset=13, dtypes=FEW)
+
+
+CASES = [
+    layer((6, 5), dtypes=FLOAT),
+    layer((2, 3, 5)),
+    layer((2, 3, 5), bias=False),
+    layer((2, 3, 5), -2),
+    layer((2, 3, 5), 1, bias=False),
+    layer((2, 3, 5), 0),
+    layer((2, 3, 5), -2, scale_shape=(5,), name="repeated"),
+    layer((2, 3, 5), -2, scale_shape=(3, 1), name="repeated"),
+    layer((5,)),
+    layer((4, 1)),
+    layer((0, 5), resize=False),
+    layer((300, 70), fd=False),
+    layer((5, 3000), fd=False),
+    layer((3, 4, 5), outputs=3, dtypes=("float32", "float64")),
+    Case("LayerNormalization", [t(3, 5), t(5, dtype="float32"), t(5, dtype="float32")],
+         lambda x, w, b: F.layer_norm(x.float(), x.shape[-1:], w, b, 1e-3).to(x.dtype), attrs={"epsilon": 1e-3}, opset=17,
+         dtypes=("bfloat16", "float16"), name="wide-scale"),
+    layer((7, 14), name="special", grad=False, epsilon=1e-5),
+    rms((6, 5), dtypes=FLOAT),
+    rms((2, 3, 5), -2),
+    rms((2, 3, 5), 0),
+    rms((300, 70), fd=False),
+    rms((4, 1)),
+    rms((3, 5), scale=t(5, dtype="float32"), dtypes=("bfloat16", "float32", "float64"), fd=False, name="other-scale"),
+    rms((3, 5), scale=t(5, dtype="bfloat16"), dtypes=("float32",), name="narrow-scale"),
+    instance((2, 3, 5), dtypes=FLOAT),
+    instance((2, 3, 4, 5)),
+    instance((2, 3, 1500), fd=False),
+    instance((0, 3, 5)),
+    *(group((2, 6, 5), groups, opset) for groups in (1, 2, 6) for opset in (18, 21)),
+    group((2, 6, 3, 4), 3),
+    group((5, 8), 2),
+    group((3, 64, 30, 2), 8, fd=False),
+    *(lp(p, axis)(t(3, 4, 5)) for p in (1, 2) for axis in (-1, 0)),
+    lp(2, 1)(value([[0.0, 0.0], [3.0, -4.0]]), fd=False, resize=False, grad=False),
+    mean_variance((2, 3, 4, 5)),
+    mean_variance((4, 7), [1]),
+]  # fmt: skip

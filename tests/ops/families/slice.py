@@ -1,0 +1,77 @@
+"""Slice and Split."""
+
+import torch
+
+from tests.ops.cases import ALL, Case, t, value
+
+I64 = "int64"
+LAST = 2**63 - 1
+FIRST = -(2**63)
+
+
+def take(x, axis, start, end, step):
+    """Python's slice; torch has no negative steps."""
+    rows = range(x.shape[axis])[start : None if end == FIRST else end : step]
+    return x.index_select(axis, torch.tensor(rows, dtype=torch.int64))
+
+
+def slice_ref(x, starts, ends, axes=None, steps=None):
+    axes = range(len(starts)) if axes is None else axes.tolist()
+    steps = [1] * len(starts) if steps is None else steps.tolist()
+    for start, end, axis, step in zip(starts.tolist(), ends.tolist(), axes, steps, strict=True):
+        x = take(x, axis, start, end, step)
+    return x
+
+
+def cut(shape, starts, ends, axes=None, steps=None, index="int64", **kwargs):
+    numbers = [None if n is None else value(n, index) for n in (starts, ends, axes, steps)]
+    while numbers[-1] is None:
+        numbers.pop()
+    return Case(
+        "Slice", [t(*shape), *numbers], slice_ref, const=range(1, 5)[: len(numbers)], name=f"{starts}{ends}{axes}{steps}",
+        **{"dtypes": ALL, "fd": False, **kwargs},
+    )  # fmt: skip
+
+
+def split(shape, sizes, axis=0, outputs=None, **kwargs):
+    return Case(
+        "Split", [t(*shape), value(sizes, I64)], lambda x, s: x.split(s.tolist(), axis), const=1, attrs={"axis": axis},
+        outputs=outputs or len(sizes), resize=False, **{"dtypes": ALL, "fd": False, **kwargs},
+    )  # fmt: skip
+
+
+CASES = [
+    cut((5, 6), [1], [4]),
+    cut((5, 6), [1, 2], [4, 5]),
+    cut((5, 6), [0], [LAST], [1]),
+    cut((5, 6), [-3], [-1], [-1]),
+    cut((5, 6), [1], [LAST], [1], [2]),
+    cut((5, 6), [-1], [FIRST], [0], [-1]),
+    cut((5, 6), [-1, 4], [FIRST, -100], [0, 1], [-1, -3]),
+    cut((5, 6), [3, 0], [1, LAST], [0, 1], [-1, 4]),
+    cut((5, 6), [-100], [100], [0], [1]),
+    cut((5, 6), [4], [2], [0], [1]),
+    cut((5, 6), [7], [LAST], [0], [1]),
+    cut((5, 6), [1], [4], [1], index="int32"),
+    cut((0, 3), [0], [2], [0]),
+    cut((4, 0), [1], [3], [0]),
+    cut((7,), [2], [6], [0], [3], opset=11),
+    cut((2, 3, 8, 4), [0, 4], [LAST, 8], [0, 2]),
+    cut((5, 6), [1], [LAST], [0], [LAST]),
+    Case("Slice", [t(5, 6)], lambda x: x[1:4, -3:], attrs={"starts": [1, -3], "ends": [4, LAST], "axes": [0, 1]}, opset=9, name="attributes"),
+    Case("Slice", [t(5, 6)], lambda x: x[1:-1], attrs={"starts": [1], "ends": [-1]}, opset=9, name="attributes_short"),
+    split((6, 4), [1, 2, 3]),
+    split((6, 4), [1, 3], 1),
+    split((3, 12), [4, 4, 4], -1, large=[t(1024, 2304), value([768, 768, 768], I64)]),
+    split((3, 12), [4, 4, 4], -1, outputs=(True, False, True), name="unwanted"),
+    split((5,), [5]),
+    split((5, 2), [0, 5]),
+    split((0, 2), [0, 0]),
+    split((6, 4), [2, 4], opset=13),
+    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, opset=13, dtypes=ALL, name="equal", resize=False, fd=False),
+    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, opset=11, name="equal", resize=False),
+    Case("Split", [t(6, 4)], lambda x: x.split([1, 3], 1), outputs=2, opset=11, attrs={"axis": 1, "split": [1, 3]}, name="attribute", resize=False),
+    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, attrs={"num_outputs": 3}, name="count", resize=False),
+    Case("Split", [t(7, 4)], lambda x: x.split(3), outputs=3, attrs={"num_outputs": 3}, name="uneven", resize=False),
+    Case("Split", [t(4, 7)], lambda x: x.split(4, 1), outputs=2, attrs={"num_outputs": 2, "axis": -1}, name="uneven_last", resize=False),
+]  # fmt: skip

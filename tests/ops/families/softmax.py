@@ -1,0 +1,62 @@
+"""Softmax and its logarithm, over any axis, in both of ONNX's meanings; rows without a finite number."""
+
+import math
+
+import torch
+
+from tests.ops.cases import FLOAT, Case, t, value
+
+INF = math.inf
+MASKED = [[0.5, -INF, 1.0], [-INF, -INF, -INF], [INF, 0.0, 1.0], [-INF, 3.0, -INF]]
+BIG = [[1000.0, 999.0, -1000.0], [-3e4, -3e4, -3e4 + 64], [88.0, 89.0, 90.0]]
+
+
+def hardmax(x, axis):
+    hot = torch.zeros_like(x)
+    return hot.scatter(axis, x.argmax(axis, keepdim=True), 1.0) if x.dim() else hot + 1
+
+
+OPS = {"Softmax": torch.softmax, "LogSoftmax": torch.log_softmax, "Hardmax": hardmax}
+
+
+def softmax(op, x, axis=-1, opset=13, **kwargs):
+    attrs = {} if axis is None else {"axis": axis}
+
+    def ref(x):
+        return OPS[op](x, -1 if axis is None else axis)
+
+    return Case(op, [x], ref, attrs=attrs, opset=opset, **{"name": f"axis{axis}", "grad": op != "Hardmax", **kwargs})
+
+
+def flat(op, shape, axis):
+    """Before opset 13: over all axes from `axis` on."""
+
+    def ref(x):
+        first = 1 if axis is None else axis
+        rows = math.prod(x.shape[:first] if first >= 0 else x.shape[: x.dim() + first])
+        columns = x.numel() // rows if rows else math.prod(x.shape[first:])
+        return OPS[op](x.reshape(rows, columns), 1).reshape(x.shape)
+
+    attrs = {} if axis is None else {"axis": axis}
+    return Case(op, [t(*shape)], ref, attrs=attrs, opset=12, name=f"flat{axis}", grad=op != "Hardmax")
+
+
+def cases(op):
+    for axis in (None, 0, 1, -1):
+        yield softmax(op, t(2, 3, 5), axis)
+        yield flat(op, (2, 3, 5), axis)
+    yield softmax(op, t(), 0)
+    yield softmax(op, t(4, 1))
+    yield softmax(op, t(0, 3), 1)
+    yield softmax(op, t(3, 0), 1, grad=False, resize=False) if op != "Hardmax" else softmax(op, t(1, 1), 0)
+    yield softmax(op, t(3, 7000), 1, fd=False, resize=False)
+    yield softmax(op, t(2, 9, 700), 1, fd=False, resize=False)
+    if op != "Hardmax":
+        yield softmax(op, value(MASKED), name="masked", grad=False, resize=False)
+        yield softmax(op, value(MASKED), 0, name="masked0", grad=False, resize=False)
+        yield softmax(op, value(BIG), name="big", resize=False, fd=False)
+        yield softmax(op, t(4, 14, special=True), name="special")
+        yield softmax(op, t(14, 4, special=True), 0, name="special")
+
+
+CASES = [case for op in OPS for case in cases(op)]

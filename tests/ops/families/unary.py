@@ -1,0 +1,72 @@
+"""Cases of csrc/ops/unary.c."""
+
+import math
+
+import torch
+
+from tests.ops.cases import FLOAT, INT, NUMBER, Case, t, value
+
+NAN, INF = math.nan, math.inf
+EDGES = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1e-3, -1e-3, 30.0, -30.0, 300.0, -300.0]
+
+# operator, PyTorch's function, since, domain of the random operand
+SMOOTH = [
+    ("Exp", torch.exp, 13, {}),
+    ("Log", torch.log, 13, {"low": 0.05, "high": 4}),
+    ("Sqrt", torch.sqrt, 13, {"low": 0.05, "high": 4}),
+    ("Reciprocal", torch.reciprocal, 13, {"low": 0.2, "high": 3}),
+    ("Erf", torch.erf, 13, {}),
+    ("Sin", torch.sin, 7, {}),
+    ("Cos", torch.cos, 7, {}),
+    ("Tan", torch.tan, 7, {"low": -1.2, "high": 1.2}),
+    ("Asin", torch.asin, 7, {"low": -0.9, "high": 0.9}),
+    ("Acos", torch.acos, 7, {"low": -0.9, "high": 0.9}),
+    ("Atan", torch.atan, 7, {}),
+    ("Sinh", torch.sinh, 9, {}),
+    ("Cosh", torch.cosh, 9, {}),
+    ("Tanh", torch.tanh, 13, {}),
+    ("Asinh", torch.asinh, 9, {}),
+    ("Acosh", torch.acosh, 9, {"low": 1.1, "high": 4}),
+    ("Atanh", torch.atanh, 9, {"low": -0.9, "high": 0.9}),
+]
+STEPS = [("Floor", torch.floor), ("Ceil", torch.ceil), ("Round", torch.round)]
+
+CASES = [
+    *(
+        case
+        for op, ref, _, domain in SMOOTH
+        for case in (
+            Case(op, [t(3, 5, **domain)], ref, large=[t(1024, 1024, **domain)]),
+            Case(op, [t(2, 1031, **domain)], ref, dtypes=("float32", "float64"), name="tiles"),
+            Case(op, [t(**domain)], ref, name="scalar"),
+            Case(op, [t(0, 4)], ref, name="empty"),
+            # At infinities the gradient may be NaN on one side only: 0 * infinity.
+            Case(op, [value(EDGES)], ref, grad=False, name="edges", dtypes=("float32", "float64", "bfloat16")),
+        )
+    ),
+    *(
+        case
+        for op, ref in STEPS
+        for case in (
+            Case(op, [t(4, 7, low=-4, high=4)], ref, fd=False),
+            Case(op, [t(0)], ref, name="empty"),
+            Case(op, [t()], ref, name="scalar", fd=False),
+            Case(op, [value([*EDGES, 1.5, 3.5, -1.5, 0.49999997, 1e20])], ref, fd=False, name="edges"),
+        )
+    ),
+    Case("Abs", [t(3, 5)], torch.abs, dtypes=FLOAT),
+    Case("Abs", [t(3, 5)], torch.abs, dtypes=INT, name="integers"),
+    Case("Abs", [value(EDGES)], torch.abs, fd=False, name="edges"),
+    Case("Abs", [value([-128, 127, 0])], torch.abs, dtypes=("int8", "int64"), name="smallest"),
+    Case("Neg", [t(3, 5)], torch.neg, dtypes=NUMBER),
+    Case("Neg", [value(EDGES)], torch.neg, fd=False, name="edges"),
+    Case("Sign", [t(3, 5)], torch.sign, dtypes=NUMBER, fd=False),
+    Case("Sign", [value(EDGES)], torch.sign, fd=False, name="edges"),
+    Case("Sin", [t(2, 600, low=-1e7, high=1e7)], torch.sin, dtypes=("float32", "float64"), fd=False, name="far"),
+    Case("Cos", [t(2, 600, low=-1e7, high=1e7)], torch.cos, dtypes=("float32", "float64"), fd=False, name="far"),
+    Case("Sqrt", [value([0.0, 1.0, 4.0, INF])], torch.sqrt, fd=False, name="gradient at 0"),
+    Case("Log", [value([0.0, 1e-40, 1e-38, 1.0, INF])], torch.log, dtypes=("float32", "float64"), name="tiny", grad=False),
+    Case("Exp", [value([88.5, 89.5, -87.5, -103.0, -104.5, 709.5, 710.5])], torch.exp, grad=False, name="limits"),
+    Case("Tanh", [value([1e-30, -1e-8, 0.6, 0.62, 0.63, 9.0, 20.0, 100.0])], torch.tanh, name="range"),
+    Case("Erf", [value([1e-30, -1e-8, 0.89, 0.91, -3.9, 4.1, 20.0])], torch.erf, fd=False, name="range"),
+]
