@@ -17,28 +17,32 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import io
-from ortmodule.export import ExportError, Trace, trace
-from ortmodule.reads import NotTraceable, Read
+from ortmodule import export, io
+from ortmodule.reads import NotTraceable
 from ortmodule.state import Tree
+from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SMALL = 16  # lengths are cut to this for tracing
-MOST_WHOLE_PROBES = 3  # second traces that went through and did not agree
 
 
 class CaptureError(Exception):
     """The module cannot be captured; the sentence says why."""
 
 
+class _Failed(Exception):
+    """One trace failed."""
+
+
 @dataclass
 class Capture:
-    """A trace, and the sizes it depends on."""
+    """A graph, how it meets Python, and the sizes that it depends on."""
 
+    model: onnx.ModelProto
     trace: Trace
     pinned: dict[Dim, int]
+    traces: int
     seconds: float
-    traces: int = 0
 
 
 @dataclass
@@ -74,37 +78,50 @@ def capture(
     ``whole``: trace at the very sizes of ``tensors``: a graph from smaller parts did not fit them.
     Raises CaptureError.
     """
-    start, dims = time.perf_counter(), _Dims(tensors)
-    made = 0
+    start, made = time.perf_counter(), 0
 
     def at(sizes: _Sizes) -> Trace:
         nonlocal made
         made += 1
-        return trace(forward, module, tree, arguments, sizes.cut(tensors), opset)
+        try:
+            return trace(forward, module, tree, arguments, sizes.cut(tensors))
+        except NotTraceable as error:
+            raise _Failed(str(error)) from None
+        except Exception as error:
+            raise _Failed(f"{type(error).__name__}: {error}") from error
 
+    with export.CAPTURING:
+        first, second, varied = _two_traces(at, _Dims(tensors), whole)
+        own = [write for write in first.writes if write.output is None]
+        hide_sizes(first, second)
+        try:
+            model = export.export(first.graph, first.outputs, first.module, first.tensors, varied, opset)
+        except export.ExportError as error:
+            raise CaptureError(str(error)) from error
+    _check_own_writes(model, own)
+    pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
+    first.graph = first.module = None
+    return Capture(model, first, pinned, made, time.perf_counter() - start)
+
+
+def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Trace, Trace, frozenset[Dim]]:
+    """Two traces that agree, and the dimensions whose sizes differ between them."""
     first, sizes = _first(at, dims, whole)
-    disagreements = 0
     reason = ""
     for varied in dims.attempts(sizes):
-        pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
-        if any(sizes.lengths[dim] != size for dim, size in pinned.items()):
-            try:
-                first, sizes = _retraced(at, sizes, pinned)
-            except (NotTraceable, ExportError) as error:
-                reason = str(error)
-                continue
-        if disagreements == MOST_WHOLE_PROBES and varied:
-            continue
         try:
+            pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
+            if any(sizes.lengths[dim] != size for dim, size in pinned.items()):
+                sizes = _Sizes(sizes.lengths | pinned)
+                first = at(sizes)
             second = at(dims.probe(sizes, varied))
-        except (NotTraceable, ExportError) as error:
+        except _Failed as error:
             reason = str(error)
             continue
         reason = difference(first, second)
         if not reason:
-            return Capture(first, pinned, time.perf_counter() - start, made)
-        disagreements += 1
-    raise CaptureError(f"traces on two parts of one batch do not agree: {reason}")
+            return first, second, varied
+    raise CaptureError(f"traces of two parts of one batch do not agree: {reason}")
 
 
 def _first(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Trace, _Sizes]:
@@ -115,19 +132,25 @@ def _first(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Tra
             continue
         try:
             return at(sizes), sizes
-        except (NotTraceable, ExportError) as error:
-            reason = str(error)
-    raise CaptureError(reason)
+        except _Failed as error:
+            cause = error
+    raise CaptureError(str(cause)) from cause
 
 
-def _retraced(at: Callable[[_Sizes], Trace], sizes: _Sizes, pinned: dict[Dim, int]) -> tuple[Trace, _Sizes]:
-    sizes = _Sizes(sizes.lengths | pinned)
-    return at(sizes), sizes
+def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:
+    """A buffer that changed without a trace must be one that BatchNormalization updates."""
+    covered = set()
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+            covered |= set(node.input[3:5])
+    for write in writes:
+        if write.target.kind != "state" or export.STATE + write.target.key not in covered:
+            raise CaptureError(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
 
 
 # --- which sizes --------------------------------------------------------------------------------------------------------
 
-BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is: only the order of attempts rests on it
+BATCH, LENGTH, FRAMES, SPACE, FEATURE = range(5)  # what a dimension probably is: only the order of attempts rests on it
 
 
 class _Dims:
@@ -146,7 +169,7 @@ class _Dims:
             return LENGTH
         if tensor.dim() >= 4:
             return FEATURE if d == 1 else SPACE
-        return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
+        return FRAMES if (tensor.dim(), d) == (3, 1) else FEATURE
 
     def small(self, lengths: bool = True) -> _Sizes:
         """A batch of two; lengths of at most SMALL."""
@@ -156,7 +179,7 @@ class _Dims:
             if kinds[size] == BATCH:
                 new[dim] = 2
             else:
-                new[dim] = min(size, SMALL) if lengths and kinds[size] == LENGTH else size
+                new[dim] = min(size, SMALL) if lengths and kinds[size] in (LENGTH, FRAMES) else size
         return _Sizes(new)
 
     def whole(self) -> _Sizes:
@@ -170,7 +193,7 @@ class _Dims:
         for dim in variable:
             groups.setdefault(sizes.lengths[dim], []).append(dim)
         done = []
-        for most in (FEATURE, SPACE, LENGTH, BATCH):
+        for most in (FEATURE, SPACE, FRAMES, LENGTH, BATCH):
             # Together by size first: a square mask has two equal dimensions of different kinds.
             together = [d for group in groups.values() for d in group if min(self.kind[x] for x in group) <= most]
             apart = [d for d in variable if self.kind[d] <= most]
@@ -195,48 +218,3 @@ def _other(size: int, kind: int) -> int:
     if kind == SPACE and size < 64:
         return size + size // 2
     return max(2, size * 3 // 4)
-
-
-# --- comparing ----------------------------------------------------------------------------------------------------------
-
-
-def difference(first: Trace, second: Trace) -> str:
-    """Where two traces disagree, or an empty string."""
-    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
-        for one, other in zip(a, b, strict=False):
-            if one.place != other.place or not _same_value(one, other):
-                return f"{one.place} takes another way"
-        if len(a) != len(b):
-            return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
-    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
-        return "the results are not alike"
-    if first.requires_grad != second.requires_grad:
-        return "not the same results carry a gradient"
-    nodes, others = canonical(first.model), canonical(second.model)
-    for (name, one), (_, other) in zip(nodes, others, strict=False):
-        if one != other:
-            return f"the node {name} ({one[0]}) is not the same"
-    return "" if len(nodes) == len(others) else "one has more nodes"
-
-
-def _same_value(a: Read, b: Read) -> bool:
-    return a.value == b.value or (a.value != a.value and b.value != b.value)
-
-
-def canonical(model: onnx.ModelProto) -> list[tuple[str, tuple]]:
-    """Each node as (name, what it computes from which values); values are numbered, so that names do not matter."""
-    numbers = {"": -1}
-    nodes = []
-
-    def number(name):
-        return numbers.setdefault(name, len(numbers))
-
-    # Inputs keep their names: torch drops the unused ones.
-    for value in model.graph.input:
-        numbers[value.name] = value.name
-    for node in model.graph.node:
-        attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
-        inputs = tuple(number(name) for name in node.input)
-        nodes.append((node.name, (node.op_type, node.domain, inputs, attributes, tuple(map(number, node.output)))))
-    nodes.append(("", ("outputs", tuple(number(value.name) for value in model.graph.output))))
-    return nodes

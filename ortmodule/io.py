@@ -40,6 +40,7 @@ class _Token:
 
 TENSOR = _Token("tensor")  # the next tensor
 WHOLE = _Token("object")  # followed by its position among Structure.objects
+SAME = _Token("same")  # followed by the number of a container that was met before
 
 
 class Structure:
@@ -79,7 +80,7 @@ def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Stru
 
 
 class _Writer:
-    __slots__ = ("tensors", "tokens", "objects", "results", "open")
+    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met")
 
     def __init__(self, results: bool) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -87,12 +88,18 @@ class _Writer:
         self.objects: list[Any] = []
         self.results = results
         self.open: list[int] = []  # ids of the containers around: a cycle cannot be rebuilt
+        self.met: dict[int, int] = {}  # in results: the number of each container, by its id
 
     def add(self, value: Any) -> None:
         cls = type(value)
         kind = _KINDS.get(cls)
         if kind is None:
             kind = _KINDS[cls] = _kind_of(cls)
+        if kind.container and self.results:
+            if id(value) in self.met:
+                self.tokens += (SAME, self.met[id(value)])
+                return
+            self.met[id(value)] = len(self.met)
         kind.write(self, value, cls)
 
     def add_all(self, container: Any, values: Iterable[Any]) -> None:
@@ -105,11 +112,12 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects")
+    __slots__ = ("tokens", "tensors", "objects", "met")
 
     def __init__(self, structure: Structure, tensors: Iterable[Any]) -> None:
         self.tokens, self.tensors = iter(structure.tokens), iter(tensors)
         self.objects = structure.objects
+        self.met: list[Any] = []
 
     def value(self) -> Any:
         token = next(self.tokens)
@@ -117,7 +125,15 @@ class _Reader:
             return next(self.tensors)
         if token is WHOLE:
             return self.objects[next(self.tokens)]
-        return _KINDS[token].read(self, token)
+        if token is SAME:
+            return self.met[next(self.tokens)]
+        kind = _KINDS[token]
+        if not kind.container:
+            return kind.read(self, token)
+        number = len(self.met)
+        self.met.append(None)
+        self.met[number] = value = kind.read(self, token)
+        return value
 
     def values(self, count: int) -> list[Any]:
         return [self.value() for _ in range(count)]
@@ -126,7 +142,15 @@ class _Reader:
 # --- the kinds of values: how one is written as tokens, and read again --------------------------------------------------
 
 
-class _Tensor:
+class _Leaf:
+    container = False
+
+
+class _Container:
+    container = True
+
+
+class _Tensor(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
         if value.layout is not torch.strided or value.is_quantized:
@@ -135,13 +159,13 @@ class _Tensor:
         writer.tensors.append(value)
 
 
-class _TensorSubclass:
+class _TensorSubclass(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
         raise Unflattenable(f"a tensor of type {_name(cls)}")
 
 
-class _Constant:
+class _Constant(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: Any, cls: type) -> None:
         writer.tokens += (cls, value)
@@ -151,7 +175,7 @@ class _Constant:
         return next(reader.tokens)
 
 
-class _Float:
+class _Float(_Leaf):
     """As text: NaN equals itself, and -0.0 is not 0.0."""
 
     @staticmethod
@@ -163,7 +187,7 @@ class _Float:
         return float.fromhex(next(reader.tokens))
 
 
-class _Sequence:
+class _Sequence(_Container):
     """Lists, tuples, named tuples."""
 
     @staticmethod
@@ -179,7 +203,7 @@ class _Sequence:
         return cls._make(items) if hasattr(cls, "_make") else cls(items)
 
 
-class _Deque:
+class _Deque(_Container):
     @staticmethod
     def write(writer: _Writer, value: deque, cls: type) -> None:
         writer.tokens += (cls, len(value), value.maxlen)
@@ -191,7 +215,7 @@ class _Deque:
         return deque(reader.values(count), most)
 
 
-class _Dict:
+class _Dict(_Container):
     """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
 
     plain = (dict, OrderedDict, defaultdict)
@@ -218,7 +242,7 @@ class _Dict:
         return value if cls in self.plain else _Attributes.read_names(reader, value)
 
 
-class _Attributes:
+class _Attributes(_Container):
     """Dataclasses and other plain objects, attribute by attribute."""
 
     @classmethod
@@ -243,7 +267,7 @@ class _Attributes:
         return value
 
 
-class _Whole:
+class _Whole(_Leaf):
     """An object that is no container: only results may have one."""
 
     @staticmethod
@@ -267,6 +291,8 @@ class _Object(_Attributes):
         except Unflattenable:
             del writer.tensors[before[0] :]
         if len(writer.tensors) == before[0]:
+            number = writer.met[id(value)]
+            writer.met = {key: n for key, n in writer.met.items() if n < number}
             for parts, length in zip((writer.tokens, writer.objects, writer.open), before[1:], strict=True):
                 del parts[length:]
             _Whole.write(writer, value, cls)

@@ -29,6 +29,10 @@ _RANDOM = {
     "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
     "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout",
 }  # fmt: skip
+_ARITHMETIC = {
+    "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder", "aten::pow",
+    "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
+}  # fmt: skip
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -107,6 +111,30 @@ class Recorder:
                 most = max((known[v.unique()] for v in node.inputs()), default=NOTHING)
                 known[open_values.pop().unique()] = NOTHING if most == RANDOM and _is_decided(node) else most
         return known[value.unique()]
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Is this traced tensor what a trace makes of a Python number, computed from sizes?
+
+    While tracing, the sizes of a tensor are tensors of rank 0; without a trace they are numbers.
+    """
+    if tensor.dim() or type(tensor) is not torch.Tensor:
+        return False
+    found, open_values = False, [torch._C._get_value_trace(tensor)]
+    while open_values:
+        node = open_values.pop().node()
+        if node.kind() == "prim::NumToTensor":
+            found = True
+        elif node.kind() in _ARITHMETIC:
+            open_values += node.inputs()
+        elif node.kind() != "prim::Constant" or not _is_plain(node.output().toIValue()):
+            return False
+    return found
+
+
+def _is_plain(constant: Any) -> bool:
+    """A number that was written into the program: the trace shows some as tensors of rank 0."""
+    return constant.dim() == 0 if isinstance(constant, torch.Tensor) else constant is None or isinstance(constant, (int, float))
 
 
 @contextmanager

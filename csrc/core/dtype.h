@@ -52,6 +52,27 @@ static inline bf16 f32_to_bf16(float x) {
     return (bf16)(((v.u & 0x7fffffffu) > 0x7f800000u ? v.u | 0x400000u : rounded) >> 16);
 }
 
+/* float16 through its bits: not every CPU has a conversion, and compilers do not vectorise the one there is. */
+static inline float f16_bits_to_f32(uint16_t x) {
+    union { uint32_t u; float f; } y, least = {.u = 113u << 23}; /* the least normal number */
+    uint32_t bits = (x & 0x7fffu) << 13, exponent = bits >> 23;
+
+    y.u = bits + (exponent == 31 ? 224u << 23 : exponent == 0 ? 113u << 23 : 112u << 23);
+    y.f -= exponent == 0 ? least.f : 0; /* a denormal has no leading 1 */
+    y.u |= (x & 0x8000u) << 16;
+    return y.f;
+}
+
+static inline uint16_t f32_to_f16_bits(float x) {
+    union { float f; uint32_t u; } v = {.f = x}, size = {.u = v.u & 0x7fffffffu}, denormal;
+    uint32_t normal = (size.u - (112u << 23) + 0xfffu + (size.u >> 13 & 1u)) >> 13;
+
+    denormal.f = size.f + 0.5f; /* rounds to units of a denormal, which are then the low bits */
+    denormal.u -= 126u << 23;
+    normal = size.u < 113u << 23 ? denormal.u : size.u < 143u << 23 ? normal : size.u > 255u << 23 ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(normal | (v.u >> 16 & 0x8000u));
+}
+
 /* One element of any type as a double or an int64, and back (conversions as in C; float to integer truncates). */
 double dtype_get(dtype t, const void *data, int64_t index);
 int64_t dtype_get_int(dtype t, const void *data, int64_t index);

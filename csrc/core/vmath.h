@@ -1,8 +1,8 @@
 /* vmath.h -- elementary functions without branches, for loops in SIMD functions: calls to libm cannot be vectorised.
  *
  * Each has a float form (vexpf) and a double form (vexp); v_exp(x) takes the one of x's type. All are right for NaN,
- * infinities, zeros of both signs, overflow, underflow and denormals. Float results are within 2 units in the last
- * place; double results within 2e-15 relative. Polynomials are minimax fits of the function's remainder after its
+ * infinities, zeros of both signs, overflow, underflow and denormals. Float results are within 2.3 units in the
+ * last place; double results within 2e-15 relative. Polynomials are minimax fits of the function's remainder after its
  * leading terms. Where double precision would not be used enough to pay, the double form is libm's. */
 #ifndef ORT_CORE_VMATH_H
 #define ORT_CORE_VMATH_H
@@ -12,25 +12,20 @@
 
 /* --- bits --------------------------------------------------------------------------------------------------------- */
 
-static inline uint32_t bits_of_f32(float x) {
-    union { float f; uint32_t u; } v = {.f = x};
-    return v.u;
-}
+typedef union word32 {
+    float f;
+    uint32_t u;
+} word32;
 
-static inline float f32_of_bits(uint32_t u) {
-    union { uint32_t u; float f; } v = {.u = u};
-    return v.f;
-}
+typedef union word64 {
+    double f;
+    uint64_t u;
+} word64;
 
-static inline uint64_t bits_of_f64(double x) {
-    union { double f; uint64_t u; } v = {.f = x};
-    return v.u;
-}
-
-static inline double f64_of_bits(uint64_t u) {
-    union { uint64_t u; double f; } v = {.u = u};
-    return v.f;
-}
+static inline uint32_t bits_of_f32(float x) { return (word32){.f = x}.u; }
+static inline float f32_of_bits(uint32_t u) { return (word32){.u = u}.f; }
+static inline uint64_t bits_of_f64(double x) { return (word64){.f = x}.u; }
+static inline double f64_of_bits(uint64_t u) { return (word64){.u = u}.f; }
 
 /* Adding this rounds to the nearest integer, which is then in the low bits: there is no conversion that all CPUs
  * vectorise. */
@@ -228,6 +223,21 @@ static inline float verff(float x) {
 
 static inline double verf(double x) { return erf(x); }
 
+/* --- pow ----------------------------------------------------------------------------------------------------------
+ * exp(y log|x|) in double is exact enough for float, and overflows when it is rounded to one. */
+
+static inline float vpowf(float x, float y) {
+    double a = (double)fabsf(x), size = vexp((double)y * vlog(a));
+    int whole = rintf(y) == y, odd = whole && rintf(y * 0.5f) != y * 0.5f; /* infinity is whole and even */
+    float r = (float)size;
+
+    r = odd ? copysignf(r, x) : r;
+    r = x < 0 && !whole && a < (double)INFINITY ? NAN : r;
+    return y == 0 || x == 1 || (x == -1 && fabsf(y) == INFINITY) ? 1 : r;
+}
+
+static inline double vpow(double x, double y) { return pow(x, y); }
+
 /* --- sin, cos -------------------------------------------------------------------------------------------------------
  * The float forms hold for |x| <= TRIG_LIMIT, the range where subtracting multiples of pi / 2 in double loses nothing;
  * a caller that may have larger ones redoes those with libm. */
@@ -262,6 +272,7 @@ static inline double vcos(double x) { return cos(x); }
 #define v_sigmoid(x) _Generic((x), float: vsigmoidf, double: vsigmoid)(x)
 #define v_tanh(x) _Generic((x), float: vtanhf, double: vtanh)(x)
 #define v_erf(x) _Generic((x), float: verff, double: verf)(x)
+#define v_pow(x, y) _Generic((x), float: vpowf, double: vpow)(x, y)
 #define v_sin(x) _Generic((x), float: vsinf, double: vsin)(x)
 #define v_cos(x) _Generic((x), float: vcosf, double: vcos)(x)
 

@@ -123,15 +123,6 @@ static bool blas(gemm *g) {
 /* torch takes its fast way from so many multiplications a call on. */
 enum { SHIM_WORK = 16 * 16 * 16 };
 
-/* Is torch fast at this type on this machine? Otherwise it multiplies element by element, far behind the reference. */
-static bool torch_is_fast(dtype type) {
-#ifdef __x86_64__
-    if (type == BF16) return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (type == F16) return __builtin_cpu_supports("avx512fp16");
-#endif
-    return false;
-}
-
 /* The innermost batch dimension from pair `at` on. */
 static gemm part_of(const gemm *g, gemm_offsets at) {
     const int64_t size = (int64_t)dtype_size(g->type);
@@ -164,7 +155,7 @@ static bool shim(gemm *g) {
     const torch_lib *t = torch_lib_get();
     torch_quiet q;
 
-    if (!torch_is_fast(g->type) || !t->aoti_torch_cpu_baddbmm_out) return false;
+    if (!torch_has_narrow(g->type) || !t->aoti_torch_cpu_baddbmm_out) return false;
     if (g->n_batch == 0) {
         g->n_batch = g->batch[0] = 1;
         g->a_step[0] = g->m * g->k;

@@ -8,7 +8,8 @@
  *     A panel: MR rows      a[k][0..MR)          sum[i][j] += a[k][i] * b[k][j]
  *     B panel: NR columns   b[k][0..NR)
  *
- * A sum stays in the wide type until its tile is stored, so 16-bit results are rounded once. */
+ * A sum stays in the wide type until its tile is stored, so 16-bit results are rounded once; and it is made of partial
+ * sums over TILE_K steps each, so that float32 loses little over long ones. */
 #include "core/parallel.h"
 #include "exec/gemm.h"
 
@@ -29,19 +30,15 @@ typedef void inner_fn(int64_t depth, const void *a, const void *b, void *sum);
         enum { LANES = VECTOR / sizeof(T), ROW = TILE_N_BYTES / VECTOR };                                              \
         const T *a = a_panel;                                                                                          \
         const name##_vector *b = b_panel;                                                                              \
-        name##_vector *sum = sum_block, s[MR][2];                                                                      \
-        _Pragma("GCC unroll 8") for (int i = 0; i < MR; i++) {                                                         \
-            s[i][0] = sum[i * ROW];                                                                                    \
-            s[i][1] = sum[i * ROW + 1];                                                                                \
-        }                                                                                                              \
+        name##_vector *sum = sum_block, s[MR][2] = {{{0}}};                                                            \
         for (int64_t k = 0; k < depth; k++, a += MR, b += 2)                                                           \
             _Pragma("GCC unroll 8") for (int i = 0; i < MR; i++) {                                                     \
                 s[i][0] += a[i] * b[0];                                                                                \
                 s[i][1] += a[i] * b[1];                                                                                \
             }                                                                                                          \
         _Pragma("GCC unroll 8") for (int i = 0; i < MR; i++) {                                                         \
-            sum[i * ROW] = s[i][0];                                                                                    \
-            sum[i * ROW + 1] = s[i][1];                                                                                \
+            sum[i * ROW] += s[i][0];                                                                                   \
+            sum[i * ROW + 1] += s[i][1];                                                                               \
         }                                                                                                              \
     }
 

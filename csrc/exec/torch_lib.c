@@ -79,6 +79,15 @@ void torch_tensor_free(const torch_lib *t, aten_tensor *x) {
     if (x) (void)t->aoti_torch_delete_tensor_object(x);
 }
 
+bool torch_has_narrow(dtype type) {
+#ifdef __x86_64__
+    if (type == BF16) return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (type == F16) return __builtin_cpu_supports("avx512fp16");
+#endif
+    (void)type;
+    return false;
+}
+
 /* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread nobody has touched.
  * The symbol is a thread's own, so it is looked up on the thread that asks. */
 bool torch_enter(const torch_lib *t, torch_quiet *q) {

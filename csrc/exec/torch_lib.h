@@ -63,6 +63,9 @@ void torch_tensor_free(const torch_lib *t, aten_tensor *x); /* NULL is fine */
 /* The elements of a contiguous tensor that torch made, of which there should be `count`; NULL when it is no such. */
 const void *torch_tensor_data(const torch_lib *t, aten_tensor *x, int64_t count);
 
+/* Does torch have vector instructions for this 16-bit float on this machine? Otherwise it goes element by element. */
+bool torch_has_narrow(dtype type);
+
 /* Between enter and leave, torch's functions called on this thread see none of what a user's program may have switched
  * on around us: autocast, dispatch modes, function transforms. False: it cannot be had, and nothing was changed. */
 typedef struct torch_quiet {

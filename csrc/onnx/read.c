@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { OLDEST_OPSET = 7, NEWEST_OPSET = 26, MOST_MISSING = 24 };
@@ -161,10 +162,22 @@ static status read_string(reader *r, const ProtobufCBinaryData *s, const char **
     return *out ? OK : E_NOMEM;
 }
 
+/* Attributes are float32 in the file, but what was meant is the decimal number that somebody wrote in Python, and a
+ * float64 model computes with that: 1e-5, not 9.99999974738e-06. It is the shortest decimal that rounds to `x`. */
+static double decimal(float x) {
+    char digits[32];
+
+    for (int precision = 1; precision < 9; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, (double)x);
+        if (strtof(digits, NULL) == x) return strtod(digits, NULL);
+    }
+    return (double)x;
+}
+
 static status read_floats(reader *r, const attribute *p, attr *a) {
     double *floats;
     TRY(NEW(r->c, floats, p->n_floats));
-    for (size_t i = 0; i < p->n_floats; i++) floats[i] = (double)p->floats[i];
+    for (size_t i = 0; i < p->n_floats; i++) floats[i] = decimal(p->floats[i]);
     a->floats = floats;
     a->count = (int)p->n_floats;
     return OK;
@@ -189,7 +202,7 @@ static status read_attr(reader *r, const attribute *p, attr *a) {
     if (p->ref_attr_name) return fail(r->c, E_UNSUPPORTED, "it refers to an attribute of a function");
     switch (a->kind) {
     case ATTR_INT: a->i = p->i; return OK;
-    case ATTR_FLOAT: a->f = (double)p->f; return OK;
+    case ATTR_FLOAT: a->f = decimal(p->f); return OK;
     case ATTR_STRING: return read_string(r, &p->s, &a->s);
     case ATTR_INTS:
         a->ints = p->ints;

@@ -34,7 +34,7 @@ FLOAT_FN(thresholded_relu_grad, 2, y <= p0 ? 0 : x)
 FLOAT_WHERE(hard_sigmoid, 1, CLIP_01(t), const real t = IS_ONE_SIXTH(p0) && p1 == (real)0.5 ? (x + 3) / 6 : p0 * x + p1)
 FLOAT_FN(hard_sigmoid_grad, 2, y > 0 && y < 1 ? x * (IS_ONE_SIXTH(p0) ? (real)(1.0f / 6) : p0) : 0)
 
-FLOAT_WHERE(hard_swish, 1, x * CLIP_01(t), const real t = (x + 3) / 6)
+FLOAT_WHERE(hard_swish, 1, CLIP_01(t) * x, const real t = (x + 3) / 6)
 FLOAT_FN(hard_swish_grad, 2, y >= 3 ? x : y <= -3 ? 0 : x * (y / 3 + (real)0.5))
 
 /* --- exponential ---------------------------------------------------------------------------------------------------- */
@@ -42,7 +42,7 @@ FLOAT_FN(hard_swish_grad, 2, y >= 3 ? x : y <= -3 ? 0 : x * (y / 3 + (real)0.5))
 FLOAT_FN(elu, 1, x > 0 ? x : p0 * v_expm1(x))
 FLOAT_FN(elu_grad, 2, y > 0 ? x : x * p0 * v_exp(y))
 
-FLOAT_FN(selu, 1, p1 * (x > 0 ? x : p0 * v_expm1(x)))
+FLOAT_FN(selu, 1, (x > 0 ? x : p0 * v_expm1(x)) * p1)
 FLOAT_FN(selu_grad, 2, x * p1 * (y > 0 ? 1 : p0 * v_exp(y)))
 
 FLOAT_FN(celu, 1, x > 0 ? x : p0 * v_expm1(x / p0))
@@ -51,7 +51,7 @@ FLOAT_FN(celu_grad, 2, y > 0 ? x : x * v_exp(y / p0))
 FLOAT_FN(sigmoid, 1, v_sigmoid(x))
 FLOAT_FN(sigmoid_grad, 2, x * y * (1 - y))
 
-FLOAT_FN(swish, 1, x * v_sigmoid(p0 * x))
+FLOAT_FN(swish, 1, v_sigmoid((p0 * x)) * x)
 FLOAT_WHERE(swish_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
 
 /* Beyond 20 PyTorch's Softplus is x itself, with the gradient 1. */
@@ -59,8 +59,8 @@ FLOAT_FN(softplus, 1, x > 20 ? x : v_log1p(v_exp(x)))
 FLOAT_FN(softplus_grad, 2, y > 20 ? x : x * v_sigmoid(y))
 
 /* tanh(log(1 + e)) = m / (m + 2) with m = e (e + 2) and e = exp(x). From x = 20 on it is 1, and the rest to 1 is 0. */
-FLOAT_WHERE(mish, 1, x * (m / (m + 2)), const real e = v_exp(x > 20 ? 20 : x), m = e * (e + 2))
-FLOAT_WHERE(mish_grad, 2, x * (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 + e))),
+FLOAT_WHERE(mish, 1, (m / (m + 2)) * x, const real e = v_exp(x > 20 ? 20 : x), m = e * (e + 2))
+FLOAT_WHERE(mish_grad, 2, (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 + e))) * x,
             const real e = v_exp(y > 20 ? 20 : y), m = e * (e + 2), rest = y > 20 ? 0 : 2 / (m + 2))
 
 /* --- Gelu -----------------------------------------------------------------------------------------------------------
@@ -68,14 +68,14 @@ FLOAT_WHERE(mish_grad, 2, x * (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 +
  * its accuracy for negative x; 2u = A x (1 + B x^2). */
 
 #define PHI(x) ((real)0.5 * (1 + v_erf((x) * (real)0.70710678118654752)))
-#define DENSITY(x) ((real)0.39894228040143268 * v_exp((real)-0.5 * (x) * (x)))
+#define DENSITY(x) ((real)0.39894228040143268 * v_exp(-(x) * (x) / 2))
 #define A ((real)1.5957691216057308)
 #define B ((real)0.044715)
 
-FLOAT_FN(gelu, 1, x * PHI(x))
-FLOAT_FN(gelu_grad, 2, x * (PHI(y) + y * DENSITY(y)))
-FLOAT_FN(gelu_tanh, 1, x * v_sigmoid(A * x * (1 + B * x * x)))
-FLOAT_WHERE(gelu_tanh_grad, 2, x * (s + y * s * (1 - s) * (A * (1 + 3 * B * y * y))),
+FLOAT_FN(gelu, 1, PHI(x) * x)
+FLOAT_FN(gelu_grad, 2, (PHI(y) + y * DENSITY(y)) * x)
+FLOAT_FN(gelu_tanh, 1, v_sigmoid(A * x * (1 + B * x * x)) * x)
+FLOAT_WHERE(gelu_tanh_grad, 2, (s + y * s * (1 - s) * (A * (1 + 3 * B * y * y))) * x,
             const real s = v_sigmoid(A * y * (1 + B * y * y)))
 
 /* --- rules ------------------------------------------------------------------------------------------------------------ */
@@ -127,61 +127,53 @@ static const attr selu_attrs[] = {FLOAT("alpha", 1.6732632423543772), FLOAT("gam
 static const attr hard_attrs[] = {FLOAT("alpha", 0.2), FLOAT("beta", 0.5), {0}};
 static const attr gelu_attrs[] = {STRING("approximate", "none"), {0}};
 
-#define RECORD(name_, domain_, since_, operands_, ...)                                                                 \
-    .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
-    .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){__VA_ARGS__}
-#define ACTIVATION(name_, since_, types_, ...)                                                                         \
-    RECORD(name_, "", since_, 1, __VA_ARGS__), .dtypes = types_, .flags = POINTWISE | STRIDED | INPLACE_0,             \
-    .infer = infer_same
-#define GRADIENT(name_, operands_, ...)                                                                                \
-    RECORD(name_, ORT_DOMAIN, 1, operands_, __VA_ARGS__), .dtypes = FLOATS,                                            \
-    .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1, .infer = infer_same
-#define COMPOSITION(name_, domain_, since_, lower_)                                                                    \
-    .name = name_, .domain = domain_, .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,       \
-    .lower = lower_
+#define ACTIVATION(name_, since_, ...) TILED(name_, "", since_, 1, FLOATS, INPLACE_0, infer_same, __VA_ARGS__)
+#define COMPOSITION(name_, domain_, since_)                                                                            \
+    .name = name_, .domain = domain_, .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS
 #define ONE(a) .params = {a}
 #define TWO(a, b) .params = {a, b}
 #define FN(name) .fn = {FLOAT_TILES(name)}
 
 const op_def activation_ops[] = {
-    {ACTIVATION("Relu", 6, NUMBERS, .fn = {FLOAT_TILES(relu), INT_TILES(relu)}), .grad = pointwise_grad_y},
-    {ACTIVATION("LeakyRelu", 6, FLOATS, ONE("alpha"), FN(leaky_relu)), .attrs = leaky_attrs, .grad = grad_leaky_relu},
-    {RECORD("PRelu", "", 7, 2, FN(prelu)), .dtypes = FLOATS, .flags = POINTWISE | STRIDED | INPLACE_0,
-     .infer = infer_prelu, .grad = grad_prelu},
-    {ACTIVATION("ThresholdedRelu", 10, FLOATS, ONE("alpha"), FN(thresholded_relu)),
-     .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("HardSigmoid", 6, FLOATS, TWO("alpha", "beta"), FN(hard_sigmoid)),
-     .attrs = hard_attrs, .grad = pointwise_grad_y},
-    {ACTIVATION("HardSwish", 14, FLOATS, FN(hard_swish)), .grad = pointwise_grad_x},
-    {ACTIVATION("Elu", 6, FLOATS, ONE("alpha"), FN(elu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Selu", 6, FLOATS, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Celu", 12, FLOATS, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Sigmoid", 6, FLOATS, FN(sigmoid)), .grad = pointwise_grad_y},
-    {ACTIVATION("Swish", 24, FLOATS, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Softplus", 1, FLOATS, FN(softplus)), .grad = pointwise_grad_x},
-    {ACTIVATION("Mish", 18, FLOATS, FN(mish)), .grad = pointwise_grad_x},
-    {ACTIVATION("Gelu", 20, FLOATS, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
-    {COMPOSITION("Softsign", "", 1, lower_softsign)},
+    {TILED("Relu", "", 6, 1, NUMBERS, INPLACE_0, infer_same, .fn = {FLOAT_TILES(relu), INT_TILES(relu)}),
+     .grad = pointwise_grad_y},
+    {ACTIVATION("LeakyRelu", 6, ONE("alpha"), FN(leaky_relu)), .attrs = leaky_attrs, .grad = grad_leaky_relu},
+    {TILED("PRelu", "", 7, 2, FLOATS, INPLACE_0, infer_prelu, FN(prelu)), .grad = grad_prelu},
+    {ACTIVATION("ThresholdedRelu", 10, ONE("alpha"), FN(thresholded_relu)),
+     .attrs = alpha_attrs,
+     .grad = pointwise_grad_x},
+    {ACTIVATION("HardSigmoid", 6, TWO("alpha", "beta"), FN(hard_sigmoid)),
+     .attrs = hard_attrs,
+     .grad = pointwise_grad_y},
+    {ACTIVATION("HardSwish", 14, FN(hard_swish)), .grad = pointwise_grad_x},
+    {ACTIVATION("Elu", 6, ONE("alpha"), FN(elu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {ACTIVATION("Selu", 6, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
+    {ACTIVATION("Celu", 12, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {ACTIVATION("Sigmoid", 6, FN(sigmoid)), .grad = pointwise_grad_y},
+    {ACTIVATION("Swish", 24, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {ACTIVATION("Softplus", 1, FN(softplus)), .grad = pointwise_grad_x},
+    {ACTIVATION("Mish", 18, FN(mish)), .grad = pointwise_grad_x},
+    {ACTIVATION("Gelu", 20, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
+    {COMPOSITION("Softsign", "", 1), .lower = lower_softsign},
 
-    {RECORD("GeluTanh", ORT_DOMAIN, 1, 1, FN(gelu_tanh)), .dtypes = FLOATS,
-     .flags = POINTWISE | STRIDED | INPLACE_0, .infer = infer_same, .grad = pointwise_grad_x},
-    {COMPOSITION("Silu", ORT_DOMAIN, 1, lower_silu)},
+    {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
+    {COMPOSITION("Silu", ORT_DOMAIN, 1), .lower = lower_silu},
 
-    {GRADIENT("ReluGrad", 2, FN(relu_grad))},
-    {GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
-    {GRADIENT("PReluGrad", 3, FN(prelu_grad))},
-    {GRADIENT("PReluSlopeGrad", 2, FN(prelu_slope_grad))},
-    {GRADIENT("ThresholdedReluGrad", 2, ONE("alpha"), FN(thresholded_relu_grad)), .attrs = alpha_attrs},
-    {GRADIENT("HardSigmoidGrad", 2, TWO("alpha", "beta"), FN(hard_sigmoid_grad)), .attrs = hard_attrs},
-    {GRADIENT("HardSwishGrad", 2, FN(hard_swish_grad))},
-    {GRADIENT("EluGrad", 2, ONE("alpha"), FN(elu_grad)), .attrs = alpha_attrs},
-    {GRADIENT("SeluGrad", 2, TWO("alpha", "gamma"), FN(selu_grad)), .attrs = selu_attrs},
-    {GRADIENT("CeluGrad", 2, ONE("alpha"), FN(celu_grad)), .attrs = alpha_attrs},
-    {GRADIENT("SigmoidGrad", 2, FN(sigmoid_grad))},
-    {GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad)), .attrs = alpha_attrs},
-    {GRADIENT("SoftplusGrad", 2, FN(softplus_grad))},
-    {GRADIENT("MishGrad", 2, FN(mish_grad))},
-    {GRADIENT("GeluGrad", 2, FN(gelu_grad)), .attrs = gelu_attrs},
-    {GRADIENT("GeluTanhGrad", 2, FN(gelu_tanh_grad))},
+    {TILED_GRADIENT("ReluGrad", 2, FN(relu_grad))},
+    {TILED_GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
+    {TILED_GRADIENT("PReluGrad", 3, FN(prelu_grad))},
+    {TILED_GRADIENT("PReluSlopeGrad", 2, FN(prelu_slope_grad))},
+    {TILED_GRADIENT("ThresholdedReluGrad", 2, ONE("alpha"), FN(thresholded_relu_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("HardSigmoidGrad", 2, TWO("alpha", "beta"), FN(hard_sigmoid_grad)), .attrs = hard_attrs},
+    {TILED_GRADIENT("HardSwishGrad", 2, FN(hard_swish_grad))},
+    {TILED_GRADIENT("EluGrad", 2, ONE("alpha"), FN(elu_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SeluGrad", 2, TWO("alpha", "gamma"), FN(selu_grad)), .attrs = selu_attrs},
+    {TILED_GRADIENT("CeluGrad", 2, ONE("alpha"), FN(celu_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SigmoidGrad", 2, FN(sigmoid_grad))},
+    {TILED_GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SoftplusGrad", 2, FN(softplus_grad))},
+    {TILED_GRADIENT("MishGrad", 2, FN(mish_grad))},
+    {TILED_GRADIENT("GeluGrad", 2, FN(gelu_grad)), .attrs = gelu_attrs},
+    {TILED_GRADIENT("GeluTanhGrad", 2, FN(gelu_tanh_grad))},
     {0},
 };

@@ -15,11 +15,11 @@
 
 FLOAT_FN(add, 2, x + y)
 FLOAT_FN(sub, 2, x - y)
-FLOAT_FN(mul, 2, x * y)
+FLOAT_FN(mul, 2, (x * y))
 FLOAT_FN(div, 2, x / y)
 WRAP_FN(add, 2, x + y)
 WRAP_FN(sub, 2, x - y)
-WRAP_FN(mul, 2, x * y)
+WRAP_FN(mul, 2, (x * y))
 /* The smallest number has no negative: -1 must not divide it. */
 INT_FN(div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y)
 
@@ -29,7 +29,7 @@ INT_FN(max, 2, x > y ? x : y)
 INT_FN(min, 2, x < y ? x : y)
 
 /* divisor_grad(dy, y, out) */
-FLOAT_FN(divisor_grad, 3, -x * (z / y))
+FLOAT_FN(divisor_grad, 3, -(z / y) * x)
 
 /* max_grad(dy, picked, other); Min's is the same with its operands exchanged. */
 FLOAT_FN(max_grad, 3, y < z ? 0 : y == z ? x / 2 : x)
@@ -42,8 +42,8 @@ FLOAT_WHERE(mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, const r
 INT_MOD(mod_i64, int64_t)
 INT_MOD(mod_i32, int32_t)
 
-FLOAT_FN(pow, 2, pow(x, y))
-FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * pow(y, z - 1)))
+FLOAT_FN(pow, 2, v_pow(x, y))
+FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * v_pow(y, z - 1)))
 FLOAT_FN(pow_exponent_grad, 4, y == 0 && z >= 0 ? 0 : x * (w * v_log(y)))
 
 /* x^y by squaring; 1 / x^-y for negative y, which is 0 unless x is 1 or -1. */
@@ -62,7 +62,8 @@ INT_FN(pow, 2, int_power(x, y))
 static void drop_neutral(const node *n, int i, double neutral, value **out) {
     value *x = n->in[1 - i];
     double filler;
-    if (shape_equal(&x->shape, &n->out[0]->shape) && value_is_filled(n->in[i], &filler) && filler == neutral) out[0] = x;
+    if (!shape_equal(&x->shape, &n->out[0]->shape)) return;
+    if (value_is_filled(n->in[i], &filler) && filler == neutral) out[0] = x;
 }
 
 static status simplify_sum(graph *g, const node *n, value **out) {
@@ -222,38 +223,35 @@ static status grad_min(graph *g, const node *n, value *const dy[], value *dx[]) 
 
 static const attr mod_attrs[] = {INT("fmod", 0), {0}};
 
-#define BINARY(name_, since_, flags_, simplify_, grad_, ...)                                                           \
-    .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = NUMBERS,           \
-    .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1 | (flags_), .infer = infer_broadcast,                         \
-    .simplify = simplify_, .grad = grad_, .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){__VA_ARGS__}
-#define VARIADIC_OP(name_, since_, types_, lower_)                                                                     \
-    .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = types_,     \
-    .lower = lower_
-#define EXTREMUM(name_, grad_, fn_)                                                                                    \
-    VARIADIC_OP(name_, 8, NUMBERS, lower_extremum),                                                                    \
-        .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1 | COMMUTATIVE, .infer = infer_broadcast, .grad = grad_,   \
-        .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){TILES(fn_)}
-#define GRADIENT(name_, operands_, fn_)                                                                                \
-    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = 1,           \
-    .dtypes = FLOATS, .flags = POINTWISE | STRIDED | INPLACE_0, .infer = infer_same, .cpu = pointwise_cpu,             \
-    .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(fn_)}}
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
+#define BINARY(name_, since_, types_, flags_, ...)                                                                     \
+    TILED(name_, "", since_, 2, types_, INPLACE_0 | INPLACE_1 | (flags_), infer_broadcast, __VA_ARGS__)
+#define VARIADIC_OP(name_, domain_, since_, types_)                                                                    \
+    .name = name_, .domain = domain_, .since = since_, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = types_
 
 const op_def binary_ops[] = {
-    {BINARY("Add", 7, COMMUTATIVE, simplify_sum, grad_add, TILES(add))},
-    {BINARY("Sub", 7, 0, simplify_difference, grad_sub, TILES(sub))},
-    {BINARY("Mul", 7, COMMUTATIVE, simplify_product, grad_mul, TILES(mul))},
-    {BINARY("Div", 7, 0, simplify_quotient, grad_div, TILES(div))},
-    {BINARY("Pow", 7, 0, simplify_power, grad_power, TILES(pow)), .lower = lower_power},
-    {BINARY("Mod", 10, 0, NULL, grad_mod, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs},
-    {EXTREMUM("Max", grad_max, max)},
-    {EXTREMUM("Min", grad_min, min)},
-    {VARIADIC_OP("Sum", 8, FLOATS, lower_sum)},
-    {VARIADIC_OP("Mean", 8, FLOATS, lower_mean)},
+    {BINARY("Add", 7, ANY_TYPE, COMMUTATIVE, TILES(add)),
+     .lower = lower_add,
+     .simplify = simplify_sum,
+     .grad = grad_add},
+    {BINARY("Sub", 7, NUMBERS, 0, TILES(sub)), .simplify = simplify_difference, .grad = grad_sub},
+    {BINARY("Mul", 7, ANY_TYPE, COMMUTATIVE, TILES(mul)),
+     .lower = lower_mul,
+     .simplify = simplify_product,
+     .grad = grad_mul},
+    {BINARY("Div", 7, NUMBERS, 0, TILES(div)), .simplify = simplify_quotient, .grad = grad_div},
+    {BINARY("Pow", 7, NUMBERS, 0, TILES(pow)), .lower = lower_power, .simplify = simplify_power, .grad = grad_power},
+    {BINARY("Mod", 10, NUMBERS, 0, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs, .grad = grad_mod},
+    {VARIADIC_OP("Max", "", 8, ANY_TYPE), .lower = lower_max},
+    {VARIADIC_OP("Min", "", 8, ANY_TYPE), .lower = lower_min},
+    {VARIADIC_OP("Sum", "", 8, FLOATS), .lower = lower_sum},
+    {VARIADIC_OP("Mean", "", 8, FLOATS), .lower = lower_mean},
 
-    {GRADIENT("DivisorGrad", 3, divisor_grad)},
-    {GRADIENT("MaxGrad", 3, max_grad)},
-    {GRADIENT("PowGrad", 3, pow_grad)},
-    {GRADIENT("PowExponentGrad", 4, pow_exponent_grad)},
+    {OURS("Maximum", max), .grad = grad_max},
+    {OURS("Minimum", min), .grad = grad_min},
+    {TILED_GRADIENT("MaximumGrad", 3, .fn = {FLOAT_TILES(max_grad)})},
+    {TILED_GRADIENT("DivisorGrad", 3, .fn = {FLOAT_TILES(divisor_grad)})},
+    {TILED_GRADIENT("PowGrad", 3, .fn = {FLOAT_TILES(pow_grad)})},
+    {TILED_GRADIENT("PowExponentGrad", 4, .fn = {FLOAT_TILES(pow_exponent_grad)})},
     {0},
 };

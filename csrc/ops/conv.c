@@ -106,21 +106,21 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 /* --- 16-bit types -------------------------------------------------------------------------------------------------- */
 
 /* bfloat16 stays where torch has a kernel for it; other 16-bit convolutions are computed in float32. */
-static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, value **out) {
+static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, conv_product product, value **out) {
     conv v;
 
     TRY(check_pair(g, n));
     if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
     TRY(geometry(g->c, n, n->in[0], n->in[1], &v));
-    return conv_by_torch(&v) ? OK : lower_to_f32(g, n, out);
+    return conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
 }
 
-static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, conv_of_forward, out); }
+static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, conv_of_forward, CONV_FORWARD, out); }
 static status lower_conv_grad_input(graph *g, const node *n, value **out) {
-    return lower_narrow(g, n, conv_of_grad_input, out);
+    return lower_narrow(g, n, conv_of_grad_input, CONV_GRAD_INPUT, out);
 }
 static status lower_conv_grad_weight(graph *g, const node *n, value **out) {
-    return lower_narrow(g, n, conv_of_grad_weight, out);
+    return lower_narrow(g, n, conv_of_grad_weight, CONV_GRAD_WEIGHT, out);
 }
 
 /* --- gradients ----------------------------------------------------------------------------------------------------- */
@@ -174,7 +174,7 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
     const int64_t *extra, *wanted;
     int n_extra = node_ints(n, "output_padding", &extra), n_wanted = node_ints(n, "output_shape", &wanted);
     int first = SPATIAL - t->rank;
-    bool same = auto_pad && strncmp(auto_pad, "SAME_", 5) == 0, upper = same && strcmp(auto_pad, "SAME_UPPER") == 0;
+    bool same = strncmp(auto_pad, "SAME_", 5) == 0, upper = same && strcmp(auto_pad, "SAME_UPPER") == 0;
 
     if ((n_extra > 0 && n_extra != t->rank) || (n_wanted > 0 && n_wanted != t->rank && n_wanted != t->rank + 2))
         return fail(c, E_INVALID, "ConvTranspose: output_padding or output_shape does not have a size for each axis");
@@ -238,7 +238,7 @@ static status conv_cpu(ctx *c, const call *k) {
     conv v;
 
     TRY(conv_of(c, k->node, x->type, &x->shape, &w->shape, &v));
-    if (conv_by_torch(&v) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data)) return OK;
+    if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data)) return OK;
     if (v.type == BF16) return failed(c);
     if (b) {
         tensor bias = {.data = b->data, .type = b->type, .shape = k->out[0].shape, .stride = {0, b->stride[0]}};
@@ -253,7 +253,7 @@ static status conv_grad_input_cpu(ctx *c, const call *k) {
     conv v;
 
     TRY(conv_of(c, k->node, dy->type, &dx->shape, &w->shape, &v));
-    if (conv_by_torch(&v) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
+    if (conv_by_torch(&v, CONV_GRAD_INPUT) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
     if (v.type == BF16) return failed(c);
     conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
     return OK;
@@ -264,7 +264,7 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
     conv v;
 
     TRY(conv_of(c, k->node, x->type, &x->shape, &dw->shape, &v));
-    if (conv_by_torch(&v) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
+    if (conv_by_torch(&v, CONV_GRAD_WEIGHT) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
     if (v.type == BF16) return failed(c);
     conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
     return OK;
@@ -272,21 +272,18 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
 
 /* --- what explain() reports ---------------------------------------------------------------------------------------- */
 
-static const char *foreign(const node *n, conv_of_fn *geometry, const char *name) {
+static const char *foreign(const node *n, conv_of_fn *geometry, conv_product product) {
     ctx c;
     conv v;
 
     ctx_init(&c);
-    return geometry(&c, n, n->in[0], n->in[1], &v) == OK && conv_by_torch(&v) ? name : NULL;
+    if (geometry(&c, n, n->in[0], n->in[1], &v) != OK || !conv_by_torch(&v, product)) return NULL;
+    return product == CONV_GRAD_WEIGHT ? "aten::convolution_backward" : "aten::convolution";
 }
 
-static const char *foreign_conv(const node *n) { return foreign(n, conv_of_forward, "aten::convolution"); }
-static const char *foreign_conv_grad_input(const node *n) {
-    return foreign(n, conv_of_grad_input, "aten::convolution");
-}
-static const char *foreign_conv_grad_weight(const node *n) {
-    return foreign(n, conv_of_grad_weight, "aten::convolution_backward");
-}
+static const char *foreign_conv(const node *n) { return foreign(n, conv_of_forward, CONV_FORWARD); }
+static const char *foreign_conv_grad_input(const node *n) { return foreign(n, conv_of_grad_input, CONV_GRAD_INPUT); }
+static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, conv_of_grad_weight, CONV_GRAD_WEIGHT); }
 
 /* --- records ------------------------------------------------------------------------------------------------------- */
 

@@ -30,8 +30,10 @@ void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, vo
 
 /* --- torch's (conv_shim.c) ----------------------------------------------------------------------------------------- */
 
-/* Is this convolution better left to torch? The same answer on every call. */
-bool conv_by_torch(const conv *v);
+typedef enum conv_product { CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT } conv_product;
+
+/* Is this product of a convolution better left to torch? The same answer on every call. */
+bool conv_by_torch(const conv *v, conv_product product);
 /* False: torch did not do it, and nothing was written. `bias` may be NULL. */
 bool conv_forward_shim(const conv *v, const void *x, const void *w, const void *bias, void *y);
 bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx);

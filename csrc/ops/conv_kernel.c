@@ -185,6 +185,24 @@ LINES(double)
                      (T *)k->cols + row * chunk_pixels(k));                                                            \
         }                                                                                                              \
     }                                                                                                                  \
+    /* The same for kernels as wide as their stride. Consecutive elements of x go to different rows, which are filled  \
+     * side by side: ranges are over lines of kernel elements. */                                                      \
+    SIMD static void make_patches_##T(void *arg, int64_t begin, int64_t end) {                                         \
+        const chunk *k = arg;                                                                                          \
+        const conv *v = k->v;                                                                                          \
+        const window *w = &v->w;                                                                                       \
+        const int64_t across = w->kernel[2], down = conv_taps(v) / across, pixels = chunk_pixels(k);                   \
+        for (int64_t row = begin; row < end; row++) {                                                                  \
+            const tap t = tap_at(w, row % down * across);                                                              \
+            const T *x = (const T *)k->from + (k->image * v->groups * v->in + row / down) * volume(w->in);             \
+            T *y = (T *)k->cols + row * across * pixels;                                                               \
+            for (int64_t l = 0; l < k->lines; l++, y += w->out[2]) {                                                   \
+                const T *in = x + line_offset(w, &t, k->line + l);                                                     \
+                for (int64_t p = 0; p < w->out[2]; p++)                                                                \
+                    for (int64_t i = 0; i < across; i++) y[i * pixels + p] = in[p * across + i];                       \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
     /* Planes [begin, end) of dx within the chunk's images. */                                                         \
     SIMD static void add_columns_##T(void *arg, int64_t begin, int64_t end) {                                          \
         const chunk *k = arg;                                                                                          \
@@ -203,10 +221,24 @@ LINES(double)
 COLUMNS(float)
 COLUMNS(double)
 
+/* Do windows lie side by side within x, as the patches of a vision transformer do? */
+static bool is_patches(const conv *v) {
+    for (int i = 0; i < SPATIAL; i++)
+        if (v->w.stride[i] != v->w.kernel[i] || v->w.dilation[i] != 1 || v->w.before[i] != 0 ||
+            v->w.out[i] * v->w.stride[i] > v->w.in[i])
+            return false;
+    return v->w.kernel[2] > 1;
+}
+
 static void make_columns(chunk *k) {
-    int64_t rows = k->images * k->v->groups * conv_depth(k->v);
-    range_fn *body = k->v->type == F64 ? make_columns_double : make_columns_float;
-    parallel_for(rows, parallel_rows(chunk_pixels(k)), body, k);
+    int64_t rows = k->images * k->v->groups * conv_depth(k->v), across = k->v->w.kernel[2];
+    const bool wide = k->v->type == F64;
+
+    if (is_patches(k->v))
+        parallel_for(rows / across, parallel_rows(chunk_pixels(k) * across),
+                     wide ? make_patches_double : make_patches_float, k);
+    else
+        parallel_for(rows, parallel_rows(chunk_pixels(k)), wide ? make_columns_double : make_columns_float, k);
 }
 
 static void add_columns(chunk *k) {

@@ -10,8 +10,10 @@
 
 /* --- the choice ---------------------------------------------------------------------------------------------------- */
 
-/* Fewer multiplications than this, and the call costs more than it saves. */
-enum { WORTH_A_CALL = 1 << 20, FEW_CHANNELS = 8 };
+enum {
+    WORTH_A_CALL = 1 << 18, /* multiplications; with fewer, the call costs more than it saves */
+    BLOCK = 8,              /* channels that blocked convolution handles together, at least */
+};
 
 static bool overlapping(const window *w) {
     bool wide = false;
@@ -28,20 +30,26 @@ static bool symmetric(const window *w) {
     return true;
 }
 
-bool conv_by_torch(const conv *v) {
+static bool available(void) {
     const torch_lib *t = torch_lib_get();
     torch_quiet q;
 
-    if (v->type == F64) return false;                   /* torch has columns and a product for it, as we do */
-    if (v->type == F16) return false;                   /* torch's is slow, and keeps its sums in it */
-    if (!overlapping(&v->w)) return false;              /* patches and 1x1: columns cost nothing */
-    if (v->out < FEW_CHANNELS) return false;            /* no channels to block */
-    if (!symmetric(&v->w) || conv_work(v) < WORTH_A_CALL) return false;
     if (!t->aoti_torch_cpu_convolution || !t->aoti_torch_cpu_convolution_backward) return false;
     if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_get_numel || !t->aoti_torch_is_contiguous) return false;
     if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
     torch_leave(&q);
     return true;
+}
+
+bool conv_by_torch(const conv *v, conv_product product) {
+    if (v->type == F64) return false; /* torch makes columns for it, as we do */
+    if (v->type != F32 && !torch_has_narrow(v->type)) return false;
+    if (!overlapping(&v->w)) return false; /* patches and 1x1: columns copy little or nothing */
+    if (!symmetric(&v->w)) return false;
+    if (conv_work(v) < WORTH_A_CALL) return false;
+    /* The gradient of an image of few channels, which is seldom wanted, has nothing to block. */
+    if (product == CONV_GRAD_INPUT && v->groups == 1 && v->in < BLOCK) return false;
+    return available();
 }
 
 /* --- the calls ----------------------------------------------------------------------------------------------------- */

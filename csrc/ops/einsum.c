@@ -322,7 +322,7 @@ static status read_equation(graph *g, const node *n, equation *e) {
     const char *text;
 
     *e = (equation){.text = text = node_string(n, "equation")};
-    if (!text) return fail(g->c, E_INVALID, "Einsum without an equation");
+    if (!node_has(n, "equation")) return fail(g->c, E_INVALID, "Einsum without an equation");
     TRY(NEW(g->c, e->in, n->n_in));
     TRY(read_operands(g, n, e, &text, seen));
     for (int i = 0; i < n->n_in; i++) ellipsis |= e->in[i].ellipsis;

@@ -243,7 +243,7 @@ SAMPLE(double)
 
 /* --- operators ----------------------------------------------------------------------------------------------------- */
 
-static bool is(const char *a, const char *b) { return a && strcmp(a, b) == 0; }
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
 static status manner_of(ctx *c, const node *n, manner *out) {
     const char *how = node_string(n, "mode"), *padding = node_string(n, "padding_mode");

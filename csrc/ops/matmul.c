@@ -250,16 +250,16 @@ static status matmul_cpu(ctx *c, const call *k) {
 
 /* --- records ------------------------------------------------------------------------------------------------------- */
 
+#define ONNX(name_, since_, most_) .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = most_, .max_out = 1
+
 const op_def matmul_ops[] = {
-    {.name = "MatMul", .domain = "", .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = NUMBERS,
-     .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul, .cpu = matmul_cpu},
-    {.name = "MatMulBias", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1,
-     .dtypes = NUMBERS, .flags = STRIDED, .attrs = NODE_ATTRS(FLOAT("alpha", 1)),
-     .infer = infer_matmul_bias, .grad = grad_matmul_bias, .cpu = matmul_cpu},
-    {.name = "Gemm", .domain = "", .since = 7, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
-     .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0)),
-     .lower = lower_gemm},
-    {.name = "MatMulInteger", .domain = "", .since = 10, .min_in = 2, .max_in = 4, .max_out = 1,
-     .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
+    {ONNX("MatMul", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
+     .cpu = matmul_cpu},
+    {.name = "MatMulBias", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
+     .flags = STRIDED, .attrs = NODE_ATTRS(FLOAT("alpha", 1)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
+     .cpu = matmul_cpu},
+    {ONNX("Gemm", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
+     .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
+    {ONNX("MatMulInteger", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };

@@ -41,6 +41,42 @@ static status infer_concat(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, s.rank < 0 ? &n->in[0]->shape : &s);
 }
 
+/* `v` when it is a Reshape that merges some axes of its operand into `axis` and keeps the others: that operand. */
+static value *before_merging(const value *v, int axis) {
+    value *x = v->def && strcmp(v->def->op->name, "Reshape") == 0 ? v->def->in[0] : NULL;
+    int merged = x ? x->shape.rank - v->shape.rank : 0;
+
+    if (merged <= 0) return NULL;
+    for (int i = 0; i < v->shape.rank; i++)
+        if (i != axis && x->shape.dim[i < axis ? i : i + merged] != v->shape.dim[i]) return NULL;
+    return x;
+}
+
+/* Operands that differ along `axis` only. */
+static bool line_up(value *const *x, int count, int axis) {
+    for (int i = 1; i < count; i++) {
+        if (x[i]->shape.rank != x[0]->shape.rank) return false;
+        for (int d = 0; d < x[0]->shape.rank; d++)
+            if (d != axis && x[i]->shape.dim[d] != x[0]->shape.dim[d]) return false;
+    }
+    return true;
+}
+
+/* A Concat of Reshapes that merge the same axes is a Reshape of a Concat. The operands may be transposed, so that each
+ * of those Reshapes is a copy: the gradients of query, key and value are. */
+static status concat_before_merging(graph *g, const node *n, value **out) {
+    value **x;
+    int axis;
+
+    TRY(shape_axis(g->c, node_int(n, "axis"), n->out[0]->shape.rank, &axis));
+    TRY(NEW(g->c, x, n->n_in));
+    for (int i = 0; i < n->n_in; i++)
+        if (!(x[i] = before_merging(n->in[i], axis))) return OK;
+    if (!line_up(x, n->n_in, axis)) return OK;
+    TRY(graph_emit(g, "Concat", NODE_ATTRS(INT("axis", axis)), n->n_in, x, 1, out));
+    return emit_reshape(g, out[0], &n->out[0]->shape, out);
+}
+
 /* Operands without elements are dropped; what is left may be a single one. */
 static status simplify_concat(graph *g, const node *n, value **out) {
     value **kept;
@@ -52,6 +88,7 @@ static status simplify_concat(graph *g, const node *n, value **out) {
     if (count == 1) out[0] = kept[0];
     else if (count == 0 && shape_equal(&n->in[0]->shape, &n->out[0]->shape)) out[0] = n->in[0];
     else if (count > 1 && count < n->n_in) return graph_emit_op(g, n->op, n->attrs, count, kept, 1, out);
+    else if (count > 1) return concat_before_merging(g, n, out);
     return OK;
 }
 

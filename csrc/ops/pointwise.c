@@ -44,13 +44,12 @@ typedef void load_fn(const void *from, int64_t rows, int64_t row_stride, int64_t
         }                                                                                                              \
     }
 #define SAME(x) (x)
-#define AS_FLOAT(x) ((float)(x))
 #define AS_INT(x) ((int32_t)(x))
 
 LOAD(load_f32, float, float, SAME)
 LOAD(load_f64, double, double, SAME)
 LOAD(load_bf16, bf16, float, bf16_to_f32)
-LOAD(load_f16, f16, float, AS_FLOAT)
+LOAD(load_f16, uint16_t, float, f16_bits_to_f32)
 LOAD(load_i64, int64_t, int64_t, SAME)
 LOAD(load_i32, int32_t, int32_t, SAME)
 LOAD(load_i16, int16_t, int32_t, AS_INT)
@@ -73,7 +72,7 @@ typedef void store_fn(const void *tile, int64_t n, void *to);
     }
 
 STORE(store_bf16, float, bf16, f32_to_bf16)
-STORE(store_f16, float, f16, SAME)
+STORE(store_f16, float, uint16_t, f32_to_f16_bits)
 STORE(store_i16, int32_t, int16_t, SAME)
 STORE(store_i8, int32_t, int8_t, SAME)
 STORE(store_u8, int32_t, uint8_t, SAME)

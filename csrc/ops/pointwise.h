@@ -57,9 +57,7 @@ void tile_begin(const tile_source *s, int64_t n, tile_buffer *b);
 /* Elements [start, start + n) in the class of the type: in the operand's own memory where that can be, else in `b`. */
 const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffer *b);
 /* Whether elements of `t` are stored as they are computed. */
-static inline bool tile_is_native(dtype t) {
-    return t == F32 || t == F64 || t == I64 || t == I32 || t == BOOL;
-}
+static inline bool tile_is_native(dtype t) { return t == F32 || t == F64 || t == I64 || t == I32 || t == BOOL; }
 /* n elements of a tile into memory of a type that is not native, narrowed. */
 void tile_store(dtype t, const void *tile, int64_t n, void *to);
 /* The tile function of a node with operands and output of these types (NULL: there is none), and its parameters. */
@@ -106,8 +104,18 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
     TILE_FN(name##_i64, k, uint64_t, uint64_t, expr, )                                                                 \
     TILE_FN(name##_i32, k, uint32_t, uint32_t, expr, )
 
-/* For a pointwise_def. */
+/* --- records --------------------------------------------------------------------------------------------------------
+ * {TILED("Neg", "", 6, 1, NUMBERS, INPLACE_0, infer_same, .fn = {FLOAT_TILES(neg), INT_TILES(neg)}), .grad = grad_neg}:
+ * name, domain, since, operands, types, flags, inference, and the members of a pointwise_def. */
+
 #define FLOAT_TILES(name) [TILE_F32] = name##_f32, [TILE_F64] = name##_f64
 #define INT_TILES(name) [TILE_I64] = name##_i64, [TILE_I32] = name##_i32
+#define TILED(name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                          \
+    .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
+    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = pointwise_cpu,                  \
+    .pointwise = &(const pointwise_def) { __VA_ARGS__ }
+/* Our operator for the gradient of floats: dy and what else it needs, every one broadcast to dy. */
+#define TILED_GRADIENT(name_, operands_, ...)                                                                          \
+    TILED(name_, ORT_DOMAIN, 1, operands_, FLOATS, INPLACE_0 | INPLACE_1, infer_same, __VA_ARGS__)
 
 #endif

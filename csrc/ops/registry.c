@@ -7,7 +7,7 @@
 /* Names of the family files. */
 #define FAMILIES(X)                                                                                                    \
     X(unary) X(activation) X(binary) X(compare) X(select) X(view) X(slice) X(movement) X(sequence) X(index)            \
-    X(topk) X(nonzero) X(scatter) X(create) X(reduce) X(cumulative) X(softmax) X(loss) X(norm) X(batchnorm)            \
+    X(topk) X(nonzero) X(scatter) X(create) X(reduce) X(cumulative) X(softmax) X(attention) X(loss) X(norm) X(batchnorm)            \
     X(random) X(matmul) X(einsum) X(conv) X(pool) X(resize)
 
 #define X(family) extern const op_def family##_ops[];

@@ -246,6 +246,22 @@ static status resized_axes(graph *g, const node *n, int *count, int axes[MAX_RAN
     return OK;
 }
 
+/* Exporters write factors as float32, though the user wrote 0.7: the simplest fraction that reads back the same. */
+static double simplest(double x) {
+    double p0 = 0, q0 = 1, p = 1, q = 0, rest = x; /* convergents of x's continued fraction */
+
+    for (int i = 0; i < 32; i++) {
+        double whole = floor(rest), p1 = whole * p + p0, q1 = whole * q + q0;
+        p0 = p;
+        q0 = q;
+        p = p1;
+        q = q1;
+        if ((float)(p / q) == (float)x || rest == whole) return p / q;
+        rest = 1 / (rest - whole);
+    }
+    return x;
+}
+
 static status scales_request(graph *g, const node *n, const value *scales, request *r) {
     const shape *x = &n->in[0]->shape;
     int count, axes[MAX_RANK];
@@ -257,9 +273,11 @@ static status scales_request(graph *g, const node *n, const value *scales, reque
         return fail(g->c, E_SHAPE, "%s of %d axes by %" PRId64 " factors", n->op->name, count,
                     shape_count(&scales->shape));
     for (int i = 0; i < count; i++) {
-        double s = dtype_get(scales->type, scales->data, i), size = floor((double)x->dim[axes[i]] * s);
-        if (!(s > 0) || !(size < (double)INT32_MAX))
-            return fail(g->c, E_INVALID, "%s by the factor %g", n->op->name, s);
+        double s = dtype_get(scales->type, scales->data, i), size;
+        if (!(s > 0 && s < (double)INT32_MAX)) return fail(g->c, E_INVALID, "%s by the factor %g", n->op->name, s);
+        s = simplest(s);
+        size = floor((double)x->dim[axes[i]] * s);
+        if (!(size < (double)INT32_MAX)) return fail(g->c, E_INVALID, "%s to %g elements", n->op->name, size);
         r->scale[axes[i]] = s;
         r->size[axes[i]] = (int64_t)size;
     }
@@ -271,7 +289,7 @@ static void keep_aspect_ratio(const node *n, const shape *x, const int *axes, in
     const char *policy = node_string(n, "keep_aspect_ratio_policy");
     double factor = 0;
 
-    if (!policy || is(policy, "stretch")) return;
+    if (!is(policy, "not_larger") && !is(policy, "not_smaller")) return;
     for (int i = 0; i < count; i++) {
         double s = (double)r->size[axes[i]] / (double)x->dim[axes[i]];
         if (i == 0 || (is(policy, "not_larger") ? s < factor : s > factor)) factor = s;

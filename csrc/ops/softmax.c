@@ -1,9 +1,7 @@
-/* softmax.c -- owns Softmax, SafeSoftmax, LogSoftmax, Hardmax and the gradients SoftmaxGrad, LogSoftmaxGrad. Along one
- * axis:
+/* softmax.c -- owns Softmax, LogSoftmax, Hardmax and the gradients SoftmaxGrad, LogSoftmaxGrad. Along one axis:
  *     Softmax      y = exp(x - m) / s          dx = y * (dy - Σ dy y)
  *     LogSoftmax   y = x - m - log s           dx = dy - exp(y) Σ dy
- * with m = max x and s = Σ exp(x - m). Backward needs y only. A row of nothing but -∞ is NaN, as in PyTorch;
- * SafeSoftmax, for attention with masks, makes it zeros, and so its gradient. */
+ * with m = max x and s = Σ exp(x - m). Backward needs y only. A row of nothing but -∞ is NaN, as in PyTorch. */
 #include "core/parallel.h"
 #include "core/vmath.h"
 #include "ops/op.h"
@@ -22,7 +20,6 @@ struct job {
     const void *a, *b;
     void *out;
     int64_t length, inner; /* of the axis; elements behind it */
-    bool safe;             /* SafeSoftmax */
     rows_fn *rows;
     columns_fn *columns;
 };
@@ -46,12 +43,11 @@ static void columns_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-static status run(ctx *c, const call *k, bool safe, rows_fn *const *rows, columns_fn *const *columns) {
+static status run(ctx *c, const call *k, rows_fn *const *rows, columns_fn *const *columns) {
     const shape *s = &k->in[0].shape;
     dtype type = k->in[0].type;
     int axis;
-    job j = {.a = k->in[0].data, .b = k->n_in > 1 ? k->in[1].data : NULL, .out = k->out[0].data,
-             .safe = safe};
+    job j = {.a = k->in[0].data, .b = k->n_in > 1 ? k->in[1].data : NULL, .out = k->out[0].data};
     int64_t outer;
 
     TRY(shape_axis(c, node_int(k->node, "axis"), s->rank, &axis));
@@ -70,17 +66,16 @@ static status run(ctx *c, const call *k, bool safe, rows_fn *const *rows, column
     return OK;
 }
 
-#define KERNEL(name, fn, safe)                                                                                         \
+#define KERNEL(name)                                                                                                   \
     static status name##_cpu(ctx *c, const call *k) {                                                                  \
-        static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(fn##_rows);                                              \
-        static columns_fn *const columns[DTYPE_COUNT] = FLOAT_TABLE(fn##_columns);                                     \
-        return run(c, k, safe, rows, columns);                                                                         \
+        static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(name##_rows);                                            \
+        static columns_fn *const columns[DTYPE_COUNT] = FLOAT_TABLE(name##_columns);                                   \
+        return run(c, k, rows, columns);                                                                               \
     }
-KERNEL(softmax, softmax, false)
-KERNEL(safe_softmax, softmax, true)
-KERNEL(log_softmax, log_softmax, false)
-KERNEL(softmax_grad, softmax_grad, false)
-KERNEL(log_softmax_grad, log_softmax_grad, false)
+KERNEL(softmax)
+KERNEL(log_softmax)
+KERNEL(softmax_grad)
+KERNEL(log_softmax_grad)
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
@@ -139,9 +134,9 @@ static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
 #define ONNX(name_, since_, attrs_)                                                                                    \
     .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,            \
     .attrs = attrs_
-#define OURS(name_, operands)                                                                                          \
-    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands, .max_in = operands, .max_out = 1,             \
-    .dtypes = FLOATS, .flags = INPLACE_0, .attrs = axis_last, .infer = infer_axis
+#define GRAD(name_)                                                                                                    \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
+    .flags = INPLACE_0, .attrs = axis_last, .infer = infer_axis
 
 const op_def softmax_ops[] = {
     {ONNX("Softmax", 1, axis_1), .lower = lower_flat},
@@ -151,8 +146,7 @@ const op_def softmax_ops[] = {
      .cpu = log_softmax_cpu},
     {ONNX("Hardmax", 1, axis_1), .lower = lower_flat},
     {ONNX("Hardmax", 13, axis_last), .lower = lower_hardmax},
-    {OURS("SafeSoftmax", 1), .grad = grad_softmax, .cpu = safe_softmax_cpu},
-    {OURS("SoftmaxGrad", 2), .cpu = softmax_grad_cpu},
-    {OURS("LogSoftmaxGrad", 2), .cpu = log_softmax_grad_cpu},
+    {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu},
+    {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu},
     {0},
 };

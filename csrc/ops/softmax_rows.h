@@ -16,11 +16,6 @@ static inline A NAME(row_sum_exp)(const T *x, int64_t n, A most) {
     return (A)total;
 }
 
-/* SafeSoftmax: without a largest element nothing is subtracted, so that the exponentials are 0 and not NaN; and their
- * sum divides nothing. */
-#define SAFE_MOST(j, most) ((j)->safe && (most) == -(A)INFINITY ? 0 : (most))
-#define SAFE_SUM(sum) ((sum) == 0 ? 1 : (sum))
-
 /* With enough digits the exponentials wait in y for their sum; otherwise they are made again. */
 SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->length;
@@ -28,15 +23,14 @@ SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
         A most = NAME(row_max)(x, n);
-        most = SAFE_MOST(j, most);
 #if DIGITS < 24
-        A sum = NAME(row_sum_exp)(x, n, most), scale = 1 / SAFE_SUM(sum);
+        A scale = 1 / NAME(row_sum_exp)(x, n, most);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp(GET(x[i]) - most) * scale);
 #else
         double total = 0;
         SUM(n, total, y[i] = v_exp(x[i] - most));
-        A scale = (A)(1 / SAFE_SUM(total));
+        A scale = (A)(1 / total);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] *= scale;
 #endif
@@ -82,8 +76,7 @@ SIMD static void NAME(log_softmax_grad_rows)(const job *j, int64_t begin, int64_
 
 /* --- columns: element i of column k is at [i * stride + k] ----------------------------------------------------------- */
 
-static inline void NAME(column_max_sum)(const job *j, const T *x, int64_t width, A *most, A *sum) {
-    const int64_t n = j->length, stride = j->inner;
+static inline void NAME(column_max_sum)(const T *x, int64_t n, int64_t stride, int64_t width, A *most, A *sum) {
     for (int64_t k = 0; k < width; k++) {
         most[k] = -(A)INFINITY;
         sum[k] = 0;
@@ -94,7 +87,6 @@ static inline void NAME(column_max_sum)(const job *j, const T *x, int64_t width,
             A v = GET(x[i * stride + k]);
             most[k] = v > most[k] ? v : most[k];
         }
-    for (int64_t k = 0; k < width; k++) most[k] = SAFE_MOST(j, most[k]);
     for (int64_t i = 0; i < n; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) sum[k] += v_exp(GET(x[i * stride + k]) - most[k]);
@@ -105,11 +97,11 @@ SIMD static void NAME(softmax_columns)(const job *j, int64_t at, int64_t width) 
     T *y = (T *)j->out + at;
     A most[COLUMNS], sum[COLUMNS];
 
-    NAME(column_max_sum)(j, x, width, most, sum);
+    NAME(column_max_sum)(x, j->length, j->inner, width, most, sum);
     for (int64_t i = 0; i < j->length; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            y[i * j->inner + k] = PUT(v_exp(GET(x[i * j->inner + k]) - most[k]) / SAFE_SUM(sum[k]));
+            y[i * j->inner + k] = PUT(v_exp(GET(x[i * j->inner + k]) - most[k]) / sum[k]);
 }
 
 SIMD static void NAME(log_softmax_columns)(const job *j, int64_t at, int64_t width) {
@@ -117,7 +109,7 @@ SIMD static void NAME(log_softmax_columns)(const job *j, int64_t at, int64_t wid
     T *y = (T *)j->out + at;
     A most[COLUMNS], sum[COLUMNS];
 
-    NAME(column_max_sum)(j, x, width, most, sum);
+    NAME(column_max_sum)(x, j->length, j->inner, width, most, sum);
 #pragma omp simd
     for (int64_t k = 0; k < width; k++) sum[k] = v_log(sum[k]);
     for (int64_t i = 0; i < j->length; i++)

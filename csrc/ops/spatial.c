@@ -105,13 +105,13 @@ status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kern
 
 status window_of(ctx *c, const node *n, const shape *x, const int64_t *kernel, window *out) {
     const char *auto_pad = node_string(n, "auto_pad");
-    bool ceil = node_int(n, "ceil_mode") != 0, same = auto_pad && strncmp(auto_pad, "SAME_", 5) == 0;
+    bool ceil = node_int(n, "ceil_mode") != 0, same = strncmp(auto_pad, "SAME_", 5) == 0;
     window w;
 
     TRY(window_numbers(c, n, x, kernel, &w));
     for (int i = SPATIAL - w.rank; i < SPATIAL; i++) {
         if (same) pad_to_same(&w, i, strcmp(auto_pad, "SAME_UPPER") == 0);
-        else if (auto_pad && strcmp(auto_pad, "VALID") == 0) w.before[i] = w.after[i] = 0;
+        else if (strcmp(auto_pad, "VALID") == 0) w.before[i] = w.after[i] = 0;
     }
     for (int i = 0; i < SPATIAL; i++) {
         w.out[i] = count_outputs(&w, i, ceil);

@@ -58,8 +58,8 @@ TRIG(cos)
 
 /* Gradients: x is dy, y the operand or the result. */
 FLOAT_FN(sqrt_grad, 2, x / (2 * y))
-FLOAT_FN(reciprocal_grad, 2, -x * (y * y))
-FLOAT_FN(erf_grad, 2, x * (real)1.1283791670955126 * v_exp(-y * y))
+FLOAT_FN(reciprocal_grad, 2, -(x * y * y))
+FLOAT_FN(erf_grad, 2, (real)1.1283791670955126 * v_exp(-y * y) * x)
 FLOAT_FN(tan_grad, 2, x * (1 + y * y))
 FLOAT_FN(tanh_grad, 2, x * (1 - y * y))
 FLOAT_FN(asin_grad, 2, x / sqrt(1 - y * y))
@@ -128,14 +128,8 @@ static status simplify_involution(graph *g, const node *n, value **out) {
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 #define UNARY(name_, since_, types_, grad_, ...)                                                                       \
-    .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = types_,            \
-    .flags = POINTWISE | STRIDED | INPLACE_0, .infer = infer_same, .grad = grad_, .cpu = pointwise_cpu,                \
-    .pointwise = &(const pointwise_def){.fn = {__VA_ARGS__}}
-
-#define UNARY_GRAD(name_, fn_)                                                                                         \
-    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
-    .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1, .infer = infer_same, .cpu = pointwise_cpu,                   \
-    .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(fn_)}}
+    TILED(name_, "", since_, 1, types_, INPLACE_0, infer_same, .fn = {__VA_ARGS__}), .grad = grad_
+#define GRADIENT(name_, fn_) TILED_GRADIENT(name_, 2, .fn = {FLOAT_TILES(fn_)})
 
 const op_def unary_ops[] = {
     {UNARY("Abs", 6, NUMBERS, grad_abs, FLOAT_TILES(abs), INT_TILES(abs))},
@@ -162,16 +156,16 @@ const op_def unary_ops[] = {
     {UNARY("Acosh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(acosh))},
     {UNARY("Atanh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(atanh))},
 
-    {UNARY_GRAD("SqrtGrad", sqrt_grad)},
-    {UNARY_GRAD("ReciprocalGrad", reciprocal_grad)},
-    {UNARY_GRAD("ErfGrad", erf_grad)},
-    {UNARY_GRAD("TanGrad", tan_grad)},
-    {UNARY_GRAD("TanhGrad", tanh_grad)},
-    {UNARY_GRAD("AsinGrad", asin_grad)},
-    {UNARY_GRAD("AcosGrad", acos_grad)},
-    {UNARY_GRAD("AtanGrad", atan_grad)},
-    {UNARY_GRAD("AsinhGrad", asinh_grad)},
-    {UNARY_GRAD("AcoshGrad", acosh_grad)},
-    {UNARY_GRAD("AtanhGrad", atanh_grad)},
+    {GRADIENT("SqrtGrad", sqrt_grad)},
+    {GRADIENT("ReciprocalGrad", reciprocal_grad)},
+    {GRADIENT("ErfGrad", erf_grad)},
+    {GRADIENT("TanGrad", tan_grad)},
+    {GRADIENT("TanhGrad", tanh_grad)},
+    {GRADIENT("AsinGrad", asin_grad)},
+    {GRADIENT("AcosGrad", acos_grad)},
+    {GRADIENT("AtanGrad", atan_grad)},
+    {GRADIENT("AsinhGrad", asinh_grad)},
+    {GRADIENT("AcoshGrad", acosh_grad)},
+    {GRADIENT("AtanhGrad", atanh_grad)},
     {0},
 };

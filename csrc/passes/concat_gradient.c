@@ -98,7 +98,7 @@ static status join_pieces(graph *g, sum *s, const shape *whole, bool *changed) {
     return OK;
 }
 
-static status rewrite_sum(graph *g, const node *n, value *const v[], value **out) {
+static status rewrite_sum(graph *g, value *const v[], const node *n, value **out) {
     sum s = {.count = 0};
     value *total;
     bool changed;

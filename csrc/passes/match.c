@@ -21,6 +21,7 @@ typedef struct search {
     const graph *g;
     value **captured;
     const node *matched[MAX_MATCHED]; /* the root first */
+    const pattern *as[MAX_MATCHED];   /* what each of them matched */
     int n_matched;
 } search;
 
@@ -32,7 +33,7 @@ static bool near(dtype type, double x, double number) {
     double tolerance = type == F64 ? 1e-11 : 1e-6;
 
     dtype_set_value(type, rounded.bytes, 0, number);
-    return x == dtype_get(type, rounded.bytes, 0) || fabs(x - number) <= tolerance * fabs(number);
+    return x == dtype_get(type, rounded.bytes, 0) || (isfinite(number) && fabs(x - number) <= tolerance * fabs(number));
 }
 
 static bool is_number(const value *v, double number) {
@@ -66,11 +67,11 @@ static bool is_private(const search *s, const value *v) {
     return !value_is_end(s->g, v);
 }
 
-/* Only the root's first result may be seen from outside. */
+/* Of what goes away only the root's first result may be seen from outside. */
 static bool all_private(const search *s) {
     for (int k = 0; k < s->n_matched; k++) {
         const node *n = s->matched[k];
-        for (int i = k == 0; i < n->n_out; i++)
+        for (int i = k == 0; i < n->n_out && !s->as[k]->shared; i++)
             if (n->out[i] && !is_private(s, n->out[i])) return false;
     }
     return true;
@@ -103,6 +104,7 @@ static bool solve_op(search *s, const pattern *p, const node *n, const todo *res
     todo operands[MAX_CAPTURES];
 
     if (s->n_matched == MAX_MATCHED || p->n_in > MAX_CAPTURES || !same_form(p, n)) return false;
+    s->as[s->n_matched] = p;
     s->matched[s->n_matched++] = n;
     for (int order = 0; order < orders; order++) {
         const todo *list = rest;

@@ -19,6 +19,7 @@ typedef struct pattern pattern;
 struct pattern {
     enum { MATCH_OP, MATCH_VAR, MATCH_CONST, MATCH_ANYCONST, MATCH_EITHER } kind;
     int slot;                       /* where the value is captured; -1: nowhere */
+    bool shared;                    /* others may use the result too */
     const char *op;                 /* of the default domain or ours */
     int n_in;                       /* operands, or alternatives; an operator's further operands must be absent */
     const pattern *const *in;
@@ -27,14 +28,16 @@ struct pattern {
 };
 
 #define PATTERNS_(...) (const pattern *const[]){__VA_ARGS__}
-#define OP_AS_WHERE(slot_, where_, name_, ...)                                                                         \
-    (&(const pattern){.kind = MATCH_OP, .slot = (slot_), .op = (name_), .where = (where_),                             \
+#define OP_(slot_, where_, shared_, name_, ...)                                                                        \
+    (&(const pattern){.kind = MATCH_OP, .slot = (slot_), .op = (name_), .where = (where_), .shared = (shared_),        \
                       .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
                       .in = PATTERNS_(__VA_ARGS__)})
 /* An operator and its operands; its result captured, or its attributes checked. */
-#define OP(name_, ...) OP_AS_WHERE(-1, NULL, name_, __VA_ARGS__)
-#define OP_AS(slot_, name_, ...) OP_AS_WHERE(slot_, NULL, name_, __VA_ARGS__)
-#define OP_WHERE(where_, name_, ...) OP_AS_WHERE(-1, where_, name_, __VA_ARGS__)
+#define OP(name_, ...) OP_(-1, NULL, false, name_, __VA_ARGS__)
+#define OP_AS(slot_, name_, ...) OP_(slot_, NULL, false, name_, __VA_ARGS__)
+#define OP_WHERE(where_, name_, ...) OP_(-1, where_, false, name_, __VA_ARGS__)
+/* An operator that may stay for others: its replacement does not compute it again. */
+#define OP_SHARED(name_, ...) OP_(-1, NULL, true, name_, __VA_ARGS__)
 /* Any value; the same value wherever the same slot stands. */
 #define VAR(slot_) (&(const pattern){.kind = MATCH_VAR, .slot = (slot_)})
 /* A constant filled with one number (as exactly as its type holds it). */

@@ -3,10 +3,12 @@
 
 #include <string.h>
 
-extern const pass_def concat_gradient, gelu_fusion, matmul_fusion, norm_fusion, safe_softmax, silu_fusion;
+extern const pass_def concat_gradient, gelu_fusion, masked_softmax, matmul_fusion, norm_fusion, safe_softmax,
+    silu_fusion;
 
 const pass_def *const passes[] = {
     &safe_softmax,
+    &masked_softmax,
     &gelu_fusion,
     &silu_fusion,
     &norm_fusion,

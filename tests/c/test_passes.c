@@ -484,11 +484,76 @@ TEST(safe_softmax_replaces_isnan) {
                "input %0 x float32[2, 3] grad\n"
                "input %1 y float32[2, 3] grad\n"
                "%2 = Softmax(%1 y, axis=-1) float32[2, 3]\n"
-               "%3 = SafeSoftmax(%0 x, axis=-1) float32[2, 3]\n"
+               "%3 = MaskedSoftmax(%0 x) float32[2, 3]\n"
                "%4 = IsNaN(%2) bool[2, 3]\n"
                "%5 = Where(%4, 1, %2) float32[2, 3]\n"
                "output %3\n"
                "output %5\n");
+    ctx_release(&c);
+}
+
+/* --- masked_softmax ------------------------------------------------------------------------------------------------- */
+
+/* where(allowed, softmax(where(allowed, x, lowest)), 0) */
+static value *masked_around(graph *g, value *x, value *allowed, double lowest) {
+    value *hidden = NODE(g, "Where", allowed, x, number(g, x->type, lowest));
+    return NODE(g, "Where", allowed, NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), hidden), number(g, x->type, 0));
+}
+
+TEST(a_mask_goes_into_the_softmax) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *y = INPUT(g, "y", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+
+    make_output(g, masked_around(g, x, allowed, -INFINITY));
+    make_output(g, masked_around(g, y, NODE(g, "Expand", allowed, INT_LIST(g, 2, 4, 3)), -3.4028234663852886e38));
+    check_pass(g, "masked_softmax",
+               "input %0 x float32[2, 4, 3] grad\n"
+               "input %1 y float32[2, 4, 3] grad\n"
+               "input %2 allowed bool[4, 3]\n"
+               "%3 = MaskedSoftmax(%0 x, %2 allowed) float32[2, 4, 3]\n"
+               "%4 = MaskedSoftmax(%1 y, %2 allowed) float32[2, 4, 3]\n"
+               "output %3\n"
+               "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(a_mask_that_is_added_goes_into_the_softmax) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3), *other = INPUT(g, "o", F32, 4, 3);
+    value *mask = NODE(g, "Where", allowed, number(g, F32, 0), number(g, F32, -INFINITY));
+
+    /* The mask is shared by two layers; a mask of other numbers stays where it is. */
+    make_output(g, NODE(g, "MaskedSoftmax", NODE(g, "Add", x, mask)));
+    make_output(g, NODE(g, "MaskedSoftmax", NODE(g, "Add", mask, NODE(g, "Neg", x))));
+    make_output(g, NODE(g, "MaskedSoftmax", NODE(g, "Add", x, other)));
+    check_pass(g, "masked_softmax",
+               "input %0 x float32[2, 4, 3] grad\n"
+               "input %1 allowed bool[4, 3]\n"
+               "input %2 o float32[4, 3] grad\n"
+               "%3 = MaskedSoftmax(%0 x, %1 allowed) float32[2, 4, 3]\n"
+               "%4 = Neg(%0 x) float32[2, 4, 3]\n"
+               "%5 = MaskedSoftmax(%4, %1 allowed) float32[2, 4, 3]\n"
+               "%6 = Add(%0 x, %2 o) float32[2, 4, 3]\n"
+               "%7 = MaskedSoftmax(%6) float32[2, 4, 3]\n"
+               "output %3\n"
+               "output %5\n"
+               "output %7\n");
+    ctx_release(&c);
+}
+
+TEST(a_mask_of_another_kind_stays_around_the_softmax) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3), *wide = INPUT(g, "w", BOOL, 5, 2, 4, 3);
+
+    make_output(g, masked_around(g, x, allowed, -10000)); /* what is masked is not 0 */
+    make_output(g, masked_around(g, x, wide, -INFINITY)); /* the result is larger than x */
+    check_untouched(g, "masked_softmax");
     ctx_release(&c);
 }
 

@@ -15,16 +15,7 @@ from statistics import median
 import torch
 
 from tests.ops.cases import FAMILIES
-from tests.ops.harness import (
-    differentiable,
-    fed_operands,
-    made,
-    plan_of,
-    reference,
-    tensors_of,
-    upstream,
-    wanted_outputs,
-)
+from tests.ops.harness import Trial, made, tensors_of, wanted_outputs
 
 ELEMENTS = 4_000_000  # at most, in the largest operand
 
@@ -50,31 +41,34 @@ def large_operands(case):
     return scaled(case.inputs, factor)
 
 
-def engine_calls(case, dtype, tensors, wrt, dys):
+def engine_calls(trial):
     """Functions that run the engine's forward and backward."""
-    plan = plan_of(case, dtype, tensors, wrt, [dy is not None for dy in dys] or None)
-    given = [tensors[i] for i in fed_operands(case, tensors)]
+    training = bool(trial.wrt)
+    plan = trial.plan(training)
+    given = [trial.tensors[i] for i in trial.fed]
     arena = torch.empty(plan.arena_bytes, dtype=torch.uint8)
     outputs, writes = tensors_of(made(plan.outputs)), tensors_of(made(spec for _, spec in plan.writes))
-    grads = tensors_of(made(plan.input_grads)) if dys else []
-    upstreams = [dy if spec else None for spec, dy in zip(plan.output_grads, dys, strict=True)] if dys else []
+    grads, dys = [], []
+    if training:
+        grads = tensors_of(made(plan.input_grads))
+        dys = [dy if spec else None for spec, dy in zip(plan.output_grads, trial.dys, strict=True)]
     return {
         "forward": lambda: plan.forward(arena, given, outputs, writes, 0),
-        "backward": lambda: plan.backward(arena, given, outputs, upstreams, grads, 0),
+        "backward": lambda: plan.backward(arena, given, outputs, dys, grads, 0),
     }
 
 
-def torch_calls(case, tensors, wrt, dys):
-    leaves = [x if x is None else x.detach().requires_grad_(i in wrt) for i, x in enumerate(tensors)]
-    reached = []
-    if dys:
-        reached = [(y, dy) for y, dy in zip(wanted_outputs(case, leaves), dys, strict=True) if y.requires_grad]
-
-    def backward():
-        ys, upstreams = zip(*reached, strict=True)
-        torch.autograd.grad(ys, [leaves[i] for i in wrt], upstreams, allow_unused=True, retain_graph=True)
-
-    return {"forward": lambda: wanted_outputs(case, leaves), "backward": backward}, bool(reached)
+def torch_calls(trial):
+    """The same in PyTorch; without "backward" where no output depends on a differentiable operand."""
+    leaves = [x if x is None else x.detach().requires_grad_(i in trial.wrt) for i, x in enumerate(trial.tensors)]
+    calls = {"forward": lambda: wanted_outputs(trial.case, leaves)}
+    outputs = calls["forward"]()
+    reached = [(y, dy) for y, dy in zip(outputs, trial.dys, strict=False) if y.requires_grad]
+    if reached:
+        ys, dys = zip(*reached, strict=True)
+        wrt = [leaves[i] for i in trial.wrt]
+        calls["backward"] = lambda: torch.autograd.grad(ys, wrt, dys, allow_unused=True, retain_graph=True)
+    return calls
 
 
 def alternate(ours, theirs, seconds=0.3):
@@ -93,19 +87,14 @@ def alternate(ours, theirs, seconds=0.3):
 
 def time_case(case, dtype):
     """{"forward": [ours, torch], "backward": ...}, or None where the case cannot be made large."""
-    tensors = case.tensors(dtype, specs=large_operands(case))
+    specs = large_operands(case)
     try:
-        outputs = reference(case, tensors).outputs
-        wrt = differentiable(case, dtype) if case.has_gradient else []
-        dys = upstream(outputs) if wrt else []
-        theirs, backward = torch_calls(case, tensors, wrt, dys)
-        theirs["forward"]()
-        ours = engine_calls(case, dtype, tensors, wrt, dys)
+        trial = Trial(case, dtype, case.tensors(dtype, specs=specs))
+        theirs, ours = torch_calls(trial), engine_calls(trial)
         ours["forward"]()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
-    phases = ["forward", "backward"] if backward else ["forward"]
-    return {"elements": largest(large_operands(case))} | {p: alternate(ours[p], theirs[p]) for p in phases}
+    return {"elements": largest(specs)} | {phase: alternate(ours[phase], theirs[phase]) for phase in theirs}
 
 
 def main():

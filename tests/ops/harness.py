@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import onnx
 import torch
@@ -55,9 +55,9 @@ def fed_operands(case, tensors):
     return [i for i, x in enumerate(tensors) if x is not None and i not in case.const]
 
 
-def build_model(case, dtype, tensors):
+def build_model(case, dtype, tensors, results):
     """The case as an ONNX model of one node, or of its `nodes`: rows ("Add", "x0 x1", "sum", {attributes}) in which
-    x0, x1, ... are the operands and y0, y1, ... the outputs."""
+    x0, x1, ... are the operands and y0, y1, ... the outputs; `results` give the outputs' types and ranks."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(tensors)]
     outputs = [f"y{i}" if wanted else "" for i, wanted in enumerate(case.wanted)]
     rows = [(op, ins.split(), outs.split(), *attrs) for op, ins, outs, *attrs in case.nodes]
@@ -65,7 +65,7 @@ def build_model(case, dtype, tensors):
         [make_node(*row) for row in rows or [(case.op, names, outputs, case.attributes(dtype))]],
         "case",
         [value_info(names[i], tensors[i]) for i in fed_operands(case, tensors)],
-        [value_info(name, y) for name, y in zip(filter(None, outputs), reference(case, tensors).outputs, strict=True)],
+        [value_info(name, y) for name, y in zip(filter(None, outputs), results, strict=True)],
         initializer=[tensor_proto(tensors[i], names[i]) for i in case.const if tensors[i] is not None],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", case.opset)], ir_version=8)
@@ -76,7 +76,7 @@ def make_node(op, inputs, outputs, attrs=None):
     return onnx.helper.make_node(op, inputs, outputs, name=f"node_{op}", **attrs)
 
 
-# --- both sides -------------------------------------------------------------------------------------------------------
+# --- PyTorch's side ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -94,9 +94,9 @@ def differentiable(case, dtype):
     ]
 
 
-def upstream(outputs, seed=0):
+def upstream(outputs):
     """A random gradient for every output that can have one."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype) if y.is_floating_point() else None
         for y in outputs
@@ -124,67 +124,94 @@ def output_types(case, tensors, outputs):
         return [narrow if y.dtype == torch.float32 else y.dtype for y in outputs]
 
 
-def reference(case, tensors, wrt=(), dys=()):
-    """PyTorch's answer. Narrow types are computed in float32 from the same numbers and rounded once."""
-    leaves = [widen(x) if x is None else widen(x).detach().clone() for x in tensors]
+def reference(case, tensors, wrt=()):
+    """PyTorch's answer, and the gradients of the outputs it is for. Narrow types are computed in float32 from the same
+    numbers and rounded once."""
+    leaves = [x if x is None else widen(x).detach().clone() for x in tensors]
     for i in wrt:
         leaves[i].requires_grad_()
-    outputs = wanted_outputs(case, leaves)
-    grads = [None] * len(tensors)
-    reached = [(y, dy.to(y.dtype)) for y, dy in zip(outputs, dys, strict=False) if dy is not None and y.requires_grad]
+    wide = wanted_outputs(case, leaves)
+    outputs = [y.detach().to(d) for y, d in zip(wide, output_types(case, tensors, wide), strict=True)]
+    dys, grads = upstream(outputs) if wrt else [], [None] * len(tensors)
+    reached = [(y, dy.to(y.dtype)) for y, dy in zip(wide, dys, strict=False) if dy is not None and y.requires_grad]
     if reached:
         ys, upstreams = zip(*reached, strict=True)
         found = torch.autograd.grad(ys, [leaves[i] for i in wrt], upstreams, allow_unused=True)
         for i, g in zip(wrt, found, strict=True):
             grads[i] = None if g is None else g.to(tensors[i].dtype)
-    types = output_types(case, tensors, outputs)
-    return Result([y.detach().to(d) for y, d in zip(outputs, types, strict=True)], grads)
+    return Result(outputs, grads), dys
 
 
-@lru_cache(maxsize=256)
-def session_of(model_bytes):
-    from ortmodule.session import Session
-
-    return Session(model_bytes)
+# --- both sides -------------------------------------------------------------------------------------------------------
 
 
-def plan_of(case, dtype, tensors, wrt=(), has_dy=None):
-    """The engine's plan for the case; `has_dy` tells which outputs get a gradient, None is inference."""
-    fed = fed_operands(case, tensors)
-    specs = [(dtype_name(tensors[i].dtype), tuple(tensors[i].shape)) for i in fed]
-    session = session_of(build_model(case, dtype, tensors).SerializeToString())
-    return session.plan(specs, [i in wrt for i in fed], has_dy)
+class Trial:
+    """A case at one type with its operands: PyTorch's answer, and runs of the engine."""
 
+    def __init__(self, case, dtype, tensors=None):
+        self.case, self.dtype = case, dtype
+        self.tensors = case.tensors(dtype) if tensors is None else tensors
+        self.fed = fed_operands(case, self.tensors)
+        self.wrt = differentiable(case, dtype) if case.has_gradient else []
+        self.expected, self.dys = reference(case, self.tensors, self.wrt)
+        self.model = build_model(case, dtype, self.tensors, self.expected.outputs)
 
-def gradient_plan(case, dtype):
-    """The plan that a gradient test of the case runs; a forward test's, where there is no gradient."""
-    tensors = case.tensors(dtype)
-    wrt = differentiable(case, dtype) if case.has_gradient else []
-    outputs = reference(case, tensors).outputs
-    return plan_of(case, dtype, tensors, wrt, [y.is_floating_point() for y in outputs] if wrt else None)
+    @cached_property
+    def session(self):
+        from ortmodule.session import Session
 
+        return Session(self.model.SerializeToString())
 
-def engine(case, dtype, tensors, wrt=(), dys=(), seed=0):
-    """The engine's answer. All memory it is given lies between guard bytes, and what it has to write holds NaN."""
-    fed = fed_operands(case, tensors)
-    plan = plan_of(case, dtype, tensors, wrt, [dy is not None for dy in dys] or None)
-    given = [Box(tensors[i].dtype, tensors[i].shape, tensors[i]) for i in fed]
-    arena = Box(torch.uint8, (plan.arena_bytes,))
-    outputs, writes = made(plan.outputs), made(spec for _, spec in plan.writes)
-    grads, found = [], [None] * len(tensors)
+    def plan(self, training):
+        specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]
+        needs_grad = [training and i in self.wrt for i in self.fed]
+        return self.session.plan(specs, needs_grad, [dy is not None for dy in self.dys] if training else None)
 
-    plan.forward(arena.tensor, tensors_of(given), tensors_of(outputs), tensors_of(writes), seed)
-    if dys and any(plan.input_grads):
-        grads = made(plan.input_grads)
-        upstreams = [dy if spec else None for spec, dy in zip(plan.output_grads, dys, strict=True)]
-        plan.backward(arena.tensor, tensors_of(given), tensors_of(outputs), upstreams, tensors_of(grads), seed)
-        for i, grad in zip(fed, tensors_of(grads), strict=True):
-            found[i] = grad
+    def run(self, training=False, tensors=None, seed=0):
+        """The engine's answer. All memory it is given lies between guard bytes, and what it has to write holds NaN."""
+        plan, tensors = self.plan(training), self.tensors if tensors is None else tensors
+        given = [Box(tensors[i].dtype, tensors[i].shape, tensors[i]) for i in self.fed]
+        arena = Box(torch.uint8, (plan.arena_bytes,))
+        outputs, writes = made(plan.outputs), made(spec for _, spec in plan.writes)
+        grads, found = [], [None] * len(tensors)
 
-    assert all(box.untouched() for box in given), "an operand was written"
-    boxes = [arena, *given, *outputs, *writes, *filter(None, grads)]
-    assert all(box.fenced() for box in boxes), "memory beyond the ends of a tensor was written"
-    return Result(tensors_of(outputs), found)
+        memory = arena.tensor, tensors_of(given), tensors_of(outputs)
+        plan.forward(*memory, tensors_of(writes), seed)
+        if training and any(plan.input_grads):
+            grads = made(plan.input_grads)
+            dys = [dy if spec else None for spec, dy in zip(plan.output_grads, self.dys, strict=True)]
+            plan.backward(*memory, dys, tensors_of(grads), seed)
+            for i, grad in zip(self.fed, tensors_of(grads), strict=True):
+                found[i] = grad
+
+        assert all(box.untouched() for box in given), "an operand was written"
+        boxes = [arena, *given, *outputs, *writes, *filter(None, grads)]
+        assert all(box.fenced() for box in boxes), "memory beyond the ends of a tensor was written"
+        return Result(tensors_of(outputs), found)
+
+    def check_forward(self, ours=None):
+        ours, expected = (ours or self.run()).outputs, self.expected.outputs
+        assert len(ours) == len(expected), f"{len(ours)} outputs, PyTorch has {len(expected)}"
+        for i, (a, b) in enumerate(zip(ours, expected, strict=True)):
+            assert_same(a, b, f"output {i}", self.case.tol)
+
+    def check_gradient(self):
+        ours = self.run(training=True)
+        self.check_forward(ours)
+        for i in self.wrt:
+            what, like = f"gradient of operand {i}", self.tensors[i]
+            assert_same_gradient(ours.grads[i], self.expected.grads[i], like, what, self.case.tol)
+
+    def slope(self, i, direction, step=1e-5):
+        """Central difference of sum(dy * y) along a direction of operand i, from the engine's own forward."""
+
+        def f(sign):
+            moved = list(self.tensors)
+            moved[i] = self.tensors[i] + sign * step * direction
+            outputs = self.run(tensors=moved).outputs
+            return math.fsum(float((dy * y).sum()) for dy, y in zip(self.dys, outputs, strict=True) if dy is not None)
+
+        return (f(+1) - f(-1)) / (2 * step)
 
 
 class Box:
@@ -194,9 +221,10 @@ class Box:
         self.size = math.prod(shape) * dtype.itemsize
         self.memory = torch.full((GUARD + self.size + GUARD,), 0xFF, dtype=torch.uint8)
         self.tensor = self.memory[GUARD : GUARD + self.size].view(dtype).view(shape)
+        self.before = None
         if contents is not None:
             self.tensor.copy_(contents)
-        self.before = self.memory.clone()
+            self.before = self.memory.clone()
 
     def untouched(self):
         return torch.equal(self.memory, self.before)
@@ -243,14 +271,3 @@ def assert_same_gradient(ours, expected, like, what, tol=1.0):
         return
     zeros = torch.zeros_like(like)
     assert_same(zeros if ours is None else ours, zeros if expected is None else expected, what, tol)
-
-
-def slope(run, tensors, i, direction, dys, step):
-    """Central difference of sum(dy * y) along a direction of operand i; `run` makes outputs of operands."""
-
-    def f(sign):
-        moved = list(tensors)
-        moved[i] = tensors[i] + sign * step * direction
-        return math.fsum(float((dy * y).sum()) for dy, y in zip(dys, run(moved), strict=True) if dy is not None)
-
-    return (f(+1) - f(-1)) / (2 * step)

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from tests.ops import table
 from tests.ops.cases import FAMILIES
-from tests.ops.harness import (
-    assert_same,
-    assert_same_gradient,
-    build_model,
-    differentiable,
-    engine,
-    reference,
-    slope,
-    upstream,
-)
+from tests.ops.harness import Trial, differentiable
 
 EACH = [
     pytest.param(case, dtype, id=f"{family}-{case.label}-{dtype}")
@@ -27,52 +18,38 @@ EACH = [
     for case in cases
     for dtype in case.dtypes
 ]
-WITH_GRADIENT = [p for p in EACH if p.values[0].has_gradient and differentiable(*p.values)]
-SMOOTH = [p for p in WITH_GRADIENT if p.values[1] == "float64" and p.values[0].fd]
+SMOOTH = [
+    p
+    for p in EACH
+    if p.values[0].has_gradient and p.values[0].fd and p.values[1] == "float64" and differentiable(*p.values)
+]
 
 
-def check_forward(case, dtype, tensors):
-    ours, expected = engine(case, dtype, tensors).outputs, reference(case, tensors).outputs
-    assert len(ours) == len(expected), f"{len(ours)} outputs, PyTorch has {len(expected)}"
-    for i, (a, b) in enumerate(zip(ours, expected, strict=True)):
-        assert_same(a, b, f"output {i}", case.tol)
-
-
-def check_gradient(case, dtype, tensors):
-    wrt = differentiable(case, dtype)
-    dys = upstream(reference(case, tensors).outputs)
-    expected = reference(case, tensors, wrt, dys)
-    ours = engine(case, dtype, tensors, wrt, dys)
-    for i, (a, b) in enumerate(zip(ours.outputs, expected.outputs, strict=True)):
-        assert_same(a, b, f"output {i} of a run with gradients", case.tol)
-    for i in wrt:
-        assert_same_gradient(ours.grads[i], expected.grads[i], tensors[i], f"gradient of operand {i}", case.tol)
+def check(trial):
+    trial.check_forward()
+    if trial.wrt:
+        trial.check_gradient()
 
 
 @pytest.mark.parametrize(("case", "dtype"), EACH)
-def test_forward(case, dtype):
-    check_forward(case, dtype, case.tensors(dtype))
-
-
-@pytest.mark.parametrize(("case", "dtype"), WITH_GRADIENT)
-def test_gradient(case, dtype):
-    check_gradient(case, dtype, case.tensors(dtype))
+def test_case(case, dtype):
+    """Outputs, in a run without gradients and in one with; gradients against autograd."""
+    check(Trial(case, dtype))
 
 
 @pytest.mark.parametrize(("case", "dtype"), SMOOTH)
 def test_finite_differences(case, dtype):
-    tensors = case.tensors(dtype)
-    wrt = [i for i in differentiable(case, dtype) if tensors[i].dtype == torch.float64]
-    dys = upstream(engine(case, dtype, tensors).outputs)
-    grads = engine(case, dtype, tensors, wrt, dys).grads
+    trial = Trial(case, dtype)
+    grads = trial.run(training=True).grads
     generator = torch.Generator().manual_seed(0)
-    for i in wrt:
-        grad = torch.zeros_like(tensors[i]) if grads[i] is None else grads[i]
-        for _ in range(2):
-            direction = torch.randn(tensors[i].shape, generator=generator, dtype=torch.float64)
-            numeric = slope(lambda moved: engine(case, dtype, moved).outputs, tensors, i, direction, dys, 1e-5)
-            exact = float((grad * direction).sum())
-            assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-6), f"slope along operand {i}"
+    for i in trial.wrt:
+        x = trial.tensors[i]
+        if x.dtype != torch.float64:
+            continue
+        direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        exact = 0.0 if grads[i] is None else float((grads[i] * direction).sum())
+        numeric = trial.slope(i, direction)
+        assert exact == pytest.approx(numeric, rel=1e-5, abs=1e-6), f"slope along operand {i}"
 
 
 # --- random sizes -----------------------------------------------------------------------------------------------------
@@ -97,12 +74,10 @@ def test_random_sizes(family, data):
     assume(sum(spec is not None and torch.Size(spec.shape).numel() > 200_000 for spec in specs) == 0)
     tensors = case.tensors(dtype, data.draw(st.integers(0, 99), label="seed"), specs)
     try:
-        reference(case, tensors)
+        trial = Trial(case, dtype, tensors)
     except (RuntimeError, IndexError, ValueError):
         assume(False)  # the operands do not go together at these sizes
-    check_forward(case, dtype, tensors)
-    if case.has_gradient and differentiable(case, dtype):
-        check_gradient(case, dtype, tensors)
+    check(trial)
 
 
 # --- the list itself --------------------------------------------------------------------------------------------------
@@ -110,7 +85,7 @@ def test_random_sizes(family, data):
 
 @pytest.mark.parametrize(("case", "dtype"), [p for p in EACH if p.values[1] == p.values[0].dtypes[0]])
 def test_case_is_valid_onnx(case, dtype):
-    onnx.checker.check_model(build_model(case, dtype, case.tensors(dtype)))
+    onnx.checker.check_model(Trial(case, dtype).model)
 
 
 def test_every_operator_has_a_case():

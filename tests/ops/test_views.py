@@ -47,7 +47,7 @@ class Chain:
             dims.append(self.draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0])))
             left //= dims[-1]
         dims = [*dims, left] if x.numel() else [0, 2]
-        self.node("Reshape", [name, self.constant(dims)], [x.reshape(dims)])
+        self.node("Reshape", [name, self.constant(dims)], [x.reshape(dims)], allowzero=1)
 
     def transpose(self, name, x):
         perm = self.draw(st.permutations(range(x.dim())))

@@ -76,6 +76,11 @@ CASES = [
     gather((2, 600), ints(40, high=2), name="repeats"),
     gather((3, 700, 2), ints(2000, high=700), 1, dtypes=FLOAT, name="many"),
     gather((50, 300), ints(4, 100, high=50), dtypes=FLOAT, name="embedding"),
+    *[
+        Case("ortmodule::Embedding", [t(5, 4), ints(2, 3, high=5)], lambda w, i, p=p: F.embedding(i, w, padding_idx=p),
+             attrs={"padding_idx": p if p is not None else -1}, name=f"padding{p}", fd=False, resize=False)
+        for p in (None, 0, 3)
+    ],
     take_along((5, 4), ints(3, 4, low=-5, high=5), dtypes=ALL),
     take_along((5, 4), ints(5, 7, low=-4, high=4), 1),
     take_along((5, 4), ints(3, 2, low=-4, high=4, dtype="int32"), -1),

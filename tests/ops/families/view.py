@@ -68,6 +68,8 @@ def expand(shape, to, **kwargs):
 CASES = [
     Case("Identity", [t(2, 3)], lambda x: x, dtypes=ALL),
     Case("Identity", [t()], lambda x: x, dtypes=ALL),
+    Case("ortmodule::StopGradient", [t(2, 3)], lambda x: x.detach() * x, fd=False,
+         nodes=[("ortmodule::StopGradient", "x0", "still"), ("Mul", "still x0", "y0")]),
     reshape((2, 3, 4), [6, 4], "merge"),
     reshape((2, 3, 4), [2, -1], "rest"),
     reshape((2, 3, 4), [0, 0, -1], "keep"),

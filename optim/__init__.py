@@ -1,0 +1,1 @@
+"""Optimizers that run through the engine; installed as ``ortmodule.optim``."""

@@ -1,0 +1,282 @@
+"""A captured graph as a function of tensors that autograd knows.
+
+:class:`Graph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python expects
+them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and `backward(inputs=...)` work.
+What backward reads is saved through autograd, so editing it raises PyTorch's own error. A forward's memory belongs to
+its :class:`_Call`: several may wait for their backward.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ortmodule import export
+from ortmodule.capture import Capture
+from ortmodule.session import DTYPES, MOST_PLANS, Run, Session
+from ortmodule.state import Slot, Tree
+from ortmodule.trace import Source
+
+MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
+
+Flags = tuple[bool, ...]
+
+
+class DoesNotHold(Exception):
+    """Python would decide something else for these inputs than it did for the trace; says where."""
+
+
+@dataclass
+class _Prepared:
+    """A plan, and what Python needs to know of it for every run."""
+
+    plan: Any
+    output_grads: Flags | None
+    random: bool
+    reads_input: list[int]
+    reads_output: list[int]
+
+
+class Graph:
+    """A captured graph that runs in the engine.
+
+    It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
+    grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
+    Raises what Session raises.
+    """
+
+    def __init__(self, capture: Capture, tree: Tree, inputs: Sequence[torch.Tensor]) -> None:
+        self.capture, trace = capture, capture.trace
+        self.session = Session(capture.model.SerializeToString())
+        self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
+        tensors = self._tensors(inputs)
+        self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
+        self._specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
+        self._varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
+        self.leaves = [i for i, need in enumerate(self.needs) if need]
+        self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
+        self.n_results = len(trace.requires_grad)
+        self.writes = [(self._target(write.target, tree), write) for write in trace.writes]
+        self._states = {s.key: tree.slots[s.key] for s in trace.sources if s.kind == "state"}
+        n_outputs = self.n_results + sum(write.output is not None for write in trace.writes)
+        self._size_reads = n_outputs if trace.size_reads else None
+        self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
+        self.plans: OrderedDict[tuple, _Prepared] = OrderedDict()
+        self._holds: dict[tuple, DoesNotHold | None] = {}
+        self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
+
+    # --- before a run ---------------------------------------------------------------------------------------------------
+
+    def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Are the sizes that the graph depends on those of ``inputs``? (It may still turn out not to hold.)"""
+        for (i, d), size in self.capture.pinned.items():
+            if inputs[i].shape[d] != size:
+                return False
+        return self._holds.get(_shapes(inputs)) is None
+
+    def _tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [inputs[feed] if isinstance(feed, int) else feed.holder[feed.key] for feed in self.feeds]
+
+    def _target(self, target: Source, tree: Tree) -> int | Slot:
+        return target.key if target.kind == "input" else tree.slots[target.key]
+
+    def _first_prediction(self, ranks: Sequence[int]) -> Flags:
+        """Losses receive gradients; without one every output does."""
+        losses = [i for i in self.differentiable if ranks[i] == 0]
+        # New contents of a buffer may reach the outputs of a second run: never make one.
+        chosen = self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
+        return tuple(i in chosen for i in range(len(self.session.outputs)))
+
+    def prepare(self, shapes: tuple, output_grads: Flags | None) -> _Prepared:
+        """The plan for these shapes of the inputs."""
+        key = (shapes, output_grads)
+        prepared = self.plans.get(key)
+        if prepared is not None:
+            self.plans.move_to_end(key)
+            return prepared
+        specs = list(self._specs)
+        for i, feed in self._varying:
+            specs[i] = (specs[i][0], tuple(shapes[feed]))
+        plan = self.session.plan(specs, self.needs, output_grads)
+        reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
+        self.plans[key] = prepared = _Prepared(plan, output_grads, plan.random, *reads)
+        while len(self.plans) > MOST_PLANS:
+            self.plans.popitem(last=False)
+        return prepared
+
+    # --- a run ------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[], Any]) -> Any:
+        """Runs forward and returns what the module would. ``eager``: the same call in PyTorch.
+
+        Raises DoesNotHold, with nothing done; what a plan or the engine raises.
+        """
+        shapes = _shapes(inputs)
+        tensors = self._tensors(inputs)
+        leaves = [tensors[i] for i in self.leaves]
+        grads = self.prediction if self.differentiable else None
+        prepared = self.prepare(shapes, grads)
+        contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
+        seed = draw_seed() if prepared.random else 0
+        run = Run(prepared.plan, self.session.pool, contiguous, seed)
+        outputs = run.outputs
+        self._check(shapes, outputs)
+        if self.writes or run.writes:
+            self._write(prepared, run, inputs, contiguous)
+        if grads is not None:
+            call = _Call(self, prepared, run, shapes, contiguous, eager)
+            for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
+                outputs[i] = output
+        return self._result(inputs, outputs)
+
+    def _check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
+        """Would Python decide as it did in the trace? Sizes are compared once for each shape, data every time."""
+        trace = self.capture.trace
+        if self._data_reads is not None:
+            _compare(trace.data_reads, outputs[self._data_reads])
+        if self._size_reads is None or shapes in self._holds:
+            return
+        if len(self._holds) >= MOST_SHAPES:
+            self._holds.clear()
+        try:
+            _compare(trace.size_reads, outputs[self._size_reads])
+            self._holds[shapes] = None
+        except DoesNotHold as reason:
+            self._holds[shapes] = reason
+            raise
+
+    def _write(self, prepared: _Prepared, run: Run, inputs: Sequence, contiguous: list[torch.Tensor]) -> None:
+        """Puts what forward changes in its place, at once, as PyTorch does."""
+        changes = [(self.feeds[i], tensor, False) for i, tensor in run.writes.items()]
+        changes += [(t, run.outputs[w.output], w.replaces) for t, w in self.writes if w.output is not None]
+        with torch.no_grad():
+            for i in prepared.reads_input:  # backward goes on with the old contents
+                if any(feed == self.feeds[i] for feed, _, replaces in changes if not replaces):
+                    contiguous[i] = contiguous[i].clone()
+            for target, tensor, replaces in changes:
+                if replaces:
+                    target.set(tensor)
+                else:
+                    (inputs[target] if isinstance(target, int) else target.get()).copy_(tensor)
+
+    def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        values = []
+        for source in self.capture.trace.sources:
+            if source.kind == "graph":
+                values.append(outputs[source.key])
+            elif source.kind == "number":
+                values.append(outputs[source.key].tolist())
+            else:
+                values.append(inputs[source.key] if source.kind == "input" else self._states[source.key].get())
+        return self.capture.trace.result.rebuild(values)
+
+
+def _feed(name: str, tree: Tree) -> int | Slot:
+    if name.startswith(export.INPUT):
+        return int(name.removeprefix(export.INPUT))
+    return tree.slots[name.removeprefix(export.STATE)]
+
+
+def _shapes(inputs: Sequence[torch.Tensor]) -> tuple:
+    return tuple([t.shape for t in inputs])
+
+
+def _compare(reads: Sequence, output: torch.Tensor) -> None:
+    for read, value in zip(reads, output.tolist(), strict=True):
+        if value != read.value and not (value != value and read.value != read.value):
+            raise DoesNotHold(f"{read.place} found {value:g}, and {read.value:g} when it was traced")
+
+
+def draw_seed() -> int:
+    """63 bits of torch's generator: `manual_seed` repeats a run."""
+    return torch.empty(1, dtype=torch.int64).random_().tolist()[0]
+
+
+# --- autograd -------------------------------------------------------------------------------------------------------------
+
+
+class _Bridge(torch.autograd.Function):
+    """The node in autograd's graph; its inputs are the tensors that need a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        prepared, run = call.prepared, call.run
+        ctx.save_for_backward(
+            *(call.tensors[i] for i in prepared.reads_input), *(run.outputs[i] for i in prepared.reads_output)
+        )
+        outputs = tuple(run.outputs[i] for i in call.graph.differentiable)
+        # An output knows this node; if the node knew the output nothing of both would ever be freed.
+        run.inputs = run.outputs = None
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
+        if torch.is_grad_enabled():
+            return None, *ctx.call.eager_backward(grads)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        return None, *ctx.call.backward(saved, grads, keep)
+
+
+class _Call:
+    """One forward that waits for its backward."""
+
+    def __init__(
+        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, tensors: list, eager: Callable[[], Any]
+    ) -> None:
+        self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
+        self.tensors = tensors
+        self.versions = [t._version for t in tensors]
+
+    def backward(
+        self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the leaves."""
+        graph, prepared = self.graph, self.prepared
+        output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
+        for i, grad in zip(graph.differentiable, grads, strict=True):
+            output_grads[i] = None if grad is None else grad.contiguous()
+        wanted = tuple(grad is not None for grad in output_grads)
+        graph.prediction = wanted if not graph.writes else graph.prediction
+        if any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
+            found = self._again(wanted).backward(output_grads)
+        else:
+            inputs: list[torch.Tensor | None] = [None] * len(graph.feeds)
+            outputs: list[torch.Tensor | None] = [None] * len(output_grads)
+            for i, tensor in zip(prepared.reads_input, saved, strict=False):
+                inputs[i] = tensor
+            for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
+                outputs[i] = tensor
+            found = self.run.backward(output_grads, inputs, outputs, keep)
+        if not keep:
+            self.run = self.tensors = self.eager = None
+        return [found[i] for i in graph.leaves]
+
+    def _check_versions(self) -> None:
+        for tensor, version in zip(self.tensors, self.versions, strict=True):
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"a tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected {version} instead"
+                )
+
+    def _again(self, wanted: Flags) -> Run:
+        """The same forward, planned for gradients of other outputs."""
+        self._check_versions()
+        plan = self.graph.prepare(self.shapes, wanted).plan
+        return Run(plan, self.graph.session.pool, self.tensors, self.run.seed)
+
+    def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
+        if self.prepared.random:
+            raise RuntimeError("create_graph=True through a module that draws random numbers is not supported")
+        self._check_versions()
+        leaves, results = self.eager()
+        wanted = [(results[i], grad) for i, grad in zip(self.graph.differentiable, grads, strict=True) if grad is not None]
+        return torch.autograd.grad(*zip(*wanted, strict=True), create_graph=True, allow_unused=True)

@@ -1,0 +1,244 @@
+"""One trace of a module: a TorchScript graph, and how its inputs and outputs meet Python.
+
+Every tensor that the module holds is an input of the graph (so no weight enters it), and everything that forward
+changes is an extra output. Tracing leaves the module, its buffers and all random generators as they were.
+
+:func:`agree` compares two traces. The graphs have to be the same, up to the sizes of intermediate values; constants
+included, so a size or a value that Python put into the graph shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ortmodule import export, io, reads
+from ortmodule.reads import NotTraceable
+from ortmodule.state import Tree
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor of the result comes from: ("graph", output), ("input", number) or ("state", name).
+
+    ("number", output): no tensor without a trace, but the Python number that this output holds.
+    """
+
+    kind: str
+    key: Any
+
+
+@dataclass(frozen=True)
+class Write:
+    """A tensor that forward changes."""
+
+    target: Source
+    output: int | None  # of the graph; None: an operator of the graph writes it (BatchNormalization)
+    replaces: bool  # a new object takes its place; otherwise the same one gets new contents
+
+
+@dataclass
+class Trace:
+    """A graph with the outputs: those of the result, writes, size reads (one vector), data reads (one vector)."""
+
+    module: _Flat = field(repr=False)
+    graph: torch._C.Graph = field(repr=False)
+    outputs: list[torch.Tensor] = field(repr=False)
+    tensors: list[torch.Tensor] = field(repr=False)  # what it was traced on
+    result: io.Structure
+    sources: list[Source]  # of the result's tensors
+    requires_grad: list[bool]  # of the graph outputs that belong to the result
+    writes: list[Write]
+    size_reads: list[reads.Read]
+    data_reads: list[reads.Read]
+
+
+def trace(
+    forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor]
+) -> Trace:
+    """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
+
+    Raises NotTraceable, or what forward raises.
+    """
+    stops = _GradientStops() if torch.is_grad_enabled() else nullcontext()
+    flat = _Flat(forward, module, tree, arguments)
+    with tree.isolated() as flat.copies, reads.recording() as flat.recorder, stops, export.tracing(flat):
+        try:
+            graph, outputs, _ = torch.jit._get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
+        except io.Unflattenable as error:
+            raise NotTraceable(f"forward returns {error}") from None
+    torch._C._jit_pass_inline(graph)
+    torch._C._jit_pass_lower_all_tuples(graph)
+    torch._C._jit_pass_dce(graph)
+    kept = [flat.recorder.of(kind) for kind in (reads.SIZE, reads.DATA)]
+    for read in flat.recorder.reads:
+        read.tensor = None
+    outputs = [t.detach() for t in outputs]
+    return Trace(flat, graph, outputs, list(tensors), flat.result, flat.sources, flat.requires_grad, flat.writes, *kept)
+
+
+# --- the module that is traced --------------------------------------------------------------------------------------------
+
+
+class _Flat(nn.Module):
+    """Flat tensors in, flat tensors out; its state is every tensor of the user's module, by our names."""
+
+    def __init__(self, forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure) -> None:
+        super().__init__()
+        self.model = module  # a child only for the scopes in node names
+        self.training = module.training
+        self.call, self.tree, self.arguments = forward, tree, arguments
+        self.copies: dict[str, torch.Tensor] = {}
+        self.recorder = reads.Recorder()
+
+    def state_dict(self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False) -> dict:
+        destination = {} if destination is None else destination
+        for slot in self.tree.slots.values():
+            destination[export.STATE + slot.name] = slot.get() if keep_vars else slot.get().detach()
+        return destination
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parameters = [slot.get() for slot in self.tree.parameters]
+        versions = [t._version for t in (*tensors, *parameters, *self.copies.values())]
+        attributes = self.tree.attributes()
+        args, kwargs = self.arguments.rebuild(tensors)
+        result = self.call(*args, **kwargs)
+        with self.recorder.paused():
+            inside, left = io.flatten((args, kwargs))
+            if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
+                raise NotTraceable("forward puts something else into a container that it was given")
+            then = iter(versions)
+            changed = [t._version != next(then) for t in tensors]
+            for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
+                if slot.get() is not tensor or tensor._version != next(then):
+                    raise NotTraceable(f"forward changes the parameter {slot.name}")
+            for name in self.tree.changed(attributes):
+                raise NotTraceable(f"forward sets the attribute {name}")
+            outputs = self._results(result, tensors, parameters)
+            outputs += self._writes(tensors, changed, then)
+            for read in (self.recorder.of(reads.SIZE), self.recorder.of(reads.DATA)):
+                outputs += [torch.stack([r.tensor.detach().to(torch.float64) for r in read])] if read else []
+        if not outputs:
+            raise NotTraceable("forward computes nothing")
+        return tuple(outputs)
+
+    def _results(self, result: Any, tensors: Sequence, parameters: Sequence) -> list[torch.Tensor]:
+        leaves, self.result = io.flatten(result, results=True)
+        known = {id(t): Source("input", i) for i, t in enumerate(tensors)}
+        known |= {id(t): Source("state", slot.name) for slot, t in zip(self.tree.parameters, parameters, strict=True)}
+        known |= {id(t): Source("state", name) for name, t in self.copies.items()}
+        self.sources, outputs = [], []
+        for tensor in leaves:
+            if id(tensor) not in known:
+                known[id(tensor)] = Source("number" if reads.is_number(tensor) else "graph", len(outputs))
+                outputs.append(tensor)
+            self.sources.append(known[id(tensor)])
+        self.requires_grad = [t.requires_grad for t in outputs]
+        return outputs
+
+    def _writes(self, tensors: Sequence, changed: Sequence[bool], versions: Iterator[int]) -> list[torch.Tensor]:
+        """New contents of the inputs, buffers and plain tensors that forward changed."""
+        self.writes, outputs = [], []
+
+        def add(target, tensor, replaces):
+            if tensor.requires_grad:
+                raise NotTraceable(f"forward gives {target.kind} {target.key} a new value that carries a gradient")
+            own = not replaces and torch._C._get_value_trace(tensor).node().kind() == "prim::Param"
+            self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
+            outputs.extend([] if own else [tensor])
+
+        for i, tensor in enumerate(tensors):
+            if changed[i]:
+                add(Source("input", i), tensor, False)
+        for slot in self.tree.others:
+            copy, now, version = self.copies[slot.name], slot.holder.get(slot.key), next(versions)
+            if not isinstance(now, torch.Tensor):
+                raise NotTraceable(f"forward removes {slot.name}")
+            if now is not copy or copy._version != version:
+                add(Source("state", slot.name), now, now is not copy)
+        return outputs
+
+
+class _GradientStops(TorchFunctionMode):
+    """Makes visible to the trace where autograd stops: inside `torch.no_grad()`, and at `tensor.data`."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.data.__get__:
+            return args[0].detach()
+        result = function(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() or not any(_follows(x) for x in (*args, *(kwargs or {}).values())):
+            return result
+        if isinstance(result, torch.Tensor):
+            return _stopped(result)
+        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def _follows(argument: Any) -> bool:
+    if isinstance(argument, (tuple, list)):
+        return any(map(_follows, argument))
+    return isinstance(argument, torch.Tensor) and argument.requires_grad
+
+
+def _stopped(result: Any) -> Any:
+    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
+    return result.detach() if stops else result
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------------
+
+# A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
+_TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Where two traces disagree, or an empty string."""
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not _same_value(one, other):
+                return f"{one.place} takes another way"
+        if len(a) != len(b):
+            return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
+    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
+        return "the results are not alike"
+    if first.requires_grad != second.requires_grad:
+        return "not the same results carry a gradient"
+    texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
+    if texts[0] != texts[1]:
+        pairs = zip(*(text.splitlines() for text in texts), strict=False)
+        return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
+    for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a, b):
+            return f"a constant of shape {list(a.shape)} is not the same"
+    return ""
+
+
+def _same_value(a: reads.Read, b: reads.Read) -> bool:
+    return a.value == b.value or (a.value != a.value and b.value != b.value)
+
+
+def _rank_of(match: re.Match) -> str:
+    return f"{match[1]}({match[2].count(',')} dims, {match[3]}="
+
+
+def _constants(graph: torch._C.Graph) -> list[torch.Tensor]:
+    found = graph.findAllNodes("prim::Constant")
+    return [n.t("value") for n in found if n.hasAttribute("value") and n.kindOf("value") == "t"]
+
+
+def hide_sizes(first: Trace, second: Trace) -> None:
+    """Sizes of intermediate values that are not the same in two agreeing traces become unknown in the first."""
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
+        for a, b in zip(one.outputs(), other.outputs(), strict=True):
+            kind = a.type()
+            if not isinstance(kind, torch._C.TensorType):
+                continue
+            sizes, others = kind.sizes(), b.type().sizes()
+            if sizes is not None and sizes != others:
+                a.setType(kind.with_sizes([n if n == m else None for n, m in zip(sizes, others, strict=True)]))

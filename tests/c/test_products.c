@@ -1,0 +1,229 @@
+/* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
+ * these are our own kernels, which the Python tests see only where torch has none. */
+#include "exec/gemm.h"
+#include "ops/conv.h"
+
+#include "test.h"
+
+#include <math.h>
+
+/* --- numbers ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t random_state = 1;
+
+static int64_t random_below(int64_t n) {
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int64_t)((random_state >> 33) % (uint64_t)n);
+}
+
+/* Small whole numbers: sums of their products are exact in every type, in any order. */
+static void *numbers(dtype type, int64_t count) {
+    void *data = calloc((size_t)(count + 1), dtype_size(type));
+    for (int64_t i = 0; i < count; i++) dtype_set_int(type, data, i, random_below(5) - (type == U8 ? 0 : 2));
+    return data;
+}
+
+static int64_t wrap(dtype type, int64_t x) {
+    int64_t narrow;
+    if (dtype_is_float(type)) return x;
+    dtype_set_int(type, &narrow, 0, x);
+    return dtype_get_int(type, &narrow, 0);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+static int64_t expected_product(const gemm *g, int64_t pair, int64_t i, int64_t j, int64_t before) {
+    gemm_offsets at = gemm_batch_at(g, pair);
+    int64_t sum = 0;
+
+    for (int64_t k = 0; k < g->k; k++)
+        sum += dtype_get_int(g->type, g->a, at.a + i * g->a_row + k * g->a_col) *
+               dtype_get_int(g->type, g->b, at.b + k * g->b_row + j * g->b_col);
+    return wrap(g->type, (int64_t)g->alpha * sum + (int64_t)g->beta * before);
+}
+
+/* Runs `g`, whose C is dense, and counts the elements that differ. */
+static int count_wrong(gemm *g, int64_t pairs) {
+    int64_t count = pairs * g->m * g->n;
+    void *c = numbers(g->type, count), *old = calloc((size_t)(count + 1), dtype_size(g->type));
+    int wrong = 0;
+
+    memcpy(old, c, (size_t)count * dtype_size(g->type));
+    g->c = c;
+    gemm_run(g);
+    for (int64_t e = 0; e < count; e++) {
+        int64_t pair = e / (g->m * g->n), i = e / g->n % g->m, j = e % g->n;
+        wrong += dtype_get_int(g->type, c, e) != expected_product(g, pair, i, j, dtype_get_int(g->type, old, e));
+    }
+    free(c);
+    free(old);
+    return wrong;
+}
+
+static const dtype types[] = {F32, F64, BF16, F16, I64, I32, I16, I8, U8};
+enum { TYPES = sizeof types / sizeof *types };
+
+TEST(products_of_every_type_and_layout) {
+    static const int64_t sizes[] = {0, 1, 2, 7, 8, 9, 33, 100, 130};
+
+    for (int trial = 0; trial < 300; trial++) {
+        gemm g = {.type = types[trial % TYPES], .alpha = 1, .beta = 0};
+        int64_t spread = 1 + random_below(2), pairs = 1 + random_below(3);
+
+        g.m = sizes[random_below(9)];
+        g.n = sizes[random_below(9)];
+        g.k = sizes[random_below(g.type == BF16 || g.type == F16 ? 5 : 9)];
+        if (trial % 2) {
+            g.alpha = 2;
+            g.beta = (double)random_below(2);
+        }
+        bool a_turned = random_below(2), b_turned = random_below(2);
+        g.a_row = a_turned ? spread : spread * (g.k + 1);
+        g.a_col = a_turned ? spread * (g.m + 1) : spread;
+        g.b_row = b_turned ? 1 : random_below(3) ? g.n : 0;
+        g.b_col = b_turned ? g.k : 1;
+        g.c_row = g.n;
+        g.n_batch = 1;
+        g.batch[0] = pairs;
+        g.a_step[0] = random_below(2) ? spread * (g.m + 1) * (g.k + 1) : 0;
+        g.b_step[0] = random_below(2) ? g.k * g.n : 0;
+        g.c_step[0] = g.m * g.n;
+        g.a = numbers(g.type, pairs * spread * (g.m + 1) * (g.k + 1));
+        g.b = numbers(g.type, pairs * g.k * g.n + 1);
+        CHECK(count_wrong(&g, pairs) == 0);
+        free((void *)(uintptr_t)g.a);
+        free((void *)(uintptr_t)g.b);
+    }
+}
+
+TEST(a_product_of_nothing_is_zero_and_a_scaled_c) {
+    float c[4] = {1, 2, 3, NAN};
+    gemm g = {.type = F32, .m = 2, .n = 2, .k = 0, .alpha = 1, .beta = 2, .a = c, .b = c, .c = c, .c_row = 2};
+
+    gemm_run(&g);
+    CHECK(c[0] == 2 && c[1] == 4 && c[2] == 6 && isnan(c[3]));
+    g.beta = 0;
+    gemm_run(&g);
+    CHECK(c[0] == 0 && c[1] == 0 && c[2] == 0 && c[3] == 0);
+}
+
+TEST(sixteen_bit_sums_are_rounded_once) {
+    enum { K = 1000 };
+    bf16 *ones = numbers(BF16, K), y[1];
+    gemm g = {.type = BF16, .m = 1, .n = 1, .k = K, .alpha = 1, .a = ones, .b = ones, .a_col = 1, .b_row = 1, .c = y,
+              .c_row = 1};
+
+    for (int i = 0; i < K; i++) ones[i] = f32_to_bf16(1);
+    gemm_run(&g);
+    CHECK(bf16_to_f32(y[0]) == 1000);
+    free(ones);
+}
+
+/* --- convolutions ------------------------------------------------------------------------------------------------- */
+
+/* Calls visit for each product of an input and a weight that goes into an output: indices into x, w and y. */
+typedef void visit_fn(int64_t x, int64_t w, int64_t y, const double *from, const double *with, double *to);
+
+static void each_product(const conv *v, visit_fn *visit, const double *from, const double *with, double *to) {
+    const window *w = &v->w;
+    int64_t outputs = volume(w->out), taps = conv_taps(v), channels = v->groups * v->out;
+
+    for (int64_t y = 0; y < v->images * channels * outputs; y++)
+        for (int64_t c = 0; c < v->in; c++)
+            for (int64_t tap = 0; tap < taps; tap++) {
+                int64_t image = y / (channels * outputs), o = y / outputs % channels, place = y % outputs, rest = tap;
+                int64_t at[SPATIAL], x = (image * v->groups + o / v->out) * v->in + c;
+                bool inside = true;
+                for (int i = SPATIAL - 1; i >= 0; i--) {
+                    at[i] = place % w->out[i] * w->stride[i] - w->before[i] + rest % w->kernel[i] * w->dilation[i];
+                    place /= w->out[i];
+                    rest /= w->kernel[i];
+                    inside &= at[i] >= 0 && at[i] < w->in[i];
+                }
+                for (int i = 0; i < SPATIAL; i++) x = x * w->in[i] + at[i];
+                if (inside) visit(x, (o * v->in + c) * taps + tap, y, from, with, to);
+            }
+}
+
+static void add_forward(int64_t x, int64_t w, int64_t y, const double *from, const double *with, double *to) {
+    to[y] += from[x] * with[w];
+}
+static void add_input(int64_t x, int64_t w, int64_t y, const double *from, const double *with, double *to) {
+    to[x] += from[y] * with[w];
+}
+static void add_weight(int64_t x, int64_t w, int64_t y, const double *from, const double *with, double *to) {
+    to[w] += from[x] * with[y];
+}
+
+static bool equal(const double *a, const double *b, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (a[i] != b[i]) return false;
+    return true;
+}
+
+static void check_convolution(const conv *v) {
+    int64_t n_x = v->images * v->groups * v->in * volume(v->w.in), n_w = v->groups * v->out * conv_depth(v);
+    int64_t n_y = v->images * v->groups * v->out * volume(v->w.out);
+    double *x = numbers(F64, n_x), *w = numbers(F64, n_w), *dy = numbers(F64, n_y);
+    double *ours = numbers(F64, n_x + n_w + n_y), *expected = calloc((size_t)(n_x + n_w + n_y + 1), sizeof(double));
+    void *work = malloc(conv_scratch(v) + 1);
+
+    conv_forward(v, x, w, ours, false, work);
+    each_product(v, add_forward, x, w, expected);
+    CHECK(equal(ours, expected, n_y));
+    conv_forward(v, x, w, ours, true, work);
+    each_product(v, add_forward, x, w, expected);
+    CHECK(equal(ours, expected, n_y));
+
+    memset(expected, 0, sizeof(double) * (size_t)(n_x + n_w + n_y));
+    conv_grad_input(v, dy, w, ours, work);
+    each_product(v, add_input, dy, w, expected);
+    CHECK(equal(ours, expected, n_x));
+
+    memset(expected, 0, sizeof(double) * (size_t)(n_x + n_w + n_y));
+    conv_grad_weight(v, x, dy, ours, work);
+    each_product(v, add_weight, x, dy, expected);
+    CHECK(equal(ours, expected, n_w));
+
+    free(work);
+    free(expected);
+    free(ours);
+    free(dy);
+    free(w);
+    free(x);
+}
+
+TEST(convolutions_of_every_kind) {
+    for (int trial = 0; trial < 200; trial++) {
+        conv v = {.type = F64, .images = random_below(4), .groups = 1 + random_below(3)};
+
+        v.in = 1 + random_below(4);
+        v.out = trial % 2 ? 8 + random_below(3) : 1 + random_below(4);
+        v.w.rank = SPATIAL;
+        for (int i = 0; i < SPATIAL; i++) {
+            v.w.kernel[i] = 1 + random_below(trial % 5 == 0 ? 1 : 3);
+            v.w.stride[i] = 1 + random_below(3);
+            v.w.dilation[i] = 1 + random_below(2);
+            v.w.before[i] = random_below(trial % 5 == 0 ? 1 : 3);
+            v.w.out[i] = 1 + random_below(4);
+            v.w.in[i] = (v.w.out[i] - 1) * v.w.stride[i] + v.w.dilation[i] * (v.w.kernel[i] - 1) + 1 - v.w.before[i];
+            v.w.in[i] += random_below(v.w.stride[i]) - random_below(2); /* inputs no window reaches, or padding */
+            if (v.w.in[i] < 1) v.w.in[i] = 1;
+        }
+        check_convolution(&v);
+    }
+}
+
+/* Larger than a chunk: in lines of one image, and in images. */
+TEST(convolutions_in_chunks) {
+    conv v = {.type = F64, .images = 2, .groups = 1, .in = 12, .out = 8};
+
+    v.w = (window){.rank = 2, .in = {1, 70, 66}, .out = {1, 70, 66}, .kernel = {1, 3, 3}, .stride = {1, 1, 1},
+                   .dilation = {1, 1, 1}, .before = {0, 1, 1}};
+    check_convolution(&v);
+    v.images = 30;
+    v.w = (window){.rank = 2, .in = {1, 9, 11}, .out = {1, 5, 6}, .kernel = {1, 3, 3}, .stride = {1, 2, 2},
+                   .dilation = {1, 1, 1}, .before = {0, 1, 1}};
+    v.in = 40;
+    check_convolution(&v);
+}

@@ -1,0 +1,208 @@
+"""Each pass on the PyTorch code it is for: it changes the graph, and neither results nor gradients.
+
+What a pass does to the text of a graph is tested in tests/c/test_passes.c.
+"""
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from ortmodule.session import DTYPES, ArenaPool, Run, Session
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+# Difference allowed, relative to the largest number of each tensor: the passes change the order of roundings.
+TOLERANCE = {F32: 2e-6, F64: 1e-13, BF16: 2e-2}
+ALL_PASSES, NO_PASSES = 0, 0xFFFFFFFF
+
+
+# --- what is rewritten ------------------------------------------------------------------------------------------------
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *operands):
+        return self.function(*operands)
+
+
+class LayerNorm(nn.Module):
+    """As people write it."""
+
+    def __init__(self, width, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        y = self.weight * ((x - mean) / torch.sqrt(variance + 1e-6))
+        return y if self.bias is None else y + self.bias
+
+
+def hidden_rows():
+    """A mask whose first row allows nothing."""
+    allowed = torch.ones(2, 1, 4, 4).tril().bool()
+    allowed[1, :, 0] = False
+    return allowed
+
+
+def sdpa(q, k, v):
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=hidden_rows().to(q.device))
+
+
+def masked_attention(q, k, v, lowest=None):
+    allowed = hidden_rows()
+    scores = torch.where(allowed, q @ k.transpose(-1, -2), torch.finfo(q.dtype).min if lowest is None else lowest)
+    return torch.where(allowed, scores.softmax(-1), 0.0) @ v
+
+
+def scaled_scores(q, k):
+    return (q * 0.5) @ (k.transpose(-1, -2) / 3) * 1.5
+
+
+def split_in_three(x):
+    a, b, c = x.split((4, 3, 1), dim=-1)
+    return torch.cat((a.exp(), c.sin(), b * 2), -1) + x
+
+
+def rotary(x):
+    angle = torch.linspace(0, 1, 8, dtype=x.dtype)
+    return x * angle.cos() + rotate_half(x) * angle.sin()
+
+
+@dataclass
+class Case:
+    name: str  # of the pass
+    module: nn.Module
+    shapes: tuple = ((3, 5, 8),)
+    dtypes: tuple = (F32, F64, BF16)
+
+    def __str__(self):
+        return f"{self.name}-{getattr(getattr(self.module, 'function', None), '__name__', type(self.module).__name__)}"
+
+
+HEADS = ((2, 3, 4, 8),) * 3
+CASES = [
+    Case("gelu_fusion", nn.GELU()),
+    Case("gelu_fusion", nn.GELU("tanh")),
+    Case("gelu_fusion", ACT2FN["gelu_new"]),
+    Case("gelu_fusion", ACT2FN["gelu_fast"], dtypes=(F32, BF16)),  # its constant has ten digits
+    Case("gelu_fusion", ACT2FN["gelu_python"]),
+    Case("silu_fusion", nn.SiLU()),
+    Case("norm_fusion", LlamaRMSNorm(8), dtypes=(F32, BF16)),  # float64 stays as it is: it is computed in float32
+    Case("norm_fusion", T5LayerNorm(8), dtypes=(F32, BF16)),
+    Case("norm_fusion", GemmaRMSNorm(8), dtypes=(F32, BF16)),
+    Case("norm_fusion", LayerNorm(8, bias=True)),
+    Case("norm_fusion", LayerNorm(8, bias=False)),
+    Case("safe_softmax", Function(sdpa), HEADS, (F32, F64)),
+    Case("masked_softmax", Function(masked_attention), HEADS),
+    Case("matmul_fusion", nn.Linear(8, 6)),
+    Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
+    Case("concat_gradient", Function(split_in_three)),
+    Case("concat_gradient", Function(rotary)),
+]
+
+
+# --- running it -------------------------------------------------------------------------------------------------------
+
+
+def export(module, operands):
+    names = [f"x{i}" for i in range(len(operands))]
+    dims = {name: {i: f"{name}_{i}" for i in range(x.dim())} for name, x in zip(names, operands, strict=True)}
+    data = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            tuple(operands),
+            data,
+            dynamo=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+            export_params=False,
+            keep_initializers_as_inputs=True,
+            opset_version=18,
+            input_names=names,
+            output_names=["y"],
+            dynamic_axes=dims,
+        )
+    return Session(data.getvalue())
+
+
+def run(session, tensors, dy, disabled):
+    """The passes that fired, the result, the gradients."""
+    specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
+    plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled)
+    result = Run(plan, ArenaPool(), tensors, 0)
+    return plan.fired, [result.outputs[0], *result.backward([dy])]
+
+
+def pass_alone(session, tensors, dy, name):
+    """The switches that leave only this pass on, found by trying."""
+    for bit in range(32):
+        disabled = NO_PASSES ^ (1 << bit)
+        if name in run(session, tensors, dy, disabled)[0]:
+            return disabled
+    raise AssertionError(f"{name} does not fire")
+
+
+def difference(ours, theirs):
+    scale = max(1e-30, theirs.double().abs().max().item())
+    return (ours.double() - theirs.double()).abs().max().item() / scale
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=lambda dtype: DTYPES[dtype])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pass(case, dtype):
+    if dtype not in case.dtypes:
+        pytest.skip("not for this type")
+    torch.manual_seed(0)
+    module = case.module.to(dtype)
+    operands = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in case.shapes]
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.normal_()
+    session = export(module, [x.detach() for x in operands])
+    leaves = [operands[int(name[1:])] if name[0] == "x" else parameters[name] for name in session.inputs]
+
+    expected = module(*operands)
+    dy = torch.randn_like(expected)
+    expected = [expected.detach(), *torch.autograd.grad(expected, leaves, dy)]
+    tensors = [leaf.detach().contiguous() for leaf in leaves]
+    alone = pass_alone(session, tensors, dy, case.name)
+    for disabled in (alone, ALL_PASSES):
+        fired, results = run(session, tensors, dy, disabled)
+        assert disabled == ALL_PASSES or set(fired) == {case.name}
+        for ours, theirs in zip(results, expected, strict=True):
+            assert torch.isfinite(ours).all()
+            assert difference(ours, theirs) <= TOLERANCE[dtype]
+
+
+def test_switched_off():
+    session = export(nn.GELU(), [torch.ones(2, 3)])
+    fired, _ = run(session, [torch.ones(2, 3)], torch.ones(2, 3), NO_PASSES)
+    assert fired == {}
+
+
+def test_a_mask_of_minus_infinity():
+    """As `masked_attention`, with the other number that hides."""
+    module = Function(lambda q, k, v: masked_attention(q, k, v, -math.inf))
+    operands = [torch.randn(2, 3, 4, 8) for _ in range(3)]
+    session = export(module, operands)
+    fired, results = run(session, operands, torch.ones(2, 3, 4, 8), ALL_PASSES)
+    assert fired["masked_softmax"] == 1
+    assert (results[0][1, :, 0] == 0).all()
+    assert all(torch.isfinite(x).all() for x in results)
