@@ -1,0 +1,26 @@
+"""`model = ORTModule(model)`: PyTorch modules train through a C engine."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+import torch  # noqa: F401  (the engine finds torch's library in the process)
+
+from ortmodule._core import Error, InvalidModelError, UnsupportedError
+from ortmodule.explain import Report, explain
+from ortmodule.module import ORTModule
+from ortmodule.options import DebugOptions, LogLevel
+
+try:
+    __version__ = version("ortmodule")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0.0.0"
+
+__all__ = [
+    "DebugOptions",
+    "Error",
+    "InvalidModelError",
+    "LogLevel",
+    "ORTModule",
+    "Report",
+    "UnsupportedError",
+    "explain",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -108,20 +108,40 @@ def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tupl
     """Two traces that agree, and the dimensions whose sizes differ between them."""
     first, sizes = _first(at, dims, whole)
     reason = ""
-    for varied in dims.attempts(sizes):
+
+    def second(varied: frozenset[Dim]) -> Trace | None:
+        """Another trace, if it agrees with the first."""
+        nonlocal reason
         try:
-            pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
-            if any(sizes.lengths[dim] != size for dim, size in pinned.items()):
-                sizes = _Sizes(sizes.lengths | pinned)
-                first = at(sizes)
-            second = at(dims.probe(sizes, varied))
+            other = at(dims.probe(sizes, varied))
         except _Failed as error:
             reason = str(error)
-            continue
-        reason = difference(first, second)
-        if not reason:
-            return first, second, varied
-    raise CaptureError(f"traces of two parts of one batch do not agree: {reason}")
+            return None
+        reason = difference(first, other)
+        return None if reason else other
+
+    groups = dims.groups(sizes)
+    varied = frozenset().union(*groups)
+    other = second(varied)
+    if other is None:
+        varied = frozenset()
+        for group in [part for group in groups for part in dims.parts(group)]:
+            if not group <= varied and (found := second(varied | group)) is not None:
+                other, varied = found, varied | group
+    # What is pinned has to be traced at the size that it is pinned to.
+    while True:
+        pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
+        if other is not None and all(sizes.lengths[dim] == size for dim, size in pinned.items()):
+            return first, other, varied
+        sizes = _Sizes(sizes.lengths | pinned)
+        try:
+            first = at(sizes)
+            other = second(varied)
+        except _Failed as error:
+            reason, other = str(error), None
+        if other is None and not varied:
+            raise CaptureError(f"traces of two parts of one batch do not agree: {reason}")
+        varied = varied if other is not None else frozenset()
 
 
 def _first(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Trace, _Sizes]:
@@ -150,7 +170,7 @@ def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:
 
 # --- which sizes --------------------------------------------------------------------------------------------------------
 
-BATCH, LENGTH, FRAMES, SPACE, FEATURE = range(5)  # what a dimension probably is: only the order of attempts rests on it
+BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothing but the order of attempts rests on it
 
 
 class _Dims:
@@ -169,7 +189,7 @@ class _Dims:
             return LENGTH
         if tensor.dim() >= 4:
             return FEATURE if d == 1 else SPACE
-        return FRAMES if (tensor.dim(), d) == (3, 1) else FEATURE
+        return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
 
     def small(self, lengths: bool = True) -> _Sizes:
         """A batch of two; lengths of at most SMALL."""
@@ -179,29 +199,27 @@ class _Dims:
             if kinds[size] == BATCH:
                 new[dim] = 2
             else:
-                new[dim] = min(size, SMALL) if lengths and kinds[size] in (LENGTH, FRAMES) else size
+                new[dim] = min(size, SMALL) if lengths and kinds[size] == LENGTH else size
         return _Sizes(new)
 
     def whole(self) -> _Sizes:
         """As given, but a batch of one is doubled: sizes of one are never traced."""
         return _Sizes({d: 2 if self.kind[d] == BATCH and size == 1 else size for d, size in self.given.items()})
 
-    def attempts(self, sizes: _Sizes) -> Iterator[frozenset[Dim]]:
-        """Sets of dimensions to vary, the largest first; last the empty one."""
-        variable = [dim for dim, size in sizes.lengths.items() if size > 1]
-        groups: dict[int, list[Dim]] = {}
-        for dim in variable:
-            groups.setdefault(sizes.lengths[dim], []).append(dim)
-        done = []
-        for most in (FEATURE, SPACE, FRAMES, LENGTH, BATCH):
-            # Together by size first: a square mask has two equal dimensions of different kinds.
-            together = [d for group in groups.values() for d in group if min(self.kind[x] for x in group) <= most]
-            apart = [d for d in variable if self.kind[d] <= most]
-            for varied in (frozenset(together), frozenset(apart)):
-                if varied and varied not in done:
-                    done.append(varied)
-                    yield varied
-        yield frozenset()
+    def groups(self, sizes: _Sizes) -> list[frozenset[Dim]]:
+        """Dimensions of one size: they probably vary together. The batch comes first, features last."""
+        found: dict[int, list[Dim]] = {}
+        for dim, size in sizes.lengths.items():
+            if size > 1:
+                found.setdefault(size, []).append(dim)
+        return [frozenset(g) for g in sorted(found.values(), key=lambda g: min(self.kind[d] for d in g))]
+
+    def parts(self, group: frozenset[Dim]) -> list[frozenset[Dim]]:
+        """A group, and its dimensions of each kind: their sizes may be equal by accident."""
+        kinds = sorted({self.kind[dim] for dim in group})
+        if len(kinds) == 1:
+            return [group]
+        return [group, *(frozenset(d for d in group if self.kind[d] == kind) for kind in kinds)]
 
     def probe(self, sizes: _Sizes, varied: frozenset[Dim]) -> _Sizes:
         """Other sizes for the dimensions that vary, other values for all."""

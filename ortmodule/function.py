@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ortmodule import export
+from ortmodule import export, io
 from ortmodule.capture import Capture
 from ortmodule.session import DTYPES, MOST_PLANS, Run, Session
 from ortmodule.state import Slot, Tree
@@ -36,6 +36,7 @@ class _Prepared:
 
     plan: Any
     output_grads: Flags | None
+    sizes: tuple[int, ...]
     random: bool
     reads_input: list[int]
     reads_output: list[int]
@@ -50,7 +51,7 @@ class Graph:
     """
 
     def __init__(self, capture: Capture, tree: Tree, inputs: Sequence[torch.Tensor]) -> None:
-        self.capture, trace = capture, capture.trace
+        self.capture, self.tree, trace = capture, tree, capture.trace
         self.session = Session(capture.model.SerializeToString())
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
@@ -76,7 +77,7 @@ class Graph:
         for (i, d), size in self.capture.pinned.items():
             if inputs[i].shape[d] != size:
                 return False
-        return self._holds.get(_shapes(inputs)) is None
+        return self._holds.get(shapes(inputs)) is None
 
     def _tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[feed] if isinstance(feed, int) else feed.holder[feed.key] for feed in self.feeds]
@@ -91,9 +92,9 @@ class Graph:
         chosen = self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
         return tuple(i in chosen for i in range(len(self.session.outputs)))
 
-    def prepare(self, shapes: tuple, output_grads: Flags | None) -> _Prepared:
-        """The plan for these shapes of the inputs."""
-        key = (shapes, output_grads)
+    def prepare(self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = ()) -> _Prepared:
+        """The plan for these shapes of the inputs; ``sizes`` as in :meth:`Session.plan`."""
+        key = (shapes, output_grads, sizes)
         prepared = self.plans.get(key)
         if prepared is not None:
             self.plans.move_to_end(key)
@@ -101,9 +102,9 @@ class Graph:
         specs = list(self._specs)
         for i, feed in self._varying:
             specs[i] = (specs[i][0], tuple(shapes[feed]))
-        plan = self.session.plan(specs, self.needs, output_grads)
+        plan = self.session.plan(specs, self.needs, output_grads, sizes)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        self.plans[key] = prepared = _Prepared(plan, output_grads, plan.random, *reads)
+        self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads)
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return prepared
@@ -115,20 +116,23 @@ class Graph:
 
         Raises DoesNotHold, with nothing done; what a plan or the engine raises.
         """
-        shapes = _shapes(inputs)
+        sizes = shapes(inputs)
         tensors = self._tensors(inputs)
         leaves = [tensors[i] for i in self.leaves]
         grads = self.prediction if self.differentiable else None
-        prepared = self.prepare(shapes, grads)
+        prepared = self.prepare(sizes, grads)
         contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        seed = draw_seed() if prepared.random else 0
+        seed = draw_seed() if prepared.random or prepared.plan.prologue else 0
+        while prepared.plan.prologue:
+            more = self.session.next_size(prepared.plan, contiguous, seed)
+            prepared = self.prepare(sizes, grads, (*prepared.sizes, more))
         run = Run(prepared.plan, self.session.pool, contiguous, seed)
         outputs = run.outputs
-        self._check(shapes, outputs)
+        self._check(sizes, outputs)
         if self.writes or run.writes:
             self._write(prepared, run, inputs, contiguous)
         if grads is not None:
-            call = _Call(self, prepared, run, shapes, contiguous, eager)
+            call = _Call(self, prepared, run, sizes, contiguous, leaves, eager)
             for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
@@ -181,7 +185,8 @@ def _feed(name: str, tree: Tree) -> int | Slot:
     return tree.slots[name.removeprefix(export.STATE)]
 
 
-def _shapes(inputs: Sequence[torch.Tensor]) -> tuple:
+def shapes(inputs: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
+    """The shapes of some tensors, hashable."""
     return tuple([t.shape for t in inputs])
 
 
@@ -228,10 +233,11 @@ class _Call:
     """One forward that waits for its backward."""
 
     def __init__(
-        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, tensors: list, eager: Callable[[], Any]
-    ) -> None:
+        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, tensors: list, leaves: list,
+        eager: Callable[[], Any],
+    ) -> None:  # fmt: skip
         self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
-        self.tensors = tensors
+        self.tensors, self.leaves = tensors, leaves
         self.versions = [t._version for t in tensors]
 
     def backward(
@@ -255,7 +261,7 @@ class _Call:
                 outputs[i] = tensor
             found = self.run.backward(output_grads, inputs, outputs, keep)
         if not keep:
-            self.run = self.tensors = self.eager = None
+            self.run = self.tensors = self.leaves = self.eager = None
         return [found[i] for i in graph.leaves]
 
     def _check_versions(self) -> None:
@@ -269,7 +275,7 @@ class _Call:
     def _again(self, wanted: Flags) -> Run:
         """The same forward, planned for gradients of other outputs."""
         self._check_versions()
-        plan = self.graph.prepare(self.shapes, wanted).plan
+        plan = self.graph.prepare(self.shapes, wanted, self.prepared.sizes).plan
         return Run(plan, self.graph.session.pool, self.tensors, self.run.seed)
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
@@ -277,6 +283,10 @@ class _Call:
         if self.prepared.random:
             raise RuntimeError("create_graph=True through a module that draws random numbers is not supported")
         self._check_versions()
-        leaves, results = self.eager()
-        wanted = [(results[i], grad) for i, grad in zip(self.graph.differentiable, grads, strict=True) if grad is not None]
-        return torch.autograd.grad(*zip(*wanted, strict=True), create_graph=True, allow_unused=True)
+        with self.graph.tree.isolated():
+            results, _ = io.flatten(self.eager(), results=True)
+        sources = [s for s in self.graph.capture.trace.sources if s.kind != "number"]
+        outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
+        wanted = [(outputs[i], g) for i, g in zip(self.graph.differentiable, grads, strict=True) if g is not None]
+        outputs, grads = zip(*wanted, strict=True)
+        return torch.autograd.grad(outputs, self.leaves, grads, create_graph=True, allow_unused=True)

@@ -152,24 +152,31 @@ class Session:
         specs: Sequence[tuple[str, tuple[int, ...]]],
         needs_grad: Sequence[bool],
         output_grads: Sequence[bool] | None = None,
+        sizes: tuple[int, ...] = (),
     ) -> _core.Plan:
         """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
+        ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
+        ``prologue`` only computes the next of them (:meth:`next_size`).
         """
-        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads))
+        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans.move_to_end(key)
             return plan
         start = time.perf_counter()
-        plan = self.model.plan(key[0], key[1], key[2])
+        plan = self.model.plan(key[0], key[1], key[2], sizes=sizes)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         self.plans[key] = plan
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return plan
+
+    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:
+        """Runs a plan that is a ``prologue``: the next size that data decides."""
+        return Run(prologue, self.pool, tensors, seed).outputs[0].tolist()
 
     def run(
         self,
@@ -180,4 +187,7 @@ class Session:
     ) -> Run:
         """Forward over contiguous CPU ``tensors``, one for each input. ``seed``: 64 bits that random operators use."""
         specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
-        return Run(self.plan(specs, needs_grad, output_grads), self.pool, tensors, seed)
+        sizes: tuple[int, ...] = ()
+        while (plan := self.plan(specs, needs_grad, output_grads, sizes)).prologue:
+            sizes += (self.next_size(plan, tensors, seed),)
+        return Run(plan, self.pool, tensors, seed)

@@ -22,7 +22,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _INNER = ("_parameters", "_buffers", "_modules")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slot:
     """A place that holds a tensor: an entry of a module's parameters, buffers or attributes."""
 
@@ -84,7 +84,7 @@ class Tree:
         tensors = [slot.holder[slot.key] for slot in self.slots.values()]
         return (
             tuple([attributes["training"] for attributes in self._attributes]),
-            tuple([(t.dtype, t.requires_grad, t.shape) for t in tensors]),
+            tuple([(type(t), t.dtype, t.requires_grad, t.device, t.shape) for t in tensors]),
         )
 
     def hooked(self) -> str | None:

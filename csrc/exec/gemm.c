@@ -6,7 +6,7 @@
 
 #include <limits.h>
 
-/* --- batches ------------------------------------------------------------------------------------------------------- */
+/* --- batches ------------------------------------------------------------------------------------------------------ */
 
 gemm_offsets gemm_batch_at(const gemm *g, int64_t index) {
     gemm_offsets at = {0, 0, 0};
@@ -59,7 +59,7 @@ static void simplify(gemm *g) {
     }
 }
 
-/* --- BLAS ---------------------------------------------------------------------------------------------------------- */
+/* --- BLAS --------------------------------------------------------------------------------------------------------- */
 
 /* A matrix as BLAS takes it: whether it is stored transposed, and the distance between its stored lines. */
 typedef struct stored {
@@ -113,12 +113,11 @@ static bool blas(gemm *g) {
     /* Many pairs: one thread each, the library stays serial inside. Few large ones: it spreads each over threads. */
     if (count >= 4 * threads || (count > 1 && work < 1 << 20))
         parallel_for(count, work < GRAIN ? (int64_t)(4 * GRAIN / work) : 1, blas_pairs, &j);
-    else
-        blas_pairs(&j, 0, count);
+    else blas_pairs(&j, 0, count);
     return true;
 }
 
-/* --- torch's 16-bit product ---------------------------------------------------------------------------------------- */
+/* --- torch's 16-bit product --------------------------------------------------------------------------------------- */
 
 /* torch takes its fast way from so many multiplications a call on. */
 enum { SHIM_WORK = 16 * 16 * 16 };
@@ -137,12 +136,12 @@ static gemm part_of(const gemm *g, gemm_offsets at) {
 
 /* torch.baddbmm(C, A, B, out=C): it reads C only when beta is not 0. */
 static bool shim_part(const torch_lib *t, const gemm *g) {
-    aten_tensor *a = torch_tensor(t, g->type, g->a, 3, (int64_t[]){g->batch[0], g->m, g->k},
-                                  (int64_t[]){g->a_step[0], g->a_row, g->a_col});
-    aten_tensor *b = torch_tensor(t, g->type, g->b, 3, (int64_t[]){g->batch[0], g->k, g->n},
-                                  (int64_t[]){g->b_step[0], g->b_row, g->b_col});
-    aten_tensor *c = torch_tensor(t, g->type, g->c, 3, (int64_t[]){g->batch[0], g->m, g->n},
-                                  (int64_t[]){g->c_step[0], g->c_row, 1});
+    aten a = torch_tensor(t, g->type, g->a, 3, (int64_t[]){g->batch[0], g->m, g->k},
+                          (int64_t[]){g->a_step[0], g->a_row, g->a_col});
+    aten b = torch_tensor(t, g->type, g->b, 3, (int64_t[]){g->batch[0], g->k, g->n},
+                          (int64_t[]){g->b_step[0], g->b_row, g->b_col});
+    aten c =
+        torch_tensor(t, g->type, g->c, 3, (int64_t[]){g->batch[0], g->m, g->n}, (int64_t[]){g->c_step[0], g->c_row, 1});
     bool done = a && b && c && !t->aoti_torch_cpu_baddbmm_out(c, c, a, b, g->beta, g->alpha);
 
     torch_tensor_free(t, a);
@@ -172,7 +171,7 @@ static bool shim(gemm *g) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- */
+/* ------------------------------------------------------------------------------------------------------------------ */
 
 void gemm_run(const gemm *given) {
     static bool (*const ways[])(gemm *) = {blas, shim};

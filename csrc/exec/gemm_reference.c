@@ -13,13 +13,11 @@
 #include "core/parallel.h"
 #include "exec/gemm.h"
 
-enum {
-    VECTOR = 64,                          /* bytes of a vector; compilers split it for narrower machines */
-    MR = 8, NR_BYTES = 2 * VECTOR,        /* the inner kernel's block */
-    TILE_M = 12 * MR, TILE_N_BYTES = 6 * NR_BYTES, TILE_K = 128,
-};
+enum { VECTOR = 64 }; /* bytes of a vector; compilers split it for narrower machines */
+enum { MR = 8, NR_BYTES = 2 * VECTOR }; /* the inner kernel's block */
+enum { TILE_M = 12 * MR, TILE_N_BYTES = 6 * NR_BYTES, TILE_K = 128 };
 
-/* --- inner kernels: one for each type sums are kept in ------------------------------------------------------------- */
+/* --- inner kernels: one for each type sums are kept in ------------------------------------------------------------ */
 
 /* sum[MR][NR] += A panel * B panel, over `depth` steps; rows of `sum` are TILE_N_BYTES apart. */
 typedef void inner_fn(int64_t depth, const void *a, const void *b, void *sum);
@@ -31,8 +29,7 @@ typedef void inner_fn(int64_t depth, const void *a, const void *b, void *sum);
         const T *a = a_panel;                                                                                          \
         const name##_vector *b = b_panel;                                                                              \
         name##_vector *sum = sum_block, s[MR][2] = {{{0}}};                                                            \
-        for (int64_t k = 0; k < depth; k++, a += MR, b += 2)                                                           \
-            _Pragma("GCC unroll 8") for (int i = 0; i < MR; i++) {                                                     \
+        for (int64_t k = 0; k < depth; k++, a += MR, b += 2) _Pragma("GCC unroll 8") for (int i = 0; i < MR; i++) {    \
                 s[i][0] += a[i] * b[0];                                                                                \
                 s[i][1] += a[i] * b[1];                                                                                \
             }                                                                                                          \
@@ -46,7 +43,7 @@ INNER(inner_float, float)
 INNER(inner_double, double)
 INNER(inner_int, uint64_t)
 
-/* --- in and out: one pair of functions for each stored type -------------------------------------------------------- */
+/* --- in and out: one pair of functions for each stored type ------------------------------------------------------- */
 
 /* Panels of `width` lanes over `depth` steps, the last padded with zeros. */
 typedef void pack_fn(void *out, const void *in, int64_t lanes, int64_t depth, int64_t lane_step, int64_t depth_step,
@@ -115,14 +112,14 @@ typedef struct kind {
 } kind;
 
 static const kind kinds[DTYPE_COUNT] = {
-    [F32] = {4, inner_float, pack_f32, store_f32},   [F64] = {8, inner_double, pack_f64, store_f64},
+    [F32] = {4, inner_float, pack_f32, store_f32},    [F64] = {8, inner_double, pack_f64, store_f64},
     [BF16] = {4, inner_float, pack_bf16, store_bf16}, [F16] = {4, inner_float, pack_f16, store_f16},
-    [I64] = {8, inner_int, pack_i64, store_i64},     [I32] = {8, inner_int, pack_i32, store_i32},
-    [I16] = {8, inner_int, pack_i16, store_i16},     [I8] = {8, inner_int, pack_i8, store_i8},
+    [I64] = {8, inner_int, pack_i64, store_i64},      [I32] = {8, inner_int, pack_i32, store_i32},
+    [I16] = {8, inner_int, pack_i16, store_i16},      [I8] = {8, inner_int, pack_i8, store_i8},
     [U8] = {8, inner_int, pack_u8, store_u8},
 };
 
-/* --- tiles --------------------------------------------------------------------------------------------------------- */
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -136,7 +133,8 @@ static void run_tile(const gemm *g, gemm_offsets at, tile t) {
     const char *a = (const char *)g->a + (at.a + t.row * g->a_row) * size;
     const char *b = (const char *)g->b + (at.b + t.col * g->b_col) * size;
     char *c = (char *)g->c + (at.c + t.row * g->c_row + t.col) * size;
-    _Alignas(VECTOR) char a_panels[TILE_M * TILE_K * sizeof(double)], b_panels[TILE_K * TILE_N_BYTES], sum[TILE_M * TILE_N_BYTES];
+    _Alignas(VECTOR) char a_panels[TILE_M * TILE_K * sizeof(double)], b_panels[TILE_K * TILE_N_BYTES];
+    _Alignas(VECTOR) char sum[TILE_M * TILE_N_BYTES];
 
     __builtin_memset(sum, 0, sizeof sum);
     for (int64_t k = 0; k < g->k; k += TILE_K) {

@@ -46,9 +46,9 @@ static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
     return true;
 }
 
-aten_tensor *torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
-                          const int64_t *stride) {
-    aten_tensor *x = NULL;
+aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
+                  const int64_t *stride) {
+    aten x = NULL;
     int32_t number;
 
     if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object) return NULL;
@@ -59,13 +59,13 @@ aten_tensor *torch_tensor(const torch_lib *t, dtype type, const void *data, int 
     return x;
 }
 
-aten_tensor *torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {
+aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {
     int64_t stride[MAX_RANK];
     stride_contiguous(s, stride);
     return torch_tensor(t, type, data, s->rank, s->dim, stride);
 }
 
-const void *torch_tensor_data(const torch_lib *t, aten_tensor *x, int64_t count) {
+const void *torch_tensor_data(const torch_lib *t, aten x, int64_t count) {
     bool contiguous = false;
     int64_t found = -1;
     void *data = NULL;
@@ -75,7 +75,7 @@ const void *torch_tensor_data(const torch_lib *t, aten_tensor *x, int64_t count)
     return data;
 }
 
-void torch_tensor_free(const torch_lib *t, aten_tensor *x) {
+void torch_tensor_free(const torch_lib *t, aten x) {
     if (x) (void)t->aoti_torch_delete_tensor_object(x);
 }
 

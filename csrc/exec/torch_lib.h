@@ -8,18 +8,20 @@
 
 #include "core/shape.h"
 
-typedef struct aten_tensor aten_tensor; /* an at::Tensor */
+typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
 
 /* Each row is one function: result, name of the member and of the symbol, parameters. BLAS takes its integers as
  * pointers: they point to 64-bit ones here, which on a little-endian machine a library of 32-bit integers reads right
  * as well. */
 #define TORCH_LIB_FUNCTIONS(F)                                                                                         \
-    F(void, sgemm_, (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,   \
-                     const float *alpha, const float *a, const int64_t *lda, const float *b, const int64_t *ldb,       \
-                     const float *beta, float *c, const int64_t *ldc))                                                 \
-    F(void, dgemm_, (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,   \
-                     const double *alpha, const double *a, const int64_t *lda, const double *b, const int64_t *ldb,    \
-                     const double *beta, double *c, const int64_t *ldc))                                               \
+    F(void, sgemm_,                                                                                                    \
+      (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,                 \
+       const float *alpha, const float *a, const int64_t *lda, const float *b, const int64_t *ldb, const float *beta,  \
+       float *c, const int64_t *ldc))                                                                                  \
+    F(void, dgemm_,                                                                                                    \
+      (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,                 \
+       const double *alpha, const double *a, const int64_t *lda, const double *b, const int64_t *ldb,                  \
+       const double *beta, double *c, const int64_t *ldc))                                                             \
     F(int32_t, aoti_torch_dtype_float32, (void))                                                                       \
     F(int32_t, aoti_torch_dtype_float64, (void))                                                                       \
     F(int32_t, aoti_torch_dtype_bfloat16, (void))                                                                      \
@@ -27,22 +29,21 @@ typedef struct aten_tensor aten_tensor; /* an at::Tensor */
     F(int32_t, aoti_torch_device_type_cpu, (void))                                                                     \
     F(int32_t, aoti_torch_create_tensor_from_blob,                                                                     \
       (void *data, int64_t rank, const int64_t *dim, const int64_t *stride, int64_t offset, int32_t type,              \
-       int32_t device_type, int32_t device_index, aten_tensor **out))                                                  \
-    F(int32_t, aoti_torch_delete_tensor_object, (aten_tensor * t))                                                     \
-    F(int32_t, aoti_torch_get_data_ptr, (aten_tensor * t, void **out))                                                 \
-    F(int32_t, aoti_torch_get_numel, (aten_tensor * t, int64_t *out))                                                  \
-    F(int32_t, aoti_torch_is_contiguous, (aten_tensor * t, bool *out))                                                 \
-    F(int32_t, aoti_torch_cpu_baddbmm_out,                                                                             \
-      (aten_tensor * out, aten_tensor *self, aten_tensor *a, aten_tensor *b, double beta, double alpha))               \
+       int32_t device_type, int32_t device_index, aten *out))                                                          \
+    F(int32_t, aoti_torch_delete_tensor_object, (aten t))                                                              \
+    F(int32_t, aoti_torch_get_data_ptr, (aten t, void **out))                                                          \
+    F(int32_t, aoti_torch_get_numel, (aten t, int64_t *out))                                                           \
+    F(int32_t, aoti_torch_is_contiguous, (aten t, bool *out))                                                          \
+    F(int32_t, aoti_torch_cpu_baddbmm_out, (aten out, aten self, aten a, aten b, double beta, double alpha))           \
     F(int32_t, aoti_torch_cpu_convolution,                                                                             \
-      (aten_tensor * x, aten_tensor *w, aten_tensor **bias, const int64_t *stride, int64_t n_stride,                   \
-       const int64_t *pad, int64_t n_pad, const int64_t *dilation, int64_t n_dilation, int32_t transposed,             \
-       const int64_t *out_pad, int64_t n_out_pad, int64_t groups, aten_tensor **y))                                    \
+      (aten x, aten w, const aten *bias, const int64_t *stride, int64_t n_stride, const int64_t *pad, int64_t n_pad,   \
+       const int64_t *dilation, int64_t n_dilation, int32_t transposed, const int64_t *out_pad, int64_t n_out_pad,     \
+       int64_t groups, aten *y))                                                                                       \
     F(int32_t, aoti_torch_cpu_convolution_backward,                                                                    \
-      (aten_tensor * dy, aten_tensor *x, aten_tensor *w, const int64_t **bias_size, int64_t n_bias_size,               \
-       const int64_t *stride, int64_t n_stride, const int64_t *pad, int64_t n_pad, const int64_t *dilation,            \
-       int64_t n_dilation, int32_t transposed, const int64_t *out_pad, int64_t n_out_pad, int64_t groups,              \
-       const int32_t *mask, int64_t n_mask, aten_tensor **dx, aten_tensor **dw, aten_tensor **db))
+      (aten dy, aten x, aten w, const int64_t **bias_size, int64_t n_bias_size, const int64_t *stride,                 \
+       int64_t n_stride, const int64_t *pad, int64_t n_pad, const int64_t *dilation, int64_t n_dilation,               \
+       int32_t transposed, const int64_t *out_pad, int64_t n_out_pad, int64_t groups, const int32_t *mask,             \
+       int64_t n_mask, aten *dx, aten *dw, aten *db))
 
 typedef struct torch_lib {
     void *handle; /* of the library, NULL without torch */
@@ -55,13 +56,13 @@ typedef struct torch_lib {
 const torch_lib *torch_lib_get(void);
 
 /* A tensor over memory of ours, which must outlive it; NULL when torch cannot make one. */
-aten_tensor *torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
-                          const int64_t *stride);
+aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
+                  const int64_t *stride);
 /* The same for a contiguous tensor. */
-aten_tensor *torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s);
-void torch_tensor_free(const torch_lib *t, aten_tensor *x); /* NULL is fine */
+aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s);
+void torch_tensor_free(const torch_lib *t, aten x); /* NULL is fine */
 /* The elements of a contiguous tensor that torch made, of which there should be `count`; NULL when it is no such. */
-const void *torch_tensor_data(const torch_lib *t, aten_tensor *x, int64_t count);
+const void *torch_tensor_data(const torch_lib *t, aten x, int64_t count);
 
 /* Does torch have vector instructions for this 16-bit float on this machine? Otherwise it goes element by element. */
 bool torch_has_narrow(dtype type);

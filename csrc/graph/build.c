@@ -63,7 +63,10 @@ static uint64_t hash_node(const node *n) {
             h = mix(h, v ? (uint64_t)v->id + 1 : 0);
         }
     }
-    for (const attr *a = n->attrs; a && a->name; a++) h = mix(h, (uint64_t)a->i + (uint64_t)a->count);
+    for (const attr *a = n->attrs; a && a->name; a++) {
+        h = mix(h, (uint64_t)a->i + (uint64_t)a->count);
+        for (int i = 0; a->ints && i < a->count; i++) h = mix(h, (uint64_t)a->ints[i]);
+    }
     return h;
 }
 

@@ -93,6 +93,22 @@ status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
     return emit_with(g, out, "ConstantOfShape", NODE_ATTRS(TENSOR("value", &fill)), sizes);
 }
 
+status graph_data_size(graph *g, value *v, int64_t *size) {
+    int k = 0;
+
+    while (k < g->n_sized && g->sized[k] != v) k++;
+    if (k < g->n_sized) {
+        *size = g->sizes[k];
+        return OK;
+    }
+    if (k == g->n_sizes) {
+        g->pending = v;
+        return fail(g->c, E_PENDING, "a size is decided by data");
+    }
+    *size = g->sizes[k];
+    return append(g->c, &g->sized, &g->n_sized, v);
+}
+
 /* --- uses --------------------------------------------------------------------------------------------------------- */
 
 static status add_use(graph *g, value *v, node *user, int index) {

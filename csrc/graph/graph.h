@@ -94,6 +94,11 @@ struct graph {
     int opset;             /* of the default domain */
     int n_values, n_nodes;
     int n_random;          /* keys given to random nodes so far */
+    const int64_t *sizes;  /* sizes that data decides, as far as they are known, in the order they are asked for */
+    int n_sizes;
+    value **sized;         /* [n_sized] the values that hold them */
+    int n_sized;
+    value *pending;        /* the value that holds the first size that is not known */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */
     const char *emit_name; /* name given to nodes emitted now */
@@ -123,6 +128,9 @@ MUST_USE status graph_share_constant(graph *g, const value *from, value **out);
 MUST_USE status graph_make_node(graph *g, const struct op_def *op, const char *name, const attr *attrs, int n_in,
                                 value *const *in, int n_out, node **out);
 MUST_USE status graph_insert_node(graph *g, node *n);
+
+/* The size that `v`, an int64 scalar, holds when this plan runs. E_PENDING when it has to be found by running first. */
+MUST_USE status graph_data_size(graph *g, value *v, int64_t *size);
 
 /* Emits operator `op` (default domain first, then ours): inference, simplification, constant folding, reuse of an
  * equal node. `in` may hold NULL for absent operands; out[0..n_out) receives the results (NULL where not produced). */

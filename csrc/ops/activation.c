@@ -51,8 +51,8 @@ FLOAT_FN(celu_grad, 2, y > 0 ? x : x * v_exp(y / p0))
 FLOAT_FN(sigmoid, 1, v_sigmoid(x))
 FLOAT_FN(sigmoid_grad, 2, x * y * (1 - y))
 
-FLOAT_FN(swish, 1, v_sigmoid((p0 * x)) * x)
-FLOAT_WHERE(swish_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
+FLOAT_FN(silu, 1, v_sigmoid((p0 * x)) * x)
+FLOAT_WHERE(silu_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
 
 /* Beyond 20 PyTorch's Softplus is x itself, with the gradient 1. */
 FLOAT_FN(softplus, 1, x > 20 ? x : v_log1p(v_exp(x)))
@@ -86,7 +86,7 @@ static status grad_leaky_relu(graph *g, const node *n, value *const dy[], value 
 }
 
 static status infer_prelu(graph *g, node *n) {
-    TRY(infer_broadcast(g, n));
+    TRY(infer_pointwise(g, n));
     if (!shape_equal(&n->out[0]->shape, &n->in[0]->shape)) {
         char slope[SHAPE_TEXT], x[SHAPE_TEXT];
         return fail(g->c, E_SHAPE, "the slope of PRelu, %s, does not broadcast to %s",
@@ -108,11 +108,14 @@ static status lower_gelu(graph *g, const node *n, value **out) {
     return OK;
 }
 
-static status lower_silu(graph *g, const node *n, value **out) { return emit(g, out, "Swish", n->in[0]); }
+static status lower_swish(graph *g, const node *n, value **out) {
+    return emit_with(g, out, "Silu", n->attrs, n->in[0]);
+}
 
 /* x / (1 + |x|) */
 static status lower_softsign(graph *g, const node *n, value **out) {
     value *one, *size;
+    TRY(require(g, n, 0));
     TRY(graph_scalar(g, n->in[0]->type, 1, &one));
     TRY(emit(g, &size, "Abs", n->in[0]));
     TRY(emit(g, &size, "Add", size, one));
@@ -128,8 +131,6 @@ static const attr hard_attrs[] = {FLOAT("alpha", 0.2), FLOAT("beta", 0.5), {0}};
 static const attr gelu_attrs[] = {STRING("approximate", "none"), {0}};
 
 #define ACTIVATION(name_, since_, ...) TILED(name_, "", since_, 1, FLOATS, INPLACE_0, infer_same, __VA_ARGS__)
-#define COMPOSITION(name_, domain_, since_)                                                                            \
-    .name = name_, .domain = domain_, .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS
 #define ONE(a) .params = {a}
 #define TWO(a, b) .params = {a, b}
 #define FN(name) .fn = {FLOAT_TILES(name)}
@@ -139,25 +140,24 @@ const op_def activation_ops[] = {
      .grad = pointwise_grad_y},
     {ACTIVATION("LeakyRelu", 6, ONE("alpha"), FN(leaky_relu)), .attrs = leaky_attrs, .grad = grad_leaky_relu},
     {TILED("PRelu", "", 7, 2, FLOATS, INPLACE_0, infer_prelu, FN(prelu)), .grad = grad_prelu},
-    {ACTIVATION("ThresholdedRelu", 10, ONE("alpha"), FN(thresholded_relu)),
-     .attrs = alpha_attrs,
+    {ACTIVATION("ThresholdedRelu", 10, ONE("alpha"), FN(thresholded_relu)), .attrs = alpha_attrs,
      .grad = pointwise_grad_x},
-    {ACTIVATION("HardSigmoid", 6, TWO("alpha", "beta"), FN(hard_sigmoid)),
-     .attrs = hard_attrs,
+    {ACTIVATION("HardSigmoid", 6, TWO("alpha", "beta"), FN(hard_sigmoid)), .attrs = hard_attrs,
      .grad = pointwise_grad_y},
     {ACTIVATION("HardSwish", 14, FN(hard_swish)), .grad = pointwise_grad_x},
     {ACTIVATION("Elu", 6, ONE("alpha"), FN(elu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Selu", 6, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Celu", 12, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Sigmoid", 6, FN(sigmoid)), .grad = pointwise_grad_y},
-    {ACTIVATION("Swish", 24, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Softplus", 1, FN(softplus)), .grad = pointwise_grad_x},
     {ACTIVATION("Mish", 18, FN(mish)), .grad = pointwise_grad_x},
     {ACTIVATION("Gelu", 20, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
-    {COMPOSITION("Softsign", "", 1), .lower = lower_softsign},
+    {LOWERED("Swish", "", 24, 1, 1, FLOATS, lower_swish), .attrs = alpha_attrs},
+    {LOWERED("Softsign", "", 1, 1, 1, FLOATS, lower_softsign)},
 
     {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
-    {COMPOSITION("Silu", ORT_DOMAIN, 1), .lower = lower_silu},
+    {TILED("Silu", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, ONE("alpha"), FN(silu)), .attrs = alpha_attrs,
+     .grad = pointwise_grad_x},
 
     {TILED_GRADIENT("ReluGrad", 2, FN(relu_grad))},
     {TILED_GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
@@ -170,7 +170,7 @@ const op_def activation_ops[] = {
     {TILED_GRADIENT("SeluGrad", 2, TWO("alpha", "gamma"), FN(selu_grad)), .attrs = selu_attrs},
     {TILED_GRADIENT("CeluGrad", 2, ONE("alpha"), FN(celu_grad)), .attrs = alpha_attrs},
     {TILED_GRADIENT("SigmoidGrad", 2, FN(sigmoid_grad))},
-    {TILED_GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SiluGrad", 2, ONE("alpha"), FN(silu_grad)), .attrs = alpha_attrs},
     {TILED_GRADIENT("SoftplusGrad", 2, FN(softplus_grad))},
     {TILED_GRADIENT("MishGrad", 2, FN(mish_grad))},
     {TILED_GRADIENT("GeluGrad", 2, FN(gelu_grad)), .attrs = gelu_attrs},

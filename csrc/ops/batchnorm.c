@@ -72,7 +72,7 @@ static job job_of(const call *k) {
     job j = {.samples = s->dim[0], .channels = s->dim[1], .size = shape_span(s, 2, s->rank)};
     double **vectors[VECTORS] = {&j.mean, &j.inverse, &j.scale, &j.bias, &j.a, &j.b};
 
-    j.count = (double)(j.samples * j.size);
+    j.count = fmax((double)(j.samples * j.size), 1); /* an empty batch has moments 0 and gradients 0 */
     for (int i = 0; i < VECTORS; i++) *vectors[i] = (double *)k->work + i * j.channels;
     if (tensor_present(&k->out[0])) j.out = k->out[0].data;
     return j;

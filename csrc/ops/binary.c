@@ -31,7 +31,7 @@ INT_FN(min, 2, x < y ? x : y)
 /* divisor_grad(dy, y, out) */
 FLOAT_FN(divisor_grad, 3, -(z / y) * x)
 
-/* max_grad(dy, picked, other); Min's is the same with its operands exchanged. */
+/* max_grad(dy, operand, other): for the minimum the operands change places. */
 FLOAT_FN(max_grad, 3, y < z ? 0 : y == z ? x / 2 : x)
 
 /* Attribute fmod: the result has the sign of x, as in C; otherwise that of y, as in Python. */
@@ -158,9 +158,23 @@ static status lower_mean(graph *g, const node *n, value **out) {
     return emit(g, out, "Div", out[0], count);
 }
 
-/* Max and Min of two are kernels. */
-static status lower_extremum(graph *g, const node *n, value **out) {
-    return n->n_in == 2 ? OK : emit_chain(g, n, n->op->name, out);
+/* Arithmetic on booleans is logic, as in PyTorch. */
+static bool is_logic(const node *n) { return n->in[0] && n->in[0]->type == BOOL; }
+
+static status lower_max(graph *g, const node *n, value **out) {
+    return emit_chain(g, n, is_logic(n) ? "Or" : "Maximum", out);
+}
+
+static status lower_min(graph *g, const node *n, value **out) {
+    return emit_chain(g, n, is_logic(n) ? "And" : "Minimum", out);
+}
+
+static status lower_add(graph *g, const node *n, value **out) {
+    return is_logic(n) ? emit(g, out, "Or", n->in[0], n->in[1]) : OK;
+}
+
+static status lower_mul(graph *g, const node *n, value **out) {
+    return is_logic(n) ? emit(g, out, "And", n->in[0], n->in[1]) : OK;
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
@@ -208,14 +222,14 @@ static status grad_mod(graph *g, const node *n, value *const dy[], value *dx[]) 
 }
 
 static status grad_max(graph *g, const node *n, value *const dy[], value *dx[]) {
-    if (need(n, 0)) TRY(emit(g, &dx[0], "MaxGrad", dy[0], n->in[0], n->in[1]));
-    if (need(n, 1)) TRY(emit(g, &dx[1], "MaxGrad", dy[0], n->in[1], n->in[0]));
+    if (need(n, 0)) TRY(emit(g, &dx[0], "MaximumGrad", dy[0], n->in[0], n->in[1]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "MaximumGrad", dy[0], n->in[1], n->in[0]));
     return OK;
 }
 
 static status grad_min(graph *g, const node *n, value *const dy[], value *dx[]) {
-    if (need(n, 0)) TRY(emit(g, &dx[0], "MaxGrad", dy[0], n->in[1], n->in[0]));
-    if (need(n, 1)) TRY(emit(g, &dx[1], "MaxGrad", dy[0], n->in[0], n->in[1]));
+    if (need(n, 0)) TRY(emit(g, &dx[0], "MaximumGrad", dy[0], n->in[1], n->in[0]));
+    if (need(n, 1)) TRY(emit(g, &dx[1], "MaximumGrad", dy[0], n->in[0], n->in[1]));
     return OK;
 }
 
@@ -225,30 +239,26 @@ static const attr mod_attrs[] = {INT("fmod", 0), {0}};
 
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
 #define BINARY(name_, since_, types_, flags_, ...)                                                                     \
-    TILED(name_, "", since_, 2, types_, INPLACE_0 | INPLACE_1 | (flags_), infer_broadcast, __VA_ARGS__)
-#define VARIADIC_OP(name_, domain_, since_, types_)                                                                    \
-    .name = name_, .domain = domain_, .since = since_, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = types_
+    TILED(name_, "", since_, 2, types_, INPLACE_0 | INPLACE_1 | (flags_), infer_pointwise, __VA_ARGS__)
+#define EXTREMUM(name_, fn_)                                                                                           \
+    TILED(name_, ORT_DOMAIN, 1, 2, NUMBERS, INPLACE_0 | INPLACE_1 | COMMUTATIVE, infer_pointwise, TILES(fn_))
 
 const op_def binary_ops[] = {
-    {BINARY("Add", 7, ANY_TYPE, COMMUTATIVE, TILES(add)),
-     .lower = lower_add,
-     .simplify = simplify_sum,
+    {BINARY("Add", 7, ANY_TYPE, COMMUTATIVE, TILES(add)), .lower = lower_add, .simplify = simplify_sum,
      .grad = grad_add},
     {BINARY("Sub", 7, NUMBERS, 0, TILES(sub)), .simplify = simplify_difference, .grad = grad_sub},
-    {BINARY("Mul", 7, ANY_TYPE, COMMUTATIVE, TILES(mul)),
-     .lower = lower_mul,
-     .simplify = simplify_product,
+    {BINARY("Mul", 7, ANY_TYPE, COMMUTATIVE, TILES(mul)), .lower = lower_mul, .simplify = simplify_product,
      .grad = grad_mul},
     {BINARY("Div", 7, NUMBERS, 0, TILES(div)), .simplify = simplify_quotient, .grad = grad_div},
     {BINARY("Pow", 7, NUMBERS, 0, TILES(pow)), .lower = lower_power, .simplify = simplify_power, .grad = grad_power},
     {BINARY("Mod", 10, NUMBERS, 0, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs, .grad = grad_mod},
-    {VARIADIC_OP("Max", "", 8, ANY_TYPE), .lower = lower_max},
-    {VARIADIC_OP("Min", "", 8, ANY_TYPE), .lower = lower_min},
-    {VARIADIC_OP("Sum", "", 8, FLOATS), .lower = lower_sum},
-    {VARIADIC_OP("Mean", "", 8, FLOATS), .lower = lower_mean},
+    {LOWERED("Max", "", 8, 1, VARIADIC, ANY_TYPE, lower_max)},
+    {LOWERED("Min", "", 8, 1, VARIADIC, ANY_TYPE, lower_min)},
+    {LOWERED("Sum", "", 8, 1, VARIADIC, FLOATS, lower_sum)},
+    {LOWERED("Mean", "", 8, 1, VARIADIC, FLOATS, lower_mean)},
 
-    {OURS("Maximum", max), .grad = grad_max},
-    {OURS("Minimum", min), .grad = grad_min},
+    {EXTREMUM("Maximum", max), .grad = grad_max},
+    {EXTREMUM("Minimum", min), .grad = grad_min},
     {TILED_GRADIENT("MaximumGrad", 3, .fn = {FLOAT_TILES(max_grad)})},
     {TILED_GRADIENT("DivisorGrad", 3, .fn = {FLOAT_TILES(divisor_grad)})},
     {TILED_GRADIENT("PowGrad", 3, .fn = {FLOAT_TILES(pow_grad)})},

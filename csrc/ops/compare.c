@@ -25,12 +25,12 @@ TILE_FN(is_nan_f64, 1, double, uint8_t, x != x, )
 TILE_FN(is_inf_f32, 1, float, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
 TILE_FN(is_inf_f64, 1, double, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
 
-TILE_2(and_bool, uint8_t, uint8_t, x & y)
+TILE_2(and_bool, uint8_t, uint8_t, (x & y))
 TILE_2(or_bool, uint8_t, uint8_t, x | y)
 TILE_2(xor_bool, uint8_t, uint8_t, x ^ y)
 TILE_1(not_bool, uint8_t, !x)
 
-WRAP_FN(bit_and, 2, x & y)
+WRAP_FN(bit_and, 2, (x & y))
 WRAP_FN(bit_or, 2, x | y)
 WRAP_FN(bit_xor, 2, x ^ y)
 WRAP_FN(bit_not, 1, ~x)
@@ -43,7 +43,7 @@ INT_FN(shift_right, 2, x >> ((uint64_t)y < WIDTH ? (uint64_t)y : WIDTH - 1))
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
 static status infer_comparison(graph *g, node *n) {
-    TRY(infer_broadcast(g, n));
+    TRY(infer_pointwise(g, n));
     n->out[0]->type = BOOL;
     return OK;
 }
@@ -102,45 +102,36 @@ static status lower_shift(graph *g, const node *n, value **out) {
 static const attr inf_attrs[] = {INT("detect_positive", 1), INT("detect_negative", 1), {0}};
 static const attr shift_attrs[] = {{.name = "direction"}, {0}};
 
-#define COMPARE_TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
-#define RECORD(name_, domain_, since_, operands_, types_, ...)                                                         \
-    .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
-    .dtypes = types_, .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){__VA_ARGS__}
-#define COMPARE(name_, since_, fn_)                                                                                    \
-    RECORD(name_, "", since_, 2, NUMBERS, COMPARE_TILES(fn_)), .flags = POINTWISE | STRIDED | NO_GRAD,                 \
-    .infer = infer_comparison
-#define TEST(name_, since_, ...)                                                                                       \
-    RECORD(name_, "", since_, 1, NUMBERS, __VA_ARGS__), .flags = POINTWISE | STRIDED | NO_GRAD, .infer = infer_test,   \
-    .simplify = simplify_test
-#define SAME_TYPE (POINTWISE | STRIDED | NO_GRAD | INPLACE_0)
-#define LOGIC(name_, fn_, simplify_)                                                                                   \
-    RECORD(name_, "", 7, 2, SET(BOOL), .fn = {[TILE_BOOL] = fn_}), .flags = SAME_TYPE | INPLACE_1 | COMMUTATIVE,       \
-    .infer = infer_broadcast, .simplify = simplify_
+#define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
+#define BOOL_TILE(name) .fn = {[TILE_BOOL] = name}
+#define COMPARISON_OP(name_, since_, types_, flags_, ...)                                                              \
+    TILED(name_, "", since_, 2, types_, NO_GRAD | (flags_), infer_comparison, __VA_ARGS__)
+#define LOGIC(name_, fn_)                                                                                              \
+    TILED(name_, "", 7, 2, SET(BOOL), NO_GRAD | INPLACE_0 | INPLACE_1 | COMMUTATIVE, infer_pointwise, BOOL_TILE(fn_))
 #define BITS(name_, domain_, since_, flags_, fn_)                                                                      \
-    RECORD(name_, domain_, since_, 2, INTEGERS, .fn = {INT_TILES(fn_)}), .flags = SAME_TYPE | INPLACE_1 | (flags_),        \
-    .infer = infer_broadcast
+    TILED(name_, domain_, since_, 2, INTEGERS, NO_GRAD | INPLACE_0 | INPLACE_1 | (flags_), infer_pointwise,            \
+          .fn = {INT_TILES(fn_)})
 
 const op_def compare_ops[] = {
-    {RECORD("Equal", "", 7, 2, ANY_TYPE, .fn = {FLOAT_TILES(equal), INT_TILES(equal), [TILE_BOOL] = equal_bool}),
-     .flags = POINTWISE | STRIDED | NO_GRAD | COMMUTATIVE, .infer = infer_comparison},
-    {COMPARE("Less", 7, less)},
-    {COMPARE("LessOrEqual", 12, less_or_equal)},
-    {COMPARE("Greater", 7, greater)},
-    {COMPARE("GreaterOrEqual", 12, greater_or_equal)},
-    {TEST("IsNaN", 9, .fn = {FLOAT_TILES(is_nan)})},
-    {TEST("IsInf", 10, .params = {"detect_positive", "detect_negative"}, .fn = {FLOAT_TILES(is_inf)}),
-     .attrs = inf_attrs},
-    {LOGIC("And", and_bool, simplify_and)},
-    {LOGIC("Or", or_bool, simplify_or)},
-    {LOGIC("Xor", xor_bool, NULL)},
-    {RECORD("Not", "", 1, 1, SET(BOOL), .fn = {[TILE_BOOL] = not_bool}),
-     .flags = SAME_TYPE, .infer = infer_same, .simplify = simplify_not},
+    {COMPARISON_OP("Equal", 7, ANY_TYPE, COMMUTATIVE,
+                   .fn = {FLOAT_TILES(equal), INT_TILES(equal), [TILE_BOOL] = equal_bool})},
+    {COMPARISON_OP("Less", 7, NUMBERS, 0, TILES(less))},
+    {COMPARISON_OP("LessOrEqual", 12, NUMBERS, 0, TILES(less_or_equal))},
+    {COMPARISON_OP("Greater", 7, NUMBERS, 0, TILES(greater))},
+    {COMPARISON_OP("GreaterOrEqual", 12, NUMBERS, 0, TILES(greater_or_equal))},
+    {TILED("IsNaN", "", 9, 1, NUMBERS, NO_GRAD, infer_test, .fn = {FLOAT_TILES(is_nan)}), .simplify = simplify_test},
+    {TILED("IsInf", "", 10, 1, NUMBERS, NO_GRAD, infer_test, .params = {"detect_positive", "detect_negative"},
+           .fn = {FLOAT_TILES(is_inf)}),
+     .attrs = inf_attrs, .simplify = simplify_test},
+    {LOGIC("And", and_bool), .simplify = simplify_and},
+    {LOGIC("Or", or_bool), .simplify = simplify_or},
+    {LOGIC("Xor", xor_bool)},
+    {TILED("Not", "", 1, 1, SET(BOOL), NO_GRAD | INPLACE_0, infer_same, BOOL_TILE(not_bool)), .simplify = simplify_not},
     {BITS("BitwiseAnd", "", 18, COMMUTATIVE, bit_and)},
     {BITS("BitwiseOr", "", 18, COMMUTATIVE, bit_or)},
     {BITS("BitwiseXor", "", 18, COMMUTATIVE, bit_xor)},
-    {RECORD("BitwiseNot", "", 18, 1, INTEGERS, .fn = {INT_TILES(bit_not)}), .flags = SAME_TYPE, .infer = infer_same},
-    {.name = "BitShift", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = INTEGERS,
-     .attrs = shift_attrs, .lower = lower_shift},
+    {TILED("BitwiseNot", "", 18, 1, INTEGERS, NO_GRAD | INPLACE_0, infer_same, .fn = {INT_TILES(bit_not)})},
+    {LOWERED("BitShift", "", 11, 2, 2, INTEGERS, lower_shift), .attrs = shift_attrs},
 
     {BITS("ShiftLeft", ORT_DOMAIN, 1, 0, shift_left)},
     {BITS("ShiftRight", ORT_DOMAIN, 1, 0, shift_right)},

@@ -13,7 +13,7 @@
 
 #include "ops/move.h"
 
-/* --- geometry ------------------------------------------------------------------------------------------------------ */
+/* --- geometry ----------------------------------------------------------------------------------------------------- */
 
 /* The convolution between images of shape `x` and `w`; its window is that of the attributes. */
 static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const shape *w, conv *out) {
@@ -53,11 +53,9 @@ static status conv_of_grad_weight(ctx *c, const node *n, const value *x, const v
 
 typedef status conv_of_fn(ctx *c, const node *n, const value *a, const value *b, conv *out);
 
-static shape result_shape(const conv *v) {
-    return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out);
-}
+static shape result_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out); }
 
-/* --- inference ----------------------------------------------------------------------------------------------------- */
+/* --- inference ---------------------------------------------------------------------------------------------------- */
 
 static status check_pair(graph *g, const node *n) {
     TRY(require(g, n, 0));
@@ -103,7 +101,7 @@ static status infer_conv_grad_weight(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, &w);
 }
 
-/* --- 16-bit types -------------------------------------------------------------------------------------------------- */
+/* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
 /* bfloat16 stays where torch has a kernel for it; other 16-bit convolutions are computed in float32. */
 static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, conv_product product, value **out) {
@@ -115,7 +113,9 @@ static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, conv_p
     return conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
 }
 
-static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, conv_of_forward, CONV_FORWARD, out); }
+static status lower_conv(graph *g, const node *n, value **out) {
+    return lower_narrow(g, n, conv_of_forward, CONV_FORWARD, out);
+}
 static status lower_conv_grad_input(graph *g, const node *n, value **out) {
     return lower_narrow(g, n, conv_of_grad_input, CONV_GRAD_INPUT, out);
 }
@@ -123,7 +123,7 @@ static status lower_conv_grad_weight(graph *g, const node *n, value **out) {
     return lower_narrow(g, n, conv_of_grad_weight, CONV_GRAD_WEIGHT, out);
 }
 
-/* --- gradients ----------------------------------------------------------------------------------------------------- */
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 /* A gradient node of convolution `v`: its window, the groups, and the shape of its result. */
 static status emit_gradient(graph *g, const char *op, const conv *v, value *a, value *b, const shape *result,
@@ -131,8 +131,10 @@ static status emit_gradient(graph *g, const char *op, const conv *v, value *a, v
     window_attrs as;
 
     window_to_attrs(&v->w, &as);
-    return emit_with(g, out, op, NODE_ATTRS(as.list[0], as.list[1], as.list[2], INT("group", v->groups),
-                                            INTS("shape", result->rank, result->dim)), a, b);
+    return emit_with(g, out, op,
+                     NODE_ATTRS(as.list[0], as.list[1], as.list[2], INT("group", v->groups),
+                                INTS("shape", result->rank, result->dim)),
+                     a, b);
 }
 
 static status grad_conv(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -155,13 +157,13 @@ static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], v
     TRY(conv_of_grad_input(g->c, n, n->in[0], n->in[1], &v));
     window_to_attrs(&v.w, &as);
     if (need(n, 0))
-        TRY(emit_with(g, &dx[0], "Conv", NODE_ATTRS(as.list[0], as.list[1], as.list[2],
-                                                    INT("group", v.groups)), dy[0], n->in[1]));
+        TRY(emit_with(g, &dx[0], "Conv", NODE_ATTRS(as.list[0], as.list[1], as.list[2], INT("group", v.groups)), dy[0],
+                      n->in[1]));
     if (need(n, 1)) TRY(emit_gradient(g, "ConvGradWeight", &v, dy[0], n->in[0], &n->in[1]->shape, &dx[1]));
     return OK;
 }
 
-/* --- ConvTranspose ------------------------------------------------------------------------------------------------- */
+/* --- ConvTranspose ------------------------------------------------------------------------------------------------ */
 
 /* Size of axis i of the result when `pads` are cut off in all. */
 static int64_t transposed_size(const window *w, int i, int64_t extra, int64_t pads) {
@@ -180,7 +182,8 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
         return fail(c, E_INVALID, "ConvTranspose: output_padding or output_shape does not have a size for each axis");
     *out = *t;
     for (int i = first; i < SPATIAL; i++) {
-        int64_t more = n_extra > 0 ? extra[i - first] : 0, size = transposed_size(t, i, more, t->before[i] + t->after[i]);
+        int64_t more = n_extra > 0 ? extra[i - first] : 0,
+                size = transposed_size(t, i, more, t->before[i] + t->after[i]);
         if (n_wanted > 0 || same) {
             size = n_wanted > 0 ? wanted[i - first + n_wanted - t->rank] : t->in[i] * t->stride[i];
             int64_t cut = transposed_size(t, i, more, 0) - size;
@@ -188,7 +191,8 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
             out->before[i] = upper ? cut / 2 : cut - cut / 2;
         }
         if (more < 0 || size < 1)
-            return fail(c, E_SHAPE, "ConvTranspose: axis %d of the result would have size %" PRId64, i - first + 2, size);
+            return fail(c, E_SHAPE, "ConvTranspose: axis %d of the result would have size %" PRId64, i - first + 2,
+                        size);
         out->in[i] = size;
         out->out[i] = t->in[i];
     }
@@ -217,7 +221,7 @@ static status lower_conv_transpose(graph *g, const node *n, value **out) {
     return emit(g, &out[0], "Add", out[0], bias);
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
 
 static size_t scratch(const node *n, conv_of_fn *geometry) {
     ctx c;
@@ -238,7 +242,8 @@ static status conv_cpu(ctx *c, const call *k) {
     conv v;
 
     TRY(conv_of(c, k->node, x->type, &x->shape, &w->shape, &v));
-    if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data)) return OK;
+    if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data))
+        return OK;
     if (v.type == BF16) return failed(c);
     if (b) {
         tensor bias = {.data = b->data, .type = b->type, .shape = k->out[0].shape, .stride = {0, b->stride[0]}};
@@ -270,7 +275,7 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- what explain() reports ---------------------------------------------------------------------------------------- */
+/* --- what explain() reports --------------------------------------------------------------------------------------- */
 
 static const char *foreign(const node *n, conv_of_fn *geometry, conv_product product) {
     ctx c;
@@ -285,24 +290,22 @@ static const char *foreign_conv(const node *n) { return foreign(n, conv_of_forwa
 static const char *foreign_conv_grad_input(const node *n) { return foreign(n, conv_of_grad_input, CONV_GRAD_INPUT); }
 static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, conv_of_grad_weight, CONV_GRAD_WEIGHT); }
 
-/* --- records ------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define WINDOW                                                                                                         \
-    STRING("auto_pad", "NOTSET"), {.name = "dilations"}, INT("group", 1), {.name = "kernel_shape"}, {.name = "pads"},  \
-        {.name = "strides"}
+#define CONVOLUTION(name_, domain_, most_, ...)                                                                        \
+    .name = name_, .domain = domain_, .since = 1, .min_in = 2, .max_in = most_, .max_out = 1, .dtypes = FLOATS,        \
+    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), {.name = "dilations"}, INT("group", 1),                          \
+                        {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
 
 const op_def conv_ops[] = {
-    {.name = "Conv", .domain = "", .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(WINDOW), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
+    {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
      .workspace = workspace_conv, .cpu = conv_cpu, .foreign = foreign_conv},
-    {.name = "ConvTranspose", .domain = "", .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(WINDOW, {.name = "output_padding"}, {.name = "output_shape"}), .lower = lower_conv_transpose},
-    {.name = "ConvGradInput", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1,
-     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_conv_grad_input,
+    {CONVOLUTION("ConvTranspose", "", 3, {.name = "output_padding"}, {.name = "output_shape"}),
+     .lower = lower_conv_transpose},
+    {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, {.name = "shape"}), .infer = infer_conv_grad_input,
      .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
      .cpu = conv_grad_input_cpu, .foreign = foreign_conv_grad_input},
-    {.name = "ConvGradWeight", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1,
-     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_conv_grad_weight,
+    {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, {.name = "shape"}), .infer = infer_conv_grad_weight,
      .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu,
      .foreign = foreign_conv_grad_weight},
     {0},

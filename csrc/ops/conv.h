@@ -20,7 +20,7 @@ static inline double conv_work(const conv *v) { /* multiplications */
     return (double)v->images * (double)(v->groups * v->out) * (double)volume(v->w.out) * (double)conv_depth(v);
 }
 
-/* --- ours (conv_kernel.c) ------------------------------------------------------------------------------------------ */
+/* --- ours (conv_kernel.c) ----------------------------------------------------------------------------------------- */
 
 size_t conv_scratch(const conv *v); /* bytes of `work`, for each of the three */
 /* y = w * x, added to what y holds if `add`. */
@@ -28,7 +28,7 @@ void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add
 void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work);
 void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work);
 
-/* --- torch's (conv_shim.c) ----------------------------------------------------------------------------------------- */
+/* --- torch's (conv_shim.c) ---------------------------------------------------------------------------------------- */
 
 typedef enum conv_product { CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT } conv_product;
 

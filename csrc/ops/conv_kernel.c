@@ -18,7 +18,7 @@ enum { CHUNK_BYTES = 2 << 20, FEW_CHANNELS = 8 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* --- how the work is cut ------------------------------------------------------------------------------------------- */
+/* --- how the work is cut ------------------------------------------------------------------------------------------ */
 
 typedef struct chunk {
     const conv *v;
@@ -61,7 +61,8 @@ static int64_t chunk_pixels(const chunk *k) { return k->lines * k->v->w.out[2]; 
 
 static bool is_pointwise(const conv *v) {
     for (int i = 0; i < SPATIAL; i++)
-        if (v->w.kernel[i] != 1 || v->w.stride[i] != 1 || v->w.before[i] != 0 || v->w.in[i] != v->w.out[i]) return false;
+        if (v->w.kernel[i] != 1 || v->w.stride[i] != 1 || v->w.before[i] != 0 || v->w.in[i] != v->w.out[i])
+            return false;
     return true;
 }
 
@@ -73,9 +74,7 @@ static conv as_line(const conv *v) {
     return flat;
 }
 
-static bool few_channels(const conv *v) {
-    return v->out < FEW_CHANNELS && (!is_pointwise(v) || v->in < FEW_CHANNELS);
-}
+static bool few_channels(const conv *v) { return v->out < FEW_CHANNELS && (!is_pointwise(v) || v->in < FEW_CHANNELS); }
 
 size_t conv_scratch(const conv *v) {
     if (is_pointwise(v) || few_channels(v)) return 0;
@@ -83,7 +82,7 @@ size_t conv_scratch(const conv *v) {
     return (size_t)(k.images * v->groups * conv_depth(v) * chunk_pixels(&k)) * dtype_size(v->type);
 }
 
-/* --- columns ------------------------------------------------------------------------------------------------------- */
+/* --- columns ------------------------------------------------------------------------------------------------------ */
 
 /* One kernel element of one channel: where it looks along each axis. */
 typedef struct tap {
@@ -185,8 +184,7 @@ LINES(double)
                      (T *)k->cols + row * chunk_pixels(k));                                                            \
         }                                                                                                              \
     }                                                                                                                  \
-    /* The same for kernels as wide as their stride. Consecutive elements of x go to different rows, which are filled  \
-     * side by side: ranges are over lines of kernel elements. */                                                      \
+    /* The same for patches, over lines of kernel elements: neighbours in x go to rows filled side by side. */         \
     SIMD static void make_patches_##T(void *arg, int64_t begin, int64_t end) {                                         \
         const chunk *k = arg;                                                                                          \
         const conv *v = k->v;                                                                                          \
@@ -213,7 +211,8 @@ LINES(double)
             if (k->line == 0) memset(x, 0, (size_t)plane * sizeof(T));                                                 \
             for (int64_t i = 0; i < taps; i++) {                                                                       \
                 const tap t = tap_at(&v->w, i);                                                                        \
-                scatter_##T(&v->w, &t, k->line, k->lines, 1, (const T *)k->cols + (c * taps + i) * chunk_pixels(k), x);\
+                scatter_##T(&v->w, &t, k->line, k->lines, 1, (const T *)k->cols + (c * taps + i) * chunk_pixels(k),    \
+                            x);                                                                                        \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -237,8 +236,7 @@ static void make_columns(chunk *k) {
     if (is_patches(k->v))
         parallel_for(rows / across, parallel_rows(chunk_pixels(k) * across),
                      wide ? make_patches_double : make_patches_float, k);
-    else
-        parallel_for(rows, parallel_rows(chunk_pixels(k)), wide ? make_columns_double : make_columns_float, k);
+    else parallel_for(rows, parallel_rows(chunk_pixels(k)), wide ? make_columns_double : make_columns_float, k);
 }
 
 static void add_columns(chunk *k) {
@@ -247,7 +245,7 @@ static void add_columns(chunk *k) {
     parallel_for(planes, parallel_rows(chunk_pixels(k) * conv_taps(k->v)), body, k);
 }
 
-/* --- products ------------------------------------------------------------------------------------------------------ */
+/* --- products ----------------------------------------------------------------------------------------------------- */
 
 /* A pair for each image and group of the chunk; the caller fills in the matrices and their steps. */
 static gemm chunk_gemm(const chunk *k) {
@@ -338,7 +336,7 @@ static void weight_product(const chunk *k, const void *cols, const void *dy, voi
     }
 }
 
-/* --- few channels: scaled additions of shifted images -------------------------------------------------------------- */
+/* --- few channels: scaled additions of shifted images ------------------------------------------------------------- */
 
 typedef struct direct {
     const conv *v;
@@ -393,9 +391,9 @@ typedef struct direct {
             const tap t = tap_at(&v->w, e % taps);                                                                     \
             double total = 0;                                                                                          \
             for (int64_t image = 0; image < v->images; image++)                                                        \
-                total += dot_##T(&v->w, &t, 0, lines_of(v),                                                            \
-                                 (const T *)d->x + (image * v->groups * v->in + c) * in_plane,                         \
-                                 (const T *)d->dy + (image * v->groups * v->out + o) * plane);                         \
+                total +=                                                                                               \
+                    dot_##T(&v->w, &t, 0, lines_of(v), (const T *)d->x + (image * v->groups * v->in + c) * in_plane,   \
+                            (const T *)d->dy + (image * v->groups * v->out + o) * plane);                              \
             ((T *)d->out)[e] = (T)total;                                                                               \
         }                                                                                                              \
     }
@@ -403,7 +401,7 @@ typedef struct direct {
 DIRECT(float)
 DIRECT(double)
 
-/* --- the three ----------------------------------------------------------------------------------------------------- */
+/* --- the three ---------------------------------------------------------------------------------------------------- */
 
 void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add, void *work) {
     const conv flat = as_line(v);

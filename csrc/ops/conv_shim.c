@@ -8,7 +8,7 @@
 #include "exec/torch_lib.h"
 #include "ops/conv.h"
 
-/* --- the choice ---------------------------------------------------------------------------------------------------- */
+/* --- the choice --------------------------------------------------------------------------------------------------- */
 
 enum {
     WORTH_A_CALL = 1 << 18, /* multiplications; with fewer, the call costs more than it saves */
@@ -52,12 +52,12 @@ bool conv_by_torch(const conv *v, conv_product product) {
     return available();
 }
 
-/* --- the calls ----------------------------------------------------------------------------------------------------- */
+/* --- the calls ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tensors {
     const torch_lib *t;
     torch_quiet quiet;
-    aten_tensor *in[3], *out[3]; /* whatever is not NULL is freed */
+    aten in[3], out[3]; /* whatever is not NULL is freed */
 } tensors;
 
 static bool begin(tensors *s) {
@@ -83,7 +83,7 @@ static void copy_range(void *arg, int64_t first, int64_t last) {
     memcpy(k->to + first, k->from + first, (size_t)(last - first));
 }
 
-static bool take(const tensors *s, aten_tensor *x, void *to, int64_t count, dtype type) {
+static bool take(const tensors *s, aten x, void *to, int64_t count, dtype type) {
     copy k = {.from = torch_tensor_data(s->t, x, count), .to = to};
     if (!k.from) return false;
     parallel_for(count * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
@@ -94,7 +94,7 @@ static shape x_shape(const conv *v) { return spatial_shape(v->images, v->groups 
 static shape y_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out); }
 static shape w_shape(const conv *v) { return spatial_shape(v->groups * v->out, v->in, v->w.rank, v->w.kernel); }
 
-static aten_tensor *tensor_of(const tensors *s, const conv *v, const void *data, shape dims) {
+static aten tensor_of(const tensors *s, const conv *v, const void *data, shape dims) {
     return torch_contiguous(s->t, v->type, data, &dims);
 }
 

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 
-/* --- Constant ------------------------------------------------------------------------------------------------------- */
+/* --- Constant ----------------------------------------------------------------------------------------------------- */
 
 static status lower_constant(graph *g, const node *n, value **out) {
     const attr *a;
@@ -24,12 +24,12 @@ static status lower_constant(graph *g, const node *n, value **out) {
     return graph_add_constant(g, F32, &SHAPE(a->count), floats, out);
 }
 
-/* --- ConstantOfShape ------------------------------------------------------------------------------------------------ */
+/* --- ConstantOfShape ---------------------------------------------------------------------------------------------- */
 
 static status lower_constant_of_shape(graph *g, const node *n, value **out) {
     const attr *a = node_attr(n, "value");
     const int64_t *dims;
-    value *number, *sizes;
+    value *number;
     shape s = {0};
 
     TRY(require(g, n, 0));
@@ -40,11 +40,10 @@ static status lower_constant_of_shape(graph *g, const node *n, value **out) {
     TRY(shape_check(g->c, &s));
     if (a) TRY(graph_add_constant(g, a->t->type, &SCALAR, a->t->data, &number));
     else TRY(graph_scalar(g, F32, 0, &number));
-    TRY(graph_ints(g, s.rank, s.dim, &sizes));
-    return emit(g, out, "Expand", number, sizes);
+    return emit_expand(g, number, &s, out);
 }
 
-/* --- Shape, Size ---------------------------------------------------------------------------------------------------- */
+/* --- Shape, Size -------------------------------------------------------------------------------------------------- */
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x > high ? high : x < low ? low : x; }
 
@@ -67,7 +66,7 @@ static status lower_size(graph *g, const node *n, value **out) {
     return graph_add_constant(g, I64, &SCALAR, &count, out);
 }
 
-/* --- Range ---------------------------------------------------------------------------------------------------------- */
+/* --- Range -------------------------------------------------------------------------------------------------------- */
 
 static status range_length(graph *g, const node *n, int64_t *length) {
     const value *start = n->in[0], *limit = n->in[1], *delta = n->in[2];
@@ -94,9 +93,11 @@ static status infer_range(graph *g, node *n) {
     for (int i = 0; i < 3; i++) {
         TRY(require(g, n, i));
         if (!value_is_constant(n->in[i]))
-            return fail(g->c, E_UNSUPPORTED, "the bounds of Range are computed from data, not from shapes: "
+            return fail(g->c, E_UNSUPPORTED,
+                        "the bounds of Range are computed from data, not from shapes: "
                         "its size is unknown before running");
-        if (shape_count(&n->in[i]->shape) != 1) return fail(g->c, E_SHAPE, "the bounds of Range are not single numbers");
+        if (shape_count(&n->in[i]->shape) != 1)
+            return fail(g->c, E_SHAPE, "the bounds of Range are not single numbers");
     }
     TRY(same_types(g, n, 0));
     TRY(range_length(g, n, &length));
@@ -120,7 +121,7 @@ static status range_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- EyeLike -------------------------------------------------------------------------------------------------------- */
+/* --- EyeLike ------------------------------------------------------------------------------------------------------ */
 
 static status infer_eye(graph *g, node *n) {
     dtype t;
@@ -146,23 +147,19 @@ static status eye_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def create_ops[] = {
-    {.name = "Constant", .domain = "", .since = 1, .min_in = 0, .max_in = 0, .max_out = 1,
+    {ONNX("Constant", 1, 0, 0, 1, 0),
      .attrs = NODE_ATTRS({.name = "value"}, {.name = "value_int"}, {.name = "value_float"}, {.name = "value_ints"},
                          {.name = "value_floats"}),
      .lower = lower_constant},
-    {.name = "ConstantOfShape", .domain = "", .since = 9, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = INTEGERS,
-     .attrs = NODE_ATTRS({.name = "value"}), .lower = lower_constant_of_shape},
-    {.name = "Shape", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("start", 0), {.name = "end"}), .lower = lower_shape},
-    {.name = "Size", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_size},
-    {.name = "Range", .domain = "", .since = 11, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
-     .flags = NO_GRAD, .infer = infer_range, .cpu = range_cpu},
-    {.name = "EyeLike", .domain = "", .since = 9, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = NO_GRAD | STRIDED, .attrs = NODE_ATTRS(INT("k", 0), {.name = "dtype"}), .infer = infer_eye,
-     .cpu = eye_cpu},
+    {ONNX("ConstantOfShape", 9, 1, 1, 1, INTEGERS), .attrs = NODE_ATTRS({.name = "value"}),
+     .lower = lower_constant_of_shape},
+    {ONNX("Shape", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("start", 0), {.name = "end"}), .lower = lower_shape},
+    {ONNX("Size", 1, 1, 1, 1, ANY_TYPE), .lower = lower_size},
+    {ONNX("Range", 11, 3, 3, 1, NUMBERS), .flags = NO_GRAD, .infer = infer_range, .cpu = range_cpu},
+    {ONNX("EyeLike", 9, 1, 1, 1, ANY_TYPE), .flags = NO_GRAD | STRIDED,
+     .attrs = NODE_ATTRS(INT("k", 0), {.name = "dtype"}), .infer = infer_eye, .cpu = eye_cpu},
     {0},
 };

@@ -37,7 +37,7 @@ static int axis_of(const operand *x, int label) {
     return i;
 }
 
-/* --- the equation -------------------------------------------------------------------------------------------------- */
+/* --- the equation ------------------------------------------------------------------------------------------------- */
 
 /* One term: labels in order, -1 for the ellipsis. */
 typedef struct term {
@@ -88,7 +88,7 @@ static void implicit_output(const int seen[LABELS], bool ellipsis, term *out) {
         if (seen[l] == 1) out->label[out->count++] = l;
 }
 
-/* --- steps on one operand ------------------------------------------------------------------------------------------ */
+/* --- steps on one operand ----------------------------------------------------------------------------------------- */
 
 static status move_axes(graph *g, operand *x, const int perm[MAX_RANK]) {
     const operand old = *x;
@@ -159,7 +159,7 @@ static status sum_labels(graph *g, operand *x, label_set which) {
     return n ? emit_reduce(g, "ReduceSum", x->v, n, axes, false, &x->v) : OK;
 }
 
-/* --- steps on a pair ----------------------------------------------------------------------------------------------- */
+/* --- steps on a pair ---------------------------------------------------------------------------------------------- */
 
 /* Labels that are treated alike, in the order they lie in their operand. */
 typedef struct group {
@@ -254,15 +254,14 @@ static status contract(graph *g, operand *x, operand *y, label_set wanted, const
     return OK;
 }
 
-/* --- the operator -------------------------------------------------------------------------------------------------- */
+/* --- the operator ------------------------------------------------------------------------------------------------- */
 
 /* Axes of size 1 whose label is larger elsewhere broadcast: they are dropped. */
 static status drop_broadcast(graph *g, operand *x, const int64_t size[LABELS]) {
     for (int i = x->v->shape.rank - 1; i >= 0; i--) {
         int64_t d = x->v->shape.dim[i], full = size[x->label[i]];
         if (d == full) continue;
-        if (d != 1)
-            return fail(g->c, E_SHAPE, "Einsum uses one label for sizes %" PRId64 " and %" PRId64, d, full);
+        if (d != 1) return fail(g->c, E_SHAPE, "Einsum uses one label for sizes %" PRId64 " and %" PRId64, d, full);
         TRY(drop_axis(g, x, i));
     }
     return OK;
@@ -309,8 +308,8 @@ static status read_result(graph *g, equation *e, const char *text, const int see
     if (count > MAX_RANK) return fail(g->c, E_UNSUPPORTED, "Einsum \"%s\" has a result of rank %d", e->text, count);
     for (int i = 0; i < count; i++) {
         if (!seen[labels[i]] || already & LABEL(labels[i]))
-            return fail(g->c, E_INVALID, "Einsum \"%s\": each label of the result must be in an operand, and only once in "
-                        "the result", e->text);
+            return fail(g->c, E_INVALID, "Einsum \"%s\": a label of the result is in no operand, or twice there",
+                        e->text);
         already |= LABEL(labels[i]);
     }
     return OK;
@@ -370,8 +369,9 @@ static status lower_einsum(graph *g, const node *n, value **out) {
     return OK;
 }
 
+#define EINSUM .name = "Einsum", .domain = "", .since = 12, .min_in = 1, .max_in = VARIADIC, .max_out = 1
+
 const op_def einsum_ops[] = {
-    {.name = "Einsum", .domain = "", .since = 12, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = NUMBERS,
-     .attrs = NODE_ATTRS({.name = "equation"}), .lower = lower_einsum},
+    {EINSUM, .dtypes = NUMBERS, .attrs = NODE_ATTRS({.name = "equation"}), .lower = lower_einsum},
     {0},
 };

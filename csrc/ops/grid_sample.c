@@ -21,7 +21,7 @@
 
 enum { SEGMENT = 64, MOST_TAPS = 16, AXIS_TAPS = 4 };
 
-/* --- one axis of one point ----------------------------------------------------------------------------------------- */
+/* --- one axis of one point ---------------------------------------------------------------------------------------- */
 
 typedef struct manner {
     enum { NEAREST, LINEAR, CUBIC } mode;
@@ -110,7 +110,7 @@ static axis_taps taps_along(const manner *m, double coordinate, int64_t size, bo
     return t;
 }
 
-/* --- taps of a segment of points ----------------------------------------------------------------------------------- */
+/* --- taps of a segment of points ---------------------------------------------------------------------------------- */
 
 typedef struct sampling {
     manner manner;
@@ -166,7 +166,7 @@ static void fill_segment(const sampling *s, int64_t image, int64_t first, segmen
     for (int64_t p = 0; p < t->points; p++) point_taps(s, image, p, t);
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
 
 /* Ranges are over images and channels. The part of a range that lies in one image shares its taps: it ends at */
 static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
@@ -241,7 +241,7 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
 SAMPLE(float)
 SAMPLE(double)
 
-/* --- operators ----------------------------------------------------------------------------------------------------- */
+/* --- operators ---------------------------------------------------------------------------------------------------- */
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
@@ -297,16 +297,13 @@ status infer_grid_sample_grad_input(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, &x);
 }
 
-status infer_grid_sample_grad_grid(graph *g, node *n) {
-    return set_out(g, n, 0, n->in[0]->type, &n->in[2]->shape);
-}
+status infer_grid_sample_grad_grid(graph *g, node *n) { return set_out(g, n, 0, n->in[0]->type, &n->in[2]->shape); }
 
 status grad_grid_sample(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *x = n->in[0], *grid = n->in[1];
-    const attr *const as = NODE_ATTRS(STRING("mode", node_string(n, "mode")),
-                                      STRING("padding_mode", node_string(n, "padding_mode")),
-                                      INT("align_corners", node_int(n, "align_corners")),
-                                      INTS("shape", x->shape.rank, x->shape.dim));
+    const attr *const as =
+        NODE_ATTRS(STRING("mode", node_string(n, "mode")), STRING("padding_mode", node_string(n, "padding_mode")),
+                   INT("align_corners", node_int(n, "align_corners")), INTS("shape", x->shape.rank, x->shape.dim));
 
     if (need(n, 0)) TRY(emit_with(g, &dx[0], "GridSampleGradInput", as, dy[0], grid));
     if (need(n, 1)) TRY(emit_with(g, &dx[1], "GridSampleGradGrid", as, dy[0], x, grid));

@@ -11,7 +11,7 @@
 
 #include <inttypes.h>
 
-/* --- indices -------------------------------------------------------------------------------------------------------- */
+/* --- indices ------------------------------------------------------------------------------------------------------ */
 
 status require_index(graph *g, const node *n, int i) {
     TRY(require(g, n, i));
@@ -62,8 +62,12 @@ status check_indices(ctx *c, const tensor *t, int64_t size) {
 tuples tuples_of(const tensor *indices, const shape *data, int batch) {
     const shape *s = &indices->shape;
     int64_t batches = shape_span(s, 0, batch), count = shape_span(s, 0, s->rank - 1);
-    return (tuples){.indices = indices, .data = *data, .batch = batch, .depth = (int)s->dim[s->rank - 1],
-                    .count = count, .per_batch = batches ? count / batches : 0};
+    return (tuples){.indices = indices,
+                    .data = *data,
+                    .batch = batch,
+                    .depth = (int)s->dim[s->rank - 1],
+                    .count = count,
+                    .per_batch = batches ? count / batches : 0};
 }
 
 int64_t tuple_row(const tuples *t, int64_t k) {
@@ -84,7 +88,7 @@ status check_tuples(ctx *c, const tuples *t) {
     return OK;
 }
 
-/* --- Gather --------------------------------------------------------------------------------------------------------- */
+/* --- Gather ------------------------------------------------------------------------------------------------------- */
 
 static status infer_gather(graph *g, node *n) {
     const shape *x, *index;
@@ -138,7 +142,7 @@ static bool find_progression(const value *index, int64_t size, progression *p) {
 
 static status lower_gather(graph *g, const node *n, value **out) {
     int64_t start[MAX_RANK] = {0}, step[MAX_RANK] = {1, 1, 1, 1, 1, 1, 1, 1};
-    value *x = node_in(n, 0), *index = node_in(n, 1), *dims;
+    value *x = node_in(n, 0), *index = node_in(n, 1);
     progression p;
     shape counts, s = {0}, to = {0};
     int axis;
@@ -161,8 +165,7 @@ static status lower_gather(graph *g, const node *n, value **out) {
     for (int i = axis + 1; i < x->shape.rank; i++) to.dim[to.rank++] = s.dim[s.rank++] = x->shape.dim[i];
     TRY(emit_slice(g, x, start, &counts, step, &x));
     TRY(emit_reshape(g, x, &s, &x));
-    TRY(graph_ints(g, to.rank, to.dim, &dims));
-    return emit(g, out, "Expand", x, dims);
+    return emit_expand(g, x, &to, out);
 }
 
 static status grad_gather(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -203,14 +206,18 @@ static status gather_cpu(ctx *c, const call *k) {
     TRY(shape_axis(c, node_int(k->node, "axis"), x->shape.rank, &axis));
     TRY(check_indices(c, &k->in[1], x->shape.dim[axis]));
     int64_t inner = shape_span(&x->shape, axis + 1, x->shape.rank);
-    gather p = {k->out[0].data, x->data, &k->in[1], x->shape.dim[axis], tensor_count(&k->in[1]),
+    gather p = {k->out[0].data,
+                x->data,
+                &k->in[1],
+                x->shape.dim[axis],
+                tensor_count(&k->in[1]),
                 (size_t)inner * dtype_size(x->type)};
     if (tensor_count(&k->out[0])) /* rows may be empty, and are then not worth walking over */
         parallel_for(shape_span(&x->shape, 0, axis) * p.count, parallel_rows(inner), gather_range, &p);
     return OK;
 }
 
-/* --- GatherGrad ----------------------------------------------------------------------------------------------------- */
+/* --- GatherGrad --------------------------------------------------------------------------------------------------- */
 
 static status infer_from_shape(graph *g, node *n) {
     const int64_t *dims;
@@ -236,9 +243,14 @@ static status gather_grad_cpu(ctx *c, const call *k) {
 
     TRY(shape_axis(c, node_int(k->node, "axis"), dx->shape.rank, &axis));
     TRY(check_indices(c, index, dx->shape.dim[axis]));
-    row_scatter s = {.how = COMBINE_ADD, .type = dx->type, .out = dx->data, .updates = k->in[0].data,
-                     .outer = shape_span(&dx->shape, 0, axis), .rows = dx->shape.dim[axis],
-                     .count = tensor_count(index), .width = shape_span(&dx->shape, axis + 1, dx->shape.rank)};
+    row_scatter s = {.how = COMBINE_ADD,
+                     .type = dx->type,
+                     .out = dx->data,
+                     .updates = k->in[0].data,
+                     .outer = shape_span(&dx->shape, 0, axis),
+                     .rows = dx->shape.dim[axis],
+                     .count = tensor_count(index),
+                     .width = shape_span(&dx->shape, axis + 1, dx->shape.rank)};
     TRY(row_scatter_begin(c, &s, k->work));
     for (int64_t i = s.count - 1; i >= 0; i--) {
         int64_t row = wrap_index(index_at(index, i), s.rows);
@@ -248,7 +260,7 @@ static status gather_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- Embedding ------------------------------------------------------------------------------------------------------ */
+/* --- Embedding ---------------------------------------------------------------------------------------------------- */
 
 /* torch's embedding: a Gather whose row `padding_idx` gets no gradient, which ONNX cannot say. */
 static status lower_embedding(graph *g, const node *n, value **out) {
@@ -256,7 +268,7 @@ static status lower_embedding(graph *g, const node *n, value **out) {
     return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", 0)), node_in(n, 0), node_in(n, 1));
 }
 
-/* --- GatherElements ------------------------------------------------------------------------------------------------- */
+/* --- GatherElements ----------------------------------------------------------------------------------------------- */
 
 static status infer_gather_elements(graph *g, node *n) {
     const shape *x, *index;
@@ -293,7 +305,8 @@ static void gather_elements_range(void *arg, int64_t begin, int64_t end) {
     const shape *s = &p->y->shape;
     const int last = s->rank - 1;
     const size_t size = dtype_size(p->x->type);
-    const int64_t axis_size = last < 0 ? 1 : p->x->shape.dim[p->axis], axis_stride = last < 0 ? 0 : p->x->stride[p->axis];
+    const int64_t axis_size = last < 0 ? 1 : p->x->shape.dim[p->axis],
+                  axis_stride = last < 0 ? 0 : p->x->stride[p->axis];
     const int64_t index_step = last < 0 ? 0 : p->index->stride[last];
     int64_t x_stride[MAX_RANK], x_step;
 
@@ -322,7 +335,7 @@ static status gather_elements_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- GatherND ------------------------------------------------------------------------------------------------------- */
+/* --- GatherND ----------------------------------------------------------------------------------------------------- */
 
 static status infer_gather_nd(graph *g, node *n) {
     const shape *x, *index;
@@ -371,7 +384,8 @@ static void gather_nd_range(void *arg, int64_t begin, int64_t end) {
 static status gather_nd_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
     tuple_gather p = {.t = tuples_of(&k->in[1], &x->shape, (int)node_int(k->node, "batch_dims")),
-                      .to = k->out[0].data, .from = x->data};
+                      .to = k->out[0].data,
+                      .from = x->data};
     int64_t inner = shape_span(&x->shape, p.t.batch + p.t.depth, x->shape.rank);
 
     TRY(check_tuples(c, &p.t));
@@ -394,8 +408,13 @@ static size_t gather_nd_grad_bytes(const node *n) {
 static status gather_nd_grad_cpu(ctx *c, const call *k) {
     const tensor *dx = &k->out[0];
     tuples t = tuples_of(&k->in[1], &dx->shape, (int)node_int(k->node, "batch_dims"));
-    row_scatter s = {.how = COMBINE_ADD, .type = dx->type, .out = dx->data, .updates = k->in[0].data, .outer = 1,
-                     .rows = rows_selected_by(k->node), .count = t.count,
+    row_scatter s = {.how = COMBINE_ADD,
+                     .type = dx->type,
+                     .out = dx->data,
+                     .updates = k->in[0].data,
+                     .outer = 1,
+                     .rows = rows_selected_by(k->node),
+                     .count = t.count,
                      .width = shape_span(&dx->shape, t.batch + t.depth, dx->shape.rank)};
 
     TRY(check_tuples(c, &t));
@@ -405,7 +424,7 @@ static status gather_nd_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- OneHot --------------------------------------------------------------------------------------------------------- */
+/* --- OneHot ------------------------------------------------------------------------------------------------------- */
 
 /* Where(index == 0 .. depth - 1, on, off); an index that is out of range is nowhere hot. */
 static status lower_one_hot(graph *g, const node *n, value **out) {
@@ -448,28 +467,22 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
     return emit(g, out, "Where", hot, on, off);
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def index_ops[] = {
-    {.name = "Gather", .domain = "", .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather, .lower = lower_gather, .grad = grad_gather,
-     .cpu = gather_cpu},
-    {.name = "Embedding", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(INT("padding_idx", -1)), .infer = infer_gather, .lower = lower_embedding,
-     .grad = grad_gather, .cpu = gather_cpu},
-    {.name = "GatherGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
+    {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
+     .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu},
+    {OURS("Embedding", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("padding_idx", -1)), .infer = infer_gather,
+     .lower = lower_embedding, .grad = grad_gather, .cpu = gather_cpu},
+    {OURS("GatherGrad", 2, 2, 1, FLOATS),
      .attrs = NODE_ATTRS(INT("axis", 0), {.name = "shape"}, INT("padding_idx", -1)), .infer = infer_from_shape,
-     .grad = NULL, .workspace = gather_grad_bytes, .cpu = gather_grad_cpu},
-    {.name = "GatherElements", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather_elements,
-     .grad = grad_gather_elements, .cpu = gather_elements_cpu},
-    {.name = "GatherND", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd, .grad = grad_gather_nd,
-     .cpu = gather_nd_cpu},
-    {.name = "GatherNDGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1,
-     .dtypes = FLOATS, .attrs = NODE_ATTRS(INT("batch_dims", 0), {.name = "shape"}), .infer = infer_from_shape,
-     .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu},
-    {.name = "OneHot", .domain = "", .since = 9, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
-     .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
+     .workspace = gather_grad_bytes, .cpu = gather_grad_cpu},
+    {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
+     .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu},
+    {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
+     .grad = grad_gather_nd, .cpu = gather_nd_cpu},
+    {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("batch_dims", 0), {.name = "shape"}),
+     .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu},
+    {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
     {0},
 };

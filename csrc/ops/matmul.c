@@ -11,7 +11,7 @@
 #include "exec/gemm.h"
 #include "ops/move.h"
 
-/* --- shapes -------------------------------------------------------------------------------------------------------- */
+/* --- shapes ------------------------------------------------------------------------------------------------------- */
 
 /* A vector on the left is a row, on the right a column; the dimension added is dropped from the result. */
 static shape left_matrix(const shape *s) { return s->rank == 1 ? SHAPE(1, s->dim[0]) : *s; }
@@ -66,7 +66,7 @@ static status infer_matmul_bias(graph *g, node *n) {
     return OK;
 }
 
-/* --- gradient ------------------------------------------------------------------------------------------------------ */
+/* --- gradient ----------------------------------------------------------------------------------------------------- */
 
 /* The last two dimensions exchanged: a view. */
 static status transposed(graph *g, value *x, value **out) {
@@ -174,7 +174,7 @@ static status grad_matmul_bias(graph *g, const node *n, value *const dy[], value
     return grad_products(g, n, dy[0], node_float(n, "alpha"), dx);
 }
 
-/* --- lowering ------------------------------------------------------------------------------------------------------ */
+/* --- lowering ----------------------------------------------------------------------------------------------------- */
 
 /* y = alpha a' b' + beta c, with a' and b' transposed on request. */
 static status lower_gemm(graph *g, const node *n, value **out) {
@@ -212,7 +212,7 @@ static status lower_matmul_integer(graph *g, const node *n, value **out) {
     return emit(g, &out[0], "MatMul", a, b);
 }
 
-/* --- kernel -------------------------------------------------------------------------------------------------------- */
+/* --- kernel ------------------------------------------------------------------------------------------------------- */
 
 /* MatMul and MatMulBias. */
 static status matmul_cpu(ctx *c, const call *k) {
@@ -248,18 +248,18 @@ static status matmul_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- records ------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define ONNX(name_, since_, most_) .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = most_, .max_out = 1
+#define PRODUCT(name_, domain_, since_, most_)                                                                         \
+    .name = name_, .domain = domain_, .since = since_, .min_in = 2, .max_in = most_, .max_out = 1
 
 const op_def matmul_ops[] = {
-    {ONNX("MatMul", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
+    {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
      .cpu = matmul_cpu},
-    {.name = "MatMulBias", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
-     .flags = STRIDED, .attrs = NODE_ATTRS(FLOAT("alpha", 1)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
-     .cpu = matmul_cpu},
-    {ONNX("Gemm", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
+    {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
+     .attrs = NODE_ATTRS(FLOAT("alpha", 1)), .infer = infer_matmul_bias, .grad = grad_matmul_bias, .cpu = matmul_cpu},
+    {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
-    {ONNX("MatMulInteger", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
+    {PRODUCT("MatMulInteger", "", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };

@@ -26,7 +26,7 @@ typedef uint16_t __attribute__((may_alias)) word2;
 typedef uint32_t __attribute__((may_alias)) word4;
 typedef uint64_t __attribute__((may_alias)) word8;
 
-/* --- planes --------------------------------------------------------------------------------------------------------- */
+/* --- planes ------------------------------------------------------------------------------------------------------- */
 
 enum { SQUARE = 16 };
 
@@ -48,7 +48,7 @@ enum { SQUARE = 16 };
             for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                              \
         }                                                                                                              \
     }                                                                                                                  \
-    /* A square whose sides are known is read and written in whole vectors. */                                        \
+    /* A square whose sides are known is read and written in whole vectors. */                                         \
     static inline __attribute__((always_inline)) void square_##T(T *restrict to, const T *restrict from,               \
                                                                  int64_t to_row, int64_t from_col) {                   \
         T t[SQUARE][SQUARE];                                                                                           \
@@ -85,7 +85,7 @@ static plane_fn *const plane_functions[4][3] = {
 
 static int log2_size(int size) { return size == 8 ? 3 : size == 4 ? 2 : size == 2 ? 1 : 0; }
 
-/* --- the stack of planes -------------------------------------------------------------------------------------------- */
+/* --- the stack of planes ------------------------------------------------------------------------------------------ */
 
 typedef struct axis {
     int64_t size, to, from; /* strides in elements */
@@ -125,8 +125,14 @@ static void move_blocks(void *arg, int64_t begin, int64_t end) {
         }
         to += i * m->row.to + j * m->col.to;
         from += i * m->row.from + j * m->col.from;
-        plane p = {m->to + to * m->size, m->from + from * m->size, least(m->row_block, m->row.size - i),
-                   least(m->col_block, m->col.size - j), m->row.to, m->col.to, m->row.from, m->col.from};
+        plane p = {m->to + to * m->size,
+                   m->from + from * m->size,
+                   least(m->row_block, m->row.size - i),
+                   least(m->col_block, m->col.size - j),
+                   m->row.to,
+                   m->col.to,
+                   m->row.from,
+                   m->col.from};
         if (m->fn) m->fn(&p);
         else copy_rows(&p, (size_t)m->size);
     }

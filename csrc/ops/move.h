@@ -6,7 +6,17 @@
 
 #include <string.h>
 
-/* --- elements (ops/move.c) ------------------------------------------------------------------------------------------ */
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+/* How a record begins: name, opset, fewest and most operands, most results, element types. */
+#define ONNX(name_, since_, least_, most_, results_, types_)                                                           \
+    .name = (name_), .domain = "", .since = (since_), .min_in = (least_), .max_in = (most_), .max_out = (results_),    \
+    .dtypes = (types_)
+#define OURS(name_, least_, most_, results_, types_)                                                                   \
+    .name = (name_), .domain = ORT_DOMAIN, .since = 1, .min_in = (least_), .max_in = (most_), .max_out = (results_),   \
+    .dtypes = (types_)
+
+/* --- elements (ops/move.c) ---------------------------------------------------------------------------------------- */
 
 /* to[i] = from[i]: one shape and element size, any strides; no two elements of `to` share memory. */
 void copy_elements(const tensor *to, const tensor *from);
@@ -15,13 +25,15 @@ void fill_elements(const tensor *to, const void *element);
 /* Elements start, start + step, ... of `t` along `axis`, `count` of them. */
 tensor tensor_slice(const tensor *t, int axis, int64_t start, int64_t count, int64_t step);
 
-/* --- views (ops/view.c) --------------------------------------------------------------------------------------------- */
+/* --- views (ops/view.c) ------------------------------------------------------------------------------------------- */
 
 /* The kernel of every operator with a view rule: copies what the rule describes or, where there is no view, the
  * elements in order. */
 kernel_fn view_cpu;
+/* `x` broadcast to `s`. */
+MUST_USE status emit_expand(graph *g, value *x, const shape *s, value **out);
 
-/* --- slices (ops/slice.c) ------------------------------------------------------------------------------------------- */
+/* --- slices (ops/slice.c) ----------------------------------------------------------------------------------------- */
 
 /* start, step: per axis of x; out[i] = x[start + i * step] with the shape `counts`. No node when that is x itself. */
 MUST_USE status emit_slice(graph *g, value *x, const int64_t *start, const shape *counts, const int64_t *step,
@@ -32,7 +44,7 @@ MUST_USE status emit_slice_axis(graph *g, value *x, int axis, int64_t start, int
 MUST_USE status emit_place(graph *g, value *x, value *filler, const int64_t *start, const shape *whole,
                            const int64_t *step, value **out);
 
-/* --- indices (ops/index.c) ------------------------------------------------------------------------------------------ */
+/* --- indices (ops/index.c) ---------------------------------------------------------------------------------------- */
 
 /* Element `at` (of the memory) of an int32 or int64 tensor. */
 static inline int64_t index_at(const tensor *t, int64_t at) {
@@ -78,7 +90,7 @@ MUST_USE status check_tuples(ctx *c, const tuples *t);
 /* An unsigned number that orders elements of any type as PyTorch sorts them, NaN last (ops/topk.c). */
 uint64_t order_key(dtype t, const void *data, int64_t i);
 
-/* --- accumulating rows (ops/scatter.c) ------------------------------------------------------------------------------ */
+/* --- accumulating rows (ops/scatter.c) ---------------------------------------------------------------------------- */
 
 typedef enum combining { COMBINE_NONE, COMBINE_ADD, COMBINE_MUL, COMBINE_MAX, COMBINE_MIN } combining;
 

@@ -8,7 +8,7 @@
 
 #include <inttypes.h>
 
-/* --- Concat --------------------------------------------------------------------------------------------------------- */
+/* --- Concat ------------------------------------------------------------------------------------------------------- */
 
 /* PyTorch lets vectors of no elements stand in for nothing, whatever the rank of the others. */
 static bool is_nothing(const value *v) { return v->shape.rank == 1 && v->shape.dim[0] == 0; }
@@ -121,7 +121,7 @@ static status concat_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- Pad ------------------------------------------------------------------------------------------------------------ */
+/* --- Pad ---------------------------------------------------------------------------------------------------------- */
 
 typedef enum pad_mode { PAD_CONSTANT, PAD_REFLECT, PAD_EDGE, PAD_WRAP, PAD_MODES } pad_mode;
 
@@ -193,7 +193,8 @@ static status pad_axis(graph *g, value *x, pad_mode mode, int axis, int64_t befo
     int64_t n = x->shape.dim[axis], count = n + before + after, *index;
     value *indices;
 
-    if (n == 0 && count > 0) return fail(g->c, E_SHAPE, "Pad has nothing to repeat along axis %d, which is empty", axis);
+    if (n == 0 && count > 0)
+        return fail(g->c, E_SHAPE, "Pad has nothing to repeat along axis %d, which is empty", axis);
     TRY(NEW(g->c, index, count));
     for (int64_t i = 0; i < count; i++) index[i] = position(mode, i - before, n);
     TRY(graph_add_constant(g, I64, &SHAPE(count), index, &indices));
@@ -217,13 +218,7 @@ static status lower_pad(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- Tile ----------------------------------------------------------------------------------------------------------- */
-
-static status emit_expand(graph *g, value *x, const shape *s, value **out) {
-    value *dims;
-    TRY(graph_ints(g, s->rank, s->dim, &dims));
-    return emit(g, out, "Expand", x, dims);
-}
+/* --- Tile --------------------------------------------------------------------------------------------------------- */
 
 /* Axes of size 1 are expanded as they are, at once; an axis [d] of the others is expanded as [1, d] to [r, d]. */
 static status lower_tile(graph *g, const node *n, value **out) {
@@ -258,7 +253,7 @@ static status lower_tile(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- DepthToSpace, SpaceToDepth ------------------------------------------------------------------------------------- */
+/* --- DepthToSpace, SpaceToDepth ----------------------------------------------------------------------------------- */
 
 /* Reshape, Transpose, Reshape. */
 static status rearrange(graph *g, value *x, const shape *split, const int *perm, const shape *joined, value **out) {
@@ -272,7 +267,8 @@ static status image_block(graph *g, const node *n, int64_t *block) {
     *block = node_int(n, "blocksize");
     if (n->in[0]->shape.rank != 4)
         return fail(g->c, E_SHAPE, "%s of a tensor of rank %d, not 4", n->op->name, n->in[0]->shape.rank);
-    return *block > 0 && *block < 1 << 20 ? OK : fail(g->c, E_INVALID, "%s with blocks of %" PRId64, n->op->name, *block);
+    return *block > 0 && *block < 1 << 20 ? OK
+                                          : fail(g->c, E_INVALID, "%s with blocks of %" PRId64, n->op->name, *block);
 }
 
 static status lower_depth_to_space(graph *g, const node *n, value **out) {
@@ -304,7 +300,7 @@ static status lower_space_to_depth(graph *g, const node *n, value **out) {
                      &SHAPE(d[0], d[1] * b * b, d[2] / b, d[3] / b), out);
 }
 
-/* --- Trilu ---------------------------------------------------------------------------------------------------------- */
+/* --- Trilu -------------------------------------------------------------------------------------------------------- */
 
 static status infer_trilu(graph *g, node *n) {
     const value *k = node_in(n, 1);
@@ -352,8 +348,11 @@ static status trilu_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
     int rank = x->shape.rank;
     int64_t shift = k->n_in > 1 && tensor_present(&k->in[1]) ? *(const int64_t *)k->in[1].data : 0;
-    triangle t = {.to = k->out[0].data, .from = x->data, .rows = x->shape.dim[rank - 2],
-                  .cols = x->shape.dim[rank - 1], .size = dtype_size(x->type),
+    triangle t = {.to = k->out[0].data,
+                  .from = x->data,
+                  .rows = x->shape.dim[rank - 2],
+                  .cols = x->shape.dim[rank - 1],
+                  .size = dtype_size(x->type),
                   .upper = node_int(k->node, "upper") != 0};
 
     (void)c;
@@ -362,7 +361,7 @@ static status trilu_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- ReverseSequence ------------------------------------------------------------------------------------------------ */
+/* --- ReverseSequence ---------------------------------------------------------------------------------------------- */
 
 static status infer_reverse(graph *g, node *n) {
     int64_t batch = node_int(n, "batch_axis"), time = node_int(n, "time_axis");
@@ -409,7 +408,10 @@ static void reverse_range(void *arg, int64_t begin, int64_t end) {
 
 static status reverse_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
-    reversal p = {.to = k->out[0].data, .from = x->data, .length = k->in[1].data, .second = x->shape.dim[1],
+    reversal p = {.to = k->out[0].data,
+                  .from = x->data,
+                  .length = k->in[1].data,
+                  .second = x->shape.dim[1],
                   .time_first = node_int(k->node, "time_axis") == 0};
     int64_t limit = x->shape.dim[p.time_first ? 0 : 1], inner = shape_span(&x->shape, 2, x->shape.rank);
 
@@ -421,29 +423,23 @@ static status reverse_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def movement_ops[] = {
-    {.name = "Concat", .domain = "", .since = 4, .min_in = 1, .max_in = VARIADIC, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS({.name = "axis"}), .infer = infer_concat, .simplify = simplify_concat,
-     .grad = grad_concat, .cpu = concat_cpu},
-    {.name = "Pad", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
+    {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS({.name = "axis"}),
+     .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu},
+    {ONNX("Pad", 2, 1, 1, 1, ANY_TYPE),
      .attrs = NODE_ATTRS(STRING("mode", "constant"), {.name = "pads"}, FLOAT("value", 0)), .lower = lower_pad},
-    {.name = "Pad", .domain = "", .since = 11, .min_in = 2, .max_in = 3, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
-    {.name = "Pad", .domain = "", .since = 18, .min_in = 2, .max_in = 4, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
-    {.name = "Tile", .domain = "", .since = 6, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_tile},
-    {.name = "DepthToSpace", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "blocksize"}, STRING("mode", "DCR")), .lower = lower_depth_to_space},
-    {.name = "SpaceToDepth", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "blocksize"}), .lower = lower_space_to_depth},
-    {.name = "Trilu", .domain = "", .since = 14, .min_in = 1, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)), .infer = infer_trilu, .grad = grad_trilu,
-     .cpu = trilu_cpu},
-    {.name = "ReverseSequence", .domain = "", .since = 10, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)), .infer = infer_reverse, .grad = grad_reverse,
-     .cpu = reverse_cpu},
+    {ONNX("Pad", 11, 2, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
+    {ONNX("Pad", 18, 2, 4, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
+    {ONNX("Tile", 6, 2, 2, 1, ANY_TYPE), .lower = lower_tile},
+    {ONNX("DepthToSpace", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "blocksize"}, STRING("mode", "DCR")),
+     .lower = lower_depth_to_space},
+    {ONNX("SpaceToDepth", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "blocksize"}),
+     .lower = lower_space_to_depth},
+    {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
+     .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu},
+    {ONNX("ReverseSequence", 10, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)),
+     .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu},
     {0},
 };

@@ -1,7 +1,8 @@
 /* nonzero.c -- operators whose result is as large as the data says: NonZero, Compress, Unique.
  *
- * A plan needs every size as a number, so these are computed while the graph is specialised, from constant operands
- * (masks and indices that depend on shapes only); from anything else they are refused with a sentence. */
+ * A plan needs every size as a number. NonZero counts first: from a constant (a mask that depends on shapes only) the
+ * count folds; from data it is asked for, found by a prologue, and part of what the plan is for (graph_data_size).
+ * Unique is computed while the graph is specialised, from constants, and otherwise refused with a sentence. */
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -13,51 +14,80 @@ static status require_constant(graph *g, const node *n, int i, const char *what)
                 what);
 }
 
-/* --- NonZero -------------------------------------------------------------------------------------------------------- */
+/* --- NonZero ------------------------------------------------------------------------------------------------------ */
 
-static status lower_nonzero(graph *g, const node *n, value **out) {
-    const value *x = node_in(n, 0);
-    int64_t total, count = 0, *at, stride[MAX_RANK], found = 0;
-
-    TRY(require_constant(g, n, 0, "its operand"));
-    total = shape_count(&x->shape);
-    stride_contiguous(&x->shape, stride);
+static int64_t count_nonzero(const tensor *x) {
+    int64_t count = 0, total = tensor_count(x);
     for (int64_t i = 0; i < total; i++) count += dtype_get(x->type, x->data, i) != 0;
-    TRY(NEW(g->c, at, count * x->shape.rank));
-    for (int64_t i = 0; i < total; i++) {
-        if (dtype_get(x->type, x->data, i) == 0) continue;
-        for (int d = 0; d < x->shape.rank; d++) at[d * count + found] = i / stride[d] % x->shape.dim[d];
-        found++;
-    }
-    return graph_add_constant(g, I64, &SHAPE(x->shape.rank, count), at, out);
+    return count;
 }
 
-/* --- Compress ------------------------------------------------------------------------------------------------------- */
+static status nonzero_count_cpu(ctx *c, const call *k) {
+    (void)c;
+    *(int64_t *)k->out[0].data = count_nonzero(&k->in[0]);
+    return OK;
+}
+
+static status nonzero_sized_cpu(ctx *c, const call *k) {
+    const tensor *x = &k->in[0];
+    int64_t *at = k->out[0].data, count = node_int(k->node, "count"), total = tensor_count(x), found = 0;
+
+    if (count_nonzero(x) != count)
+        return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before",
+                    count_nonzero(x), count);
+    for (int64_t i = 0; i < total; i++) {
+        if (dtype_get(x->type, x->data, i) == 0) continue;
+        for (int d = 0; d < x->shape.rank; d++) at[d * count + found] = i / x->stride[d] % x->shape.dim[d];
+        found++;
+    }
+    return OK;
+}
+
+static status infer_nonzero_count(graph *g, node *n) {
+    TRY(require(g, n, 0));
+    return set_out(g, n, 0, I64, &SCALAR);
+}
+
+static status infer_nonzero_sized(graph *g, node *n) {
+    TRY(require(g, n, 0));
+    return set_out(g, n, 0, I64, &SHAPE(n->in[0]->shape.rank, node_int(n, "count")));
+}
+
+/* Of a constant the count folds; otherwise it is one of the sizes that data decides. */
+static status lower_nonzero(graph *g, const node *n, value **out) {
+    value *counter;
+    int64_t count;
+
+    TRY(require(g, n, 0));
+    TRY(emit(g, &counter, "NonZeroCount", n->in[0]));
+    if (value_is_constant(counter)) count = *(const int64_t *)counter->data;
+    else TRY(graph_data_size(g, counter, &count));
+    return emit_with(g, out, "NonZeroSized", NODE_ATTRS(INT("count", count)), n->in[0]);
+}
+
+/* --- Compress ----------------------------------------------------------------------------------------------------- */
 
 /* A Gather of the places where the condition holds. */
 static status lower_compress(graph *g, const node *n, value **out) {
-    value *x = node_in(n, 0), *indices;
-    const value *condition = node_in(n, 1);
-    int64_t length, limit, count = 0, *at;
+    value *x = node_in(n, 0), *condition = node_in(n, 1), *indices;
+    int64_t start = 0;
     int axis = 0;
 
     TRY(require(g, n, 0));
-    TRY(require_constant(g, n, 1, "its condition"));
+    TRY(require(g, n, 1));
     if (condition->type != BOOL || condition->shape.rank != 1)
         return fail(g->c, E_TYPE, "the condition of Compress is not a vector of booleans");
     if (!node_has(n, "axis")) TRY(emit_reshape(g, x, &SHAPE(shape_count(&x->shape)), &x));
     else TRY(shape_axis(g->c, node_int(n, "axis"), x->shape.rank, &axis));
     if (x->shape.rank == 0) return fail(g->c, E_SHAPE, "Compress along an axis of a scalar");
-    length = condition->shape.dim[0];
-    limit = x->shape.dim[axis];
-    TRY(NEW(g->c, at, length));
-    for (int64_t i = 0; i < length && i < limit; i++)
-        if (dtype_get_int(BOOL, condition->data, i)) at[count++] = i;
-    TRY(graph_add_constant(g, I64, &SHAPE(count), at, &indices));
+    if (condition->shape.dim[0] > x->shape.dim[axis])
+        TRY(emit_slice_axis(g, condition, 0, start, x->shape.dim[axis], &condition));
+    TRY(emit(g, &indices, "NonZero", condition));
+    TRY(emit_reshape(g, indices, &SHAPE(indices->shape.dim[1]), &indices));
     return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, indices);
 }
 
-/* --- Unique --------------------------------------------------------------------------------------------------------- */
+/* --- Unique ------------------------------------------------------------------------------------------------------- */
 
 /* Items are compared element by element; an item is an element, or what lies at one place of the axis. */
 typedef struct items {
@@ -161,14 +191,15 @@ static status lower_unique(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def nonzero_ops[] = {
-    {.name = "NonZero", .domain = "", .since = 9, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_nonzero},
-    {.name = "Compress", .domain = "", .since = 9, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "axis"}), .lower = lower_compress},
-    {.name = "Unique", .domain = "", .since = 11, .min_in = 1, .max_in = 1, .max_out = VARIADIC, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "axis"}, INT("sorted", 1)), .lower = lower_unique},
+    {ONNX("NonZero", 9, 1, 1, 1, ANY_TYPE), .lower = lower_nonzero},
+    {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu},
+    {OURS("NonZeroSized", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .attrs = NODE_ATTRS(INT("count", 0)),
+     .infer = infer_nonzero_sized, .cpu = nonzero_sized_cpu},
+    {ONNX("Compress", 9, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axis"}), .lower = lower_compress},
+    {ONNX("Unique", 11, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axis"}, INT("sorted", 1)),
+     .lower = lower_unique},
     {0},
 };

@@ -60,6 +60,7 @@ static void parts_range(void *arg, int64_t begin, int64_t end) {
 
 static const tensor absent = {.type = DT_NONE};
 static const tensor *operand(const call *k, int i) { return i < k->n_in ? &k->in[i] : &absent; }
+static const tensor *result(const call *k, int i) { return i < k->n_out ? &k->out[i] : &absent; }
 
 /* --- the last axes ------------------------------------------------------------------------------------------------ */
 
@@ -141,7 +142,7 @@ static size_t layer_grad_workspace(const node *n) {
 
 static status run_layer_grad(const call *k, bool centred) {
     static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
-    const tensor *x = &k->in[X], *dscale = &k->out[1], *dbias = &k->out[2];
+    const tensor *x = &k->in[X], *dscale = result(k, 1), *dbias = result(k, 2);
     dtype type = computed_in(x->type);
     job j = {.x = x->data, .dy = k->in[DY].data, .centred = centred};
 
@@ -372,31 +373,6 @@ static status lower_group(graph *g, const node *n, value **out) {
     return emit_group_norm(g, n, node_int(n, "num_groups"), n->in[1], n->in[2], out);
 }
 
-/* One number a group into one a channel. */
-static status repeat(graph *g, value *v, int64_t groups, int64_t each, value **out) {
-    value *sizes;
-    TRY(emit_reshape(g, v, &SHAPE(groups, 1), &v));
-    TRY(graph_ints(g, 2, (int64_t[]){groups, each}, &sizes));
-    TRY(emit(g, &v, "Expand", v, sizes));
-    return emit_reshape(g, v, &SHAPE(groups * each), out);
-}
-
-/* Before opset 21 scale and bias are per group. */
-static status lower_group_18(graph *g, const node *n, value **out) {
-    int64_t groups = node_int(n, "num_groups"), channels;
-    value *scale, *bias;
-
-    TRY(check_channels(g, n));
-    channels = n->in[0]->shape.dim[1];
-    if (groups < 1 || channels % groups || shape_count(&n->in[1]->shape) != groups ||
-        shape_count(&n->in[2]->shape) != groups)
-        return fail(g->c, E_SHAPE, "%lld groups of %lld channels with %lld scales", (long long)groups,
-                    (long long)channels, (long long)shape_count(&n->in[1]->shape));
-    TRY(repeat(g, n->in[1], groups, channels / groups, &scale));
-    TRY(repeat(g, n->in[2], groups, channels / groups, &bias));
-    return emit_group_norm(g, n, groups, scale, bias, out);
-}
-
 static status infer_group(graph *g, node *n) {
     int64_t groups = node_int(n, "groups");
     const shape *s;
@@ -458,8 +434,7 @@ static status lower_mean_variance(graph *g, const node *n, value **out) {
 static const int64_t images[] = {0, 2, 3};
 static const attr layer_attrs[] = {INT("axis", -1), FLOAT("epsilon", 1e-5), INT("stash_type", 1), {.name = NULL}};
 static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
-static const attr group_18_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, {.name = NULL}};
-static const attr group_21_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
+static const attr group_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
 static const attr instance_attrs[] = {FLOAT("epsilon", 1e-5), {.name = NULL}};
 static const attr groups_attrs[] = {{.name = "groups"}, {.name = "epsilon"}, {.name = NULL}};
 static const attr lp_attrs[] = {INT("axis", -1), INT("p", 2), {.name = NULL}};
@@ -481,8 +456,8 @@ const op_def norm_ops[] = {
      .workspace = layer_grad_workspace, .cpu = rms_norm_grad_cpu},
 
     {OP("InstanceNormalization", "", 6, 3, 3, 1, instance_attrs), .lower = lower_instance},
-    {OP("GroupNormalization", "", 18, 3, 3, 1, group_18_attrs), .lower = lower_group_18},
-    {OP("GroupNormalization", "", 21, 3, 3, 1, group_21_attrs), .lower = lower_group},
+    /* The form of opset 18, with a scale for each group, was withdrawn. */
+    {OP("GroupNormalization", "", 21, 3, 3, 1, group_attrs), .lower = lower_group},
     {OP("GroupNorm", ORT_DOMAIN, 1, 3, 3, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_group,
      .grad = grad_group, .workspace = layer_workspace, .cpu = group_norm_cpu},
     {OP("GroupNormGrad", ORT_DOMAIN, 1, 5, 5, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_grad,

@@ -243,6 +243,13 @@ status pointwise_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+/* --- inference ---------------------------------------------------------------------------------------------------- */
+
+status infer_pointwise(graph *g, node *n) {
+    for (int i = 0; i < n->n_in; i++) TRY(require(g, n, i));
+    return infer_broadcast(g, n);
+}
+
 /* --- gradients ------------------------------------------------------------------------------------------------------ */
 
 static status grad_with(graph *g, const node *n, value *dy, value *v, value **dx) {

@@ -26,6 +26,8 @@ typedef struct pointwise_def {
 } pointwise_def;
 
 tile_class tile_class_of(dtype t);
+/* All operands are present and of one type; out[0] is of that type and their broadcast shape. */
+status infer_pointwise(graph *g, node *n);
 /* The kernel behind every POINTWISE record. */
 status pointwise_cpu(ctx *c, const call *k);
 
@@ -113,7 +115,13 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
 #define TILED(name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                          \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
     .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = pointwise_cpu,                  \
-    .pointwise = &(const pointwise_def) { __VA_ARGS__ }
+    .pointwise = &(const pointwise_def) {                                                                              \
+        __VA_ARGS__                                                                                                    \
+    }
+/* An operator that is always a composition of others. */
+#define LOWERED(name_, domain_, since_, least_, most_, types_, lower_)                                                 \
+    .name = name_, .domain = domain_, .since = since_, .min_in = least_, .max_in = most_, .max_out = 1,                \
+    .dtypes = types_, .lower = lower_
 /* Our operator for the gradient of floats: dy and what else it needs, every one broadcast to dy. */
 #define TILED_GRADIENT(name_, operands_, ...)                                                                          \
     TILED(name_, ORT_DOMAIN, 1, operands_, FLOATS, INPLACE_0 | INPLACE_1, infer_same, __VA_ARGS__)

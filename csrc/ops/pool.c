@@ -12,7 +12,7 @@
 #include "core/parallel.h"
 #include "ops/spatial.h"
 
-/* --- inference and gradients --------------------------------------------------------------------------------------- */
+/* --- inference and gradients -------------------------------------------------------------------------------------- */
 
 static status pool_window(ctx *c, const node *n, const shape *x, window *out) {
     if (!node_has(n, "kernel_shape")) return fail(c, E_INVALID, "%s without a kernel_shape", n->op->name);
@@ -61,7 +61,7 @@ static status infer_pool_grad(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, &x);
 }
 
-/* --- lines --------------------------------------------------------------------------------------------------------- */
+/* --- lines -------------------------------------------------------------------------------------------------------- */
 
 /* Outputs are computed up to SEGMENT at a time, along the last axis. */
 enum { SEGMENT = 256 };
@@ -70,7 +70,7 @@ typedef struct segment {
     int64_t plane, at[SPATIAL], count; /* at: the first output's place; count: along the last axis */
 } segment;
 
-/* Where kernel element `tap` looks for a segment: an offset into the plane for output 0 (others are a stride apart), and
+/* Where kernel element `tap` looks for a segment: an offset into the plane for output 0, others a stride apart, and
  * which of the outputs see something there. */
 typedef struct sight {
     int64_t offset, first, last;
@@ -121,7 +121,7 @@ static inline int64_t segment_start(const window *w, const segment *s) {
     return ((s->plane * w->out[0] + s->at[0]) * w->out[1] + s->at[1]) * w->out[2] + s->at[2];
 }
 
-/* --- maximum ------------------------------------------------------------------------------------------------------- */
+/* --- maximum ------------------------------------------------------------------------------------------------------ */
 
 #define MAXIMUM(T, LOWEST)                                                                                             \
     SIMD static void max_##T(void *arg, int64_t begin, int64_t end) {                                                  \
@@ -135,10 +135,10 @@ static inline int64_t segment_start(const window *w, const segment *s) {
                 const sight e = look(w, &s, i);                                                                        \
                 const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
                 if (step == 1)                                                                                         \
-                    for (int64_t p = e.first; p < e.last; p++) y[p] = (x[p] > y[p]) | (x[p] != x[p]) ? x[p] : y[p];       \
+                    for (int64_t p = e.first; p < e.last; p++) y[p] = (x[p] > y[p]) | (x[p] != x[p]) ? x[p] : y[p];    \
                 else                                                                                                   \
                     for (int64_t p = e.first; p < e.last; p++)                                                         \
-                        y[p] = (x[p * step] > y[p]) | (x[p * step] != x[p * step]) ? x[p * step] : y[p];                  \
+                        y[p] = (x[p * step] > y[p]) | (x[p * step] != x[p * step]) ? x[p * step] : y[p];               \
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
@@ -169,8 +169,7 @@ static inline int64_t segment_start(const window *w, const segment *s) {
         EACH_SEGMENT(w, s) {                                                                                           \
             int64_t *index = k->indices + segment_start(w, &s);                                                        \
             find_##T(k, &s, where);                                                                                    \
-            for (int64_t p = 0; p < s.count; p++)                                                                      \
-                index[p] = s.plane * volume(w->in) + (where[p] < 0 ? 0 : where[p]);                                    \
+            for (int64_t p = 0; p < s.count; p++) index[p] = s.plane * volume(w->in) + (where[p] < 0 ? 0 : where[p]);  \
         }                                                                                                              \
     }
 
@@ -200,7 +199,7 @@ MAXIMUM(uint8_t, 0)
 MAXIMUM_GRADIENT(float)
 MAXIMUM_GRADIENT(double)
 
-/* --- average ------------------------------------------------------------------------------------------------------- */
+/* --- average ------------------------------------------------------------------------------------------------------ */
 
 /* How many elements of the window at output `o` of an axis count. */
 static int64_t axis_count(const pool *k, int axis, int64_t o) {
@@ -270,7 +269,7 @@ static int64_t axis_count(const pool *k, int axis, int64_t o) {
 AVERAGE(float)
 AVERAGE(double)
 
-/* --- kernels ------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
 
 static status pool_of(ctx *c, const call *k, const shape *x, pool *out) {
     *out = (pool){.count_padding = node_int(k->node, "count_include_pad") != 0};
@@ -281,12 +280,13 @@ static status pool_of(ctx *c, const call *k, const shape *x, pool *out) {
 
 static void each_plane(const shape *x, const pool *k, range_fn *body) {
     int64_t work = volume(k->w.out) * volume(k->w.kernel);
-    if (volume(k->w.out) > 0 || k->dx) parallel_for(x->dim[0] * x->dim[1], parallel_rows(work), body, (void *)(uintptr_t)k);
+    if (volume(k->w.out) > 0 || k->dx)
+        parallel_for(x->dim[0] * x->dim[1], parallel_rows(work), body, (void *)(uintptr_t)k);
 }
 
 static status max_pool_cpu(ctx *c, const call *k) {
-    static range_fn *const values[DTYPE_COUNT] = {[F32] = max_float,     [F64] = max_double, [I64] = max_int64_t,
-                                                  [I32] = max_int32_t,   [I8] = max_int8_t,  [U8] = max_uint8_t};
+    static range_fn *const values[DTYPE_COUNT] = {[F32] = max_float,   [F64] = max_double, [I64] = max_int64_t,
+                                                  [I32] = max_int32_t, [I8] = max_int8_t,  [U8] = max_uint8_t};
     static range_fn *const indices[DTYPE_COUNT] = {[F32] = index_float,   [F64] = index_double, [I64] = index_int64_t,
                                                    [I32] = index_int32_t, [I8] = index_int8_t,  [U8] = index_uint8_t};
     const tensor *x = &k->in[0];
@@ -337,7 +337,7 @@ static status average_pool_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- pools made of other operators --------------------------------------------------------------------------------- */
+/* --- pools made of other operators -------------------------------------------------------------------------------- */
 
 static status spatial_range(graph *g, const node *n, int *count, int64_t axes[MAX_RANK]) {
     TRY(require(g, n, 0));
@@ -407,32 +407,29 @@ static status lower_lp_pool(graph *g, const node *n, value **out) {
     return power(g, v, 1 / p, &out[0]);
 }
 
-/* --- records ------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define WINDOW                                                                                                         \
-    STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), {.name = "dilations"}, {.name = "kernel_shape"},                \
-        {.name = "pads"}, {.name = "strides"}
+#define POOL(name_, domain_, since_, operands_, results_)                                                              \
+    .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = results_
+#define WINDOW(...)                                                                                                    \
+    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), {.name = "dilations"},                      \
+                        {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
 
 const op_def pool_ops[] = {
-    {.name = "MaxPool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 2,
-     .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8), .attrs = NODE_ATTRS(WINDOW, INT("storage_order", 0)),
-     .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool, .cpu = max_pool_cpu},
-    {.name = "MaxPoolGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(WINDOW, {.name = "shape"}), .infer = infer_pool_grad, .lower = lower_to_f32,
-     .cpu = max_pool_grad_cpu},
-    {.name = "AveragePool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(WINDOW, INT("count_include_pad", 0)), .infer = infer_pool, .lower = lower_to_f32,
-     .grad = grad_average_pool, .cpu = average_pool_cpu},
-    {.name = "AveragePoolGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
-     .dtypes = FLOATS, .attrs = NODE_ATTRS(WINDOW, INT("count_include_pad", 0), {.name = "shape"}),
-     .infer = infer_pool_grad, .lower = lower_to_f32, .cpu = average_pool_grad_cpu},
-    {.name = "GlobalAveragePool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .lower = lower_global_average_pool},
-    {.name = "GlobalMaxPool", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .lower = lower_global_max_pool},
-    {.name = "GlobalLpPool", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(INT("p", 2)), .lower = lower_global_lp_pool},
-    {.name = "LpPool", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(WINDOW, INT("p", 2)), .lower = lower_lp_pool},
+    {POOL("MaxPool", "", 1, 1, 2), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
+     WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
+     .cpu = max_pool_cpu},
+    {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW({.name = "shape"}), .infer = infer_pool_grad,
+     .lower = lower_to_f32, .cpu = max_pool_grad_cpu},
+    {POOL("AveragePool", "", 1, 1, 1), .dtypes = FLOATS, WINDOW(INT("count_include_pad", 0)), .infer = infer_pool,
+     .lower = lower_to_f32, .grad = grad_average_pool, .cpu = average_pool_cpu},
+    {POOL("AveragePoolGrad", ORT_DOMAIN, 1, 1, 1), .dtypes = FLOATS,
+     WINDOW(INT("count_include_pad", 0), {.name = "shape"}), .infer = infer_pool_grad, .lower = lower_to_f32,
+     .cpu = average_pool_grad_cpu},
+    {POOL("GlobalAveragePool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_average_pool},
+    {POOL("GlobalMaxPool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_max_pool},
+    {POOL("GlobalLpPool", "", 2, 1, 1), .dtypes = FLOATS, .attrs = NODE_ATTRS(INT("p", 2)),
+     .lower = lower_global_lp_pool},
+    {POOL("LpPool", "", 2, 1, 1), .dtypes = FLOATS, WINDOW(INT("p", 2)), .lower = lower_lp_pool},
     {0},
 };

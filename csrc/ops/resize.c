@@ -15,7 +15,7 @@
 #include "ops/grid_sample.h"
 #include "ops/spatial.h"
 
-/* --- tables -------------------------------------------------------------------------------------------------------- */
+/* --- tables ------------------------------------------------------------------------------------------------------- */
 
 typedef struct axis_plan {
     int64_t in, out;
@@ -124,7 +124,7 @@ static status make_tables(graph *g, const axis_plan *a, dtype type, value **inde
     return OK;
 }
 
-/* --- Interpolate --------------------------------------------------------------------------------------------------- */
+/* --- Interpolate -------------------------------------------------------------------------------------------------- */
 
 static status infer_interpolate(graph *g, node *n) {
     shape y;
@@ -201,10 +201,16 @@ INTERPOLATE(double)
 static interpolation interpolation_of(const call *k) {
     const tensor *x = &k->in[0], *y = &k->out[0];
     const int axis = (int)node_int(k->node, "axis");
-    return (interpolation){.from = x->data, .to = y->data, .index = k->in[1].data, .weight = k->in[2].data,
-                           .outer = shape_span(&x->shape, 0, axis), .from_size = x->shape.dim[axis],
-                           .to_size = y->shape.dim[axis], .inner = shape_span(&x->shape, axis + 1, x->shape.rank),
-                           .taps = k->in[1].shape.dim[0], .columns = k->in[1].shape.dim[1]};
+    return (interpolation){.from = x->data,
+                           .to = y->data,
+                           .index = k->in[1].data,
+                           .weight = k->in[2].data,
+                           .outer = shape_span(&x->shape, 0, axis),
+                           .from_size = x->shape.dim[axis],
+                           .to_size = y->shape.dim[axis],
+                           .inner = shape_span(&x->shape, axis + 1, x->shape.rank),
+                           .taps = k->in[1].shape.dim[0],
+                           .columns = k->in[1].shape.dim[1]};
 }
 
 static status run_interpolation(const call *k, range_fn *narrow, range_fn *wide) {
@@ -224,7 +230,7 @@ static status interpolate_grad_cpu(ctx *c, const call *k) {
     return run_interpolation(k, interpolate_grad_float, interpolate_grad_double);
 }
 
-/* --- Resize -------------------------------------------------------------------------------------------------------- */
+/* --- Resize ------------------------------------------------------------------------------------------------------- */
 
 /* What one Resize asks for, by axis of x. */
 typedef struct request {
@@ -307,8 +313,7 @@ static status sizes_request(graph *g, const node *n, const value *sizes, request
 
     TRY(resized_axes(g, n, &count, axes));
     TRY(value_ints(g, sizes, "the sizes of Resize", &n_sizes, &given));
-    if (n_sizes != count)
-        return fail(g->c, E_SHAPE, "%s of %d axes to %d sizes", n->op->name, count, n_sizes);
+    if (n_sizes != count) return fail(g->c, E_SHAPE, "%s of %d axes to %d sizes", n->op->name, count, n_sizes);
     for (int i = 0; i < count; i++) {
         if (given[i] < 0 || given[i] > INT32_MAX || (x->dim[axes[i]] == 0 && given[i] != 0))
             return fail(g->c, E_SHAPE, "%s of axis %d from %" PRId64 " to %" PRId64, n->op->name, axes[i],
@@ -328,25 +333,29 @@ static status resize_axis(graph *g, const axis_plan *a, int axis, value *x, valu
         TRY(make_tables(g, a, x->type == F64 ? F64 : F32, &index, &weight));
         return emit_with(g, out, "Interpolate", NODE_ATTRS(INT("axis", axis), INT("size", a->out)), x, index, weight);
     }
-    if (taps_of(a) > 1)
-        return fail(g->c, E_UNSUPPORTED, "interpolation between %s numbers", dtype_name(x->type));
+    if (taps_of(a) > 1) return fail(g->c, E_UNSUPPORTED, "interpolation between %s numbers", dtype_name(x->type));
     TRY(make_tables(g, a, F32, &index, &weight));
     TRY(emit_reshape(g, index, &SHAPE(a->out), &index));
     return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, index);
 }
 
-static status check_words(graph *g, const axis_plan *a) {
-    static const char *const known[] = {"nearest", "linear", "cubic", "half_pixel", "half_pixel_symmetric",
-                                        "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
-                                        "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
-    const char *const words[] = {a->mode, a->transform, a->nearest};
+/* Is `word` one of the words of `list`, between single spaces? */
+static bool listed(const char *word, const char *list) {
+    size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)) != NULL && length > 0; at++)
+        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || at[length] == 0)) return true;
+    return false;
+}
 
-    for (int i = 0; i < 3; i++) {
-        bool found = false;
-        for (size_t j = 0; j < sizeof known / sizeof *known; j++) found |= is(words[i], known[j]);
-        if (!found) return fail(g->c, E_UNSUPPORTED, "Resize in the way of \"%s\"", words[i]);
-    }
-    return OK;
+static status check_words(graph *g, const axis_plan *a) {
+    const char *odd = NULL;
+
+    if (!listed(a->mode, "nearest linear cubic")) odd = a->mode;
+    if (!listed(a->nearest, "round_prefer_floor round_prefer_ceil floor ceil")) odd = a->nearest;
+    if (!listed(a->transform, "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric "
+                              "tf_half_pixel_for_nn"))
+        odd = a->transform;
+    return odd ? fail(g->c, E_UNSUPPORTED, "Resize in the way of \"%s\"", odd) : OK;
 }
 
 /* Resizes the axes of x one by one, those that grow least first: what is in between stays small. */
@@ -378,9 +387,12 @@ static bool has_elements(const value *v) { return v && shape_count(&v->shape) > 
 
 static status lower_resize(graph *g, const node *n, value **out) {
     const value *scales = node_in(n, 2), *sizes = node_in(n, 3);
-    axis_plan a = {.mode = node_string(n, "mode"), .transform = node_string(n, "coordinate_transformation_mode"),
-                   .nearest = node_string(n, "nearest_mode"), .cubic = node_float(n, "cubic_coeff_a"),
-                   .exclude_outside = node_int(n, "exclude_outside") != 0, .antialias = node_int(n, "antialias") != 0};
+    axis_plan a = {.mode = node_string(n, "mode"),
+                   .transform = node_string(n, "coordinate_transformation_mode"),
+                   .nearest = node_string(n, "nearest_mode"),
+                   .cubic = node_float(n, "cubic_coeff_a"),
+                   .exclude_outside = node_int(n, "exclude_outside") != 0,
+                   .antialias = node_int(n, "antialias") != 0};
     request r;
 
     TRY(require(g, n, 0));
@@ -409,42 +421,37 @@ static status lower_upsample(graph *g, const node *n, value **out) {
     return resize(g, n, &r, &a, &out[0]);
 }
 
-/* --- records ------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define RESIZE_11                                                                                                      \
-    STRING("coordinate_transformation_mode", "half_pixel"), FLOAT("cubic_coeff_a", -0.75), INT("exclude_outside", 0),  \
-        FLOAT("extrapolation_value", 0), STRING("mode", "nearest"), STRING("nearest_mode", "round_prefer_floor")
-
+#define OP(name_, domain_, since_, least_, most_)                                                                      \
+    .name = name_, .domain = domain_, .since = since_, .min_in = least_, .max_in = most_, .max_out = 1
+#define RESIZE(...)                                                                                                    \
+    .attrs = NODE_ATTRS(STRING("coordinate_transformation_mode", "half_pixel"), FLOAT("cubic_coeff_a", -0.75),         \
+                        INT("exclude_outside", 0), FLOAT("extrapolation_value", 0), STRING("mode", "nearest"),         \
+                        STRING("nearest_mode", "round_prefer_floor"), __VA_ARGS__),                                    \
+    .lower = lower_resize
+#define UPSAMPLE .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample
 #define INTERPOLATION                                                                                                  \
-    .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = FLOATS,                        \
-    .attrs = NODE_ATTRS(INT("axis", 0), INT("size", 0)), .infer = infer_interpolate, .lower = lower_to_f32
-
-#define GRID_SAMPLE STRING("padding_mode", "zeros"), INT("align_corners", 0)
-#define GRID_SAMPLE_GRADIENT                                                                                           \
-    .domain = ORT_DOMAIN, .since = 1, .max_out = 1, .dtypes = FLOATS, .lower = lower_to_f32,                           \
-    .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "linear"), {.name = "shape"})
+    .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0), INT("size", 0)), .infer = infer_interpolate
+#define GRID_SAMPLE(mode, ...)                                                                                         \
+    .dtypes = FLOATS, .lower = lower_to_f32,                                                                           \
+    .attrs = NODE_ATTRS(STRING("padding_mode", "zeros"), INT("align_corners", 0), STRING("mode", mode), __VA_ARGS__)
+#define GRID_SAMPLE_FORWARD .infer = infer_grid_sample, .grad = grad_grid_sample, .cpu = grid_sample_cpu
 
 const op_def resize_ops[] = {
-    {.name = "Upsample", .domain = "", .since = 9, .min_in = 2, .max_in = 2, .max_out = 1,
-     .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample},
-    {.name = "Resize", .domain = "", .since = 10, .min_in = 2, .max_in = 2, .max_out = 1,
-     .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample},
-    {.name = "Resize", .domain = "", .since = 11, .min_in = 1, .max_in = 4, .max_out = 1,
-     .attrs = NODE_ATTRS(RESIZE_11), .lower = lower_resize},
-    {.name = "Resize", .domain = "", .since = 18, .min_in = 1, .max_in = 4, .max_out = 1,
-     .attrs = NODE_ATTRS(RESIZE_11, INT("antialias", 0), {.name = "axes"},
-                         STRING("keep_aspect_ratio_policy", "stretch")), .lower = lower_resize},
-    {.name = "Interpolate", INTERPOLATION, .grad = grad_interpolate, .cpu = interpolate_cpu},
-    {.name = "InterpolateGrad", INTERPOLATION, .grad = grad_interpolate_grad, .cpu = interpolate_grad_cpu},
-    {.name = "GridSample", .domain = "", .since = 16, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "bilinear")), .infer = infer_grid_sample, .lower = lower_to_f32,
-     .grad = grad_grid_sample, .cpu = grid_sample_cpu},
-    {.name = "GridSample", .domain = "", .since = 20, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,
-     .attrs = NODE_ATTRS(GRID_SAMPLE, STRING("mode", "linear")), .infer = infer_grid_sample, .lower = lower_to_f32,
-     .grad = grad_grid_sample, .cpu = grid_sample_cpu},
-    {.name = "GridSampleGradInput", GRID_SAMPLE_GRADIENT, .min_in = 2, .max_in = 2,
+    {OP("Upsample", "", 9, 2, 2), UPSAMPLE},
+    {OP("Resize", "", 10, 2, 2), UPSAMPLE},
+    {OP("Resize", "", 11, 1, 4), RESIZE({.name = NULL})},
+    {OP("Resize", "", 18, 1, 4),
+     RESIZE(INT("antialias", 0), {.name = "axes"}, STRING("keep_aspect_ratio_policy", "stretch"))},
+    {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), INTERPOLATION, .grad = grad_interpolate, .cpu = interpolate_cpu},
+    {OP("InterpolateGrad", ORT_DOMAIN, 1, 3, 3), INTERPOLATION, .grad = grad_interpolate_grad,
+     .cpu = interpolate_grad_cpu},
+    {OP("GridSample", "", 16, 2, 2), GRID_SAMPLE("bilinear", {.name = NULL}), GRID_SAMPLE_FORWARD},
+    {OP("GridSample", "", 20, 2, 2), GRID_SAMPLE("linear", {.name = NULL}), GRID_SAMPLE_FORWARD},
+    {OP("GridSampleGradInput", ORT_DOMAIN, 1, 2, 2), GRID_SAMPLE("linear", {.name = "shape"}),
      .infer = infer_grid_sample_grad_input, .cpu = grid_sample_grad_input_cpu},
-    {.name = "GridSampleGradGrid", GRID_SAMPLE_GRADIENT, .min_in = 3, .max_in = 3,
+    {OP("GridSampleGradGrid", ORT_DOMAIN, 1, 3, 3), GRID_SAMPLE("linear", {.name = "shape"}),
      .infer = infer_grid_sample_grad_grid, .cpu = grid_sample_grad_grid_cpu},
     {0},
 };

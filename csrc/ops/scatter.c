@@ -8,7 +8,7 @@
 #include "core/parallel.h"
 #include "ops/move.h"
 
-/* --- combining ------------------------------------------------------------------------------------------------------ */
+/* --- combining ---------------------------------------------------------------------------------------------------- */
 
 enum { COLUMNS = 256, PARTS = 32 };
 
@@ -26,8 +26,12 @@ typedef struct element_scatter {
 #define COMBINING(T, A, U, GET, PUT)                                                                                   \
     static inline void take_##T(combining how, A *restrict acc, const T *restrict x, int64_t n) {                      \
         switch (how) {                                                                                                 \
-        case COMBINE_ADD: for (int64_t i = 0; i < n; i++) acc[i] = (A)((U)acc[i] + (U)GET(x[i])); break;               \
-        case COMBINE_MUL: for (int64_t i = 0; i < n; i++) acc[i] = (A)((U)acc[i] * (U)GET(x[i])); break;               \
+        case COMBINE_ADD:                                                                                              \
+            for (int64_t i = 0; i < n; i++) acc[i] = (A)((U)acc[i] + (U)GET(x[i]));                                    \
+            break;                                                                                                     \
+        case COMBINE_MUL:                                                                                              \
+            for (int64_t i = 0; i < n; i++) acc[i] = (A)((U)acc[i] * (U)GET(x[i]));                                    \
+            break;                                                                                                     \
         case COMBINE_MAX:                                                                                              \
             for (int64_t i = 0; i < n; i++) {                                                                          \
                 A a = acc[i], b = GET(x[i]);                                                                           \
@@ -106,7 +110,7 @@ static const functions by_type[DTYPE_COUNT] = {
     [I16] = {rows_int16_t, lane_int16_t}, [I8] = {rows_int8_t, lane_int8_t},    [U8] = {rows_uint8_t, lane_uint8_t},
 };
 
-/* --- rows ----------------------------------------------------------------------------------------------------------- */
+/* --- rows --------------------------------------------------------------------------------------------------------- */
 
 size_t row_scatter_bytes(int64_t rows, int64_t count) { return (size_t)(rows + count) * sizeof(int32_t); }
 
@@ -171,7 +175,7 @@ void row_scatter_run(row_scatter *s) {
     parallel_for(s->outer * blocks * s->rows, parallel_rows(s->width < COLUMNS ? s->width : COLUMNS), scatter_range, s);
 }
 
-/* --- both operators ------------------------------------------------------------------------------------------------- */
+/* --- both operators ----------------------------------------------------------------------------------------------- */
 
 static combining combining_of(const node *n) {
     static const char *const names[] = {"none", "add", "mul", "max", "min"};
@@ -284,7 +288,7 @@ static status grad_scatter(graph *g, const node *n, value *const dy[], value *dx
     return put(g, n, dy[0], zeros, "none", &dx[0]);
 }
 
-/* --- ScatterElements ------------------------------------------------------------------------------------------------ */
+/* --- ScatterElements ---------------------------------------------------------------------------------------------- */
 
 static status infer_scatter_elements(graph *g, node *n) {
     const shape *x, *index;
@@ -358,8 +362,8 @@ static tensor at_least_1d(const tensor *t) {
 static status scatter_elements_cpu(ctx *c, const call *k) {
     tensor x = at_least_1d(&k->in[0]), index = at_least_1d(&k->in[1]), updates = at_least_1d(&k->in[2]);
     tensor out = at_least_1d(&k->out[0]);
-    element_scatter s = {.how = combining_of(k->node), .index = &index, .updates = &updates, .out = &out,
-                         .work = k->work};
+    element_scatter s = {
+        .how = combining_of(k->node), .index = &index, .updates = &updates, .out = &out, .work = k->work};
 
     TRY(shape_axis(c, node_int(k->node, "axis"), out.shape.rank, &s.axis));
     TRY(check_indices(c, &index, x.shape.dim[s.axis]));
@@ -371,7 +375,7 @@ static status scatter_elements_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- ScatterND ------------------------------------------------------------------------------------------------------ */
+/* --- ScatterND ---------------------------------------------------------------------------------------------------- */
 
 static status infer_scatter_nd(graph *g, node *n) {
     const shape *x, *index, *u;
@@ -405,9 +409,15 @@ static size_t scatter_nd_bytes(const node *n) {
 static status scatter_nd_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
     tuples t = tuples_of(&k->in[1], &x->shape, 0);
-    row_scatter s = {.how = combining_of(k->node), .type = x->type, .out = k->out[0].data, .base = x->data,
-                     .updates = k->in[2].data, .outer = 1, .rows = shape_span(&x->shape, 0, t.depth),
-                     .count = t.count, .width = shape_span(&x->shape, t.depth, x->shape.rank)};
+    row_scatter s = {.how = combining_of(k->node),
+                     .type = x->type,
+                     .out = k->out[0].data,
+                     .base = x->data,
+                     .updates = k->in[2].data,
+                     .outer = 1,
+                     .rows = shape_span(&x->shape, 0, t.depth),
+                     .count = t.count,
+                     .width = shape_span(&x->shape, t.depth, x->shape.rank)};
 
     TRY(check_tuples(c, &t));
     TRY(row_scatter_begin(c, &s, k->work));
@@ -416,15 +426,13 @@ static status scatter_nd_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def scatter_ops[] = {
-    {.name = "ScatterElements", .domain = "", .since = 11, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")),
-     .infer = infer_scatter_elements, .grad = grad_scatter, .workspace = scatter_elements_bytes,
-     .cpu = scatter_elements_cpu},
-    {.name = "ScatterND", .domain = "", .since = 11, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(STRING("reduction", "none")), .infer = infer_scatter_nd, .grad = grad_scatter,
-     .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu},
+    {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
+     .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
+     .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu},
+    {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("reduction", "none")),
+     .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu},
     {0},
 };

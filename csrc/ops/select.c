@@ -62,74 +62,64 @@ static status grad_where(graph *g, const node *n, value *const dy[], value *dx[]
     return OK;
 }
 
-/* --- Clip --------------------------------------------------------------------------------------------------------- */
+/* --- Clip -----------------------------------------------------------------------------------------------------------
+ * Every form becomes our Clamp(x, low, high). */
 
 /* NaN stays, and a bound that is NaN makes everything so; where the bounds cross, the upper one holds. */
-FLOAT_WHERE(clip, 3, t > z || z != z ? z : t, const real t = x < y || y != y ? y : x)
-INT_FN(clip, 3, x > z || y > z ? z : x < y ? y : x)
-/* clip_grad(dy, x, low, high) */
-FLOAT_FN(clip_grad, 4, y >= z && y <= w ? x : 0)
+FLOAT_WHERE(clamp, 3, t > z || z != z ? z : t, const real t = x < y || y != y ? y : x)
+INT_FN(clamp, 3, x > z || y > z ? z : x < y ? y : x)
+/* clamp_grad(dy, x, low, high) */
+FLOAT_FN(clamp_grad, 4, y >= z && y <= w ? x : 0)
 
-/* The limit of a type that stands for an absent bound; `sign` -1 or 1. */
+/* What stands for an absent bound; `sign` -1 or 1. */
 static status unbounded(graph *g, dtype type, int sign, value **out) {
-    int bits = 8 * (int)dtype_size(type);
-    int64_t limit = INT64_MAX >> (64 - bits);
-    shape s = SCALAR;
+    const shape scalar = SCALAR;
+    int64_t limit = INT64_MAX >> (64 - 8 * dtype_size(type));
 
     if (dtype_is_float(type)) return graph_scalar(g, type, sign * (double)INFINITY, out);
     if (type == U8) limit = sign < 0 ? 0 : UINT8_MAX;
     else if (sign < 0) limit = -limit - 1;
-    TRY(graph_add_constant(g, type, &s, NULL, out));
+    TRY(graph_add_constant(g, type, &scalar, NULL, out));
     dtype_set_int(type, (void *)(uintptr_t)(*out)->data, 0, limit);
     return OK;
 }
 
-/* A bound of rank 0, made from the operand or from the attribute of old forms. */
-static status bound(graph *g, const node *n, int i, const char *name, value **out) {
+/* A bound of rank 0, from the operand or from the attribute of old forms. */
+static status bound_of(graph *g, const node *n, int i, const char *name, value **out) {
     const shape scalar = SCALAR;
-    const value *x = n->in[0];
     value *v = node_in(n, i);
 
-    if (v) {
-        if (shape_count(&v->shape) != 1) {
-            char text[SHAPE_TEXT];
-            return fail(g->c, E_SHAPE, "the %simum of Clip has the shape %s; it must be a single number", name,
-                        shape_text(&v->shape, text));
-        }
-        return emit_reshape(g, v, &scalar, out);
+    if (v && shape_count(&v->shape) != 1) {
+        char text[SHAPE_TEXT];
+        return fail(g->c, E_SHAPE, "the %simum of Clip has the shape %s; it must be a single number", name,
+                    shape_text(&v->shape, text));
     }
-    if (node_has(n, name)) return graph_scalar(g, x->type, node_float(n, name), out);
-    return unbounded(g, x->type, i == 1 ? -1 : 1, out);
+    if (v) return emit_reshape(g, v, &scalar, out);
+    if (node_has(n, name)) return graph_scalar(g, n->in[0]->type, node_float(n, name), out);
+    return unbounded(g, n->in[0]->type, i == 1 ? -1 : 1, out);
 }
 
-/* Every form becomes the one with two bounds of rank 0. */
 static status lower_clip(graph *g, const node *n, value **out) {
-    value *low = node_in(n, 1), *high = node_in(n, 2), *x = n->in[0];
+    value *low, *high;
 
     TRY(require(g, n, 0));
-    if (low && high && low->shape.rank == 0 && high->shape.rank == 0) return OK;
-    TRY(bound(g, n, 1, "min", &low));
-    TRY(bound(g, n, 2, "max", &high));
-    return emit(g, out, "Clip", x, low, high);
-}
-
-static status infer_clip(graph *g, node *n) {
     TRY(same_types(g, n, 0));
-    return infer_same(g, n);
+    TRY(bound_of(g, n, 1, "min", &low));
+    TRY(bound_of(g, n, 2, "max", &high));
+    return emit(g, out, "Clamp", n->in[0], low, high);
 }
 
-/* dy where x was replaced by a bound: by the lower one where it is the greater of the two no more, by the upper one
- * wherever the bounds cross. */
+/* dy where x was replaced by a bound. */
 static status grad_bound(graph *g, value *dy, value *replaced, value **dx) {
     value *zero;
     TRY(graph_scalar(g, dy->type, 0, &zero));
     return emit(g, dx, "Where", replaced, dy, zero);
 }
 
-static status grad_clip(graph *g, const node *n, value *const dy[], value *dx[]) {
+static status grad_clamp(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *x = n->in[0], *low = n->in[1], *high = n->in[2], *outside, *order;
 
-    if (need(n, 0)) TRY(emit(g, &dx[0], "ClipGrad", dy[0], x, low, high));
+    if (need(n, 0)) TRY(emit(g, &dx[0], "ClampGrad", dy[0], x, low, high));
     if (need(n, 1)) {
         TRY(emit(g, &outside, "Less", x, low));
         TRY(emit(g, &order, "Less", low, high));
@@ -159,7 +149,7 @@ static status grad_clip(graph *g, const node *n, value *const dy[], value *dx[])
     TILE_FN(from##_to_bool, 1, F, uint8_t, x != 0, )
 #define CAST_ROW(from)                                                                                                 \
     {                                                                                                                  \
-        [TILE_F32] = from##_to_f32, [TILE_F64] = from##_to_f64, [TILE_I64] = from##_to_i64,                            \
+        [TILE_F32] = from##_to_f32, [TILE_F64] = from##_to_f64,   [TILE_I64] = from##_to_i64,                          \
         [TILE_I32] = from##_to_i32, [TILE_BOOL] = from##_to_bool,                                                      \
     }
 
@@ -189,7 +179,8 @@ static status infer_cast(graph *g, node *n) {
 /* Whether every number of type `a` is one of type `b`. */
 static bool holds(dtype b, dtype a) {
     static const int digits[DTYPE_COUNT] = {
-        [BOOL] = 1, [U8] = 8, [I8] = 7, [I16] = 15, [I32] = 31, [I64] = 63, [BF16] = 8, [F16] = 11, [F32] = 24, [F64] = 53,
+        [BOOL] = 1, [U8] = 8,   [I8] = 7,   [I16] = 15, [I32] = 31,
+        [I64] = 63, [BF16] = 8, [F16] = 11, [F32] = 24, [F64] = 53,
     };
     if (a == b) return true;
     if (dtype_is_float(a)) return dtype_is_float(b) && dtype_size(b) > dtype_size(a);
@@ -228,24 +219,17 @@ static const attr clip_attrs[] = {{.name = "min"}, {.name = "max"}, {0}};
 static const attr cast_attrs[] = {{.name = "to"}, INT("saturate", 1), {0}}; /* saturate: for types that are not here */
 
 const op_def select_ops[] = {
-    {.name = "Where", .domain = "", .since = 9, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = SET(BOOL),
-     .flags = POINTWISE | STRIDED | INPLACE_1, .infer = infer_where, .simplify = simplify_where, .grad = grad_where,
-     .cpu = pointwise_cpu,
-     .pointwise = &(const pointwise_def){
-         .fn = {FLOAT_TILES(where), INT_TILES(where), [TILE_BOOL] = where_bool}}},
-    {.name = "Clip", .domain = "", .since = 11, .min_in = 1, .max_in = 3, .max_out = 1, .dtypes = NUMBERS,
-     .flags = POINTWISE | STRIDED | INPLACE_0, .lower = lower_clip, .infer = infer_clip, .grad = grad_clip,
-     .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(clip), INT_TILES(clip)}}},
-    {.name = "Clip", .domain = "", .since = 6, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,
-     .attrs = clip_attrs, .lower = lower_clip},
-    {.name = "Cast", .domain = "", .since = 6, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = POINTWISE | STRIDED, .attrs = cast_attrs, .infer = infer_cast, .simplify = simplify_cast,
-     .grad = grad_cast, .cpu = pointwise_cpu, .pointwise = &(const pointwise_def){.choose = choose_cast}},
-    {.name = "CastLike", .domain = "", .since = 15, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = cast_attrs + 1, .lower = lower_cast_like},
+    {TILED("Where", "", 9, 3, SET(BOOL), INPLACE_1, infer_where,
+           .fn = {FLOAT_TILES(where), INT_TILES(where), [TILE_BOOL] = where_bool}),
+     .simplify = simplify_where, .grad = grad_where},
+    {LOWERED("Clip", "", 11, 1, 3, NUMBERS, lower_clip)},
+    {LOWERED("Clip", "", 6, 1, 1, FLOATS, lower_clip), .attrs = clip_attrs},
+    {TILED("Cast", "", 6, 1, ANY_TYPE, 0, infer_cast, .choose = choose_cast), .attrs = cast_attrs,
+     .simplify = simplify_cast, .grad = grad_cast},
+    {LOWERED("CastLike", "", 15, 2, 2, ANY_TYPE, lower_cast_like), .attrs = cast_attrs + 1},
 
-    {.name = "ClipGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 4, .max_in = 4, .max_out = 1, .dtypes = FLOATS,
-     .flags = POINTWISE | STRIDED | INPLACE_0 | INPLACE_1, .infer = infer_same, .cpu = pointwise_cpu,
-     .pointwise = &(const pointwise_def){.fn = {FLOAT_TILES(clip_grad)}}},
+    {TILED("Clamp", ORT_DOMAIN, 1, 3, NUMBERS, INPLACE_0, infer_same, .fn = {FLOAT_TILES(clamp), INT_TILES(clamp)}),
+     .grad = grad_clamp},
+    {TILED_GRADIENT("ClampGrad", 4, .fn = {FLOAT_TILES(clamp_grad)})},
     {0},
 };

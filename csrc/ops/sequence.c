@@ -138,18 +138,14 @@ static status lower_split(graph *g, const node *n, value **out) {
 }
 
 const op_def sequence_ops[] = {
-    {.name = "SequenceConstruct", .domain = "", .since = 11, .min_in = 0, .max_in = VARIADIC, .max_out = 1,
-     .infer = infer_sequence},
-    {.name = "SequenceEmpty", .domain = "", .since = 11, .min_in = 0, .max_in = 0, .max_out = 1,
-     .attrs = NODE_ATTRS({.name = "dtype"}), .lower = lower_empty},
-    {.name = "SequenceInsert", .domain = "", .since = 11, .min_in = 2, .max_in = 3, .max_out = 1,
-     .lower = lower_insert},
-    {.name = "SequenceAt", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .lower = lower_at},
-    {.name = "SequenceLength", .domain = "", .since = 11, .min_in = 1, .max_in = 1, .max_out = 1,
-     .lower = lower_length},
-    {.name = "ConcatFromSequence", .domain = "", .since = 11, .min_in = 1, .max_in = 1, .max_out = 1,
-     .attrs = NODE_ATTRS({.name = "axis"}, INT("new_axis", 0)), .lower = lower_concat},
-    {.name = "SplitToSequence", .domain = "", .since = 11, .min_in = 1, .max_in = 2, .max_out = 1,
-     .attrs = NODE_ATTRS(INT("axis", 0), INT("keepdims", 1)), .lower = lower_split},
+    {ONNX("SequenceConstruct", 11, 0, VARIADIC, 1, 0), .infer = infer_sequence},
+    {ONNX("SequenceEmpty", 11, 0, 0, 1, 0), .attrs = NODE_ATTRS({.name = "dtype"}), .lower = lower_empty},
+    {ONNX("SequenceInsert", 11, 2, 3, 1, 0), .lower = lower_insert},
+    {ONNX("SequenceAt", 11, 2, 2, 1, 0), .lower = lower_at},
+    {ONNX("SequenceLength", 11, 1, 1, 1, 0), .lower = lower_length},
+    {ONNX("ConcatFromSequence", 11, 1, 1, 1, 0), .attrs = NODE_ATTRS({.name = "axis"}, INT("new_axis", 0)),
+     .lower = lower_concat},
+    {ONNX("SplitToSequence", 11, 1, 2, 1, 0), .attrs = NODE_ATTRS(INT("axis", 0), INT("keepdims", 1)),
+     .lower = lower_split},
     {0},
 };

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* --- emitting ------------------------------------------------------------------------------------------------------- */
+/* --- emitting ----------------------------------------------------------------------------------------------------- */
 
 static const int64_t zeros[MAX_RANK] = {0}, ones[MAX_RANK] = {1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -96,7 +96,7 @@ static bool inside(int64_t start, int64_t step, int64_t count, int64_t size) {
     return last >= 0 && last < size;
 }
 
-/* --- StridedSlice --------------------------------------------------------------------------------------------------- */
+/* --- StridedSlice ------------------------------------------------------------------------------------------------- */
 
 static status infer_slice(graph *g, node *n) {
     const int64_t *starts, *counts, *steps;
@@ -153,7 +153,7 @@ static status view_slice(ctx *c, const node *n, const tensor *in, tensor *out, i
     return OK;
 }
 
-/* --- Place ---------------------------------------------------------------------------------------------------------- */
+/* --- Place -------------------------------------------------------------------------------------------------------- */
 
 static status infer_place(graph *g, node *n) {
     const int64_t *starts, *dims, *steps;
@@ -224,7 +224,7 @@ static status place_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- Slice ---------------------------------------------------------------------------------------------------------- */
+/* --- Slice -------------------------------------------------------------------------------------------------------- */
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x > high ? high : x < low ? low : x; }
 
@@ -287,7 +287,7 @@ static status lower_slice(graph *g, const node *n, value **out) {
     return slice_axes(g, n, count, part[0], part[1], part[2], part[3], out);
 }
 
-/* --- Split ---------------------------------------------------------------------------------------------------------- */
+/* --- Split -------------------------------------------------------------------------------------------------------- */
 
 /* Sizes given, or as equal as they can be: `parts` of them, the last one smaller. */
 static status lower_split(graph *g, const node *n, value **out) {
@@ -319,25 +319,22 @@ static status lower_split(graph *g, const node *n, value **out) {
     return at == total ? OK : fail(g->c, E_SHAPE, "the sizes given to Split do not add up to %" PRId64, total);
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def slice_ops[] = {
-    {.name = "Slice", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "starts"}, {.name = "ends"}, {.name = "axes"}), .lower = lower_slice_1},
-    {.name = "Slice", .domain = "", .since = 10, .min_in = 3, .max_in = 5, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_slice},
-    {.name = "Split", .domain = "", .since = 2, .min_in = 1, .max_in = 1, .max_out = VARIADIC, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("axis", 0), {.name = "split"}), .lower = lower_split},
-    {.name = "Split", .domain = "", .since = 13, .min_in = 1, .max_in = 2, .max_out = VARIADIC, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("axis", 0)), .lower = lower_split},
-    {.name = "Split", .domain = "", .since = 18, .min_in = 1, .max_in = 2, .max_out = VARIADIC, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("axis", 0), {.name = "num_outputs"}), .lower = lower_split},
-    {.name = "StridedSlice", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
-     .dtypes = ANY_TYPE, .flags = STRIDED,
+    {ONNX("Slice", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "starts"}, {.name = "ends"}, {.name = "axes"}),
+     .lower = lower_slice_1},
+    {ONNX("Slice", 10, 3, 5, 1, ANY_TYPE), .lower = lower_slice},
+    {ONNX("Split", 2, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), {.name = "split"}),
+     .lower = lower_split},
+    {ONNX("Split", 13, 1, 2, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .lower = lower_split},
+    {ONNX("Split", 18, 1, 2, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), {.name = "num_outputs"}),
+     .lower = lower_split},
+    {OURS("StridedSlice", 1, 1, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS({.name = "starts"}, {.name = "counts"}, {.name = "steps"}), .infer = infer_slice,
      .simplify = simplify_slice, .grad = grad_slice, .view = view_slice, .cpu = view_cpu},
-    {.name = "Place", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS({.name = "starts"}, {.name = "shape"}, {.name = "steps"}),
-     .infer = infer_place, .grad = grad_place, .cpu = place_cpu},
+    {OURS("Place", 1, 2, 1, ANY_TYPE), .flags = STRIDED,
+     .attrs = NODE_ATTRS({.name = "starts"}, {.name = "shape"}, {.name = "steps"}), .infer = infer_place,
+     .grad = grad_place, .cpu = place_cpu},
     {0},
 };

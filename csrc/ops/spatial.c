@@ -32,8 +32,7 @@ static status read_axes(ctx *c, const node *n, const char *name, int rank, int64
 
     for (int i = 0; i < SPATIAL; i++) out[i] = 1;
     if (count <= 0) return OK;
-    if (count != rank)
-        return fail(c, E_INVALID, "%s has %d %s for %d spatial axes", n->op->name, count, name, rank);
+    if (count != rank) return fail(c, E_INVALID, "%s has %d %s for %d spatial axes", n->op->name, count, name, rank);
     for (int i = 0; i < rank; i++) {
         if (given[i] < 1 || given[i] > INT32_MAX)
             return fail(c, E_INVALID, "%s: %s cannot be %" PRId64, n->op->name, name, given[i]);
@@ -47,8 +46,7 @@ static status read_pads(ctx *c, const node *n, int rank, window *w) {
     int count = node_ints(n, "pads", &pads);
 
     if (count <= 0) return OK;
-    if (count != 2 * rank)
-        return fail(c, E_INVALID, "%s has %d pads for %d spatial axes", n->op->name, count, rank);
+    if (count != 2 * rank) return fail(c, E_INVALID, "%s has %d pads for %d spatial axes", n->op->name, count, rank);
     for (int i = 0; i < rank; i++) {
         w->before[SPATIAL - rank + i] = pads[i];
         w->after[SPATIAL - rank + i] = pads[rank + i];
@@ -85,8 +83,8 @@ status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kern
     window w = {.rank = rank};
 
     if (rank < 1 || rank > SPATIAL)
-        return fail(c, rank < 1 ? E_SHAPE : E_UNSUPPORTED, "%s of a tensor of rank %d: one to three spatial axes are "
-                    "supported", n->op->name, x->rank);
+        return fail(c, rank < 1 ? E_SHAPE : E_UNSUPPORTED,
+                    "%s has one to three spatial axes; a tensor of rank %d has %d", n->op->name, x->rank, rank);
     spatial_axes(x, w.in);
     TRY(read_axes(c, n, "strides", rank, w.stride));
     TRY(read_axes(c, n, "dilations", rank, w.dilation));
@@ -125,8 +123,8 @@ status window_of(ctx *c, const node *n, const shape *x, const int64_t *kernel, w
 
 void window_to_attrs(const window *w, window_attrs *out) {
     int rank = w->rank;
-    const attr list[] = {INTS("strides", rank, out->strides), INTS("dilations", rank, out->dilations),
-                         INTS("pads", 2 * rank, out->pads), INTS("kernel_shape", rank, out->kernel), {.name = NULL}};
+    const attr *list = NODE_ATTRS(INTS("strides", rank, out->strides), INTS("dilations", rank, out->dilations),
+                                  INTS("pads", 2 * rank, out->pads), INTS("kernel_shape", rank, out->kernel));
 
     for (int i = 0; i < rank; i++) {
         int from = SPATIAL - rank + i;
@@ -137,7 +135,7 @@ void window_to_attrs(const window *w, window_attrs *out) {
                               w->in[from] - w->before[from];
         out->kernel[i] = w->kernel[from];
     }
-    memcpy(out->list, list, sizeof list);
+    memcpy(out->list, list, sizeof out->list);
 }
 
 static int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? -(-a / b) : (a + b - 1) / b; }

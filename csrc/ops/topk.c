@@ -17,7 +17,10 @@ typedef struct candidate {
 
 uint64_t order_key(dtype t, const void *data, int64_t i) {
     const uint64_t sign = UINT64_C(1) << 63;
-    union { double f; uint64_t u; } v;
+    union {
+        double f;
+        uint64_t u;
+    } v;
 
     if (!dtype_is_float(t)) return (uint64_t)dtype_get_int(t, data, i) ^ sign;
     v.f = dtype_get(t, data, i) + 0.0; /* -0 becomes 0 */
@@ -91,7 +94,7 @@ static void top_of_parts(void *arg, int64_t begin, int64_t end) {
             top_of_lane(p, lane, p->work + part * p->k);
 }
 
-/* --- the operator --------------------------------------------------------------------------------------------------- */
+/* --- the operator ------------------------------------------------------------------------------------------------- */
 
 static status infer_top_k(graph *g, node *n) {
     const int64_t *k;
@@ -156,8 +159,7 @@ static status top_k_cpu(ctx *c, const call *k) {
 }
 
 const op_def topk_ops[] = {
-    {.name = "TopK", .domain = "", .since = 10, .min_in = 2, .max_in = 2, .max_out = 2, .dtypes = NUMBERS,
-     .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)), .infer = infer_top_k,
-     .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu},
+    {ONNX("TopK", 10, 2, 2, 2, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)),
+     .infer = infer_top_k, .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu},
     {0},
 };

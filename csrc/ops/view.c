@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* --- kernels -------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
 
 status view_cpu(ctx *c, const call *k) {
     tensor from = k->in[0], to = k->out[0], seen = {.type = to.type, .shape = to.shape};
@@ -62,7 +62,7 @@ static status lower_identity(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- Reshape -------------------------------------------------------------------------------------------------------- */
+/* --- Reshape ------------------------------------------------------------------------------------------------------ */
 
 /* 0 keeps the operand's dimension (unless allowzero), one -1 takes what is left. */
 static status infer_reshape(graph *g, node *n) {
@@ -160,7 +160,7 @@ static status view_reshape(ctx *c, const node *n, const tensor *in, tensor *out,
     return OK;
 }
 
-/* --- Flatten, Squeeze, Unsqueeze ------------------------------------------------------------------------------------ */
+/* --- Flatten, Squeeze, Unsqueeze ---------------------------------------------------------------------------------- */
 
 static status lower_flatten(graph *g, const node *n, value **out) {
     const shape *s;
@@ -231,7 +231,7 @@ static status lower_unsqueeze(graph *g, const node *n, value **out) {
     return emit_reshape(g, n->in[0], &r, out);
 }
 
-/* --- Transpose ------------------------------------------------------------------------------------------------------ */
+/* --- Transpose ---------------------------------------------------------------------------------------------------- */
 
 /* The permutation, reversed axes when none is given. */
 static void read_perm(const node *n, int rank, int perm[MAX_RANK]) {
@@ -295,7 +295,17 @@ static status view_transpose(ctx *c, const node *n, const tensor *in, tensor *ou
     return OK;
 }
 
-/* --- Expand --------------------------------------------------------------------------------------------------------- */
+/* --- Expand ------------------------------------------------------------------------------------------------------- */
+
+status emit_expand(graph *g, value *x, const shape *s, value **out) {
+    value *dims;
+    if (shape_equal(&x->shape, s)) {
+        *out = x;
+        return OK;
+    }
+    TRY(graph_ints(g, s->rank, s->dim, &dims));
+    return emit(g, out, "Expand", x, dims);
+}
 
 static status infer_expand(graph *g, node *n) {
     const int64_t *dims;
@@ -314,13 +324,12 @@ static status infer_expand(graph *g, node *n) {
 /* Nothing repeated: a Reshape. An Expand of an Expand: one. */
 static status simplify_expand(graph *g, const node *n, value **out) {
     const shape *to = &n->out[0]->shape;
-    value *x = n->in[0], *dims;
+    value *x = n->in[0];
 
     while (x->def && strcmp(x->def->op->name, "Expand") == 0) x = x->def->in[0];
     if (shape_count(&x->shape) == shape_count(to)) return emit_reshape(g, x, to, out);
     if (x == n->in[0] && shape_count(&n->in[1]->shape) == to->rank && dims_are(n->in[1], to)) return OK;
-    TRY(graph_ints(g, to->rank, to->dim, &dims));
-    return emit(g, out, "Expand", x, dims);
+    return emit_expand(g, x, to, out);
 }
 
 static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible) {
@@ -332,34 +341,25 @@ static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, 
     return OK;
 }
 
-/* --- records -------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 const op_def view_ops[] = {
-    {.name = "Identity", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_identity},
-    {.name = "StopGradient", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
-     .dtypes = ANY_TYPE, .flags = STRIDED | NO_GRAD, .infer = infer_same, .simplify = simplify_stop,
-     .view = view_same, .cpu = view_cpu},
-    {.name = "Contiguous", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 1, .max_out = 1,
-     .dtypes = ANY_TYPE, .flags = STRIDED, .infer = infer_same, .grad = pass_gradient, .cpu = contiguous_cpu},
-    {.name = "Reshape", .domain = "", .since = 5, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS(INT("allowzero", 0)), .infer = infer_reshape,
-     .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu},
-    {.name = "Flatten", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS(INT("axis", 1)), .lower = lower_flatten},
-    {.name = "Squeeze", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_squeeze},
-    {.name = "Squeeze", .domain = "", .since = 13, .min_in = 1, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_squeeze},
-    {.name = "Unsqueeze", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_unsqueeze},
-    {.name = "Unsqueeze", .domain = "", .since = 13, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .lower = lower_unsqueeze},
-    {.name = "Transpose", .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .attrs = NODE_ATTRS({.name = "perm"}), .infer = infer_transpose,
-     .simplify = simplify_transpose, .grad = grad_transpose, .view = view_transpose, .cpu = view_cpu},
-    {.name = "Expand", .domain = "", .since = 8, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = STRIDED, .infer = infer_expand, .simplify = simplify_expand, .grad = pass_gradient,
-     .view = view_expand, .cpu = view_cpu},
+    {ONNX("Identity", 1, 1, 1, 1, ANY_TYPE), .lower = lower_identity},
+    {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD, .infer = infer_same,
+     .simplify = simplify_stop, .view = view_same, .cpu = view_cpu},
+    {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,
+     .cpu = contiguous_cpu},
+    {ONNX("Reshape", 5, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("allowzero", 0)),
+     .infer = infer_reshape, .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu},
+    {ONNX("Flatten", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 1)), .lower = lower_flatten},
+    {ONNX("Squeeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_squeeze},
+    {ONNX("Squeeze", 13, 1, 2, 1, ANY_TYPE), .lower = lower_squeeze},
+    {ONNX("Unsqueeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_unsqueeze},
+    {ONNX("Unsqueeze", 13, 2, 2, 1, ANY_TYPE), .lower = lower_unsqueeze},
+    {ONNX("Transpose", 1, 1, 1, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS({.name = "perm"}),
+     .infer = infer_transpose, .simplify = simplify_transpose, .grad = grad_transpose, .view = view_transpose,
+     .cpu = view_cpu},
+    {ONNX("Expand", 8, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_expand, .simplify = simplify_expand,
+     .grad = pass_gradient, .view = view_expand, .cpu = view_cpu},
     {0},
 };

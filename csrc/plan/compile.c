@@ -15,11 +15,11 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     int fired[MAX_PASSES] = {0};
     graph *g;
 
-    TRY(specialise(c, model, inputs, &g));
+    TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, &g));
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
     TRY(passes_run(g, BEFORE_GRADIENT, o->disabled_passes, fired));
-    if (o->output_grads) {
+    if (o->output_grads && !g->pending) {
         TRY(grad_build(g, o->output_grads));
         graph_remove_dead(g);
         VERIFY(g, "after the gradient");

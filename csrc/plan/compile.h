@@ -7,6 +7,8 @@
 
 typedef struct compile_options {
     const bool *output_grads; /* [outputs] which receive gradients; NULL: inference, no backward */
+    int n_sizes;              /* sizes that data decides, as far as they are known (shape/specialise.h) */
+    const int64_t *sizes;
     uint32_t disabled_passes; /* bit i: pass i of the pipeline does not run */
 } compile_options;
 

@@ -85,15 +85,37 @@ static int parse_flags(PyObject *list, int count, bool *flags) {
     return 0;
 }
 
+enum { MOST_SIZES = 256 };
+
+static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
+    Py_ssize_t n = PySequence_Size(list);
+
+    if (n > MOST_SIZES) {
+        PyErr_Format(PyExc_ValueError, "%zd sizes; at most %d are supported", n, MOST_SIZES);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        sizes[i] = item ? PyLong_AsLongLong(item) : -1;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) return -1;
+    }
+    return (int)n;
+}
+
 PyDoc_STRVAR(plan_doc,
-             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0) -> Plan\n\n"
+             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=()) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
-             "output_grads: which outputs receive a gradient; None plans inference only.");
+             "output_grads: which outputs receive a gradient; None plans inference only.\n"
+             "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
+             "output, the next of them: run it and ask again.");
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
-    PyObject *inputs, *needs, *grads = Py_None, *result = NULL;
+    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *result = NULL;
+    int64_t sizes[MOST_SIZES];
+    int n_sizes = 0;
     unsigned int disabled = 0;
     graph *g = check_graph(object);
     input_spec *specs = NULL;
@@ -103,7 +125,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OI:plan", names, &inputs, &needs, &grads, &disabled))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIO:plan", names, &inputs, &needs, &grads, &disabled, &known))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
@@ -111,10 +133,14 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         PyErr_NoMemory();
         goto done;
     }
+    if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
     if (parse_specs(g, inputs, needs, specs) < 0) goto done;
     if (grads != Py_None && parse_flags(grads, g->n_outputs, flags) < 0) goto done;
     {
-        compile_options o = {.output_grads = grads == Py_None ? NULL : flags, .disabled_passes = disabled};
+        compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
+                             .disabled_passes = disabled,
+                             .n_sizes = n_sizes,
+                             .sizes = sizes};
         Py_BEGIN_ALLOW_THREADS
         s = compile(&c, g, specs, &o, &p);
         Py_END_ALLOW_THREADS

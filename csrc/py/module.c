@@ -21,7 +21,7 @@ PyObject *raise_status(const module_state *m, const err *e) {
     case E_FOREIGN:
         if (PyErr_Occurred()) return NULL;
         break;
-    case E_RUNTIME: case OK: break;
+    case E_RUNTIME: case E_PENDING: case OK: break;
     }
     /* A long name may have been cut within a character. */
     text = PyUnicode_DecodeUTF8(e->text, (Py_ssize_t)strlen(e->text), "replace");

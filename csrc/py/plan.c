@@ -300,6 +300,11 @@ static PyObject *get_random(PyObject *object, void *unused) {
     return PyBool_FromLong(plan_of(object)->random);
 }
 
+static PyObject *get_prologue(PyObject *object, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(plan_of(object)->g->pending != NULL);
+}
+
 static PyObject *get_fired(PyObject *object, void *unused) {
     PyObject *dict = PyDict_New();
 
@@ -334,6 +339,7 @@ static PyGetSetDef plan_getset[] = {
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
+    {"prologue", get_prologue, NULL, "whether this only computes the next size that data decides", NULL},
     {"random", get_random, NULL, "whether a run needs a seed", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

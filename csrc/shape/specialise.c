@@ -45,7 +45,15 @@ static status emit_model_node(graph *g, const node *n, value **map, value **buff
     return OK;
 }
 
-status specialise(ctx *c, const graph *model, const input_spec *specs, graph **out) {
+/* Cuts the graph off at the size that is not known: nothing else is computed or written. */
+static status make_prologue(graph *g) {
+    g->emit_name = NULL;
+    g->writes = NULL;
+    return graph_add_output(g, g->pending);
+}
+
+status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
+                  graph **out) {
     graph *g;
     value **map, **buffer;
     int widest = 0;
@@ -53,6 +61,8 @@ status specialise(ctx *c, const graph *model, const input_spec *specs, graph **o
     TRY(graph_new(c, &g));
     g->opset = model->opset;
     g->specialised = true;
+    g->sizes = sizes;
+    g->n_sizes = n_sizes;
     TRY(NEW(c, map, model->n_values));
     for (int i = 0; i < model->n_inputs; i++) {
         value *declared = model->inputs[i], *v;
@@ -64,7 +74,14 @@ status specialise(ctx *c, const graph *model, const input_spec *specs, graph **o
     for (const node *n = model->first; n; n = n->next)
         if (n->n_in + n->n_out > widest) widest = n->n_in + n->n_out;
     TRY(NEW(c, buffer, widest));
-    for (const node *n = model->first; n; n = n->next) TRY(emit_model_node(g, n, map, buffer));
+    for (const node *n = model->first; n; n = n->next) {
+        status s = emit_model_node(g, n, map, buffer);
+        if (s == E_PENDING) {
+            *out = g;
+            return make_prologue(g);
+        }
+        TRY(s);
+    }
     g->emit_name = NULL;
 
     for (int i = 0; i < model->n_outputs; i++) {

@@ -10,8 +10,12 @@ typedef struct input_spec {
     bool needs_grad;
 } input_spec;
 
-/* `specs` has one entry for each input of `model`. The result lives in `c`; it shares the model's constants and
- * names, so the model must outlive it. `model` is only read. */
-MUST_USE status specialise(ctx *c, const graph *model, const input_spec *specs, graph **out);
+/* `specs` has one entry for each input of `model`, `sizes` the sizes that data decides as far as they are known. The
+ * result lives in `c`; it shares the model's constants and names, so the model must outlive it. `model` is only read.
+ *
+ * Where a further size is needed the result is a *prologue*: its pending value is set, and is its only output. Running
+ * it tells the size, and specialise goes on from there when it is called with one size more. */
+MUST_USE status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
+                           graph **out);
 
 #endif

@@ -110,10 +110,10 @@ TEST(a_product_of_nothing_is_zero_and_a_scaled_c) {
 TEST(sixteen_bit_sums_are_rounded_once) {
     enum { K = 1000 };
     bf16 *ones = numbers(BF16, K), y[1];
-    gemm g = {.type = BF16, .m = 1, .n = 1, .k = K, .alpha = 1, .a = ones, .b = ones, .a_col = 1, .b_row = 1, .c = y,
-              .c_row = 1};
+    gemm g = {.type = BF16, .m = 1, .n = 1, .k = K, .alpha = 1, .a = ones, .b = ones, .a_col = 1, .b_row = 1};
 
     for (int i = 0; i < K; i++) ones[i] = f32_to_bf16(1);
+    g.c = y;
     gemm_run(&g);
     CHECK(bf16_to_f32(y[0]) == 1000);
     free(ones);
@@ -216,14 +216,11 @@ TEST(convolutions_of_every_kind) {
 
 /* Larger than a chunk: in lines of one image, and in images. */
 TEST(convolutions_in_chunks) {
-    conv v = {.type = F64, .images = 2, .groups = 1, .in = 12, .out = 8};
+    const window large = {2, {1, 70, 66}, {1, 70, 66}, {1, 3, 3}, {1, 1, 1}, {1, 1, 1}, {0, 1, 1}, {0}};
+    const window small = {2, {1, 9, 11}, {1, 5, 6}, {1, 3, 3}, {1, 2, 2}, {1, 1, 1}, {0, 1, 1}, {0}};
+    const window patches = {2, {1, 80, 84}, {1, 10, 21}, {1, 8, 4}, {1, 8, 4}, {1, 1, 1}, {0, 0, 0}, {0}};
 
-    v.w = (window){.rank = 2, .in = {1, 70, 66}, .out = {1, 70, 66}, .kernel = {1, 3, 3}, .stride = {1, 1, 1},
-                   .dilation = {1, 1, 1}, .before = {0, 1, 1}};
-    check_convolution(&v);
-    v.images = 30;
-    v.w = (window){.rank = 2, .in = {1, 9, 11}, .out = {1, 5, 6}, .kernel = {1, 3, 3}, .stride = {1, 2, 2},
-                   .dilation = {1, 1, 1}, .before = {0, 1, 1}};
-    v.in = 40;
-    check_convolution(&v);
+    check_convolution(&(conv){.type = F64, .w = large, .images = 2, .groups = 1, .in = 12, .out = 8});
+    check_convolution(&(conv){.type = F64, .w = small, .images = 30, .groups = 1, .in = 40, .out = 8});
+    check_convolution(&(conv){.type = F64, .w = patches, .images = 3, .groups = 2, .in = 3, .out = 9});
 }

@@ -68,12 +68,15 @@ def build_model(case, dtype, tensors, results):
         [value_info(name, y) for name, y in zip(filter(None, outputs), results, strict=True)],
         initializer=[tensor_proto(tensors[i], names[i]) for i in case.const if tensors[i] is not None],
     )
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", case.opset)], ir_version=8)
+    opsets = [onnx.helper.make_opsetid("", case.opset), onnx.helper.make_opsetid("ortmodule", 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def make_node(op, inputs, outputs, attrs=None):
+    """`op` of another domain than ONNX's is written "domain::op"."""
+    domain, _, op = op.rpartition("::")
     attrs = {k: tensor_proto(v) if isinstance(v, torch.Tensor) else v for k, v in (attrs or {}).items()}
-    return onnx.helper.make_node(op, inputs, outputs, name=f"node_{op}", **attrs)
+    return onnx.helper.make_node(op, inputs, outputs, name=f"node_{op}", domain=domain, **attrs)
 
 
 # --- PyTorch's side ---------------------------------------------------------------------------------------------------

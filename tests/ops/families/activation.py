@@ -16,6 +16,7 @@ ACTIVATIONS = [
     ("", "Relu", {}, F.relu, 18),
     ("", "LeakyRelu", {}, F.leaky_relu, 18),
     ("steep", "LeakyRelu", {"alpha": 0.25}, lambda x: F.leaky_relu(x, 0.25), 18),
+    ("hundredth", "LeakyRelu", {"alpha": 0.01}, F.leaky_relu, 18),
     ("negative", "LeakyRelu", {"alpha": -0.5}, lambda x: F.leaky_relu(x, -0.5), 18),
     ("", "ThresholdedRelu", {}, lambda x: F.threshold(x, 1, 0), 18),
     ("half", "ThresholdedRelu", {"alpha": 0.5}, lambda x: F.threshold(x, 0.5, 0), 18),
@@ -33,10 +34,12 @@ ACTIVATIONS = [
     ("", "Mish", {}, F.mish, 18),
     ("", "Gelu", {}, F.gelu, 20),
     ("tanh", "Gelu", {"approximate": "tanh"}, lambda x: F.gelu(x, approximate="tanh"), 20),
+    ("", "Swish", {}, F.silu, 24),
+    ("quick", "Swish", {"alpha": 1.702}, lambda x: x * torch.sigmoid(1.702 * x), 24),
 ]
 # PyTorch's own answers there depend on the length of the tensor.
 NO_NAN_GRADIENT = ("HardSwish", "Elu", "Selu", "Celu")
-NO_INFINITY = ("Gelu", "Mish", "Softsign")
+NO_INFINITY = ("Gelu", "Mish", "Softsign", "Swish")
 
 
 def edges(op):
@@ -68,5 +71,5 @@ CASES = [
             ("scalar", (), ()),
         ]
     ),
-    Case("PRelu", [value([NAN, 0.0, -0.0, INF, 2.0, -3.0]), value([0.25])], F.prelu, fd=False, name="edges", resize=False),
+    Case("PRelu", [value([NAN, 0.0, -0.0, INF, 2.0, -3.0]), value([0.25])], F.prelu, fd=False, name="edges"),
 ]

@@ -56,7 +56,7 @@ CASES = [
             *(Case(op, [bools(*a), bools(*b)], ref, dtypes="bool") for a, b in MEETINGS),
             Case(op, [bools(3, 4), value(True)], ref, dtypes="bool", const=1, name="with true"),
             Case(op, [value(False), bools(3, 4)], ref, dtypes="bool", const=0, name="with false"),
-            Case(op, [bools(4), value([[True], [True]])], ref, dtypes="bool", const=1, name="with true that broadcasts"),
+            Case(op, [bools(4), value([[True], [True]])], ref, dtypes="bool", const=1, name="true over rows"),
         )
     ),
     Case("Not", [bools(3, 5)], torch.logical_not, dtypes="bool"),

@@ -14,8 +14,9 @@ def gather(shape, index, axis=0, **kwargs):
         return x[(slice(None),) * (axis % x.dim()) + (i.long(),)]
 
     return Case(
-        "Gather", [t(*shape), index], ref, attrs={"axis": axis}, **{"dtypes": FEW, "fd": False, "resize": False, **kwargs}
-    )
+        "Gather", [t(*shape), index], ref, attrs={"axis": axis},
+        **{"dtypes": FEW, "fd": False, "resize": False, **kwargs},
+    )  # fmt: skip
 
 
 def take_along(shape, index, axis=0, **kwargs):
@@ -107,6 +108,6 @@ CASES = [
     one_hot(ints(0, high=4), 4, -1),
     Case("OneHot", [ints(3, low=6, high=9), value(4, I64), t(2)], lambda i, d, v: v[0].expand(3, 4), const=1,
          name="out_of_range", resize=False),
-    Case("OneHot", [ints(3, high=4), value(4, I64), t(2)], lambda i, d, v: torch.where(F.one_hot(i, 4).bool(), v[1], v[0]),
-         const=1, name="values", resize=False),
+    Case("OneHot", [ints(3, high=4), value(4, I64), t(2)], const=1, name="values", resize=False,
+         ref=lambda i, d, v: torch.where(F.one_hot(i, 4).bool(), v[1], v[0])),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ def dropout(x, ratio=None, training=None, outputs=1, keep=1, **kwargs):
     inputs = [x, ratio, training if training is None else value(training, "bool")]
     while inputs[-1] is None:
         inputs.pop()
-    options = {"opset": 13, "const": (1, 2), "outputs": outputs, "name": f"keep{keep}", **kwargs}
+    options = {"opset": 13, "const": tuple(range(1, len(inputs))), "outputs": outputs, "name": f"keep{keep}", **kwargs}
     return Case("Dropout", inputs, ref, **options)
 
 
@@ -54,7 +54,7 @@ CASES = [
     dropout(t(3, 5), ALWAYS, True, outputs=2, keep=0),
     dropout(t(3, 5), ALWAYS, True, keep=0),
     dropout(t(), ALWAYS, True, keep=0),
-    dropout(t(0, 3), value(0.5, "float64"), True),
+    dropout(t(0, 3), value(0.5, "float64"), True, resize=False),
     *filled("RandomUniform", 1.5, low=1.5, high=1.5),
     *filled("RandomNormal", -2.5, mean=-2.5, scale=0.0),
     filled("RandomUniformLike", 1.5, low=1.5, high=1.5),

@@ -76,6 +76,7 @@ CASES = [
     nd((4, 0), value([[0], [1]], I64), (2, 0)),
     *[nd((4, 5), ints(7, 1, low=-4, high=4), (7, 5), r, dtypes=NUMBER) for r in TORCH],
     *[nd((3, 4, 2), ints(9, 2, high=3), (9, 2), r) for r in TORCH],
-    nd((5, 600), ints(40, 1, high=5), (40, 600), "add", name="wide", large=[t(512, 1024), ints(4096, 1, high=512), t(4096, 1024)]),
+    nd((5, 600), ints(40, 1, high=5), (40, 600), "add", name="wide",
+       large=[t(512, 1024), ints(4096, 1, high=512), t(4096, 1024)]),
     nd((70, 80), ints(2000, 2, high=70), (2000,), "add", name="many", dtypes=FLOAT),
 ]  # fmt: skip

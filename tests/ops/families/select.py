@@ -28,6 +28,13 @@ def clip(low, high):
     return lambda x, *bounds: x.clamp(low, high)
 
 
+def cast(inputs, to, dtypes, name="", **kwargs):
+    def ref(x):
+        return x.to(getattr(torch, to))
+
+    return Case("Cast", inputs, ref, attrs={"to": TYPES[to]}, dtypes=dtypes, fd=False, name=f"{name}to {to}", **kwargs)
+
+
 CASES = [
     # --- Where
     *(
@@ -76,6 +83,8 @@ CASES = [
         )
     ),
     Case("Clip", [t(3, 5)], lambda x: x.clone(), name="unbounded"),
+    Case("Clip", [t(3, 5)], clip(-0.5, 1.0), attrs={"min": -0.5, "max": 1.0}, opset=10, name="attributes"),
+    Case("Clip", [t(3, 5)], clip(None, 0.25), attrs={"max": 0.25}, opset=10, name="attribute"),
     Case("Clip", [t(0, 5), value(0.0)], clip(0.0, None), const=1, name="empty"),
     Case("Clip", [t(), value(-0.1), value(0.1)], clip(-0.1, 0.1), const=(1, 2), name="scalar"),
     Case("Clip", [t(3, 5), t(), t()], torch.clamp, name="computed bounds"),
@@ -86,16 +95,13 @@ CASES = [
     Case("Clip", [t(3, 5, low=-9, high=9), value(2)], clip(2, None), const=1, dtypes=INT, name="low"),
     # --- Cast
     *(
-        Case("Cast", [t(4, 9, low=-100, high=100)], lambda x, to=to: x.to(getattr(torch, to)), attrs={"to": code}, dtypes=ALL, name=f"to {to}", fd=False)
-        for to, code in TYPES.items()
-    ),
-    *(
-        Case("Cast", [value(HARD)], lambda x, to=to: x.to(getattr(torch, to)), attrs={"to": code}, dtypes=FLOAT, name=f"hard to {to}", fd=False, grad=False)
-        for to, code in TYPES.items()
-    ),
-    *(
-        Case("Cast", [value(HARD_INTEGERS)], lambda x, to=to: x.to(getattr(torch, to)), attrs={"to": code}, dtypes=INT, name=f"hard to {to}")
-        for to, code in TYPES.items()
+        case
+        for to in TYPES
+        for case in (
+            cast([t(4, 9, low=-100, high=100)], to, ALL),
+            cast([value(HARD)], to, FLOAT, grad=False, name="hard "),
+            cast([value(HARD_INTEGERS)], to, INT, name="hard "),
+        )
     ),
     Case("Cast", [t(0, 3)], lambda x: x.half(), attrs={"to": TYPES["float16"]}, name="empty"),
     Case("Cast", [t()], lambda x: x.long(), attrs={"to": TYPES["int64"]}, name="scalar"),

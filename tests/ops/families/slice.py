@@ -28,8 +28,8 @@ def cut(shape, starts, ends, axes=None, steps=None, index="int64", **kwargs):
     while numbers[-1] is None:
         numbers.pop()
     return Case(
-        "Slice", [t(*shape), *numbers], slice_ref, const=range(1, 5)[: len(numbers)], name=f"{starts}{ends}{axes}{steps}",
-        **{"dtypes": ALL, "fd": False, **kwargs},
+        "Slice", [t(*shape), *numbers], slice_ref, const=range(1, 5)[: len(numbers)],
+        name=f"{starts}{ends}{axes}{steps}", **{"dtypes": ALL, "fd": False, **kwargs},
     )  # fmt: skip
 
 
@@ -38,6 +38,11 @@ def split(shape, sizes, axis=0, outputs=None, **kwargs):
         "Split", [t(*shape), value(sizes, I64)], lambda x, s: x.split(s.tolist(), axis), const=1, attrs={"axis": axis},
         outputs=outputs or len(sizes), resize=False, **{"dtypes": ALL, "fd": False, **kwargs},
     )  # fmt: skip
+
+
+def equal(shape, count, ref, attrs=None, **kwargs):
+    """Sizes that are not an operand."""
+    return Case("Split", [t(*shape)], ref, attrs=attrs, outputs=count, resize=False, **{"name": "equal", **kwargs})
 
 
 CASES = [
@@ -58,7 +63,14 @@ CASES = [
     cut((7,), [2], [6], [0], [3], opset=11),
     cut((2, 3, 8, 4), [0, 4], [LAST, 8], [0, 2]),
     cut((5, 6), [1], [LAST], [0], [LAST]),
-    Case("Slice", [t(5, 6)], lambda x: x[1:4, -3:], attrs={"starts": [1, -3], "ends": [4, LAST], "axes": [0, 1]}, opset=9, name="attributes"),
+    Case(
+        "Slice",
+        [t(5, 6)],
+        lambda x: x[1:4, -3:],
+        attrs={"starts": [1, -3], "ends": [4, LAST], "axes": [0, 1]},
+        opset=9,
+        name="attributes",
+    ),
     Case("Slice", [t(5, 6)], lambda x: x[1:-1], attrs={"starts": [1], "ends": [-1]}, opset=9, name="attributes_short"),
     split((6, 4), [1, 2, 3]),
     split((6, 4), [1, 3], 1),
@@ -68,10 +80,10 @@ CASES = [
     split((5, 2), [0, 5]),
     split((0, 2), [0, 0]),
     split((6, 4), [2, 4], opset=13),
-    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, opset=13, dtypes=ALL, name="equal", resize=False, fd=False),
-    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, opset=11, name="equal", resize=False),
-    Case("Split", [t(6, 4)], lambda x: x.split([1, 3], 1), outputs=2, opset=11, attrs={"axis": 1, "split": [1, 3]}, name="attribute", resize=False),
-    Case("Split", [t(6, 4)], lambda x: x.split(2), outputs=3, attrs={"num_outputs": 3}, name="count", resize=False),
-    Case("Split", [t(7, 4)], lambda x: x.split(3), outputs=3, attrs={"num_outputs": 3}, name="uneven", resize=False),
-    Case("Split", [t(4, 7)], lambda x: x.split(4, 1), outputs=2, attrs={"num_outputs": 2, "axis": -1}, name="uneven_last", resize=False),
-]  # fmt: skip
+    equal((6, 4), 3, lambda x: x.split(2), opset=13, dtypes=ALL),
+    equal((6, 4), 3, lambda x: x.split(2), opset=11),
+    equal((6, 4), 2, lambda x: x.split([1, 3], 1), {"axis": 1, "split": [1, 3]}, opset=11, name="attribute"),
+    equal((6, 4), 3, lambda x: x.split(2), {"num_outputs": 3}),
+    equal((7, 4), 3, lambda x: x.split(3), {"num_outputs": 3}, name="uneven"),
+    equal((4, 7), 2, lambda x: x.split(4, 1), {"num_outputs": 2, "axis": -1}, name="uneven"),
+]

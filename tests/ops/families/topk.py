@@ -1,7 +1,5 @@
 """TopK."""
 
-import torch
-
 from tests.ops.cases import FLOAT, NUMBER, Case, t, value
 
 I64 = "int64"

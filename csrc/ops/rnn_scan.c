@@ -1,0 +1,326 @@
+/* rnn_scan.c -- step after step of a recurrent network, and back.
+ *
+ * Each step is one product of the state with r, and a loop over the hidden units. With s the logistic function:
+ *
+ *     RNN    h' = tanh(z + r h), or its positive part instead of tanh
+ *     GRU    z = s(.)  r = s(.)  n = tanh(z_n + r (r_n h + bias_n))          h' = n + z (h - n)
+ *     LSTM   i = s(.)  o = s(.)  f = s(.)  g = tanh(.)   c' = f c + i g      h' = o tanh(c')
+ *
+ * Backward goes the other way round with dh (and dc) as its state: dh for the step before is d(r h) r. */
+#include <string.h>
+
+#include "core/parallel.h"
+#include "core/vmath.h"
+#include "exec/gemm.h"
+#include "ops/rnn.h"
+
+typedef struct scan {
+    dtype type;
+    bool reverse, positive; /* positive: RNN's activation is the positive part */
+    int64_t steps, batch, hidden, gates, kept;
+    const void *z, *r, *bias, *first_c, *dy, *cells_in, *before_in;
+    const int32_t *lengths;
+    void *gate, *y, *before, *cells;  /* of all steps; NULL where not wanted */
+    void *h, *c;                      /* the state: h and c going forward, dh and dc going back */
+    void *u;                          /* r h of one step (GRU) */
+    void *dz, *du;
+    int64_t t;                        /* the step */
+} scan;
+
+/* --- one step ------------------------------------------------------------------------------------------------------ */
+
+static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >= s->lengths[b]; }
+
+/* A row of [steps, batch, width] at this step. */
+#define ROW(T, base, width) ((T *)(base) + (s->t * s->batch + b) * (width))
+
+/* Before a row is computed: what it starts from, and what an ended sequence shows. False: there is nothing more to do. */
+#define BEGIN_ROW(T)                                                                                                   \
+    static inline bool begin_row_##T(const scan *s, int64_t b) {                                                       \
+        const size_t bytes = (size_t)s->hidden * sizeof(T);                                                            \
+        const T *h = (const T *)s->h + b * s->hidden, *c = (const T *)s->c + b * s->hidden;                            \
+        if (s->before) memcpy(ROW(T, s->before, s->hidden), h, bytes);                                                 \
+        if (!ended(s, b)) return true;                                                                                 \
+        if (s->y) memset(ROW(T, s->y, s->hidden), 0, bytes);                                                           \
+        if (s->cells) memcpy(ROW(T, s->cells, s->hidden), c, bytes);                                                   \
+        return false;                                                                                                  \
+    }
+
+/* Rows [begin, end) of the batch. */
+#define FORWARD(T, SIGMOID, TANH)                                                                                      \
+    BEGIN_ROW(T)                                                                                                       \
+    SIMD static void rnn_##T(void *arg, int64_t begin, int64_t end) {                                                  \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden;                                                                                   \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            T *gate = ROW(T, s->gate, n), *h = (T *)s->h + b * n;                                                      \
+            if (!begin_row_##T(s, b)) continue;                                                                        \
+            if (s->positive)                                                                                           \
+                for (int64_t j = 0; j < n; j++) gate[j] = gate[j] <= 0 ? 0 : gate[j];                                  \
+            else                                                                                                       \
+                for (int64_t j = 0; j < n; j++) gate[j] = TANH(gate[j]);                                               \
+            memcpy(h, gate, (size_t)n * sizeof(T));                                                                    \
+            if (s->y) memcpy(ROW(T, s->y, n), h, (size_t)n * sizeof(T));                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void gru_##T(void *arg, int64_t begin, int64_t end) {                                                  \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden;                                                                                   \
+        const T *bias = s->bias;                                                                                       \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            const T *z = ROW(const T, s->z, 3 * n), *u = (const T *)s->u + b * 3 * n;                                  \
+            T *gate = ROW(T, s->gate, 4 * n), *h = (T *)s->h + b * n;                                                  \
+            if (!begin_row_##T(s, b)) continue;                                                                        \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                const T update = SIGMOID(z[j] + u[j] + bias[j]), reset = SIGMOID(z[n + j] + u[n + j] + bias[n + j]);   \
+                const T inner = u[2 * n + j] + bias[2 * n + j], fresh = TANH(z[2 * n + j] + reset * inner);            \
+                gate[j] = update;                                                                                      \
+                gate[n + j] = reset;                                                                                   \
+                gate[2 * n + j] = fresh;                                                                               \
+                gate[3 * n + j] = inner;                                                                               \
+                h[j] = fresh + update * (h[j] - fresh);                                                                \
+            }                                                                                                          \
+            if (s->y) memcpy(ROW(T, s->y, n), h, (size_t)n * sizeof(T));                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void lstm_##T(void *arg, int64_t begin, int64_t end) {                                                 \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden;                                                                                   \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            T *gate = ROW(T, s->gate, 4 * n), *h = (T *)s->h + b * n, *c = (T *)s->c + b * n;                          \
+            if (!begin_row_##T(s, b)) continue;                                                                        \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                const T in = SIGMOID(gate[j]), out = SIGMOID(gate[n + j]), keep = SIGMOID(gate[2 * n + j]);            \
+                const T fresh = TANH(gate[3 * n + j]), cell = keep * c[j] + in * fresh;                                \
+                gate[j] = in;                                                                                          \
+                gate[n + j] = out;                                                                                     \
+                gate[2 * n + j] = keep;                                                                                \
+                gate[3 * n + j] = fresh;                                                                               \
+                c[j] = cell;                                                                                           \
+                h[j] = out * TANH(cell);                                                                               \
+            }                                                                                                          \
+            if (s->y) memcpy(ROW(T, s->y, n), h, (size_t)n * sizeof(T));                                               \
+            if (s->cells) memcpy(ROW(T, s->cells, n), c, (size_t)n * sizeof(T));                                       \
+        }                                                                                                              \
+    }
+
+FORWARD(float, vsigmoidf, vtanhf)
+FORWARD(double, vsigmoid, vtanh)
+
+/* An ended sequence passes dh and dc on as they are; the others add dy to dh, and leave in dh what does not go through
+ * r: the rest is added by a product. */
+#define BACKWARD(T, TANH)                                                                                              \
+    static inline bool begin_row_back_##T(const scan *s, int64_t b) {                                                  \
+        T *dh = (T *)s->h + b * s->hidden;                                                                             \
+        if (ended(s, b)) {                                                                                             \
+            memset(ROW(T, s->dz, s->gates * s->hidden), 0, (size_t)(s->gates * s->hidden) * sizeof(T));                \
+            if (s->du) memset(ROW(T, s->du, s->gates * s->hidden), 0, (size_t)(s->gates * s->hidden) * sizeof(T));     \
+            return false;                                                                                              \
+        }                                                                                                              \
+        if (s->dy) {                                                                                                   \
+            const T *dy = ROW(const T, s->dy, s->hidden);                                                              \
+            for (int64_t j = 0; j < s->hidden; j++) dh[j] += dy[j];                                                    \
+        }                                                                                                              \
+        return true;                                                                                                   \
+    }                                                                                                                  \
+    SIMD static void rnn_back_##T(void *arg, int64_t begin, int64_t end) {                                             \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden;                                                                                   \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            const T *h = ROW(const T, s->gate, n);                                                                     \
+            T *dz = ROW(T, s->dz, n), *dh = (T *)s->h + b * n;                                                         \
+            if (!begin_row_back_##T(s, b)) continue;                                                                   \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                dz[j] = s->positive ? (h[j] > 0 ? dh[j] : 0) : dh[j] * (1 - h[j] * h[j]);                              \
+                dh[j] = 0;                                                                                             \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void gru_back_##T(void *arg, int64_t begin, int64_t end) {                                             \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden;                                                                                   \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            const T *gate = ROW(const T, s->gate, 4 * n), *before = ROW(const T, s->before_in, n);                     \
+            T *dz = ROW(T, s->dz, 3 * n), *du = ROW(T, s->du, 3 * n), *dh = (T *)s->h + b * n;                         \
+            if (!begin_row_back_##T(s, b)) continue;                                                                   \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                const T update = gate[j], reset = gate[n + j], fresh = gate[2 * n + j], inner = gate[3 * n + j];       \
+                const T dn = dh[j] * (1 - update) * (1 - fresh * fresh);                                               \
+                du[j] = dz[j] = dh[j] * (before[j] - fresh) * update * (1 - update);                                   \
+                du[n + j] = dz[n + j] = dn * inner * reset * (1 - reset);                                              \
+                dz[2 * n + j] = dn;                                                                                    \
+                du[2 * n + j] = dn * reset;                                                                            \
+                dh[j] *= update;                                                                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void lstm_back_##T(void *arg, int64_t begin, int64_t end) {                                            \
+        const scan *s = arg;                                                                                           \
+        const int64_t n = s->hidden, earlier = s->reverse ? 1 : -1, t = s->t + earlier;                                \
+        for (int64_t b = begin; b < end; b++) {                                                                        \
+            const T *gate = ROW(const T, s->gate, 4 * n), *cells = ROW(const T, s->cells_in, n);                       \
+            const T *c = t < 0 || t >= s->steps ? (const T *)s->first_c + b * n : cells + earlier * s->batch * n;      \
+            T *dz = ROW(T, s->dz, 4 * n), *dh = (T *)s->h + b * n, *dc = (T *)s->c + b * n;                            \
+            if (!begin_row_back_##T(s, b)) continue;                                                                   \
+            for (int64_t j = 0; j < n; j++) {                                                                          \
+                const T in = gate[j], out = gate[n + j], keep = gate[2 * n + j], fresh = gate[3 * n + j];              \
+                const T seen = TANH(cells[j]), d = dc[j] + dh[j] * out * (1 - seen * seen);                            \
+                dz[j] = d * fresh * in * (1 - in);                                                                     \
+                dz[n + j] = dh[j] * seen * out * (1 - out);                                                            \
+                dz[2 * n + j] = d * c[j] * keep * (1 - keep);                                                          \
+                dz[3 * n + j] = d * in * (1 - fresh * fresh);                                                          \
+                dc[j] = d * keep;                                                                                      \
+                dh[j] = 0;                                                                                             \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+BACKWARD(float, vtanhf)
+BACKWARD(double, vtanh)
+
+/* --- all steps ----------------------------------------------------------------------------------------------------- */
+
+static void *at_step(const scan *s, const void *base, int64_t width) {
+    return (char *)(uintptr_t)base + s->t * s->batch * width * (int64_t)dtype_size(s->type);
+}
+
+/* to [batch, gates * hidden] += h r' */
+static void times_r(const scan *s, void *to, double beta) {
+    const int64_t width = s->gates * s->hidden;
+    const gemm g = {.type = s->type, .m = s->batch, .n = width, .k = s->hidden, .alpha = 1, .beta = beta,
+                    .a = s->h, .a_row = s->hidden, .a_col = 1, .b = s->r, .b_row = 1, .b_col = s->hidden,
+                    .c = to, .c_row = width};
+    gemm_run(&g);
+}
+
+/* dh += d(r h) r */
+static void back_through_r(const scan *s, const void *du) {
+    const int64_t width = s->gates * s->hidden;
+    const gemm g = {.type = s->type, .m = s->batch, .n = s->hidden, .k = width, .alpha = 1, .beta = 1,
+                    .a = at_step(s, du, width), .a_row = width, .a_col = 1, .b = s->r, .b_row = s->hidden, .b_col = 1,
+                    .c = s->h, .c_row = s->hidden};
+    gemm_run(&g);
+}
+
+static void each_row(const scan *s, range_fn *body) {
+    parallel_for(s->batch, parallel_rows(s->hidden * 16), body, (void *)(uintptr_t)s);
+}
+
+static void run_forward(scan *s, range_fn *body) {
+    const size_t step = (size_t)(s->batch * s->gates * s->hidden) * dtype_size(s->type);
+
+    for (int64_t i = 0; i < s->steps; i++) {
+        s->t = s->reverse ? s->steps - 1 - i : i;
+        if (s->u) {
+            times_r(s, s->u, 0);
+        } else { /* the gates' inputs are summed where the gates will be kept, which may be where z is */
+            void *gate = at_step(s, s->gate, s->gates * s->hidden), *z = at_step(s, s->z, s->gates * s->hidden);
+            if (gate != z) memcpy(gate, z, step);
+            times_r(s, gate, 1);
+        }
+        each_row(s, body);
+    }
+}
+
+static void run_backward(scan *s, range_fn *body) {
+    for (int64_t i = 0; i < s->steps; i++) {
+        s->t = s->reverse ? i : s->steps - 1 - i;
+        each_row(s, body);
+        back_through_r(s, s->du ? s->du : s->dz);
+    }
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------- */
+
+/* Forward: the state h, c, and r h; a result that is wanted serves as the state itself. */
+size_t workspace_scan(const node *n) {
+    const shape *z = &n->in[0]->shape, *r = &n->in[1]->shape;
+    return (size_t)(z->dim[1] * (r->dim[0] + 2 * r->dim[1])) * dtype_size(n->in[0]->type) + 128;
+}
+
+static void *data_of(const tensor *t, int n, int i) { return i < n ? t[i].data : NULL; }
+
+static scan scan_of(const call *k) {
+    const shape *r = &k->in[1].shape;
+    scan s = {.type = k->in[0].type, .reverse = node_int(k->node, "reverse") != 0,
+              .positive = node_int(k->node, "positive") != 0, .steps = k->in[0].shape.dim[0],
+              .batch = k->in[0].shape.dim[1], .hidden = r->dim[1], .r = k->in[1].data};
+    s.gates = s.hidden ? r->dim[0] / s.hidden : 0;
+    return s;
+}
+
+/* The state begins as a copy of `first`, or as zeros. */
+static void *state(const scan *s, void *memory, const void *first) {
+    const size_t bytes = (size_t)(s->batch * s->hidden) * dtype_size(s->type);
+    if (first) memcpy(memory, first, bytes);
+    else memset(memory, 0, bytes);
+    return memory;
+}
+
+static status run_scan(const call *k, range_fn *narrow, range_fn *wide, bool apart) {
+    scan s = scan_of(k);
+    const int64_t bytes = s.batch * s.hidden * (int64_t)dtype_size(s.type);
+    char *work = k->work;
+    void *last_h = data_of(k->out, k->n_out, 2), *last_c = data_of(k->out, k->n_out, 4);
+
+    s.z = k->in[0].data;
+    s.lengths = data_of(k->in, k->n_in, 3);
+    s.gate = k->out[0].data;
+    s.y = data_of(k->out, k->n_out, 1);
+    s.before = data_of(k->out, k->n_out, 3);
+    s.cells = data_of(k->out, k->n_out, 5);
+    s.h = state(&s, last_h ? last_h : work, k->in[2].data);
+    s.c = s.h;
+    if (apart) {
+        s.bias = k->in[4].data;
+        s.u = work + bytes;
+    } else if (k->n_in > 4) {
+        s.c = state(&s, last_c ? last_c : work + bytes, k->in[4].data);
+    }
+    run_forward(&s, s.type == F64 ? wide : narrow);
+    return OK;
+}
+
+status rnn_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, rnn_float, rnn_double, false); }
+status gru_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, gru_float, gru_double, true); }
+status lstm_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, lstm_float, lstm_double, false); }
+
+static scan scan_back_of(const call *k) {
+    scan s = scan_of(k);
+
+    s.gate = k->in[0].data;
+    s.lengths = k->in[2].data;
+    s.dy = k->in[3].data;
+    s.dz = k->out[0].data;
+    s.h = state(&s, k->out[1].data, k->in[4].data);
+    return s;
+}
+
+status rnn_scan_grad_cpu(ctx *c, const call *k) {
+    scan s = scan_back_of(k);
+
+    (void)c;
+    run_backward(&s, s.type == F64 ? rnn_back_double : rnn_back_float);
+    return OK;
+}
+
+status gru_scan_grad_cpu(ctx *c, const call *k) {
+    scan s = scan_back_of(k);
+
+    (void)c;
+    s.before_in = k->in[5].data;
+    s.du = k->out[2].data;
+    run_backward(&s, s.type == F64 ? gru_back_double : gru_back_float);
+    return OK;
+}
+
+status lstm_scan_grad_cpu(ctx *c, const call *k) {
+    scan s = scan_back_of(k);
+
+    (void)c;
+    s.c = state(&s, k->out[2].data, k->in[5].data);
+    s.cells_in = k->in[6].data;
+    s.first_c = k->in[7].data;
+    run_backward(&s, s.type == F64 ? lstm_back_double : lstm_back_float);
+    return OK;
+}

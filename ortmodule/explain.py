@@ -1,0 +1,66 @@
+"""What became of a module: how it was captured, what runs, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortmodule.runner import Runner
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`explain` found. The counts are those of the graph and the plan that ran last."""
+
+    name: str
+    captured: bool  #: the engine ran the latest call
+    fallback: str | None  #: why PyTorch ran it, or None
+    aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
+    python_ops: list[str] = field(default_factory=list)  #: autograd functions that Python runs inside the graph
+    nodes_exported: int = 0  #: in the graph as it was exported
+    nodes_run: int = 0  #: instructions of a step, forward and backward
+    exports: int = 0  #: graphs that were made
+    plans: int = 0  #: plans that were made: one for each new shape
+    peak_bytes: int = 0  #: the arena of a step, known before it runs
+    seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan
+
+    def __str__(self) -> str:
+        if not self.captured:
+            return f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
+        spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
+        outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
+        return "\n".join(
+            (
+                f"{self.name}: the engine runs it",
+                f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
+                f"  PyTorch    runs {outside} inside the graph",
+                f"  made       {self.exports} graph{'s'[: self.exports != 1]}, {self.plans} plan{'s'[: self.plans != 1]}",
+                f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
+                f"  time       {spent}",
+            )
+        )
+
+
+def explain(model: Any) -> Report:
+    """How ``model``, an ORTModule, is run: print it, or read its fields."""
+    runner: Runner = getattr(model, "_ortmodule", model)
+    if not hasattr(runner, "fallback"):
+        raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
+    graphs = [graph for variants in runner.graphs.values() for graph in variants]
+    seconds = runner.seconds | {"plan": sum(graph.session.plan_seconds for graph in graphs)}
+    name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
+    if graph is None or reason is not None:
+        return Report(name, False, reason, exports=runner.exports, seconds=seconds)
+    plan = next(reversed(graph.plans.values())).plan
+    return Report(
+        name,
+        True,
+        None,
+        nodes_exported=len(graph.capture.model.graph.node),
+        nodes_run=sum(plan.nodes),
+        exports=runner.exports,
+        plans=sum(graph.session.plans_made for graph in graphs),
+        peak_bytes=plan.arena_bytes,
+        seconds=seconds,
+    )

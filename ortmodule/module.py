@@ -1,0 +1,113 @@
+"""ORTModule: the wrapped module, which still is the user's module.
+
+The object that `ORTModule(model)` returns is an instance of a class derived from both ORTModule and the model's own
+class, and shares the model's `__dict__`: parameters, submodules, hooks and attributes are the same ones, whoever looks.
+Only `forward` is another, and what belongs to the wrapper alone lives in a slot outside of that dictionary.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortmodule.options import DebugOptions
+from ortmodule.runner import Runner
+
+
+class _Forward:
+    """The attribute `forward` of a wrapped class.
+
+    Unlike a method it also beats an entry `forward` in the dictionary that wrapper and model share: that one belongs to
+    the model, and is what PyTorch runs. Assigning to the wrapper's `forward` replaces it for the wrapper only.
+    """
+
+    def __init__(self, original: Any) -> None:
+        @functools.wraps(original)
+        def forward(self, *args, **kwargs):
+            return self._ortmodule(args, kwargs)
+
+        forward.__signature__ = inspect.signature(original)
+        del forward.__wrapped__  # or who unwraps it would get past the engine
+        self.function = forward
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.function
+        patched = instance._ortmodule.patched
+        return types.MethodType(self.function, instance) if patched is None else patched
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        own = getattr(value, "__func__", None) is self.function and value.__self__ is instance
+        instance._ortmodule.patched = None if own else value
+
+    def __delete__(self, instance: Any) -> None:
+        instance._ortmodule.patched = None
+
+
+class ORTModule(nn.Module):
+    """``ORTModule(model)`` trains and evaluates ``model`` through the engine.
+
+    ``model``: any `torch.nn.Module`. The result is an instance of its class, too, and shares everything with it:
+    parameters, buffers, submodules, attributes. Wrap before DistributedDataParallel or DeepSpeed.
+    ``debug_options``: a :class:`DebugOptions`.
+    """
+
+    __slots__ = ("_ortmodule",)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not ORTModule:
+            # `type(wrapped)(config)`, as `from_pretrained` does: whoever asks for a model gets one.
+            return cls._wrapped_class(*args, **kwargs)
+        return _wrap(*args, **kwargs)
+
+    def __init__(self, model: nn.Module, debug_options: DebugOptions | None = None) -> None:
+        pass  # made by __new__, around a module that is initialised already
+
+    def __deepcopy__(self, memo: dict) -> ORTModule:
+        return _wrap(copy.deepcopy(self._ortmodule.module, memo), self._ortmodule.options.debug)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        return _wrap, (self._ortmodule.module, self._ortmodule.options.debug)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
+
+
+def _wrap(model: nn.Module, debug_options: DebugOptions | None = None) -> Any:
+    if isinstance(model, ORTModule):
+        raise TypeError("the module is an ORTModule already")
+    if isinstance(model, nn.DataParallel):
+        raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
+    runner = Runner(model, debug_options)
+    wrapped = object.__new__(_wrapped_class(type(model)))
+    object.__setattr__(wrapped, "__dict__", model.__dict__)
+    object.__setattr__(wrapped, "_ortmodule", runner)
+    return wrapped
+
+
+def _described(value: Any) -> str:
+    return f"the class {value.__name__}: make an instance first" if isinstance(value, type) else type(value).__name__
+
+
+@functools.cache
+def _wrapped_class(cls: type) -> type:
+    """A class that is both; the same one for every module of ``cls``."""
+    body = {
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__slots__": (),
+        "_wrapped_class": cls,
+        "forward": _Forward(cls.forward),
+    }
+    return types.new_class(cls.__name__, (ORTModule, cls), exec_body=lambda namespace: namespace.update(body))
