@@ -23,7 +23,8 @@ from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
 
 Dim = tuple[int, int]  # (tensor, dimension)
-SMALL = 16  # lengths are cut to this for tracing
+SHORT = 16  # lengths are cut to this for tracing
+SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 
 
 class CaptureError(Exception):
@@ -60,7 +61,9 @@ class _Sizes:
         part = tensor.detach()
         for d, size in enumerate(tensor.shape):
             length = self.lengths[index, d]
-            first = size - length if self.shift and length < size else 1 if self.shift and (index, d) in self.varied else 0
+            first = (
+                size - length if self.shift and length < size else 1 if self.shift and (index, d) in self.varied else 0
+            )
             if (length, first) != (size, 0):
                 part = part.index_select(d, (torch.arange(length) + first) % size)
         if self.shift and not self.varied and part.is_floating_point() and part.dim():
@@ -71,12 +74,11 @@ class _Sizes:
 
 def capture(
     forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor], opset: int,
-    whole: bool = False,
+    part: int = SMALL,
 ) -> Capture:  # fmt: skip
     """Captures ``forward`` for calls like this one.
 
-    ``whole``: trace at the very sizes of ``tensors``: a graph from smaller parts did not fit them.
-    Raises CaptureError.
+    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less. Raises CaptureError.
     """
     start, made = time.perf_counter(), 0
 
@@ -84,29 +86,33 @@ def capture(
         nonlocal made
         made += 1
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors))
+            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset)
         except NotTraceable as error:
             raise _Failed(str(error)) from None
         except Exception as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
 
+    dims, model = _Dims(tensors), None
     with export.CAPTURING:
-        first, second, varied = _two_traces(at, _Dims(tensors), whole)
-        own = [write for write in first.writes if write.output is None]
-        hide_sizes(first, second)
-        try:
-            model = export.export(first.graph, first.outputs, first.module, first.tensors, varied, opset)
-        except export.ExportError as error:
-            raise CaptureError(str(error)) from error
-    _check_own_writes(model, own)
+        while model is None:
+            first, second, varied = _two_traces(at, dims, part)
+            hide_sizes(first, second)
+            try:
+                model = export.export(first.graph, first.outputs, first.module, first.tensors, varied, opset)
+            except export.ExportError as error:
+                # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
+                dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
+                if dims.pinned == BATCH:
+                    raise CaptureError(str(error)) from error
+    _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     first.graph = first.module = None
     return Capture(model, first, pinned, made, time.perf_counter() - start)
 
 
-def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Trace, Trace, frozenset[Dim]]:
+def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, Trace, frozenset[Dim]]:
     """Two traces that agree, and the dimensions whose sizes differ between them."""
-    first, sizes = _first(at, dims, whole)
+    first, sizes = _first(at, dims, part)
     reason = ""
 
     def second(varied: frozenset[Dim]) -> Trace | None:
@@ -144,12 +150,12 @@ def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tupl
         varied = varied if other is not None else frozenset()
 
 
-def _first(at: Callable[[_Sizes], Trace], dims: _Dims, whole: bool) -> tuple[Trace, _Sizes]:
-    """On a small part of the batch; on the batch itself when that fails."""
-    tried = [dims.whole()] if whole else [dims.small(), dims.small(lengths=False), dims.whole()]
-    for i, sizes in enumerate(tried):
-        if sizes.lengths in [t.lengths for t in tried[:i]]:
+def _first(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
+    tried: list[_Sizes] = []
+    for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
+        if sizes in tried:
             continue
+        tried.append(sizes)
         try:
             return at(sizes), sizes
         except _Failed as error:
@@ -181,6 +187,7 @@ class _Dims:
         firsts = Counter(t.shape[0] for t in tensors if t.dim())
         self.batch = firsts.most_common(1)[0][0] if firsts else 0
         self.kind = {(i, d): self._kind(tensors[i], d) for i, d in self.given}
+        self.pinned = FEATURE + 1  # kinds from this on are not varied
 
     def _kind(self, tensor: torch.Tensor, d: int) -> int:
         if d == 0:
@@ -191,26 +198,30 @@ class _Dims:
             return FEATURE if d == 1 else SPACE
         return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
 
-    def small(self, lengths: bool = True) -> _Sizes:
-        """A batch of two; lengths of at most SMALL."""
-        new = {}
-        kinds = {size: min(self.kind[d] for d, s in self.given.items() if s == size) for size in self.given.values()}
-        for dim, size in self.given.items():
-            if kinds[size] == BATCH:
-                new[dim] = 2
-            else:
-                new[dim] = min(size, SMALL) if lengths and kinds[size] == LENGTH else size
-        return _Sizes(new)
+    def small(self) -> _Sizes:
+        """A batch of two, even of one, and lengths of at most SHORT."""
+        return self._cut({BATCH: lambda n: 2, LENGTH: lambda n: min(n, SHORT)})
+
+    def rows(self) -> _Sizes:
+        """A batch of at most two."""
+        return self._cut({BATCH: lambda n: min(n, 2)})
 
     def whole(self) -> _Sizes:
-        """As given, but a batch of one is doubled: sizes of one are never traced."""
-        return _Sizes({d: 2 if self.kind[d] == BATCH and size == 1 else size for d, size in self.given.items()})
+        """As given."""
+        return _Sizes(dict(self.given))
+
+    def _cut(self, by_kind: dict[int, Callable[[int], int]]) -> _Sizes:
+        """Dimensions of one size stay equal: the first of their kinds decides."""
+        kind: dict[int, int] = {}
+        for dim, n in self.given.items():
+            kind[n] = min(self.kind[dim], kind.get(n, FEATURE))
+        return _Sizes({dim: by_kind.get(kind[n], int)(n) for dim, n in self.given.items()})
 
     def groups(self, sizes: _Sizes) -> list[frozenset[Dim]]:
         """Dimensions of one size: they probably vary together. The batch comes first, features last."""
         found: dict[int, list[Dim]] = {}
         for dim, size in sizes.lengths.items():
-            if size > 1:
+            if size > 1 and self.kind[dim] < self.pinned:
                 found.setdefault(size, []).append(dim)
         return [frozenset(g) for g in sorted(found.values(), key=lambda g: min(self.kind[d] for d in g))]
 

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 import torch
 from torch import nn
-from torch.onnx._internal.torchscript_exporter import utils
+from torch.onnx._internal.torchscript_exporter import registration, utils
 
 from ortmodule import symbolics
 
@@ -89,9 +89,19 @@ def export(
     return onnx.load_model_from_string(file.getvalue())
 
 
+def knows(kind: str, opset: int) -> bool:
+    """Can the exporter translate this operator (`aten::...`)?"""
+    utils._trigger_symbolic_function_registration()
+    name = kind.removesuffix("_")
+    return symbolics.knows(name) or registration.registry.is_registered_op(name, opset)
+
+
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """Without the invitations and addresses that follow."""
+    line = str(error).strip().partition("\n")[0]
+    for rest in (" Please ", " [Caused by", " If you are trying"):
+        line = line.partition(rest)[0]
+    return line.strip() or type(error).__name__
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from ortmodule import export, io
 from ortmodule.capture import Capture
-from ortmodule.session import DTYPES, MOST_PLANS, Run, Session
+from ortmodule.session import DTYPES, MOST_PLANS, Run, Session, overwrite
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
 
@@ -89,7 +89,9 @@ class Graph:
         """Losses receive gradients; without one every output does."""
         losses = [i for i in self.differentiable if ranks[i] == 0]
         # New contents of a buffer may reach the outputs of a second run: never make one.
-        chosen = self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
+        chosen = (
+            self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
+        )
         return tuple(i in chosen for i in range(len(self.session.outputs)))
 
     def prepare(self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = ()) -> _Prepared:
@@ -165,7 +167,7 @@ class Graph:
                 if replaces:
                     target.set(tensor)
                 else:
-                    (inputs[target] if isinstance(target, int) else target.get()).copy_(tensor)
+                    overwrite(inputs[target] if isinstance(target, int) else target.get(), tensor)
 
     def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         values = []

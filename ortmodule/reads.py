@@ -134,7 +134,11 @@ def is_number(tensor: torch.Tensor) -> bool:
 
 def _is_plain(constant: Any) -> bool:
     """A number that was written into the program: the trace shows some as tensors of rank 0."""
-    return constant.dim() == 0 if isinstance(constant, torch.Tensor) else constant is None or isinstance(constant, (int, float))
+    return (
+        constant.dim() == 0
+        if isinstance(constant, torch.Tensor)
+        else constant is None or isinstance(constant, (int, float))
+    )
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ortmodule import _core, io
-from ortmodule.capture import CaptureError, capture
+from ortmodule import _core, check, io
+from ortmodule.capture import ROWS, SMALL, WHOLE, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine
 from ortmodule.function import DoesNotHold, Graph, shapes
@@ -38,7 +38,7 @@ class Runner:
         self.graphs: dict[tuple, list[Graph]] = {}
         self.patched: Callable | None = None  # what someone put in place of the wrapper's forward
         self.exports = 0
-        self.seconds = {"capture": 0.0, "read": 0.0}
+        self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
         self.latest: Graph | None = None
         self._tree: Tree | None = None
         self._lock = threading.RLock()
@@ -69,9 +69,10 @@ class Runner:
         tree = self._current_tree()
         call = _Call(tree, arguments, inputs, lambda: self.forward(*args, **kwargs))
         self.fallback.check(call.key, (call.key, shapes(inputs)))
-        graphs = self.graphs.get(call.key, ())
+        graphs, part = self.graphs.get(call.key, ()), SMALL
         for i, graph in enumerate(graphs):
             if graph.fits(inputs):
+                part = ROWS  # a graph that was traced on less did not hold
                 try:
                     result = self._run(graph, call)
                 except DoesNotHold as reason:
@@ -81,7 +82,7 @@ class Runner:
                     graphs.insert(0, graphs.pop(i))
                 return result
         with self._lock:
-            return self._capture_and_run(call)
+            return self._capture_and_run(call, part)
 
     def _current_tree(self) -> Tree:
         tree = self._tree
@@ -95,17 +96,19 @@ class Runner:
             raise NotInEngine(Cause.TORCH_MODEL, f"there are hooks on {hooked}, which a graph would not call")
         return tree
 
-    def _capture_and_run(self, call: _Call) -> Any:
-        for whole in (False, True):
-            graph = self._capture(call, whole)
+    def _capture_and_run(self, call: _Call, part: int) -> Any:
+        while True:
+            graph = self._capture(call, part)
             try:
                 return self._run(graph, call)
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
-                error = NotInEngine(Cause.TORCH_MODEL, f"what it does depends on values: {reason}", call.key)
-        raise error
+                if part == WHOLE:
+                    text = f"what it does depends on values: {reason}"
+                    raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
+                part += 1
 
-    def _capture(self, call: _Call, whole: bool) -> Graph:
+    def _capture(self, call: _Call, part: int) -> Graph:
         foreign = call.tree.foreign()
         for i, tensor in enumerate(call.inputs):
             if tensor.device.type != "cpu":
@@ -120,7 +123,7 @@ class Runner:
             raise NotInEngine(Cause.TORCH_MODEL, reason, call.key)
         try:
             captured = capture(
-                self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, whole
+                self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, part
             )
         except CaptureError as error:
             raise NotInEngine(Cause.TORCH_MODEL, str(error), call.key) from error
@@ -128,9 +131,16 @@ class Runner:
         start = time.perf_counter()
         try:
             graph = Graph(captured, call.tree, call.inputs)
+            self.seconds["read"] += time.perf_counter() - start
+            start = time.perf_counter()
+            wrong = check.difference(captured, self.forward, call.arguments, call.tree)
+            self.seconds["check"] += time.perf_counter() - start
         except _ENGINE_ERRORS as error:
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
-        self.seconds["read"] += time.perf_counter() - start
+        if wrong:
+            text = f"its graph does not compute what the module does: {wrong}"
+            raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
+        captured.trace.tensors = captured.trace.outputs = None
         self.exports += 1
         variants.insert(0, graph)
         return graph

@@ -27,13 +27,27 @@ DTYPES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
 
 
 def _empty(spec: tuple[str, tuple[int, ...]]) -> torch.Tensor:
-    return torch.empty(spec[1], dtype=TORCH_DTYPES[spec[0]])
+    return _core.empty(torch.Tensor, spec[0], spec[1])
+
+
+def _zeros(spec: tuple[str, tuple[int, ...]]) -> torch.Tensor:
+    tensor = _empty(spec)
+    _core.zero(tensor)
+    return tensor
+
+
+def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
+    """``target.copy_(source)`` for tensors of one type and shape; autograd sees a new version."""
+    if target.is_contiguous() and source.is_contiguous():
+        _core.copy(target, source)
+        torch.autograd.graph.increment_version(target)
+    else:
+        target.detach().copy_(source)
 
 
 class ArenaPool:
@@ -50,7 +64,7 @@ class ArenaPool:
         except IndexError:
             arena = None
         if arena is None or arena.numel() < size:
-            arena = torch.empty(size, dtype=torch.uint8)
+            arena = _empty(("uint8", (size,)))
         return arena
 
     def give(self, arena: torch.Tensor | None) -> None:
@@ -103,7 +117,7 @@ class Run:
         if keep and arena is not None:
             arena = arena[: plan.arena_bytes].clone()
         output_grads = [
-            None if spec is None else torch.zeros(spec[1], dtype=TORCH_DTYPES[spec[0]]) if grad is None else grad
+            None if spec is None else _zeros(spec) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
         ]
         grads = [None if spec is None else _empty(spec) for spec in specs]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule import export, io, reads
 from ortmodule.reads import NotTraceable
+from ortmodule.rewrites import rewrite
 from ortmodule.state import Tree
 
 
@@ -61,22 +61,30 @@ class Trace:
 
 
 def trace(
-    forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor]
+    forward: Callable,
+    module: nn.Module,
+    tree: Tree,
+    arguments: io.Structure,
+    tensors: Sequence[torch.Tensor],
+    opset: int,
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
     Raises NotTraceable, or what forward raises.
     """
-    stops = _GradientStops() if torch.is_grad_enabled() else nullcontext()
     flat = _Flat(forward, module, tree, arguments)
-    with tree.isolated() as flat.copies, reads.recording() as flat.recorder, stops, export.tracing(flat):
+    with tree.isolated() as flat.copies, reads.recording() as flat.recorder, _Watch(), export.tracing(flat):
         try:
-            graph, outputs, _ = torch.jit._get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
+            graph, outputs, _ = torch.jit._get_trace_graph(
+                flat, tuple(tensors), strict=False, _return_inputs_states=True
+            )
         except io.Unflattenable as error:
             raise NotTraceable(f"forward returns {error}") from None
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
+    with tree.isolated():
+        rewrite(graph, opset)
     kept = [flat.recorder.of(kind) for kind in (reads.SIZE, reads.DATA)]
     for read in flat.recorder.reads:
         read.tensor = None
@@ -98,7 +106,9 @@ class _Flat(nn.Module):
         self.copies: dict[str, torch.Tensor] = {}
         self.recorder = reads.Recorder()
 
-    def state_dict(self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False) -> dict:
+    def state_dict(
+        self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict:
         destination = {} if destination is None else destination
         for slot in self.tree.slots.values():
             destination[export.STATE + slot.name] = slot.get() if keep_vars else slot.get().detach()
@@ -166,18 +176,38 @@ class _Flat(nn.Module):
         return outputs
 
 
-class _GradientStops(TorchFunctionMode):
-    """Makes visible to the trace where autograd stops: inside `torch.no_grad()`, and at `tensor.data`."""
+class _Watch(TorchFunctionMode):
+    """Makes visible to the trace what it would not record.
+
+    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), and that an assignment to a part of a
+    tensor repeats the value as often as the part is large.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differentiates = torch.is_grad_enabled()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.data.__get__:
+        if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
+        if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
+            tensor, index, value = args
+            return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
         result = function(*args, **(kwargs or {}))
-        if torch.is_grad_enabled() or not any(_follows(x) for x in (*args, *(kwargs or {}).values())):
+        if (
+            torch.is_grad_enabled()
+            or not self.differentiates
+            or not any(map(_follows, (*args, *(kwargs or {}).values())))
+        ):
             return result
         if isinstance(result, torch.Tensor):
             return _stopped(result)
         return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def _is_plain_index(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
 
 
 def _follows(argument: Any) -> bool:

@@ -1,6 +1,7 @@
 /* dtype.c -- the table of element types. */
 #include "core/dtype.h"
 
+/* clang-format off */
 const dtype_info dtype_table[DTYPE_COUNT] = {
     /*            name       size onnx dlpack   float  int   */
     [DT_NONE] = {"none",     0,   0,   -1, 0,   false, false},
@@ -15,6 +16,7 @@ const dtype_info dtype_table[DTYPE_COUNT] = {
     [U8]      = {"uint8",    1,   2,   1, 8,    false, true},
     [BOOL]    = {"bool",     1,   9,   6, 8,    false, false},
 };
+/* clang-format on */
 
 dtype dtype_from_onnx(int onnx) {
     for (int t = F32; t < DTYPE_COUNT; t++)
@@ -46,7 +48,8 @@ int64_t dtype_get_int(dtype t, const void *data, int64_t i) {
     case I8: return ((const int8_t *)data)[i];
     case U8: return ((const uint8_t *)data)[i];
     case BOOL: return ((const uint8_t *)data)[i] != 0;
-    case DT_NONE: case DTYPE_COUNT: return 0;
+    case DT_NONE:
+    case DTYPE_COUNT: return 0;
     default: return (int64_t)dtype_get(t, data, i);
     }
 }
@@ -70,7 +73,8 @@ void dtype_set_int(dtype t, void *data, int64_t i, int64_t v) {
     case I8: ((int8_t *)data)[i] = (int8_t)v; break;
     case U8: ((uint8_t *)data)[i] = (uint8_t)v; break;
     case BOOL: ((uint8_t *)data)[i] = v != 0; break;
-    case DT_NONE: case DTYPE_COUNT: break;
+    case DT_NONE:
+    case DTYPE_COUNT: break;
     default: dtype_set_value(t, data, i, (double)v); break;
     }
 }

@@ -9,11 +9,11 @@
 typedef enum dtype { DT_NONE, F32, F64, BF16, F16, I64, I32, I16, I8, U8, BOOL, DTYPE_COUNT } dtype;
 
 typedef struct dtype_info {
-    const char *name;                 /* numpy's spelling */
-    int size;                         /* bytes an element */
-    int onnx;                         /* TensorProto.DataType */
-    int dlpack_code, dlpack_bits;     /* DLDataType */
-    bool is_float, is_int;            /* bool is neither */
+    const char *name;             /* numpy's spelling */
+    int size;                     /* bytes an element */
+    int onnx;                     /* TensorProto.DataType */
+    int dlpack_code, dlpack_bits; /* DLDataType */
+    bool is_float, is_int;        /* bool is neither */
 } dtype_info;
 
 extern const dtype_info dtype_table[DTYPE_COUNT];
@@ -41,12 +41,18 @@ typedef uint16_t bf16;
 __extension__ typedef _Float16 f16;
 
 static inline float bf16_to_f32(bf16 x) {
-    union { uint32_t u; float f; } v = {.u = (uint32_t)x << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {.u = (uint32_t)x << 16};
     return v.f;
 }
 
 static inline bf16 f32_to_bf16(float x) {
-    union { float f; uint32_t u; } v = {.f = x};
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = x};
     uint32_t rounded = v.u + 0x7fffu + ((v.u >> 16) & 1u);
     /* Rounding a NaN's payload could turn it into infinity: keep it quiet instead. */
     return (bf16)(((v.u & 0x7fffffffu) > 0x7f800000u ? v.u | 0x400000u : rounded) >> 16);
@@ -54,7 +60,10 @@ static inline bf16 f32_to_bf16(float x) {
 
 /* float16 through its bits: not every CPU has a conversion, and compilers do not vectorise the one there is. */
 static inline float f16_bits_to_f32(uint16_t x) {
-    union { uint32_t u; float f; } y, least = {.u = 113u << 23}; /* the least normal number */
+    union {
+        uint32_t u;
+        float f;
+    } y, least = {.u = 113u << 23}; /* the least normal number */
     uint32_t bits = (x & 0x7fffu) << 13, exponent = bits >> 23;
 
     y.u = bits + (exponent == 31 ? 224u << 23 : exponent == 0 ? 113u << 23 : 112u << 23);
@@ -64,7 +73,10 @@ static inline float f16_bits_to_f32(uint16_t x) {
 }
 
 static inline uint16_t f32_to_f16_bits(float x) {
-    union { float f; uint32_t u; } v = {.f = x}, size = {.u = v.u & 0x7fffffffu}, denormal;
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = x}, size = {.u = v.u & 0x7fffffffu}, denormal;
     uint32_t normal = (size.u - (112u << 23) + 0xfffu + (size.u >> 13 & 1u)) >> 13;
 
     denormal.f = size.f + 0.5f; /* rounds to units of a denormal, which are then the low bits */

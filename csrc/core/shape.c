@@ -52,8 +52,10 @@ status shape_broadcast(ctx *c, const shape *a, const shape *b, shape *out) {
         int64_t x = i <= a->rank ? a->dim[a->rank - i] : 1, y = i <= b->rank ? b->dim[b->rank - i] : 1;
         if (x != y && x != 1 && y != 1) {
             char ta[SHAPE_TEXT], tb[SHAPE_TEXT];
-            return fail(c, E_SHAPE, "shapes %s and %s do not broadcast: axis -%d is %" PRId64 " on one side and %" PRId64
-                        " on the other", shape_text(a, ta), shape_text(b, tb), i, x, y);
+            return fail(c, E_SHAPE,
+                        "shapes %s and %s do not broadcast: axis -%d is %" PRId64 " on one side and %" PRId64
+                        " on the other",
+                        shape_text(a, ta), shape_text(b, tb), i, x, y);
         }
         r.dim[rank - i] = x == 1 ? y : x;
     }

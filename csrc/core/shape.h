@@ -20,8 +20,7 @@ typedef struct tensor {
     int64_t stride[MAX_RANK]; /* in elements; 0 along a broadcast dimension */
 } tensor;
 
-#define SHAPE(...)                                                                                                     \
-    ((shape){(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
+#define SHAPE(...) ((shape){(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
 #define SCALAR ((shape){0, {0}})
 
 /* Number of elements; shapes that overflow are refused where they are made (shape_check). */

@@ -36,7 +36,7 @@ static inline double f64_of_bits(uint64_t u) { return (word64){.u = u}.f; }
 static inline float exp2_f32(uint32_t n) { return f32_of_bits((n + 127u) << 23); }
 static inline double exp2_f64(uint64_t n) { return f64_of_bits((n + 1023u) << 52); }
 
-/* --- exp, expm1 ----------------------------------------------------------------------------------------------------
+/* --- exp, expm1 ------------------------------------------------------------------------------------------------------
  * x = n ln2 + r with |r| <= ln2 / 2, and exp(r) = 1 + r + r^2 q(r). */
 
 static inline float exp_reduce_f32(float x, uint32_t *n) {
@@ -119,7 +119,7 @@ static inline double vexpm1(double x) {
     return fabs(x) < 0x1p-53 ? x : t;
 }
 
-/* --- log, log1p ----------------------------------------------------------------------------------------------------
+/* --- log, log1p ------------------------------------------------------------------------------------------------------
  * x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); a denormal is scaled up first. */
 
 static inline float vlogf(float x) {
@@ -174,7 +174,7 @@ static inline double vlog1p(double x) {
     return fabs(x) < 0x1p-53 ? x : y;
 }
 
-/* --- sigmoid, tanh, erf -------------------------------------------------------------------------------------------- */
+/* --- sigmoid, tanh, erf ------------------------------------------------------------------------------------------- */
 
 /* exp(-|x|) does not overflow, and exp(x) / (1 + exp(x)) keeps the relative accuracy of the left tail. */
 static inline float vsigmoidf(float x) {
@@ -223,7 +223,7 @@ static inline float verff(float x) {
 
 static inline double verf(double x) { return erf(x); }
 
-/* --- pow ----------------------------------------------------------------------------------------------------------
+/* --- pow -------------------------------------------------------------------------------------------------------------
  * exp(y log|x|) in double is exact enough for float, and overflows when it is rounded to one. */
 
 static inline float vpowf(float x, float y) {
@@ -238,7 +238,7 @@ static inline float vpowf(float x, float y) {
 
 static inline double vpow(double x, double y) { return pow(x, y); }
 
-/* --- sin, cos -------------------------------------------------------------------------------------------------------
+/* --- sin, cos --------------------------------------------------------------------------------------------------------
  * The float forms hold for |x| <= TRIG_LIMIT, the range where subtracting multiples of pi / 2 in double loses nothing;
  * a caller that may have larger ones redoes those with libm. */
 
@@ -263,7 +263,7 @@ static inline float vcosf(float x) { return trig_f32(x, 1); }
 static inline double vsin(double x) { return sin(x); }
 static inline double vcos(double x) { return cos(x); }
 
-/* --- by the type of the argument ------------------------------------------------------------------------------------ */
+/* --- by the type of the argument ---------------------------------------------------------------------------------- */
 
 #define v_exp(x) _Generic((x), float: vexpf, double: vexp)(x)
 #define v_expm1(x) _Generic((x), float: vexpm1f, double: vexpm1)(x)

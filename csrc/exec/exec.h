@@ -6,10 +6,10 @@
 
 /* The memory of one run; all borrowed. Pointers an executed stretch does not need may be NULL. */
 typedef struct run {
-    void *arena;               /* plan->arena_bytes, 64-byte aligned; the same for a forward and its backward */
+    void *arena;                 /* plan->arena_bytes, 64-byte aligned; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
-    double *seconds;           /* [plan->n_code] time of each instruction is added here, or NULL */
+    double *seconds; /* [plan->n_code] time of each instruction is added here, or NULL */
 } run;
 
 /* Instructions [from, to). An error names the node. */

@@ -8,15 +8,15 @@
 #include "core/shape.h"
 
 typedef struct gemm {
-    dtype type;                      /* of A, B and C: any number; 16-bit floats are summed in float32 */
-    int64_t m, n, k;                 /* A is m x k, B is k x n, C is m x n; any of them may be 0 */
-    double alpha, beta;              /* C is not read when beta is 0 */
+    dtype type;         /* of A, B and C: any number; 16-bit floats are summed in float32 */
+    int64_t m, n, k;    /* A is m x k, B is k x n, C is m x n; any of them may be 0 */
+    double alpha, beta; /* C is not read when beta is 0 */
     const void *a, *b;
-    void *c;                         /* overlaps neither A nor B */
-    int64_t a_row, a_col;            /* strides in elements; any, 0 included */
+    void *c;              /* overlaps neither A nor B */
+    int64_t a_row, a_col; /* strides in elements; any, 0 included */
     int64_t b_row, b_col;
-    int64_t c_row;                   /* C's rows are contiguous */
-    int n_batch;                     /* nested batch dimensions, outermost first; 0: one pair */
+    int64_t c_row; /* C's rows are contiguous */
+    int n_batch;   /* nested batch dimensions, outermost first; 0: one pair */
     int64_t batch[MAX_RANK];
     int64_t a_step[MAX_RANK], b_step[MAX_RANK], c_step[MAX_RANK]; /* 0 where an operand is shared */
 } gemm;

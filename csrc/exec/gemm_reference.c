@@ -13,7 +13,7 @@
 #include "core/parallel.h"
 #include "exec/gemm.h"
 
-enum { VECTOR = 64 }; /* bytes of a vector; compilers split it for narrower machines */
+enum { VECTOR = 64 };                   /* bytes of a vector; compilers split it for narrower machines */
 enum { MR = 8, NR_BYTES = 2 * VECTOR }; /* the inner kernel's block */
 enum { TILE_M = 12 * MR, TILE_N_BYTES = 6 * NR_BYTES, TILE_K = 128 };
 

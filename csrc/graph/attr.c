@@ -44,8 +44,8 @@ status value_ints(graph *g, const value *v, const char *what, int *count, const 
     int64_t *copy;
 
     if (!value_is_constant(v))
-        return fail(g->c, E_UNSUPPORTED, "%s is computed from data, not from shapes: its size is unknown before running",
-                    what);
+        return fail(g->c, E_UNSUPPORTED,
+                    "%s is computed from data, not from shapes: its size is unknown before running", what);
     if (dtype_is_float(v->type)) return fail(g->c, E_TYPE, "%s must be integers, not %s", what, dtype_name(v->type));
     n = shape_count(&v->shape);
     if (n > 1 << 20) return fail(g->c, E_INVALID, "%s has %lld elements", what, (long long)n);

@@ -119,8 +119,7 @@ static bool foldable(const node *n) {
     if (!n->op->cpu || (n->op->flags & (RANDOM | EFFECT | KEEP))) return false;
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i] && !n->in[i]->data) return false;
-    for (int i = 0; i < n->n_out; i++)
-        bytes += shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
+    for (int i = 0; i < n->n_out; i++) bytes += shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
     return bytes <= FOLD_BYTES;
 }
 

@@ -70,7 +70,10 @@ status graph_share_constant(graph *g, const value *from, value **out) {
 }
 
 status graph_scalar(graph *g, dtype type, double x, value **out) {
-    union { int64_t align; char bytes[8]; } one = {0};
+    union {
+        int64_t align;
+        char bytes[8];
+    } one = {0};
     dtype_set_value(type, one.bytes, 0, x);
     return graph_add_constant(g, type, &SCALAR, one.bytes, out);
 }
@@ -81,7 +84,10 @@ status graph_ints(graph *g, int count, const int64_t *x, value **out) {
 
 status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
     int64_t dims[MAX_RANK] = {0}, count = shape_count(s);
-    union { int64_t align; char bytes[8]; } one = {0};
+    union {
+        int64_t align;
+        char bytes[8];
+    } one = {0};
     tensor fill = {.data = one.bytes, .type = type, .shape = SHAPE(1), .stride = {1}};
     value *sizes;
 

@@ -51,14 +51,14 @@ struct value {
     const char *name; /* from the model, or NULL */
     dtype type;
     shape shape;
-    node *def;        /* NULL for graph inputs and constants */
+    node *def; /* NULL for graph inputs and constants */
     int def_index;
     int input;        /* position among the graph's inputs, or -1 */
     const void *data; /* constants: contiguous elements, alive as long as the graph */
     bool needs_grad;  /* some graph input that needs a gradient reaches it through differentiable operators */
     use *uses;
     int n_uses;
-    int mark;         /* scratch for whoever walks the graph; means nothing between walks */
+    int mark; /* scratch for whoever walks the graph; means nothing between walks */
 };
 
 struct node {
@@ -82,23 +82,23 @@ typedef struct state_write {
 struct graph {
     ctx *c;
     node *first, *last;
-    node *before;          /* emit inserts before this node; NULL: at the end */
-    value **inputs;        /* user inputs, parameters, buffers; then, once there is a gradient, the outputs' gradients */
+    node *before;   /* emit inserts before this node; NULL: at the end */
+    value **inputs; /* user inputs, parameters, buffers; then, once there is a gradient, the outputs' gradients */
     int n_inputs;
-    value **outputs;       /* what forward returns */
+    value **outputs; /* what forward returns */
     int n_outputs;
     state_write *writes;
-    value **output_grads;  /* [n_outputs] inputs of backward, NULL where none is expected; NULL before grad_build */
-    value **input_grads;   /* [n_inputs before grad_build] what backward returns, NULL where there is none */
+    value **output_grads; /* [n_outputs] inputs of backward, NULL where none is expected; NULL before grad_build */
+    value **input_grads;  /* [n_inputs before grad_build] what backward returns, NULL where there is none */
     int n_input_grads;
-    int opset;             /* of the default domain */
+    int opset; /* of the default domain */
     int n_values, n_nodes;
-    int n_random;          /* keys given to random nodes so far */
-    const int64_t *sizes;  /* sizes that data decides, as far as they are known, in the order they are asked for */
+    int n_random;         /* keys given to random nodes so far */
+    const int64_t *sizes; /* sizes that data decides, as far as they are known, in the order they are asked for */
     int n_sizes;
-    value **sized;         /* [n_sized] the values that hold them */
+    value **sized; /* [n_sized] the values that hold them */
     int n_sized;
-    value *pending;        /* the value that holds the first size that is not known */
+    value *pending; /* the value that holds the first size that is not known */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */
     const char *emit_name; /* name given to nodes emitted now */

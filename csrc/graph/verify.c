@@ -187,8 +187,7 @@ static status check_ends(verifier *v) {
     }
     for (i = 0; g->output_grads && i < g->n_outputs; i++) {
         if (!g->output_grads[i]) continue;
-        if (g->output_grads[i]->input < 0)
-            return fail(g->c, E_INVALID, "the gradient of output %d is not an input", i);
+        if (g->output_grads[i]->input < 0) return fail(g->c, E_INVALID, "the gradient of output %d is not an input", i);
         TRY(check_like(v, "gradient of output", i, g->output_grads[i], g->outputs[i]));
     }
     for (i = 0; i < g->n_input_grads; i++)

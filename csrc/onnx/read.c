@@ -149,6 +149,7 @@ static attr_kind kind_of(const attribute *p) {
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__INT: return ATTR_INT;
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__FLOAT: return ATTR_FLOAT;
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__STRING: return ATTR_STRING;
+    case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__STRINGS: return ATTR_STRING;
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__INTS: return ATTR_INTS;
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__FLOATS: return ATTR_FLOATS;
     case ONNX__ATTRIBUTE_PROTO__ATTRIBUTE_TYPE__TENSOR: return ATTR_TENSOR;
@@ -160,6 +161,24 @@ static status read_string(reader *r, const ProtobufCBinaryData *s, const char **
     if (!text_is_valid(s->data, s->len)) return fail(r->c, E_INVALID, "it is not UTF-8 text");
     *out = arena_text(r->c, (const char *)s->data, s->len);
     return *out ? OK : E_NOMEM;
+}
+
+/* A list of words is one text, with spaces in between. */
+static status read_words(reader *r, const attribute *p, const char **out) {
+    size_t length = 1;
+    char *words;
+
+    for (size_t i = 0; i < p->n_strings; i++) length += p->strings[i].len + 1;
+    TRY(NEW(r->c, words, length));
+    *out = words;
+    for (size_t i = 0; i < p->n_strings; i++) {
+        const ProtobufCBinaryData *s = &p->strings[i];
+        if (!text_is_valid(s->data, s->len)) return fail(r->c, E_INVALID, "it is not UTF-8 text");
+        if (i) *words++ = ' ';
+        if (s->len) memcpy(words, s->data, s->len);
+        words += s->len;
+    }
+    return OK;
 }
 
 /* Attributes are float32 in the file, but what was meant is the decimal number that somebody wrote in Python, and a
@@ -203,7 +222,7 @@ static status read_attr(reader *r, const attribute *p, attr *a) {
     switch (a->kind) {
     case ATTR_INT: a->i = p->i; return OK;
     case ATTR_FLOAT: a->f = decimal(p->f); return OK;
-    case ATTR_STRING: return read_string(r, &p->s, &a->s);
+    case ATTR_STRING: return p->n_strings ? read_words(r, p, &a->s) : read_string(r, &p->s, &a->s);
     case ATTR_INTS:
         a->ints = p->ints;
         a->count = (int)p->n_ints;

@@ -1,5 +1,5 @@
 /* activation.c -- owns the activation functions: Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Celu Gelu HardSigmoid
- * HardSwish Mish Sigmoid Softplus Softsign Swish (Silu), and their gradients.
+ * HardSwish Mish Sigmoid Softplus Softsign Swish, and their gradients.
  *
  * Each is one pass over x, and one over dy and x (or y) backward:
  *     y stays alive for Relu, LeakyRelu with a positive slope, HardSigmoid and Sigmoid; x for all others.
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* --- piecewise linear ----------------------------------------------------------------------------------------------- */
+/* --- piecewise linear --------------------------------------------------------------------------------------------- */
 
 FLOAT_FN(relu, 1, x < 0 ? 0 : x)
 INT_FN(relu, 1, x < 0 ? 0 : x)
@@ -37,7 +37,7 @@ FLOAT_FN(hard_sigmoid_grad, 2, y > 0 && y < 1 ? x * (IS_ONE_SIXTH(p0) ? (real)(1
 FLOAT_WHERE(hard_swish, 1, CLIP_01(t) * x, const real t = (x + 3) / 6)
 FLOAT_FN(hard_swish_grad, 2, y >= 3 ? x : y <= -3 ? 0 : x * (y / 3 + (real)0.5))
 
-/* --- exponential ---------------------------------------------------------------------------------------------------- */
+/* --- exponential -------------------------------------------------------------------------------------------------- */
 
 FLOAT_FN(elu, 1, x > 0 ? x : p0 * v_expm1(x))
 FLOAT_FN(elu_grad, 2, y > 0 ? x : x * p0 * v_exp(y))
@@ -51,8 +51,8 @@ FLOAT_FN(celu_grad, 2, y > 0 ? x : x * v_exp(y / p0))
 FLOAT_FN(sigmoid, 1, v_sigmoid(x))
 FLOAT_FN(sigmoid_grad, 2, x * y * (1 - y))
 
-FLOAT_FN(silu, 1, v_sigmoid((p0 * x)) * x)
-FLOAT_WHERE(silu_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
+FLOAT_FN(swish, 1, v_sigmoid((p0 * x)) * x)
+FLOAT_WHERE(swish_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
 
 /* Beyond 20 PyTorch's Softplus is x itself, with the gradient 1. */
 FLOAT_FN(softplus, 1, x > 20 ? x : v_log1p(v_exp(x)))
@@ -63,7 +63,7 @@ FLOAT_WHERE(mish, 1, (m / (m + 2)) * x, const real e = v_exp(x > 20 ? 20 : x), m
 FLOAT_WHERE(mish_grad, 2, (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 + e))) * x,
             const real e = v_exp(y > 20 ? 20 : y), m = e * (e + 2), rest = y > 20 ? 0 : 2 / (m + 2))
 
-/* --- Gelu -----------------------------------------------------------------------------------------------------------
+/* --- Gelu ------------------------------------------------------------------------------------------------------------
  * x Phi(x), and its slope Phi(x) + x phi(x). The approximation 0.5 (1 + tanh(u)) of Phi(x) is sigmoid(2u), which keeps
  * its accuracy for negative x; 2u = A x (1 + B x^2). */
 
@@ -78,7 +78,7 @@ FLOAT_FN(gelu_tanh, 1, v_sigmoid(A * x * (1 + B * x * x)) * x)
 FLOAT_WHERE(gelu_tanh_grad, 2, (s + y * s * (1 - s) * (A * (1 + 3 * B * y * y))) * x,
             const real s = v_sigmoid(A * y * (1 + B * y * y)))
 
-/* --- rules ------------------------------------------------------------------------------------------------------------ */
+/* --- rules -------------------------------------------------------------------------------------------------------- */
 
 static status grad_leaky_relu(graph *g, const node *n, value *const dy[], value *dx[]) {
     /* x and y have one sign, and y is what the next layer keeps anyway. */
@@ -108,10 +108,6 @@ static status lower_gelu(graph *g, const node *n, value **out) {
     return OK;
 }
 
-static status lower_swish(graph *g, const node *n, value **out) {
-    return emit_with(g, out, "Silu", n->attrs, n->in[0]);
-}
-
 /* x / (1 + |x|) */
 static status lower_softsign(graph *g, const node *n, value **out) {
     value *one, *size;
@@ -122,7 +118,7 @@ static status lower_softsign(graph *g, const node *n, value **out) {
     return emit(g, out, "Div", n->in[0], size);
 }
 
-/* --- records ---------------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr leaky_attrs[] = {FLOAT("alpha", 0.01), {0}};
 static const attr alpha_attrs[] = {FLOAT("alpha", 1), {0}};
@@ -135,6 +131,7 @@ static const attr gelu_attrs[] = {STRING("approximate", "none"), {0}};
 #define TWO(a, b) .params = {a, b}
 #define FN(name) .fn = {FLOAT_TILES(name)}
 
+/* clang-format off */
 const op_def activation_ops[] = {
     {TILED("Relu", "", 6, 1, NUMBERS, INPLACE_0, infer_same, .fn = {FLOAT_TILES(relu), INT_TILES(relu)}),
      .grad = pointwise_grad_y},
@@ -149,15 +146,13 @@ const op_def activation_ops[] = {
     {ACTIVATION("Selu", 6, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Celu", 12, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Sigmoid", 6, FN(sigmoid)), .grad = pointwise_grad_y},
+    {ACTIVATION("Swish", 24, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
     {ACTIVATION("Softplus", 1, FN(softplus)), .grad = pointwise_grad_x},
     {ACTIVATION("Mish", 18, FN(mish)), .grad = pointwise_grad_x},
     {ACTIVATION("Gelu", 20, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
-    {LOWERED("Swish", "", 24, 1, 1, FLOATS, lower_swish), .attrs = alpha_attrs},
     {LOWERED("Softsign", "", 1, 1, 1, FLOATS, lower_softsign)},
 
     {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
-    {TILED("Silu", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, ONE("alpha"), FN(silu)), .attrs = alpha_attrs,
-     .grad = pointwise_grad_x},
 
     {TILED_GRADIENT("ReluGrad", 2, FN(relu_grad))},
     {TILED_GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
@@ -170,10 +165,11 @@ const op_def activation_ops[] = {
     {TILED_GRADIENT("SeluGrad", 2, TWO("alpha", "gamma"), FN(selu_grad)), .attrs = selu_attrs},
     {TILED_GRADIENT("CeluGrad", 2, ONE("alpha"), FN(celu_grad)), .attrs = alpha_attrs},
     {TILED_GRADIENT("SigmoidGrad", 2, FN(sigmoid_grad))},
-    {TILED_GRADIENT("SiluGrad", 2, ONE("alpha"), FN(silu_grad)), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad)), .attrs = alpha_attrs},
     {TILED_GRADIENT("SoftplusGrad", 2, FN(softplus_grad))},
     {TILED_GRADIENT("MishGrad", 2, FN(mish_grad))},
     {TILED_GRADIENT("GeluGrad", 2, FN(gelu_grad)), .attrs = gelu_attrs},
     {TILED_GRADIENT("GeluTanhGrad", 2, FN(gelu_tanh_grad))},
     {0},
 };
+/* clang-format on */

@@ -38,7 +38,10 @@ static void arg_rows(void *arg, int64_t begin, int64_t end) {
     fold_tile buffer;
 
     for (int64_t row = begin; row < end; row++) {
-        union { double d; int64_t i; } best;
+        union {
+            double d;
+            int64_t i;
+        } best;
         int64_t base = row * j->length, found = -1;
 
         if (as == FOLD_I64) best.i = j->extreme->start_int;

@@ -50,14 +50,16 @@ static void rows_range(void *arg, int64_t begin, int64_t end) {
 }
 
 static status masked_softmax_cpu(ctx *c, const call *k) {
-    static row_fn *const open[DTYPE_COUNT] = FLOAT_TABLE(open_row), *const masked[DTYPE_COUNT] = FLOAT_TABLE(masked_row);
+    static row_fn *const open[DTYPE_COUNT] = FLOAT_TABLE(open_row);
+    static row_fn *const masked[DTYPE_COUNT] = FLOAT_TABLE(masked_row);
     const tensor *x = &k->in[0];
     const shape *s = &x->shape;
-    job j = {.x = x->data, .y = k->out[0].data, .length = s->dim[s->rank - 1], .size = (int64_t)dtype_size(x->type),
-             .open = open[x->type], .masked = masked[x->type]};
+    job j = {.x = x->data, .y = k->out[0].data, .open = open[x->type], .masked = masked[x->type]};
 
     (void)c;
     if (tensor_count(x) == 0) return OK;
+    j.length = s->dim[s->rank - 1];
+    j.size = (int64_t)dtype_size(x->type);
     if (k->n_in > 1 && tensor_present(&k->in[1])) j.mask = tensor_expand(&k->in[1], s);
     parallel_for(shape_span(s, 0, s->rank - 1), parallel_rows(8 * j.length), rows_range, &j);
     return OK;
@@ -86,9 +88,13 @@ static status grad_masked_softmax(graph *g, const node *n, value *const dy[], va
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+#define OURS(name_, least, most)                                                                                       \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = least, .max_in = most, .max_out = 1, .dtypes = FLOATS
+
+/* clang-format off */
 const op_def attention_ops[] = {
-    {.name = "MaskedSoftmax", .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 2, .max_out = 1,
-     .dtypes = FLOATS, .flags = INPLACE_0, .infer = infer_masked_softmax, .grad = grad_masked_softmax,
+    {OURS("MaskedSoftmax", 1, 2), .flags = INPLACE_0, .infer = infer_masked_softmax, .grad = grad_masked_softmax,
      .cpu = masked_softmax_cpu},
     {0},
 };
+/* clang-format on */

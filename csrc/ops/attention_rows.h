@@ -22,7 +22,7 @@ static inline void NAME(softmax_row)(const T *x, const uint8_t *allowed, T *y, i
     SUM(n, total, y[i] = ALLOWED(i) ? v_exp(x[i] - most) : 0);
     scale = (A)(1 / (total == 0 ? 1 : total));
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] *= scale;
+    for (int64_t i = 0; i < n; i++) y[i] = ALLOWED(i) ? y[i] * scale : 0;
 #endif
 #undef ALLOWED
 }

@@ -12,8 +12,8 @@
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Channels worked on together when they are columns. */
-enum { COLUMNS = 256 };
+/* Channels worked on together when they are columns, and rows of them summed before they are added up. */
+enum { COLUMNS = 256, ROWS = 64 };
 
 typedef struct job job;
 /* Channels [begin, end); or from `from` on, `width` of them. */
@@ -53,7 +53,9 @@ static void each_channel(job *j, channels_fn *fn, columns_fn *columns) {
     j->fn = fn;
     j->columns = columns;
     if (j->size != 1) parallel_for(j->channels, parallel_rows((int64_t)j->count), channels_range, j);
-    else parallel_for((j->channels + COLUMNS - 1) / COLUMNS, parallel_rows((int64_t)j->count * COLUMNS), columns_range, j);
+    else
+        parallel_for((j->channels + COLUMNS - 1) / COLUMNS, parallel_rows((int64_t)j->count * COLUMNS), columns_range,
+                     j);
 }
 
 #define EACH_CHANNEL(j, type, name)                                                                                    \
@@ -63,9 +65,7 @@ static void each_channel(job *j, channels_fn *fn, columns_fn *columns) {
         each_channel((j), channels_[type], columns_[type]);                                                            \
     } while (0)
 
-static size_t vectors_workspace(const node *n) {
-    return VECTORS * sizeof(double) * (size_t)n->in[0]->shape.dim[1];
-}
+static size_t vectors_workspace(const node *n) { return VECTORS * sizeof(double) * (size_t)n->in[0]->shape.dim[1]; }
 
 static job job_of(const call *k) {
     const shape *s = &k->in[0].shape;
@@ -239,10 +239,10 @@ static status update_running(graph *g, const node *n, value *mean, value *varian
         writes[i] = write_of(g, n->in[3 + i]);
         if (writes[i]) in[2 + i] = writes[i]->value;
     }
-    TRY(graph_emit(g, "BatchNormUpdate",
-                   NODE_ATTRS(FLOAT("momentum", node_float(n, "momentum")),
-                              INT("count", s->dim[0] * shape_span(s, 2, s->rank))),
-                   4, in, 2, moved));
+    TRY(graph_emit(
+        g, "BatchNormUpdate",
+        NODE_ATTRS(FLOAT("momentum", node_float(n, "momentum")), INT("count", s->dim[0] * shape_span(s, 2, s->rank))),
+        4, in, 2, moved));
     for (int i = 0; i < 2; i++) {
         if (writes[i]) writes[i]->value = moved[i];
         else if (n->in[3 + i]->input >= 0) TRY(graph_add_write(g, n->in[3 + i], moved[i]));
@@ -271,7 +271,8 @@ static status lower_batch_norm(graph *g, const node *n, value **out) {
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr attrs_9[] = {FLOAT("epsilon", 1e-5), FLOAT("momentum", 0.9), {.name = NULL}};
-static const attr attrs_14[] = {FLOAT("epsilon", 1e-5), FLOAT("momentum", 0.9), INT("training_mode", 0), {.name = NULL}};
+static const attr attrs_14[] = {
+    FLOAT("epsilon", 1e-5), FLOAT("momentum", 0.9), INT("training_mode", 0), {.name = NULL}};
 static const attr epsilon_attrs[] = {{.name = "epsilon"}, {.name = NULL}};
 static const attr grad_attrs[] = {{.name = "epsilon"}, {.name = "training"}, {.name = NULL}};
 static const attr update_attrs[] = {{.name = "momentum"}, {.name = "count"}, {.name = NULL}};
@@ -284,6 +285,7 @@ static const attr update_attrs[] = {{.name = "momentum"}, {.name = "count"}, {.n
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands, .max_in = operands, .max_out = outputs,       \
     .dtypes = FLOATS, .attrs = attrs_
 
+/* clang-format off */
 const op_def batchnorm_ops[] = {
     {ONNX(9, attrs_9)},
     {ONNX(14, attrs_14)},
@@ -297,3 +299,4 @@ const op_def batchnorm_ops[] = {
      .cpu = batch_norm_update_cpu},
     {0},
 };
+/* clang-format on */

@@ -19,22 +19,29 @@ SIMD static void NAME(moments_channels)(const job *j, int64_t begin, int64_t end
     }
 }
 
+/* Rows are summed a few at a time before they are added up in double. */
 SIMD static void NAME(moments_columns)(const job *j, int64_t from, int64_t width) {
     double *mean = j->a + from, *variance = j->b + from;
+    A m[COLUMNS];
     for (int64_t k = 0; k < width; k++) mean[k] = variance[k] = 0;
-    for (int64_t s = 0; s < j->samples; s++) {
-        const T *x = (const T *)j->x + s * j->channels + from;
+    for (int64_t first = 0; first < j->samples; first += ROWS) {
+        A sum[COLUMNS] = {0};
+        for (int64_t s = first; s < j->samples && s < first + ROWS; s++) {
+            const T *x = (const T *)j->x + s * j->channels + from;
 #pragma omp simd
-        for (int64_t k = 0; k < width; k++) mean[k] += (double)GET(x[k]);
-    }
-    for (int64_t k = 0; k < width; k++) mean[k] /= j->count;
-    for (int64_t s = 0; s < j->samples; s++) {
-        const T *x = (const T *)j->x + s * j->channels + from;
-#pragma omp simd
-        for (int64_t k = 0; k < width; k++) {
-            double d = (double)GET(x[k]) - mean[k];
-            variance[k] += d * d;
+            for (int64_t k = 0; k < width; k++) sum[k] += GET(x[k]);
         }
+        for (int64_t k = 0; k < width; k++) mean[k] += (double)sum[k];
+    }
+    for (int64_t k = 0; k < width; k++) m[k] = (A)(mean[k] /= j->count);
+    for (int64_t first = 0; first < j->samples; first += ROWS) {
+        A sum[COLUMNS] = {0};
+        for (int64_t s = first; s < j->samples && s < first + ROWS; s++) {
+            const T *x = (const T *)j->x + s * j->channels + from;
+#pragma omp simd
+            for (int64_t k = 0; k < width; k++) sum[k] += (GET(x[k]) - m[k]) * (GET(x[k]) - m[k]);
+        }
+        for (int64_t k = 0; k < width; k++) variance[k] += (double)sum[k];
     }
     for (int64_t k = 0; k < width; k++) variance[k] /= j->count;
 }
@@ -82,18 +89,28 @@ SIMD static void NAME(sums_channels)(const job *j, int64_t begin, int64_t end) {
 }
 
 SIMD static void NAME(sums_columns)(const job *j, int64_t from, int64_t width) {
-    double *dot = j->a + from, *sum = j->b + from;
-    const double *mean = j->mean + from;
-    for (int64_t k = 0; k < width; k++) dot[k] = sum[k] = 0;
-    for (int64_t s = 0; s < j->samples; s++) {
-        const T *x = (const T *)j->x + s * j->channels + from, *dy = (const T *)j->dy + s * j->channels + from;
+    double *dots = j->a + from, *sums = j->b + from;
+    A m[COLUMNS];
+    for (int64_t k = 0; k < width; k++) {
+        m[k] = (A)j->mean[from + k];
+        dots[k] = sums[k] = 0;
+    }
+    for (int64_t first = 0; first < j->samples; first += ROWS) {
+        A dot[COLUMNS] = {0}, sum[COLUMNS] = {0};
+        for (int64_t s = first; s < j->samples && s < first + ROWS; s++) {
+            const T *x = (const T *)j->x + s * j->channels + from, *dy = (const T *)j->dy + s * j->channels + from;
 #pragma omp simd
+            for (int64_t k = 0; k < width; k++) {
+                dot[k] += GET(dy[k]) * (GET(x[k]) - m[k]);
+                sum[k] += GET(dy[k]);
+            }
+        }
         for (int64_t k = 0; k < width; k++) {
-            dot[k] += (double)GET(dy[k]) * ((double)GET(x[k]) - mean[k]);
-            sum[k] += (double)GET(dy[k]);
+            dots[k] += (double)dot[k];
+            sums[k] += (double)sum[k];
         }
     }
-    for (int64_t k = 0; k < width; k++) dot[k] *= j->inverse[from + k];
+    for (int64_t k = 0; k < width; k++) dots[k] *= j->inverse[from + k];
 }
 
 /* dx = factor (dy - mean dy - z mean(dy z)), the means left out where the moments were given. */

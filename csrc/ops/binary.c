@@ -119,7 +119,7 @@ static status simplify_power(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- compositions --------------------------------------------------------------------------------------------------- */
+/* --- compositions ------------------------------------------------------------------------------------------------- */
 
 /* The exponent in the base's type; an integer to a fractional power is computed in float64. */
 static status lower_power(graph *g, const node *n, value **out) {
@@ -243,6 +243,7 @@ static const attr mod_attrs[] = {INT("fmod", 0), {0}};
 #define EXTREMUM(name_, fn_)                                                                                           \
     TILED(name_, ORT_DOMAIN, 1, 2, NUMBERS, INPLACE_0 | INPLACE_1 | COMMUTATIVE, infer_pointwise, TILES(fn_))
 
+/* clang-format off */
 const op_def binary_ops[] = {
     {BINARY("Add", 7, ANY_TYPE, COMMUTATIVE, TILES(add)), .lower = lower_add, .simplify = simplify_sum,
      .grad = grad_add},
@@ -265,3 +266,4 @@ const op_def binary_ops[] = {
     {TILED_GRADIENT("PowExponentGrad", 4, .fn = {FLOAT_TILES(pow_exponent_grad)})},
     {0},
 };
+/* clang-format on */

@@ -112,6 +112,7 @@ static const attr shift_attrs[] = {{.name = "direction"}, {0}};
     TILED(name_, domain_, since_, 2, INTEGERS, NO_GRAD | INPLACE_0 | INPLACE_1 | (flags_), infer_pointwise,            \
           .fn = {INT_TILES(fn_)})
 
+/* clang-format off */
 const op_def compare_ops[] = {
     {COMPARISON_OP("Equal", 7, ANY_TYPE, COMMUTATIVE,
                    .fn = {FLOAT_TILES(equal), INT_TILES(equal), [TILE_BOOL] = equal_bool})},
@@ -137,3 +138,4 @@ const op_def compare_ops[] = {
     {BITS("ShiftRight", ORT_DOMAIN, 1, 0, shift_right)},
     {0},
 };
+/* clang-format on */

@@ -297,6 +297,7 @@ static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, c
     .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), {.name = "dilations"}, INT("group", 1),                          \
                         {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
 
+/* clang-format off */
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
      .workspace = workspace_conv, .cpu = conv_cpu, .foreign = foreign_conv},
@@ -310,3 +311,4 @@ const op_def conv_ops[] = {
      .foreign = foreign_conv_grad_weight},
     {0},
 };
+/* clang-format on */

@@ -23,10 +23,10 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 typedef struct chunk {
     const conv *v;
     char *cols;
-    int64_t image, images;   /* first image, and how many */
-    int64_t line, lines;     /* first line of outputs (of w.out[2] pixels), and how many: all, if images > 1 */
-    const char *from;        /* x, for columns */
-    char *to;                /* dx, for adding columns */
+    int64_t image, images; /* first image, and how many */
+    int64_t line, lines;   /* first line of outputs (of w.out[2] pixels), and how many: all, if images > 1 */
+    const char *from;      /* x, for columns */
+    char *to;              /* dx, for adding columns */
 } chunk;
 
 static int64_t lines_of(const conv *v) { return v->w.out[0] * v->w.out[1]; }

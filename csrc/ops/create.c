@@ -149,6 +149,7 @@ static status eye_cpu(ctx *c, const call *k) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def create_ops[] = {
     {ONNX("Constant", 1, 0, 0, 1, 0),
      .attrs = NODE_ATTRS({.name = "value"}, {.name = "value_int"}, {.name = "value_float"}, {.name = "value_ints"},
@@ -163,3 +164,4 @@ const op_def create_ops[] = {
      .attrs = NODE_ATTRS(INT("k", 0), {.name = "dtype"}), .infer = infer_eye, .cpu = eye_cpu},
     {0},
 };
+/* clang-format on */

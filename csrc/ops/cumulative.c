@@ -23,6 +23,18 @@ struct job {
 #define SCAN(name, From, To, A, GET, PUT)                                                                              \
     SIMD static void name(const job *j, int64_t at, int64_t width) {                                                   \
         A total[COLUMNS] = {0};                                                                                        \
+        if (width == 1) {                                                                                              \
+            const From *x = (const From *)j->x + at;                                                                   \
+            To *y = (To *)j->y + at;                                                                                   \
+            A sum = 0;                                                                                                 \
+            for (int64_t step = 0; step < j->length; step++) {                                                         \
+                int64_t i = (j->reverse ? j->length - 1 - step : step) * j->inner;                                     \
+                A before = sum;                                                                                        \
+                sum += (A)GET(x[i]);                                                                                   \
+                y[i] = (To)PUT(j->exclusive ? before : sum);                                                           \
+            }                                                                                                          \
+            return;                                                                                                    \
+        }                                                                                                              \
         for (int64_t step = 0; step < j->length; step++) {                                                             \
             int64_t i = j->reverse ? j->length - 1 - step : step;                                                      \
             const From *x = (const From *)j->x + at + i * j->inner;                                                    \
@@ -104,8 +116,10 @@ static status grad_cum_sum(graph *g, const node *n, value *const dy[], value *dx
 
 static const attr cum_sum_attrs[] = {INT("exclusive", 0), INT("reverse", 0), {.name = NULL}};
 
+/* clang-format off */
 const op_def cumulative_ops[] = {
     {.name = "CumSum", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
      .flags = INPLACE_0, .attrs = cum_sum_attrs, .infer = infer_cum_sum, .grad = grad_cum_sum, .cpu = cum_sum_cpu},
     {0},
 };
+/* clang-format on */

@@ -371,7 +371,9 @@ static status lower_einsum(graph *g, const node *n, value **out) {
 
 #define EINSUM .name = "Einsum", .domain = "", .since = 12, .min_in = 1, .max_in = VARIADIC, .max_out = 1
 
+/* clang-format off */
 const op_def einsum_ops[] = {
     {EINSUM, .dtypes = NUMBERS, .attrs = NODE_ATTRS({.name = "equation"}), .lower = lower_einsum},
     {0},
 };
+/* clang-format on */

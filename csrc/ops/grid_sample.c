@@ -21,7 +21,7 @@
 
 enum { SEGMENT = 64, MOST_TAPS = 16, AXIS_TAPS = 4 };
 
-/* --- one axis of one point ---------------------------------------------------------------------------------------- */
+/* --- one axis of a segment of points ------------------------------------------------------------------------------ */
 
 typedef struct manner {
     enum { NEAREST, LINEAR, CUBIC } mode;
@@ -31,90 +31,111 @@ typedef struct manner {
 
 typedef struct axis_taps {
     int count;
-    int64_t at[AXIS_TAPS];     /* -1: outside, worth 0 */
-    double weight[AXIS_TAPS], slope[AXIS_TAPS]; /* slope: d weight / d grid */
+    double x[SEGMENT], dx[SEGMENT]; /* coordinates in elements, and their derivatives by the grid's */
+    int32_t at[AXIS_TAPS][SEGMENT]; /* -1: outside, worth 0 */
+    double weight[AXIS_TAPS][SEGMENT], slope[AXIS_TAPS][SEGMENT]; /* slope: d weight / d grid */
 } axis_taps;
 
-/* x mirrored into [low, high]; *slope is multiplied by the derivative. */
-static double reflect(double x, double low, double high, double *slope) {
-    double span = high - low, extra, flips;
+/* Mirrored into [low, high]. */
+static inline void reflect(double low, double high, int64_t n, double *x, double *dx) {
+    const double span = high - low;
 
-    if (span == 0) {
-        *slope = 0;
-        return 0;
+    for (int64_t p = 0; p < n; p++) {
+        double from = fabs(x[p] - low), flips = span > 0 ? floor(from / span) : 0, extra = from - flips * span;
+        bool odd = flips != 2 * floor(flips / 2);
+        dx[p] *= span > 0 ? ((x[p] < low) != odd ? -1 : 1) : 0;
+        x[p] = span > 0 ? low + (odd ? span - extra : extra) : 0;
     }
-    x -= low;
-    if (x < 0) {
-        x = -x;
-        *slope = -*slope;
-    }
-    extra = fmod(x, span);
-    flips = floor(x / span);
-    if (fmod(flips, 2) == 0) return extra + low;
-    *slope = -*slope;
-    return span - extra + low;
 }
 
-/* x brought into the image as the padding says. */
-static double bring_in(const manner *m, double x, int64_t size, double *slope) {
+/* Brought into the image as the padding says. */
+static inline void bring_in(const manner *m, int64_t size, int64_t n, double *x, double *dx) {
     const double last = (double)(size - 1);
 
-    if (m->padding == ZEROS) return x;
-    if (m->padding == REFLECTION)
-        x = m->align_corners ? reflect(x, 0, last, slope) : reflect(x, -0.5, last + 0.5, slope);
-    if (x <= 0 || x >= last) *slope = 0;
-    return x < 0 ? 0 : x > last ? last : x;
+    if (m->padding == ZEROS) return;
+    if (m->padding == REFLECTION) {
+        if (m->align_corners) reflect(0, last, n, x, dx);
+        else reflect(-0.5, last + 0.5, n, x, dx);
+    }
+    for (int64_t p = 0; p < n; p++) {
+        dx[p] = (x[p] <= 0) | (x[p] >= last) ? 0 : dx[p];
+        x[p] = x[p] < 0 ? 0 : x[p] > last ? last : x[p];
+    }
 }
 
-static int64_t inside(double x, int64_t size) { return x >= 0 && x < (double)size ? (int64_t)x : -1; }
+static inline void set_places(int64_t size, int64_t n, const double *x, int32_t *at) {
+    for (int64_t p = 0; p < n; p++) at[p] = (x[p] >= 0) & (x[p] < (double)size) ? (int32_t)x[p] : -1;
+}
 
-/* Cubic convolution with a = -3/4, at distance x <= 1 and 1 < x <= 2. */
-static double near_weight(double x) { return (1.25 * x - 2.25) * x * x + 1; }
-static double near_slope(double x) { return (3.75 * x - 4.5) * x; }
-static double far_weight(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
-static double far_slope(double x) { return (-2.25 * x + 7.5) * x - 6; }
-
-static axis_taps taps_along(const manner *m, double coordinate, int64_t size, bool narrow) {
-    const double half = (double)(m->align_corners ? size - 1 : size) / 2;
-    double x = (coordinate + 1) * half - (m->align_corners ? 0 : 0.5), slope = half;
-    axis_taps t = {.count = 0};
-
-    if (narrow) x = (double)((float)(coordinate + 1) * (float)half - (m->align_corners ? 0 : 0.5f));
-    if (!isfinite(x)) x = -100;
-    if (m->mode != CUBIC) x = bring_in(m, x, size, &slope);
-    if (m->mode == NEAREST) {
-        t.count = 1;
-        t.at[0] = inside(nearbyint(x), size);
-        t.weight[0] = 1;
-        return t;
+static inline void nearest_taps(int64_t size, int64_t n, axis_taps *t) {
+    t->count = 1;
+    for (int64_t p = 0; p < n; p++) {
+        t->x[p] = nearbyint(t->x[p]);
+        t->weight[0][p] = 1;
+        t->slope[0][p] = 0;
     }
-    const double base = floor(x), f = x - base;
-    if (m->mode == LINEAR) {
-        t.count = 2;
-        for (int i = 0; i < 2; i++) {
-            t.at[i] = inside(base + i, size);
-            t.weight[i] = i ? f : 1 - f;
-            t.slope[i] = i ? slope : -slope;
+    set_places(size, n, t->x, t->at[0]);
+}
+
+static inline void linear_taps(int64_t size, int64_t n, axis_taps *t) {
+    double base[SEGMENT];
+
+    t->count = 2;
+    for (int i = 0; i < 2; i++) {
+        for (int64_t p = 0; p < n; p++) {
+            base[p] = floor(t->x[p]) + i;
+            t->weight[i][p] = 1 - fabs(t->x[p] - base[p]);
+            t->slope[i][p] = i ? t->dx[p] : -t->dx[p];
         }
-        return t;
+        set_places(size, n, base, t->at[i]);
     }
-    const double weight[AXIS_TAPS] = {far_weight(f + 1), near_weight(f), near_weight(1 - f), far_weight(2 - f)};
-    const double derivative[AXIS_TAPS] = {far_slope(f + 1), near_slope(f), -near_slope(1 - f), -far_slope(2 - f)};
-    t.count = AXIS_TAPS;
+}
+
+/* Cubic convolution with a = -3/4, at distances up to 1, and from 1 to 2. */
+static inline double near_weight(double x) { return (1.25 * x - 2.25) * x * x + 1; }
+static inline double near_slope(double x) { return (3.75 * x - 4.5) * x; }
+static inline double far_weight(double x) { return ((-0.75 * x + 3.75) * x - 6) * x + 3; }
+static inline double far_slope(double x) { return (-2.25 * x + 7.5) * x - 6; }
+
+/* Here it is the elements, not the points, that padding brings in. */
+static inline void cubic_taps(const manner *m, int64_t size, int64_t n, axis_taps *t) {
+    double base[SEGMENT], ignored[SEGMENT] = {0};
+
+    t->count = AXIS_TAPS;
     for (int i = 0; i < AXIS_TAPS; i++) {
-        double ignored = 1;
-        t.at[i] = inside(bring_in(m, base + i - 1, size, &ignored), size);
-        t.weight[i] = weight[i];
-        t.slope[i] = slope * derivative[i];
+        for (int64_t p = 0; p < n; p++) {
+            double f = t->x[p] - floor(t->x[p]), distance = fabs(f + 1 - i), side = i < 2 ? 1 : -1;
+            bool far = (i == 0) | (i == 3);
+            base[p] = floor(t->x[p]) + i - 1;
+            t->weight[i][p] = far ? far_weight(distance) : near_weight(distance);
+            t->slope[i][p] = t->dx[p] * side * (far ? far_slope(distance) : near_slope(distance));
+        }
+        bring_in(m, size, n, base, ignored);
+        set_places(size, n, base, t->at[i]);
     }
-    return t;
+}
+
+/* From the grid's coordinates in t->x. */
+static inline void fill_axis(const manner *m, int64_t size, bool narrow, int64_t n, axis_taps *t) {
+    const double half = (double)(m->align_corners ? size - 1 : size) / 2, shift = m->align_corners ? 0 : 0.5;
+
+    for (int64_t p = 0; p < n; p++) {
+        double x = (t->x[p] + 1) * half - shift;
+        if (narrow) x = (double)((float)(t->x[p] + 1) * (float)half - (float)shift);
+        t->x[p] = x - x == 0 ? x : -100; /* neither infinite nor NaN */
+        t->dx[p] = half;
+    }
+    if (m->mode != CUBIC) bring_in(m, size, n, t->x, t->dx);
+    if (m->mode == NEAREST) nearest_taps(size, n, t);
+    else if (m->mode == LINEAR) linear_taps(size, n, t);
+    else cubic_taps(m, size, n, t);
 }
 
 /* --- taps of a segment of points ---------------------------------------------------------------------------------- */
 
 typedef struct sampling {
     manner manner;
-    bool narrow; /* float32 */
+    bool narrow, slopes; /* float32; are slopes wanted? */
     int axes;
     int64_t images, channels, size[SPATIAL], points; /* size: right-aligned; points: of one image */
     const void *x, *grid, *dy;
@@ -124,46 +145,57 @@ typedef struct sampling {
 typedef struct segment_taps {
     int64_t first, points; /* within the image */
     int count;
-    int32_t at[MOST_TAPS][SEGMENT]; /* place in the plane, -1: none */
+    int32_t at[MOST_TAPS][SEGMENT];                                        /* place in the plane, -1: none */
     double weight[MOST_TAPS][SEGMENT], slope[SPATIAL][MOST_TAPS][SEGMENT]; /* slope: by axis of the grid */
+    axis_taps along[SPATIAL];                                              /* the same: the last of x first */
 } segment_taps;
 
-static double grid_at(const sampling *s, int64_t image, int64_t point, int i) {
-    int64_t at = (image * s->points + point) * s->axes + i;
-    return s->narrow ? (double)((const float *)s->grid)[at] : ((const double *)s->grid)[at];
+static inline void read_grid(const sampling *s, int64_t image, int axis, const segment_taps *t, double *x) {
+    const int64_t from = (image * s->points + t->first) * s->axes + axis;
+
+    if (s->narrow)
+        for (int64_t p = 0; p < t->points; p++) x[p] = (double)((const float *)s->grid)[from + p * s->axes];
+    else
+        for (int64_t p = 0; p < t->points; p++) x[p] = ((const double *)s->grid)[from + p * s->axes];
 }
 
-static void point_taps(const sampling *s, int64_t image, int64_t p, segment_taps *t) {
-    axis_taps along[SPATIAL]; /* by axis of the grid: the last of x first */
-    int taps = 1;
+/* Tap `k` of all points: element rest % count of each axis. */
+static inline void combine(const sampling *s, int k, segment_taps *t) {
+    int64_t stride = 1;
 
-    for (int i = 0; i < s->axes; i++) {
-        along[i] = taps_along(&s->manner, grid_at(s, image, t->first + p, i), s->size[SPATIAL - 1 - i], s->narrow);
-        taps *= along[i].count;
+    for (int64_t p = 0; p < t->points; p++) {
+        t->at[k][p] = 0;
+        t->weight[k][p] = 1;
     }
-    t->count = taps;
-    for (int k = 0; k < taps; k++) {
-        int64_t at = 0, stride = 1;
-        double weight = 1, slope[SPATIAL] = {1, 1, 1};
-        bool outside = false;
-        for (int i = 0, rest = k; i < s->axes; rest /= along[i].count, i++) {
-            int j = rest % along[i].count;
-            outside |= along[i].at[j] < 0;
-            at += along[i].at[j] * stride;
-            stride *= s->size[SPATIAL - 1 - i];
-            weight *= along[i].weight[j];
-            for (int d = 0; d < s->axes; d++) slope[d] *= d == i ? along[i].slope[j] : along[i].weight[j];
+    for (int i = 0, rest = k; i < s->axes; rest /= t->along[i].count, i++) {
+        const int32_t *at = t->along[i].at[rest % t->along[i].count];
+        const double *weight = t->along[i].weight[rest % t->along[i].count];
+        for (int64_t p = 0; p < t->points; p++) {
+            t->at[k][p] = (t->at[k][p] < 0) | (at[p] < 0) ? -1 : t->at[k][p] + at[p] * (int32_t)stride;
+            t->weight[k][p] *= weight[p];
         }
-        t->at[k][p] = outside ? -1 : (int32_t)at;
-        t->weight[k][p] = weight;
-        for (int d = 0; d < s->axes; d++) t->slope[d][k][p] = slope[d];
+        stride *= s->size[SPATIAL - 1 - i];
+    }
+    for (int d = 0; s->slopes && d < s->axes; d++) {
+        for (int64_t p = 0; p < t->points; p++) t->slope[d][k][p] = 1;
+        for (int i = 0, rest = k; i < s->axes; rest /= t->along[i].count, i++) {
+            const int j = rest % t->along[i].count;
+            const double *factor = i == d ? t->along[i].slope[j] : t->along[i].weight[j];
+            for (int64_t p = 0; p < t->points; p++) t->slope[d][k][p] *= factor[p];
+        }
     }
 }
 
-static void fill_segment(const sampling *s, int64_t image, int64_t first, segment_taps *t) {
+SIMD static void fill_segment(const sampling *s, int64_t image, int64_t first, segment_taps *t) {
     t->first = first;
     t->points = s->points - first < SEGMENT ? s->points - first : SEGMENT;
-    for (int64_t p = 0; p < t->points; p++) point_taps(s, image, p, t);
+    t->count = 1;
+    for (int i = 0; i < s->axes; i++) {
+        read_grid(s, image, i, t, t->along[i].x);
+        fill_axis(&s->manner, s->size[SPATIAL - 1 - i], s->narrow, t->points, &t->along[i]);
+        t->count *= t->along[i].count;
+    }
+    for (int k = 0; k < t->count; k++) combine(s, k, t);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
@@ -175,21 +207,29 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
 }
 
 #define SAMPLE(T)                                                                                                      \
+    static inline void narrow_##T(const segment_taps *t, T w[MOST_TAPS][SEGMENT]) {                                    \
+        for (int k = 0; k < t->count; k++)                                                                             \
+            for (int64_t p = 0; p < t->points; p++) w[k][p] = (T)t->weight[k][p];                                      \
+    }                                                                                                                  \
     SIMD static void sample_##T(void *arg, int64_t begin, int64_t end) {                                               \
         const sampling *s = arg;                                                                                       \
-        const int64_t plane = volume(s->size);                                                                         \
         segment_taps t;                                                                                                \
+        T w[MOST_TAPS][SEGMENT];                                                                                       \
         for (int64_t from = begin, to; from < end; from = to) {                                                        \
             to = image_end(s, from, end);                                                                              \
             for (int64_t first = 0; first < s->points; first += SEGMENT) {                                             \
                 fill_segment(s, from / s->channels, first, &t);                                                        \
+                narrow_##T(&t, w);                                                                                     \
                 for (int64_t c = from; c < to; c++) {                                                                  \
-                    const T *x = (const T *)s->x + c * plane;                                                          \
+                    const T *x = (const T *)s->x + c * volume(s->size);                                                \
                     T *y = (T *)s->out + c * s->points + first;                                                        \
                     memset(y, 0, (size_t)t.points * sizeof(T));                                                        \
                     for (int k = 0; k < t.count; k++)                                                                  \
-                        for (int64_t p = 0; p < t.points; p++)                                                         \
-                            y[p] += t.at[k][p] >= 0 ? (T)t.weight[k][p] * x[t.at[k][p]] : 0;                           \
+                        for (int64_t p = 0; p < t.points; p++) {                                                       \
+                            const int32_t at = t.at[k][p];                                                             \
+                            const T term = w[k][p] * x[at < 0 ? 0 : at];                                               \
+                            y[p] += at < 0 ? 0 : term;                                                                 \
+                        }                                                                                              \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
@@ -198,17 +238,19 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
         const sampling *s = arg;                                                                                       \
         const int64_t plane = volume(s->size);                                                                         \
         segment_taps t;                                                                                                \
+        T w[MOST_TAPS][SEGMENT];                                                                                       \
         memset((T *)s->out + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                           \
         for (int64_t from = begin, to; from < end; from = to) {                                                        \
             to = image_end(s, from, end);                                                                              \
             for (int64_t first = 0; first < s->points; first += SEGMENT) {                                             \
                 fill_segment(s, from / s->channels, first, &t);                                                        \
+                narrow_##T(&t, w);                                                                                     \
                 for (int64_t c = from; c < to; c++) {                                                                  \
                     const T *dy = (const T *)s->dy + c * s->points + first;                                            \
                     T *dx = (T *)s->out + c * plane;                                                                   \
                     for (int k = 0; k < t.count; k++)                                                                  \
                         for (int64_t p = 0; p < t.points; p++)                                                         \
-                            if (t.at[k][p] >= 0) dx[t.at[k][p]] += (T)t.weight[k][p] * dy[p];                          \
+                            if (t.at[k][p] >= 0) dx[t.at[k][p]] += w[k][p] * dy[p];                                    \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \
@@ -218,23 +260,26 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
         const sampling *s = arg;                                                                                       \
         const int64_t plane = volume(s->size);                                                                         \
         segment_taps t;                                                                                                \
-        double sum[SPATIAL][SEGMENT];                                                                                  \
-        for (int64_t at = begin; at < end; at += t.points) {                                                           \
-            const int64_t image = at / s->points;                                                                      \
-            fill_segment(s, image, at % s->points, &t);                                                                \
-            if (t.points > end - at) t.points = end - at;                                                              \
-            memset(sum, 0, sizeof sum);                                                                                \
-            for (int k = 0; k < t.count; k++)                                                                          \
-                for (int64_t p = 0; p < t.points; p++) {                                                               \
-                    const T *x = (const T *)s->x + image * s->channels * plane + t.at[k][p];                           \
-                    const T *dy = (const T *)s->dy + image * s->channels * s->points + t.first + p;                    \
-                    double dot = 0;                                                                                    \
-                    if (t.at[k][p] < 0) continue;                                                                      \
-                    for (int64_t c = 0; c < s->channels; c++) dot += (double)x[c * plane] * (double)dy[c * s->points]; \
-                    for (int d = 0; d < s->axes; d++) sum[d][p] += t.slope[d][k][p] * dot;                             \
+        for (int64_t from = begin; from < end; from += t.points) {                                                     \
+            const int64_t image = from / s->points;                                                                    \
+            double sum[SPATIAL][SEGMENT] = {{0}};                                                                      \
+            fill_segment(s, image, from % s->points, &t);                                                              \
+            if (t.points > end - from) t.points = end - from;                                                          \
+            for (int k = 0; k < t.count; k++) {                                                                        \
+                double dot[SEGMENT] = {0};                                                                             \
+                for (int64_t c = image * s->channels; c < (image + 1) * s->channels; c++) {                            \
+                    const T *x = (const T *)s->x + c * plane, *dy = (const T *)s->dy + c * s->points + t.first;        \
+                    for (int64_t p = 0; p < t.points; p++) {                                                           \
+                        const int32_t at = t.at[k][p];                                                                 \
+                        const double term = (double)x[at < 0 ? 0 : at] * (double)dy[p];                                \
+                        dot[p] += at < 0 ? 0 : term;                                                                   \
+                    }                                                                                                  \
                 }                                                                                                      \
+                for (int d = 0; d < s->axes; d++)                                                                      \
+                    for (int64_t p = 0; p < t.points; p++) sum[d][p] += t.slope[d][k][p] * dot[p];                     \
+            }                                                                                                          \
             for (int64_t p = 0; p < t.points; p++)                                                                     \
-                for (int d = 0; d < s->axes; d++) ((T *)s->out)[(at + p) * s->axes + d] = (T)sum[d][p];                \
+                for (int d = 0; d < s->axes; d++) ((T *)s->out)[(from + p) * s->axes + d] = (T)sum[d][p];              \
         }                                                                                                              \
     }
 
@@ -348,6 +393,7 @@ status grid_sample_grad_grid_cpu(ctx *c, const call *k) {
     s.x = k->in[1].data;
     s.grid = k->in[2].data;
     s.out = k->out[0].data;
+    s.slopes = true;
     parallel_for(s.images * s.points, parallel_rows(s.channels * work(&s)),
                  s.narrow ? sample_grid_float : sample_grid_double, &s);
     return OK;

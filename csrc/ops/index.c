@@ -469,6 +469,7 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def index_ops[] = {
     {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
      .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu},
@@ -486,3 +487,4 @@ const op_def index_ops[] = {
     {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
     {0},
 };
+/* clang-format on */

@@ -28,7 +28,7 @@ struct job {
     int64_t batch, classes, inner, samples; /* samples = batch * inner */
     bool ignores, each;                     /* there is an ignore_index; losses are not reduced */
     int64_t ignored;
-    double divisor;                         /* of the sum */
+    double divisor; /* of the sum */
     rows_fn *rows;
     columns_fn *columns;
 };
@@ -103,8 +103,9 @@ static status check_labels(ctx *c, const job *j, double *weight) {
         int64_t label = dtype_get_int(j->labels->type, j->labels->data, i);
         if (j->ignores && label == j->ignored) continue;
         if (label < 0 || label >= j->classes)
-            return fail(c, E_RUNTIME, "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64
-                        " classes", label, i, j->classes);
+            return fail(c, E_RUNTIME,
+                        "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64 " classes", label,
+                        i, j->classes);
         *weight += label_at(j, i, &label);
     }
     return OK;
@@ -123,7 +124,7 @@ static void deliver(const call *k, const job *j, double weight, const tensor *di
     if (!j->each) dtype_set_value(out->type, out->data, 0, mean ? sum / weight : sum);
 }
 
-/* --- cross entropy: logits, labels, weights -> loss, lse, divisor --------------------------------------------------- */
+/* --- cross entropy: logits, labels, weights -> loss, lse, divisor ------------------------------------------------- */
 
 static status cross_entropy_cpu(ctx *c, const call *k) {
     static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_rows);
@@ -163,7 +164,7 @@ static status cross_entropy_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- negative log likelihood: log probabilities, labels, weights -> loss, divisor ----------------------------------- */
+/* --- negative log likelihood: log probabilities, labels, weights -> loss, divisor --------------------------------- */
 
 /* Where the element of a sample and its label is. */
 static int64_t element_of(const job *j, int64_t sample, int64_t label) {
@@ -283,7 +284,8 @@ static void loss_attrs(const node *n, attr attrs[4]) {
 static status grad_cross_entropy(graph *g, const node *n, value *const dy[], value *dx[]) {
     attr attrs[4];
     loss_attrs(n, attrs);
-    return emit_with(g, &dx[0], "CrossEntropyGrad", attrs, dy[0], n->in[0], n->in[1], n->out[1], n->out[2], node_in(n, 2));
+    return emit_with(g, &dx[0], "CrossEntropyGrad", attrs, dy[0], n->in[0], n->in[1], n->out[1], n->out[2],
+                     node_in(n, 2));
 }
 
 static status grad_nll(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -357,6 +359,7 @@ static const attr our_attrs[] = {{.name = "ignore_index"}, {.name = "reduction"}
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = least, .max_in = most, .max_out = outputs,              \
     .dtypes = FLOATS, .attrs = our_attrs
 
+/* clang-format off */
 const op_def loss_ops[] = {
     /* As many outputs as are asked for: log_prob is as large as the logits. */
     {ONNX("SoftmaxCrossEntropyLoss", 12, VARIADIC), .lower = lower_cross_entropy},
@@ -369,3 +372,4 @@ const op_def loss_ops[] = {
     {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
     {0},
 };
+/* clang-format on */

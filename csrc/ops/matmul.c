@@ -253,6 +253,7 @@ static status matmul_cpu(ctx *c, const call *k) {
 #define PRODUCT(name_, domain_, since_, most_)                                                                         \
     .name = name_, .domain = domain_, .since = since_, .min_in = 2, .max_in = most_, .max_out = 1
 
+/* clang-format off */
 const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
      .cpu = matmul_cpu},
@@ -263,3 +264,4 @@ const op_def matmul_ops[] = {
     {PRODUCT("MatMulInteger", "", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };
+/* clang-format on */

@@ -425,6 +425,7 @@ static status reverse_cpu(ctx *c, const call *k) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def movement_ops[] = {
     {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS({.name = "axis"}),
      .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu},
@@ -443,3 +444,4 @@ const op_def movement_ops[] = {
      .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu},
     {0},
 };
+/* clang-format on */

@@ -193,6 +193,7 @@ static status lower_unique(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def nonzero_ops[] = {
     {ONNX("NonZero", 9, 1, 1, 1, ANY_TYPE), .lower = lower_nonzero},
     {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu},
@@ -203,3 +204,4 @@ const op_def nonzero_ops[] = {
      .lower = lower_unique},
     {0},
 };
+/* clang-format on */

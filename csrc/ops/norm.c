@@ -21,16 +21,16 @@ typedef void part_fn(const job *j, int64_t part, int64_t begin, int64_t end);
 
 struct job {
     const void *x, *dy;
-    void *out;               /* y or dx */
+    void *out;                /* y or dx */
     const void *scale, *bias; /* as the kernel computes: float, or double for float64 */
-    void *means, *inverses;  /* [rows] of the same type; means may be NULL where they are 0 */
+    void *means, *inverses;   /* [rows] of the same type; means may be NULL where they are 0 */
     bool centred;
     double epsilon;
-    int64_t rows, width;     /* elements of a row */
+    int64_t rows, width;            /* elements of a row */
     int64_t groups, channels, size; /* rows of a sample; channels of a row, elements of a channel */
-    int64_t parts;           /* of the rows */
-    void *partial;           /* [parts, 2, width] */
-    double *sums;            /* [rows, channels of a group, 2] */
+    int64_t parts;                  /* of the rows */
+    void *partial;                  /* [parts, 2, width] */
+    double *sums;                   /* [rows, channels of a group, 2] */
     rows_fn *fn;
     part_fn *part;
 };
@@ -44,7 +44,8 @@ static dtype computed_in(dtype t) { return t == F64 ? F64 : F32; }
 static const void *as_computed(const tensor *t, dtype type, void *buffer) {
     if (!tensor_present(t)) return NULL;
     if (t->type == type) return t->data;
-    for (int64_t i = 0, n = tensor_count(t); i < n; i++) dtype_set_value(type, buffer, i, dtype_get(t->type, t->data, i));
+    for (int64_t i = 0, n = tensor_count(t); i < n; i++)
+        dtype_set_value(type, buffer, i, dtype_get(t->type, t->data, i));
     return buffer;
 }
 
@@ -231,7 +232,7 @@ static status group_norm_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- rules of the last axes ---------------------------------------------------------------------------------------- */
+/* --- rules of the last axes --------------------------------------------------------------------------------------- */
 
 /* A scale or bias that repeats along some of the normalised axes is made as large as they are. */
 static status fit_operand(graph *g, const node *n, const shape *normalised, int i, value **v) {
@@ -348,11 +349,11 @@ static status grad_rms(graph *g, const node *n, value *const dy[], value *dx[]) 
     return graph_emit(g, "RMSNormGrad", NODE_ATTRS(INT("axis", node_int(n, "axis"))), 4, in, 2, dx);
 }
 
-/* --- rules of groups ----------------------------------------------------------------------------------------------- */
+/* --- rules of groups ---------------------------------------------------------------------------------------------- */
 
 static status emit_group_norm(graph *g, const node *n, int64_t groups, value *scale, value *bias, value **out) {
-    return emit_with(g, out, "GroupNorm",
-                     NODE_ATTRS(INT("groups", groups), FLOAT("epsilon", node_float(n, "epsilon"))), n->in[0], scale, bias);
+    return emit_with(g, out, "GroupNorm", NODE_ATTRS(INT("groups", groups), FLOAT("epsilon", node_float(n, "epsilon"))),
+                     n->in[0], scale, bias);
 }
 
 static status check_channels(graph *g, const node *n) {
@@ -398,7 +399,7 @@ static status grad_group(graph *g, const node *n, value *const dy[], value *dx[]
     return graph_emit(g, "GroupNormGrad", NODE_ATTRS(INT("groups", node_int(n, "groups"))), 5, in, 3, dx);
 }
 
-/* --- compositions -------------------------------------------------------------------------------------------------- */
+/* --- compositions ------------------------------------------------------------------------------------------------- */
 
 /* x / norm, and x where the norm is 0. */
 static status lower_lp(graph *g, const node *n, value **out) {
@@ -434,7 +435,8 @@ static status lower_mean_variance(graph *g, const node *n, value **out) {
 static const int64_t images[] = {0, 2, 3};
 static const attr layer_attrs[] = {INT("axis", -1), FLOAT("epsilon", 1e-5), INT("stash_type", 1), {.name = NULL}};
 static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
-static const attr group_attrs[] = {FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
+static const attr group_attrs[] = {
+    FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
 static const attr instance_attrs[] = {FLOAT("epsilon", 1e-5), {.name = NULL}};
 static const attr groups_attrs[] = {{.name = "groups"}, {.name = "epsilon"}, {.name = NULL}};
 static const attr lp_attrs[] = {INT("axis", -1), INT("p", 2), {.name = NULL}};
@@ -444,6 +446,7 @@ static const attr mean_variance_attrs[] = {INTS("axes", 3, images), {.name = NUL
     .name = name_, .domain = domain_, .since = since_, .min_in = least, .max_in = most, .max_out = outputs,            \
     .dtypes = FLOATS, .attrs = attrs_
 
+/* clang-format off */
 const op_def norm_ops[] = {
     {OP("LayerNormalization", "", 17, 2, 3, 3, layer_attrs), .flags = INPLACE_0, .lower = lower_layer,
      .infer = infer_layer, .grad = grad_layer, .workspace = layer_workspace, .cpu = layer_norm_cpu},
@@ -467,3 +470,4 @@ const op_def norm_ops[] = {
     {OP("MeanVarianceNormalization", "", 9, 1, 1, 1, mean_variance_attrs), .lower = lower_mean_variance},
     {0},
 };
+/* clang-format on */

@@ -10,7 +10,7 @@ static inline void NAME(moments)(const T *x, int64_t n, bool centred, double eps
     *inverse = (A)(1 / sqrt(squares / (double)n + epsilon));
 }
 
-/* --- one scale for each element of a row ----------------------------------------------------------------------------- */
+/* --- one scale for each element of a row -------------------------------------------------------------------------- */
 
 SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width;
@@ -59,8 +59,7 @@ SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin,
                 }
             } else {
 #pragma omp simd
-                for (int64_t i = 0; i < n; i++)
-                    dx[i] = PUT(r * (GET(dy[i]) * scale[i] - a - (GET(x[i]) - m) * r * b));
+                for (int64_t i = 0; i < n; i++) dx[i] = PUT(r * (GET(dy[i]) * scale[i] - a - (GET(x[i]) - m) * r * b));
             }
         } else if (dscale) {
 #pragma omp simd
@@ -72,7 +71,7 @@ SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin,
     }
 }
 
-/* --- one scale for each channel of a group --------------------------------------------------------------------------- */
+/* --- one scale for each channel of a group ------------------------------------------------------------------------ */
 
 SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width, size = j->size, channels = j->channels;

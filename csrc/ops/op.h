@@ -7,26 +7,26 @@
 /* One run of one node. Operands are tensors; outputs are contiguous; absent operands have type DT_NONE. A kernel may
  * find fewer than n_out outputs wanted: an unwanted one has type DT_NONE too. */
 typedef struct call {
-    const node *node;       /* attributes */
+    const node *node; /* attributes */
     const tensor *in;
     tensor *out;
     int n_in, n_out;
-    void *work;             /* op->workspace bytes, 64-byte aligned */
-    uint64_t seed;          /* of the run; random operators mix it with their "key" attribute */
+    void *work;    /* op->workspace bytes, 64-byte aligned */
+    uint64_t seed; /* of the run; random operators mix it with their "key" attribute */
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);
 
 typedef enum op_flag {
-    COMMUTATIVE = 1 << 0,  /* the first two operands may be swapped */
-    POINTWISE   = 1 << 1,  /* each output element depends on the (broadcast) operands' elements at its place only */
-    RANDOM      = 1 << 2,  /* never folded, never merged; has a "key" */
-    INPLACE_0   = 1 << 3,  /* out[0] may be written over a dying, contiguous in[0] of the same type and shape */
-    INPLACE_1   = 1 << 4,  /* the same for in[1] */
-    STRIDED     = 1 << 5,  /* reads operands of any strides; otherwise they arrive contiguous */
-    NO_GRAD     = 1 << 6,  /* outputs never carry a gradient (integers, comparisons) */
-    EFFECT      = 1 << 7,  /* never removed, never merged */
-    KEEP        = 1 << 8,  /* never constant-folded although deterministic */
+    COMMUTATIVE = 1 << 0, /* the first two operands may be swapped */
+    POINTWISE = 1 << 1,   /* each output element depends on the (broadcast) operands' elements at its place only */
+    RANDOM = 1 << 2,      /* never folded, never merged; has a "key" */
+    INPLACE_0 = 1 << 3,   /* out[0] may be written over a dying, contiguous in[0] of the same type and shape */
+    INPLACE_1 = 1 << 4,   /* the same for in[1] */
+    STRIDED = 1 << 5,     /* reads operands of any strides; otherwise they arrive contiguous */
+    NO_GRAD = 1 << 6,     /* outputs never carry a gradient (integers, comparisons) */
+    EFFECT = 1 << 7,      /* never removed, never merged */
+    KEEP = 1 << 8,        /* never constant-folded although deterministic */
 } op_flag;
 
 enum { VARIADIC = -1 };
@@ -40,7 +40,7 @@ struct op_def {
     int max_out;        /* VARIADIC: any number */
     dtype_set dtypes;   /* allowed for the first operand present; 0: not checked */
     unsigned flags;
-    const attr *attrs;  /* every attribute there is, with its default (kind 0 and only a name: no default) */
+    const attr *attrs; /* every attribute there is, with its default (kind 0 and only a name: no default) */
 
     /* Types and shapes of n->out[] from n->in[] (and from constant operands' data). Absent outputs are NULL. */
     status (*infer)(graph *g, node *n);
@@ -58,7 +58,7 @@ struct op_def {
     status (*view)(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible);
     size_t (*workspace)(const node *n); /* bytes of scratch; NULL: none */
     kernel_fn *cpu;
-    kernel_fn *cuda;    /* NULL until the CUDA backend has it */
+    kernel_fn *cuda;                       /* NULL until the CUDA backend has it */
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */
     const struct pointwise_def *pointwise; /* the tile functions behind a POINTWISE operator */
 };

@@ -190,7 +190,7 @@ const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffe
     return b->bytes;
 }
 
-/* --- the operator --------------------------------------------------------------------------------------------------- */
+/* --- the operator ------------------------------------------------------------------------------------------------- */
 
 tile_fn *tile_function(const node *n, dtype last_operand, dtype output) {
     const pointwise_def *def = n->op->pointwise;
@@ -250,7 +250,7 @@ status infer_pointwise(graph *g, node *n) {
     return infer_broadcast(g, n);
 }
 
-/* --- gradients ------------------------------------------------------------------------------------------------------ */
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 static status grad_with(graph *g, const node *n, value *dy, value *v, value **dx) {
     char name[64];

@@ -20,8 +20,8 @@ typedef enum tile_class { TILE_F32, TILE_F64, TILE_I64, TILE_I32, TILE_BOOL, TIL
 typedef void tile_fn(int64_t n, void *out, const void *const *in, const double *param);
 
 typedef struct pointwise_def {
-    const char *params[TILE_PARAMS]; /* attributes handed to the tile function */
-    tile_fn *fn[TILE_CLASSES];       /* by the class of the last operand; NULL: not for that class */
+    const char *params[TILE_PARAMS];                    /* attributes handed to the tile function */
+    tile_fn *fn[TILE_CLASSES];                          /* by the class of the last operand; NULL: not for that class */
     tile_fn *(*choose)(tile_class from, tile_class to); /* instead of fn, where the output's class matters too */
 } pointwise_def;
 
@@ -36,7 +36,7 @@ status pointwise_cpu(ctx *c, const call *k);
 status pointwise_grad_x(graph *g, const node *n, value *const dy[], value *dx[]);
 status pointwise_grad_y(graph *g, const node *n, value *const dy[], value *dx[]);
 
-/* --- its parts, for kernels that run several tile functions in a row -------------------------------------------------- */
+/* --- its parts, for kernels that run several tile functions in a row ---------------------------------------------- */
 
 /* An operand seen through the shape of the output, as few dimensions as describe it. */
 typedef struct tile_source {
@@ -66,7 +66,7 @@ void tile_store(dtype t, const void *tile, int64_t n, void *to);
 tile_fn *tile_function(const node *n, dtype last_operand, dtype output);
 void tile_parameters(const node *n, double param[TILE_PARAMS]);
 
-/* --- tile functions -------------------------------------------------------------------------------------------------
+/* --- tile functions --------------------------------------------------------------------------------------------------
  * TILE_FN(name, k, T, R, expr, where): a result of type R from k operands x, y, z, w of type T. In the expression
  * `real` is T and p0, p1 are the first two parameters; `where` may declare what else it uses. An output that equals an
  * operand depends on no other iteration, which the compiler is told. */
@@ -106,7 +106,7 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
     TILE_FN(name##_i64, k, uint64_t, uint64_t, expr, )                                                                 \
     TILE_FN(name##_i32, k, uint32_t, uint32_t, expr, )
 
-/* --- records --------------------------------------------------------------------------------------------------------
+/* --- records ---------------------------------------------------------------------------------------------------------
  * {TILED("Neg", "", 6, 1, NUMBERS, INPLACE_0, infer_same, .fn = {FLOAT_TILES(neg), INT_TILES(neg)}), .grad = grad_neg}:
  * name, domain, since, operands, types, flags, inference, and the members of a pointwise_def. */
 

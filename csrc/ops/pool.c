@@ -99,7 +99,7 @@ typedef struct pool {
     window w;
     const void *x, *dy;
     void *y, *dx;
-    int64_t *indices;       /* or NULL */
+    int64_t *indices; /* or NULL */
     bool count_padding;
     int64_t after[SPATIAL]; /* padding that counts */
 } pool;
@@ -415,6 +415,7 @@ static status lower_lp_pool(graph *g, const node *n, value **out) {
     .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), {.name = "dilations"},                      \
                         {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
 
+/* clang-format off */
 const op_def pool_ops[] = {
     {POOL("MaxPool", "", 1, 1, 2), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
      WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
@@ -433,3 +434,4 @@ const op_def pool_ops[] = {
     {POOL("LpPool", "", 2, 1, 1), .dtypes = FLOATS, WINDOW(INT("p", 2)), .lower = lower_lp_pool},
     {0},
 };
+/* clang-format on */

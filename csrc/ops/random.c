@@ -30,9 +30,9 @@ struct draw {
     int64_t count, words;
     uint64_t seed;
     uint32_t key, threshold;
-    double scale, mean; /* dropout's factor, or a deviation */
+    double scale, mean;      /* dropout's factor, or a deviation */
     double low, high, below; /* `below`: the number before high */
-    int64_t *bad;                   /* an element that is out of range, or -1 */
+    int64_t *bad;            /* an element that is out of range, or -1 */
 };
 
 #define TEMPLATE "ops/random_draws.h"
@@ -110,7 +110,8 @@ static status lower_dropout(graph *g, const node *n, value **out) {
 
     TRY(constant_operand(g, n, 1, "the ratio", &ratio));
     TRY(constant_operand(g, n, 2, "the training mode", &training));
-    if (!(ratio >= 0 && ratio <= 1)) return fail(g->c, E_INVALID, "a Dropout ratio of %g is not between 0 and 1", ratio);
+    if (!(ratio >= 0 && ratio <= 1))
+        return fail(g->c, E_INVALID, "a Dropout ratio of %g is not between 0 and 1", ratio);
     if (!training || ratio == 0) {
         out[0] = x;
         return masked ? graph_full(g, BOOL, &x->shape, 1, &out[1]) : OK;
@@ -128,7 +129,7 @@ static status grad_dropout(graph *g, const node *n, value *const dy[], value *dx
                      NODE_ATTRS(FLOAT("ratio", node_float(n, "ratio")), INT("key", node_int(n, "key"))), dy[0]);
 }
 
-/* --- tensors of random numbers ------------------------------------------------------------------------------------- */
+/* --- tensors of random numbers ------------------------------------------------------------------------------------ */
 
 static status shape_attr(graph *g, const node *n, shape *s) {
     const int64_t *dims;
@@ -174,8 +175,7 @@ static status lower_fill(graph *g, const node *n, const char *op, const char *a,
     TRY(dtype_attr(g, n, FLOATS, &type));
     return emit_with(g, out, op,
                      NODE_ATTRS(INTS("shape", s.rank, s.dim), INT("dtype", dtype_table[type].onnx),
-                                FLOAT(a, node_float(n, a)), FLOAT(b, node_float(n, b)),
-                                INT("key", g->n_random++)),
+                                FLOAT(a, node_float(n, a)), FLOAT(b, node_float(n, b)), INT("key", g->n_random++)),
                      NULL);
 }
 
@@ -211,7 +211,7 @@ static status normal_fill_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* --- draws from given probabilities --------------------------------------------------------------------------------- */
+/* --- draws from given probabilities ------------------------------------------------------------------------------- */
 
 static status lower_bernoulli(graph *g, const node *n, value **out) {
     dtype type;
@@ -306,13 +306,18 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
     d.bad = &bad;
     parallel_for(k->in[0].shape.dim[0], 1, draw_rows, &d);
     if (bad < 0) return OK;
-    return fail(c, E_RUNTIME, "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
-                "or nothing that is possible", bad);
+    return fail(c, E_RUNTIME,
+                "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
+                "or nothing that is possible",
+                bad);
 }
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define ATTRS(...) .attrs = (const attr[]) { __VA_ARGS__, {.name = NULL} }
+#define ATTRS(...)                                                                                                     \
+    .attrs = (const attr[]) {                                                                                          \
+        __VA_ARGS__, { .name = NULL }                                                                                  \
+    }
 #define NO_DEFAULT(name_) {.name = (name_)}
 #define ONNX(name_, since_, least, most, outputs, types)                                                               \
     .name = name_, .domain = "", .since = since_, .min_in = least, .max_in = most, .max_out = outputs,                 \
@@ -321,6 +326,7 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands, .max_in = operands, .max_out = 1,             \
     .dtypes = types
 
+/* clang-format off */
 const op_def random_ops[] = {
     /* As many outputs as are asked for, so that the mask is not made for nobody. */
     {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed")), .lower = lower_dropout},
@@ -351,3 +357,4 @@ const op_def random_ops[] = {
      ATTRS(NO_DEFAULT("dtype"), NO_DEFAULT("sample_size"), NO_DEFAULT("key")), .cpu = multinomial_draw_cpu},
     {0},
 };
+/* clang-format on */

@@ -214,21 +214,47 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
 
 /* The two forms of an operator: the axes are an attribute, since an opset they are an operand. */
 #define FORM(name_, since_, operands, attrs_, types, ...)                                                              \
-    {.name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = operands, .max_out = 1, .dtypes = types,     \
-     .attrs = attrs_, __VA_ARGS__}
+    {.name = name_,                                                                                                    \
+     .domain = "",                                                                                                     \
+     .since = since_,                                                                                                  \
+     .min_in = 1,                                                                                                      \
+     .max_in = operands,                                                                                               \
+     .max_out = 1,                                                                                                     \
+     .dtypes = types,                                                                                                  \
+     .attrs = attrs_,                                                                                                  \
+     __VA_ARGS__}
 #define REDUCE(name_, operand_since, types, ...)                                                                       \
     FORM(name_, 1, 1, axes_as_attribute, types, __VA_ARGS__),                                                          \
-    FORM(name_, operand_since, 2, axes_as_operand, types, __VA_ARGS__)
+        FORM(name_, operand_since, 2, axes_as_operand, types, __VA_ARGS__)
 #define KERNEL(kernel_) .workspace = reduce_workspace, .cpu = kernel_
 
 #define ARG(name_, kernel_)                                                                                            \
-    {.name = name_, .domain = "", .since = 1, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = NUMBERS,               \
-     .flags = NO_GRAD, .attrs = arg_attrs, .infer = infer_arg, .cpu = kernel_}
+    {.name = name_,                                                                                                    \
+     .domain = "",                                                                                                     \
+     .since = 1,                                                                                                       \
+     .min_in = 1,                                                                                                      \
+     .max_in = 1,                                                                                                      \
+     .max_out = 1,                                                                                                     \
+     .dtypes = NUMBERS,                                                                                                \
+     .flags = NO_GRAD,                                                                                                 \
+     .attrs = arg_attrs,                                                                                               \
+     .infer = infer_arg,                                                                                               \
+     .cpu = kernel_}
 
 #define OURS(name_, operands, workspace_, kernel_)                                                                     \
-    {.name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = operands, .max_out = 1, .dtypes = FLOATS, \
-     .attrs = axes_as_attribute, .infer = infer_reduce, .workspace = workspace_, .cpu = kernel_}
+    {.name = name_,                                                                                                    \
+     .domain = ORT_DOMAIN,                                                                                             \
+     .since = 1,                                                                                                       \
+     .min_in = 1,                                                                                                      \
+     .max_in = operands,                                                                                               \
+     .max_out = 1,                                                                                                     \
+     .dtypes = FLOATS,                                                                                                 \
+     .attrs = axes_as_attribute,                                                                                       \
+     .infer = infer_reduce,                                                                                            \
+     .workspace = workspace_,                                                                                          \
+     .cpu = kernel_}
 
+/* clang-format off */
 const op_def reduce_ops[] = {
     REDUCE("ReduceSum", 13, NUMBERS, .infer = infer_reduce, .simplify = simplify_reshape, .grad = grad_sum,
            KERNEL(reduce_sum_cpu)),
@@ -253,3 +279,4 @@ const op_def reduce_ops[] = {
     OURS("ReduceProdNonzero", 1, reduce_workspace, reduce_prod_nonzero_cpu),
     {0},
 };
+/* clang-format on */

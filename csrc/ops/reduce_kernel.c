@@ -18,19 +18,22 @@
 #define SHIFT(A, i) (((const A *)shift)[i])
 
 /* One fold in one class: elements of type C, totals of type A. `step` makes the new total from the old one `t`, the
- * element `x` and the shift `s`; `op` puts two totals together, of which `unit` is the neutral one. */
-#define FOLD(name, C, A, op, unit, SHIFT_OR_NOT, step)                                                                 \
+ * element `x` and the shift `s`; `op` puts two totals together, of which `unit` is the neutral one. A row's tile is
+ * folded in type L before it joins the total. */
+#define FOLD(name, C, L, A, op, unit, SHIFT_OR_NOT, step)                                                              \
     SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
         const C *p = from;                                                                                             \
-        A *total = acc, t = unit;                                                                                      \
+        A *total = acc;                                                                                                \
+        L t = unit;                                                                                                    \
         const A s = SHIFT_OR_NOT(A, 0);                                                                                \
         (void)shift, (void)s;                                                                                          \
         PRAGMA(omp simd reduction(op : t))                                                                             \
         for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i];                                                                                             \
+            L x = (L)p[i];                                                                                             \
             t = step;                                                                                                  \
         }                                                                                                              \
-        *total = *total op t;                                                                                          \
+        A tile = (A)t;                                                                                                 \
+        *total = *total op tile;                                                                                       \
     }                                                                                                                  \
     SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
         const C *p = from;                                                                                             \
@@ -58,8 +61,8 @@
             nans += p[i] != p[i];                                                                                      \
             t = p[i] beats t ? p[i] : t;                                                                               \
         }                                                                                                              \
-        if (nans) *total = (A)NAN;                                                                                     \
-        else if ((A)t beats *total) *total = (A)t;                                                                     \
+        const A tile = nans ? (A)NAN : (A)t, old = *total;                                                             \
+        *total = tile beats old || tile != tile ? tile : old;                                                          \
     }                                                                                                                  \
     SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
         const C *p = from;                                                                                             \
@@ -72,29 +75,33 @@
         }                                                                                                              \
     }
 
-#define FOLD_FLOATS(name, op, unit, SHIFT_OR_NOT, step)                                                                \
-    FOLD(name##_f32, float, double, op, unit, SHIFT_OR_NOT, step)                                                      \
-    FOLD(name##_f64, double, double, op, unit, SHIFT_OR_NOT, step)
+/* Sums have error enough to spare for float in a tile; squares and products need the range of double. */
+#define FOLD_FLOATS(name, L, op, unit, SHIFT_OR_NOT, step)                                                             \
+    FOLD(name##_f32, float, L, double, op, unit, SHIFT_OR_NOT, step)                                                   \
+    FOLD(name##_f64, double, double, double, op, unit, SHIFT_OR_NOT, step)
 /* Integers wrap around as they do in PyTorch: their sums are made of unsigned numbers, where that is defined. */
-#define FOLD_NUMBERS(name, op, unit, step)                                                                             \
-    FOLD_FLOATS(name, op, unit, NO_SHIFT, step)                                                                        \
-    FOLD(name##_i64, int64_t, uint64_t, op, unit, NO_SHIFT, step)
+#define FOLD_NUMBERS(name, L, op, unit, step)                                                                          \
+    FOLD_FLOATS(name, L, op, unit, NO_SHIFT, step)                                                                     \
+    FOLD(name##_i64, int64_t, uint64_t, uint64_t, op, unit, NO_SHIFT, step)
 
-FOLD_NUMBERS(sum, +, 0, t + x)
-FOLD_NUMBERS(square, +, 0, t + x * x)
-FOLD_NUMBERS(prod, *, 1, t * x)
-FOLD_FLOATS(l1, +, 0, NO_SHIFT, t + fabs(x))
-FOLD(l1_i64, int64_t, uint64_t, +, 0, NO_SHIFT, t + ((int64_t)x < 0 ? -x : x))
-FOLD_FLOATS(count_equal, +, 0, SHIFT, t + (x == s ? 1 : 0))
-FOLD_FLOATS(prod_nonzero, *, 1, NO_SHIFT, t * (x == 0 ? 1 : x))
-FOLD(sum_exp_f32, float, double, +, 0, SHIFT, t + v_exp((float)(x - s)))
-FOLD(sum_exp_f64, double, double, +, 0, SHIFT, t + v_exp(x - s))
-FOLD_EXTREME(max_f32, float, double, max, >)
-FOLD_EXTREME(max_f64, double, double, max, >)
+/* clang-format off */
+FOLD_NUMBERS(sum,         float,  +, 0, t + x)
+FOLD_NUMBERS(square,      double, +, 0, t + x * x)
+FOLD_NUMBERS(prod,        double, *, 1, t * x)
+FOLD_FLOATS(count_equal,  double, +, 0, SHIFT, t + (x == s ? 1 : 0))
+FOLD_FLOATS(prod_nonzero, double, *, 1, NO_SHIFT, t * (x == 0 ? 1 : x))
+FOLD(l1_f32,      float,   float,    double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
+FOLD(l1_f64,      double,  double,   double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
+FOLD(l1_i64,      int64_t, uint64_t, uint64_t, +, 0, NO_SHIFT, t + ((int64_t)x < 0 ? -x : x))
+FOLD(sum_exp_f32, float,   double,   double,   +, 0, SHIFT, t + v_exp((float)(x - s)))
+FOLD(sum_exp_f64, double,  double,   double,   +, 0, SHIFT, t + v_exp(x - s))
+FOLD_EXTREME(max_f32, float,   double,  max, >)
+FOLD_EXTREME(max_f64, double,  double,  max, >)
 FOLD_EXTREME(max_i64, int64_t, int64_t, max, >)
-FOLD_EXTREME(min_f32, float, double, min, <)
-FOLD_EXTREME(min_f64, double, double, min, <)
+FOLD_EXTREME(min_f32, float,   double,  min, <)
+FOLD_EXTREME(min_f64, double,  double,  min, <)
 FOLD_EXTREME(min_i64, int64_t, int64_t, min, <)
+/* clang-format on */
 
 #define FORMS_FLOAT(name, form) [FOLD_F32] = name##_f32_##form, [FOLD_F64] = name##_f64_##form
 #define FORMS(name, form) {FORMS_FLOAT(name, form), [FOLD_I64] = name##_i64_##form}
@@ -176,13 +183,13 @@ static int64_t offset_at(const odometer *o, int64_t index) {
 }
 
 typedef struct layout {
-    odometer kept, folded;  /* without the innermost axis */
-    int64_t inner;          /* the innermost axis' size */
+    odometer kept, folded; /* without the innermost axis */
+    int64_t inner;         /* the innermost axis' size */
     bool inner_folded;
-    int64_t width;          /* totals made side by side: 1, or a piece of the innermost axis */
-    int64_t pieces;         /* of `width` in the innermost axis; 1 when it is folded */
-    int64_t length, parts;  /* what is folded into a total (folded.count, times inner if that is folded), in how many parts */
-    int64_t outputs, count; /* numbers made; elements folded into each */
+    int64_t width;         /* totals made together: of some rows, or of a piece of the innermost axis */
+    int64_t tasks, pieces; /* of up to `width` totals; pieces are those of all rows, or of one innermost axis */
+    int64_t length, parts; /* elements folded into a total, and in how many parts */
+    int64_t outputs;       /* numbers made */
 } layout;
 
 enum { PART = 32768, MOST_PARTS = 32 };
@@ -193,10 +200,15 @@ static void add_axis(odometer *o, int64_t dim, int64_t stride) {
     o->count *= dim;
 }
 
+static int64_t clamp(int64_t x, int64_t least, int64_t most) { return x < least ? least : x > most ? most : x; }
+
 static layout layout_of(const shape *s, unsigned axes) {
     layout l = {.kept = {.count = 1}, .folded = {.count = 1}, .inner = 1, .inner_folded = true};
-    struct { int64_t dim, stride; bool folded; } run[MAX_RANK];
-    int64_t stride[MAX_RANK], tasks;
+    struct {
+        int64_t dim, stride;
+        bool folded;
+    } run[MAX_RANK];
+    int64_t stride[MAX_RANK];
     int n = 0;
 
     stride_contiguous(s, stride);
@@ -216,16 +228,19 @@ static layout layout_of(const shape *s, unsigned axes) {
     }
     for (int i = 0; i + 1 < n; i++) add_axis(run[i].folded ? &l.folded : &l.kept, run[i].dim, run[i].stride);
 
-    l.width = l.inner_folded ? 1 : l.inner < FOLD_TILE ? l.inner : FOLD_TILE;
-    l.pieces = l.inner_folded ? 1 : l.width ? (l.inner + l.width - 1) / l.width : 0;
     l.length = l.folded.count * (l.inner_folded ? l.inner : 1);
-    l.outputs = l.kept.count * (l.inner_folded ? 1 : l.inner);
-    l.count = l.length;
-
-    tasks = l.kept.count * l.pieces;
-    l.parts = l.length * l.width / PART;
-    if (tasks * l.parts > MOST_PARTS) l.parts = MOST_PARTS / (tasks ? tasks : 1);
-    if (l.parts < 1) l.parts = 1;
+    if (l.inner_folded) {
+        l.outputs = l.kept.count;
+        l.width = clamp(PART / 4 / clamp(l.length, 1, PART), 1, FOLD_TILE);
+        l.pieces = (l.outputs + l.width - 1) / l.width;
+        l.tasks = l.pieces;
+    } else {
+        l.outputs = l.kept.count * l.inner;
+        l.width = clamp(l.inner, 1, FOLD_TILE);
+        l.pieces = (l.inner + l.width - 1) / l.width;
+        l.tasks = l.kept.count * l.pieces;
+    }
+    l.parts = clamp(l.length * l.width / PART, 1, clamp(MOST_PARTS / clamp(l.tasks, 1, MOST_PARTS), 1, MOST_PARTS));
     return l;
 }
 
@@ -237,7 +252,7 @@ typedef struct job {
     const tensor *x;
     fold_class as, totals; /* classes of the elements and of totals */
     const char *shift;     /* [outputs] totals, or NULL */
-    char *partial;         /* [kept, pieces, parts, width] totals, when there are several parts */
+    char *partial;         /* [tasks, parts, width] totals, when there are several parts */
     char *raw;             /* [outputs] where totals go unfinished; NULL: finished, to `out` */
     const tensor *out;
 } job;
@@ -251,10 +266,10 @@ static void start(const job *j, const fold *f, void *acc, int64_t n) {
 }
 
 /* Where in the results a task's totals belong, and how many there are. */
-static int64_t place(const layout *l, int64_t kept, int64_t piece, int64_t *n) {
-    int64_t from = piece * l->width;
-    *n = l->inner_folded ? 1 : l->inner - from < l->width ? l->inner - from : l->width;
-    return l->inner_folded ? kept : kept * l->inner + from;
+static int64_t place(const layout *l, int64_t task, int64_t *n) {
+    int64_t from = task % l->pieces * l->width, end = l->inner_folded ? l->outputs : l->inner;
+    *n = clamp(end - from, 0, l->width);
+    return l->inner_folded ? from : task / l->pieces * l->inner + from;
 }
 
 static void deliver(const job *j, int64_t at, void *acc, int64_t n) {
@@ -263,20 +278,19 @@ static void deliver(const job *j, int64_t at, void *acc, int64_t n) {
         memcpy(j->raw + at * TOTAL, acc, (size_t)n * TOTAL);
         return;
     }
-    if (j->r->finish) j->r->finish(acc, n, (double)j->l.count, (const double *)(const void *)shift);
+    if (j->r->finish) j->r->finish(acc, n, (double)j->l.length, (const double *)(const void *)shift);
     conversions[j->out->type].narrow((char *)j->out->data + at * (int64_t)dtype_size(j->out->type), acc, n);
 }
 
 /* Elements [from, to) of the folded axes, flattened, into one total. */
-static void fold_rows(const job *j, int64_t base, int64_t from, int64_t to, void *acc, const void *shift) {
+static void fold_row(const job *j, int64_t base, int64_t from, int64_t to, void *acc, const void *shift) {
     const layout *l = &j->l;
     fold_fn *f = j->r->each->rows[j->as];
     fold_tile buffer;
 
     while (from < to) {
-        int64_t row = from / l->inner, column = from % l->inner;
-        int64_t at = base + offset_at(&l->folded, row) + column, end = from + (l->inner - column);
-        if (end > to) end = to;
+        int64_t row = l->folded.rank ? from / l->inner : 0, end = (row + 1) * l->inner < to ? (row + 1) * l->inner : to;
+        int64_t at = base + offset_at(&l->folded, row) + from - row * l->inner;
         for (int64_t n; from < end; from += n, at += n) {
             n = end - from < FOLD_TILE ? end - from : FOLD_TILE;
             f(acc, fold_load(j->x->type, j->x->data, at, n, &buffer), n, shift);
@@ -300,16 +314,19 @@ static void fold_parts(void *arg, int64_t begin, int64_t end) {
     const layout *l = &j->l;
     fold_tile local;
 
-    for (int64_t task = begin; task < end; task++) {
-        int64_t part = task % l->parts, piece = task / l->parts % l->pieces, kept = task / l->parts / l->pieces, n;
-        int64_t at = place(l, kept, piece, &n), base = offset_at(&l->kept, kept) + piece * l->width;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t part = i % l->parts, task = i / l->parts, n, at = place(l, task, &n);
         int64_t from = l->length * part / l->parts, to = l->length * (part + 1) / l->parts;
-        void *acc = l->parts > 1 ? (void *)(j->partial + task * l->width * TOTAL) : &local;
+        char *acc = l->parts > 1 ? j->partial + i * l->width * TOTAL : (char *)&local;
         const char *shift = j->shift ? j->shift + at * TOTAL : NULL;
 
         start(j, j->r->each, acc, n);
-        if (l->inner_folded) fold_rows(j, base, from, to, acc, shift);
-        else fold_columns(j, base, from, to, acc, n, shift);
+        if (l->inner_folded)
+            for (int64_t k = 0; k < n; k++)
+                fold_row(j, offset_at(&l->kept, at + k), from, to, acc + k * TOTAL, shift ? shift + k * TOTAL : NULL);
+        else
+            fold_columns(j, offset_at(&l->kept, task / l->pieces) + task % l->pieces * l->width, from, to, acc, n,
+                         shift);
         if (l->parts == 1) deliver(j, at, acc, n);
     }
 }
@@ -320,7 +337,7 @@ static void join_parts(void *arg, int64_t begin, int64_t end) {
     fold_tile acc;
 
     for (int64_t task = begin; task < end; task++) {
-        int64_t n, at = place(l, task / l->pieces, task % l->pieces, &n);
+        int64_t n, at = place(l, task, &n);
         start(j, j->r->join, &acc, n);
         for (int64_t part = 0; part < l->parts; part++)
             j->r->join->columns[j->totals](&acc, j->partial + (task * l->parts + part) * l->width * TOTAL, n, NULL);
@@ -330,10 +347,8 @@ static void join_parts(void *arg, int64_t begin, int64_t end) {
 
 static void run_job(job *j) {
     const layout *l = &j->l;
-    int64_t tasks = l->kept.count * l->pieces;
-
-    parallel_for(tasks * l->parts, parallel_rows(l->length / l->parts * l->width), fold_parts, j);
-    if (l->parts > 1) parallel_for(tasks, parallel_rows(l->parts * l->width), join_parts, j);
+    parallel_for(l->tasks * l->parts, parallel_rows(l->length / l->parts * l->width), fold_parts, j);
+    if (l->parts > 1) parallel_for(l->tasks, parallel_rows(l->parts * l->width), join_parts, j);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
@@ -362,7 +377,7 @@ unsigned reduced_axes(const node *n) {
 }
 
 static size_t partial_bytes(const layout *l) {
-    return l->parts > 1 ? (size_t)(l->kept.count * l->pieces * l->parts * l->width) * TOTAL : 0;
+    return l->parts > 1 ? (size_t)(l->tasks * l->parts * l->width) * TOTAL : 0;
 }
 
 static layout layout_of_node(const node *n) { return layout_of(&n->in[0]->shape, reduced_axes(n)); }

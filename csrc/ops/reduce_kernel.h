@@ -34,8 +34,8 @@ bool written_axis(const node *n, int64_t i, int64_t *axis);
 unsigned reduced_axes(const node *n);
 
 size_t reduce_workspace(const node *n);
-kernel_fn reduce_sum_cpu, reduce_mean_cpu, reduce_max_cpu, reduce_min_cpu, reduce_prod_cpu, reduce_l1_cpu, reduce_l2_cpu,
-    reduce_sum_square_cpu, reduce_log_sum_cpu;
+kernel_fn reduce_sum_cpu, reduce_mean_cpu, reduce_max_cpu, reduce_min_cpu, reduce_prod_cpu, reduce_l1_cpu,
+    reduce_l2_cpu, reduce_sum_square_cpu, reduce_log_sum_cpu;
 /* Σ [x == y] and Π of the elements that are not 0, for gradients; and log Σ exp x. */
 size_t reduce_shift_workspace(const node *n);
 kernel_fn reduce_count_equal_cpu, reduce_prod_nonzero_cpu, reduce_log_sum_exp_cpu;

@@ -2,11 +2,11 @@
  *
  * Every mode of Resize is separable and linear: along one axis, output i is a weighted sum of a few inputs,
  *
- *     y[i] = sum over k of weight[k][i] * x[index[k][i]]        Interpolate
- *     dx[index[k][i]] += weight[k][i] * dy[i]                   InterpolateGrad
+ *     y[i] = sum over k of weight[k][i] * x[index[k][i]]
  *
  * so a Resize becomes one Interpolate for each axis whose size changes, with tables made once, when the graph is built,
- * out of all the modes and conventions. Backward keeps the tables, no tensor. */
+ * out of all the modes and conventions. The gradient is an Interpolate too, by the transposed tables. Backward keeps the
+ * tables, no tensor. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -103,23 +103,40 @@ static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index,
     for (int k = 0; k < taps && total != 0; k++) weight[k] /= total;
 }
 
-/* The tables as constants: [taps, out]. */
-static status make_tables(graph *g, const axis_plan *a, dtype type, value **index, value **weight) {
+/* Tables as constants of shape [taps, outputs]. An index of -1 is no input. */
+typedef struct tables {
+    int64_t taps, outputs;
+    dtype type;
+    value *index, *weight;
+    int32_t *at;
+} tables;
+
+static status new_tables(graph *g, int64_t taps, int64_t outputs, dtype type, tables *out) {
+    const shape s = SHAPE(taps, outputs);
+
+    *out = (tables){.taps = taps, .outputs = outputs, .type = type};
+    TRY(graph_add_constant(g, I32, &s, NULL, &out->index));
+    TRY(graph_add_constant(g, type, &s, NULL, &out->weight));
+    out->at = (int32_t *)(uintptr_t)out->index->data;
+    return OK;
+}
+
+static void set_tap(const tables *t, int64_t k, int64_t i, int64_t index, double weight) {
+    t->at[k * t->outputs + i] = (int32_t)index;
+    dtype_set_value(t->type, (void *)(uintptr_t)t->weight->data, k * t->outputs + i, weight);
+}
+
+static status make_tables(graph *g, const axis_plan *a, dtype type, tables *out) {
     const int taps = taps_of(a);
-    const shape s = SHAPE(taps, a->out);
     int64_t *at;
     double *w;
 
     TRY(NEW(g->c, at, taps));
     TRY(NEW(g->c, w, taps));
-    TRY(graph_add_constant(g, I64, &s, NULL, index));
-    TRY(graph_add_constant(g, type, &s, NULL, weight));
+    TRY(new_tables(g, taps, a->out, type, out));
     for (int64_t i = 0; i < a->out; i++) {
         fill_column(a, i, taps, at, w);
-        for (int k = 0; k < taps; k++) {
-            dtype_set_int(I64, (void *)(uintptr_t)(*index)->data, k * a->out + i, at[k]);
-            dtype_set_value(type, (void *)(uintptr_t)(*weight)->data, k * a->out + i, w[k]);
-        }
+        for (int k = 0; k < taps; k++) set_tap(out, k, i, at[k], w[k]);
     }
     return OK;
 }
@@ -131,103 +148,102 @@ static status infer_interpolate(graph *g, node *n) {
 
     TRY(require(g, n, 0));
     y = n->in[0]->shape;
-    y.dim[node_int(n, "axis")] = node_int(n, "size");
+    y.dim[node_int(n, "axis")] = n->in[1]->shape.dim[1];
     return set_out(g, n, 0, n->in[0]->type, &y);
 }
 
+/* For each of `inputs` inputs, the outputs it goes into. */
+static status transpose_tables(graph *g, const value *index, const value *weight, int64_t inputs, tables *out) {
+    const int64_t taps = index->shape.dim[0], outputs = index->shape.dim[1];
+    const int32_t *from = index->data;
+    int64_t most = 1, *used;
+
+    TRY(NEW(g->c, used, inputs));
+    for (int64_t e = 0; e < taps * outputs; e++)
+        if (from[e] >= 0 && ++used[from[e]] > most) most = used[from[e]];
+    TRY(new_tables(g, most, inputs, weight->type, out));
+    for (int64_t e = 0; e < most * inputs; e++) out->at[e] = -1;
+    memset(used, 0, sizeof *used * (size_t)inputs);
+    for (int64_t i = 0; i < outputs; i++)
+        for (int64_t k = 0; k < taps; k++) {
+            int64_t e = k * outputs + i, to = from[e];
+            if (to >= 0) set_tap(out, used[to]++, to, i, dtype_get(weight->type, weight->data, e));
+        }
+    return OK;
+}
+
 static status grad_interpolate(graph *g, const node *n, value *const dy[], value *dx[]) {
-    int64_t axis = node_int(n, "axis");
-    return emit_with(g, &dx[0], "InterpolateGrad",
-                     NODE_ATTRS(INT("axis", axis), INT("size", n->in[0]->shape.dim[axis])), dy[0], n->in[1], n->in[2]);
+    const int64_t axis = node_int(n, "axis");
+    tables t;
+
+    TRY(transpose_tables(g, n->in[1], n->in[2], n->in[0]->shape.dim[axis], &t));
+    return emit_with(g, &dx[0], "Interpolate", NODE_ATTRS(INT("axis", axis)), dy[0], t.index, t.weight);
 }
 
-static status grad_interpolate_grad(graph *g, const node *n, value *const dy[], value *dx[]) {
-    int64_t axis = node_int(n, "axis");
-    return emit_with(g, &dx[0], "Interpolate", NODE_ATTRS(INT("axis", axis), INT("size", n->in[0]->shape.dim[axis])),
-                     dy[0], n->in[1], n->in[2]);
-}
-
-/* The tensor that is read is [outer, few or many, inner], and so is the one that is written. */
+/* x is [outer, inputs, inner], y [outer, outputs, inner]. */
 typedef struct interpolation {
-    const void *from, *weight;
-    void *to;
-    const int64_t *index;
-    int64_t outer, from_size, to_size, inner, taps, columns;
+    const void *x, *weight;
+    void *y;
+    const int32_t *index;
+    int64_t outer, inputs, outputs, inner, taps;
 } interpolation;
 
 #define INTERPOLATE(T)                                                                                                 \
-    /* Planes [begin, end) of y. */                                                                                    \
-    SIMD static void interpolate_##T(void *arg, int64_t begin, int64_t end) {                                          \
-        const interpolation *p = arg;                                                                                  \
-        const T *weight = p->weight;                                                                                   \
-        for (int64_t o = begin; o < end; o++) {                                                                        \
-            const T *x = (const T *)p->from + o * p->from_size * p->inner;                                             \
-            T *y = (T *)p->to + o * p->to_size * p->inner;                                                             \
-            memset(y, 0, (size_t)(p->to_size * p->inner) * sizeof(T));                                                 \
-            if (p->inner == 1)                                                                                         \
-                for (int64_t k = 0; k < p->taps; k++) {                                                                \
-                    const int64_t *index = p->index + k * p->columns;                                                  \
-                    const T *w = weight + k * p->columns;                                                              \
-                    for (int64_t i = 0; i < p->columns; i++) y[i] += w[i] * x[index[i]];                               \
-                }                                                                                                      \
-            else                                                                                                       \
-                for (int64_t i = 0; i < p->columns; i++)                                                               \
-                    for (int64_t k = 0; k < p->taps; k++) {                                                            \
-                        const T w = weight[k * p->columns + i], *in = x + p->index[k * p->columns + i] * p->inner;     \
-                        for (int64_t j = 0; j < p->inner; j++) y[i * p->inner + j] += w * in[j];                       \
-                    }                                                                                                  \
+    /* A line of y, of elements next to one another. */                                                                \
+    static inline void line_##T(const interpolation *p, const T *x, T *y) {                                            \
+        for (int64_t k = 0; k < p->taps; k++) {                                                                        \
+            const int32_t *index = p->index + k * p->outputs;                                                          \
+            const T *w = (const T *)p->weight + k * p->outputs;                                                        \
+            for (int64_t i = 0; i < p->outputs; i++) {                                                                 \
+                const T term = w[i] * x[index[i] < 0 ? 0 : index[i]];                                                  \
+                y[i] = (k ? y[i] : 0) + (index[i] < 0 ? 0 : term);                                                     \
+            }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
-    /* Planes [begin, end) of dx. */                                                                                   \
-    SIMD static void interpolate_grad_##T(void *arg, int64_t begin, int64_t end) {                                     \
+    /* Row i of y, made of rows of x. */                                                                               \
+    static inline void row_##T(const interpolation *p, int64_t i, const T *x, T *y) {                                  \
+        bool begun = false;                                                                                            \
+        for (int64_t k = 0; k < p->taps; k++) {                                                                        \
+            const int64_t at = p->index[k * p->outputs + i];                                                           \
+            const T w = ((const T *)p->weight)[k * p->outputs + i], *in = x + at * p->inner;                           \
+            if (at < 0) continue;                                                                                      \
+            if (begun)                                                                                                 \
+                for (int64_t j = 0; j < p->inner; j++) y[j] += w * in[j];                                              \
+            else                                                                                                       \
+                for (int64_t j = 0; j < p->inner; j++) y[j] = w * in[j];                                               \
+            begun = true;                                                                                              \
+        }                                                                                                              \
+        if (!begun) memset(y, 0, (size_t)p->inner * sizeof(T));                                                        \
+    }                                                                                                                  \
+    SIMD static void interpolate_##T(void *arg, int64_t begin, int64_t end) {                                          \
         const interpolation *p = arg;                                                                                  \
-        const T *weight = p->weight;                                                                                   \
         for (int64_t o = begin; o < end; o++) {                                                                        \
-            const T *dy = (const T *)p->from + o * p->from_size * p->inner;                                            \
-            T *dx = (T *)p->to + o * p->to_size * p->inner;                                                            \
-            memset(dx, 0, (size_t)(p->to_size * p->inner) * sizeof(T));                                                \
-            for (int64_t i = 0; i < p->columns; i++)                                                                   \
-                for (int64_t k = 0; k < p->taps; k++) {                                                                \
-                    const T w = weight[k * p->columns + i];                                                            \
-                    T *out = dx + p->index[k * p->columns + i] * p->inner;                                             \
-                    for (int64_t j = 0; j < p->inner; j++) out[j] += w * dy[i * p->inner + j];                         \
-                }                                                                                                      \
+            const T *x = (const T *)p->x + o * p->inputs * p->inner;                                                   \
+            T *y = (T *)p->y + o * p->outputs * p->inner;                                                              \
+            if (p->inner == 1) line_##T(p, x, y);                                                                      \
+            else                                                                                                       \
+                for (int64_t i = 0; i < p->outputs; i++) row_##T(p, i, x, y + i * p->inner);                           \
         }                                                                                                              \
     }
 
 INTERPOLATE(float)
 INTERPOLATE(double)
 
-static interpolation interpolation_of(const call *k) {
+static status interpolate_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0], *y = &k->out[0];
     const int axis = (int)node_int(k->node, "axis");
-    return (interpolation){.from = x->data,
-                           .to = y->data,
-                           .index = k->in[1].data,
-                           .weight = k->in[2].data,
-                           .outer = shape_span(&x->shape, 0, axis),
-                           .from_size = x->shape.dim[axis],
-                           .to_size = y->shape.dim[axis],
-                           .inner = shape_span(&x->shape, axis + 1, x->shape.rank),
-                           .taps = k->in[1].shape.dim[0],
-                           .columns = k->in[1].shape.dim[1]};
-}
+    interpolation p = {.x = x->data, .y = y->data, .index = k->in[1].data, .weight = k->in[2].data};
 
-static status run_interpolation(const call *k, range_fn *narrow, range_fn *wide) {
-    interpolation p = interpolation_of(k);
-    if (tensor_count(&k->out[0]) == 0) return OK;
-    parallel_for(p.outer, parallel_rows(p.columns * p.taps * p.inner), k->out[0].type == F64 ? wide : narrow, &p);
+    (void)c;
+    p.outer = shape_span(&x->shape, 0, axis);
+    p.inputs = x->shape.dim[axis];
+    p.outputs = y->shape.dim[axis];
+    p.inner = shape_span(&x->shape, axis + 1, x->shape.rank);
+    p.taps = k->in[1].shape.dim[0];
+    if (tensor_count(y) > 0)
+        parallel_for(p.outer, parallel_rows(p.outputs * p.taps * p.inner),
+                     y->type == F64 ? interpolate_double : interpolate_float, &p);
     return OK;
-}
-
-static status interpolate_cpu(ctx *c, const call *k) {
-    (void)c;
-    return run_interpolation(k, interpolate_float, interpolate_double);
-}
-
-static status interpolate_grad_cpu(ctx *c, const call *k) {
-    (void)c;
-    return run_interpolation(k, interpolate_grad_float, interpolate_grad_double);
 }
 
 /* --- Resize ------------------------------------------------------------------------------------------------------- */
@@ -327,16 +343,15 @@ static status sizes_request(graph *g, const node *n, const value *sizes, request
 
 /* One axis. Floats are interpolated; other types have no weights, only a nearest element. */
 static status resize_axis(graph *g, const axis_plan *a, int axis, value *x, value **out) {
-    value *index, *weight;
+    tables t;
 
-    if (dtype_is_float(x->type)) {
-        TRY(make_tables(g, a, x->type == F64 ? F64 : F32, &index, &weight));
-        return emit_with(g, out, "Interpolate", NODE_ATTRS(INT("axis", axis), INT("size", a->out)), x, index, weight);
-    }
-    if (taps_of(a) > 1) return fail(g->c, E_UNSUPPORTED, "interpolation between %s numbers", dtype_name(x->type));
-    TRY(make_tables(g, a, F32, &index, &weight));
-    TRY(emit_reshape(g, index, &SHAPE(a->out), &index));
-    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, index);
+    if (!dtype_is_float(x->type) && taps_of(a) > 1)
+        return fail(g->c, E_UNSUPPORTED, "interpolation between %s numbers", dtype_name(x->type));
+    TRY(make_tables(g, a, x->type == F64 ? F64 : F32, &t));
+    if (dtype_is_float(x->type))
+        return emit_with(g, out, "Interpolate", NODE_ATTRS(INT("axis", axis)), x, t.index, t.weight);
+    TRY(emit_reshape(g, t.index, &SHAPE(a->out), &t.index));
+    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, t.index);
 }
 
 /* Is `word` one of the words of `list`, between single spaces? */
@@ -431,22 +446,20 @@ static status lower_upsample(graph *g, const node *n, value **out) {
                         STRING("nearest_mode", "round_prefer_floor"), __VA_ARGS__),                                    \
     .lower = lower_resize
 #define UPSAMPLE .attrs = NODE_ATTRS(STRING("mode", "nearest")), .lower = lower_upsample
-#define INTERPOLATION                                                                                                  \
-    .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0), INT("size", 0)), .infer = infer_interpolate
 #define GRID_SAMPLE(mode, ...)                                                                                         \
     .dtypes = FLOATS, .lower = lower_to_f32,                                                                           \
     .attrs = NODE_ATTRS(STRING("padding_mode", "zeros"), INT("align_corners", 0), STRING("mode", mode), __VA_ARGS__)
 #define GRID_SAMPLE_FORWARD .infer = infer_grid_sample, .grad = grad_grid_sample, .cpu = grid_sample_cpu
 
+/* clang-format off */
 const op_def resize_ops[] = {
     {OP("Upsample", "", 9, 2, 2), UPSAMPLE},
     {OP("Resize", "", 10, 2, 2), UPSAMPLE},
     {OP("Resize", "", 11, 1, 4), RESIZE({.name = NULL})},
     {OP("Resize", "", 18, 1, 4),
      RESIZE(INT("antialias", 0), {.name = "axes"}, STRING("keep_aspect_ratio_policy", "stretch"))},
-    {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), INTERPOLATION, .grad = grad_interpolate, .cpu = interpolate_cpu},
-    {OP("InterpolateGrad", ORT_DOMAIN, 1, 3, 3), INTERPOLATION, .grad = grad_interpolate_grad,
-     .cpu = interpolate_grad_cpu},
+    {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0)),
+     .infer = infer_interpolate, .grad = grad_interpolate, .cpu = interpolate_cpu},
     {OP("GridSample", "", 16, 2, 2), GRID_SAMPLE("bilinear", {.name = NULL}), GRID_SAMPLE_FORWARD},
     {OP("GridSample", "", 20, 2, 2), GRID_SAMPLE("linear", {.name = NULL}), GRID_SAMPLE_FORWARD},
     {OP("GridSampleGradInput", ORT_DOMAIN, 1, 2, 2), GRID_SAMPLE("linear", {.name = "shape"}),
@@ -455,3 +468,4 @@ const op_def resize_ops[] = {
      .infer = infer_grid_sample_grad_grid, .cpu = grid_sample_grad_grid_cpu},
     {0},
 };
+/* clang-format on */

@@ -17,24 +17,27 @@
 typedef struct scan {
     dtype type;
     bool reverse, positive; /* positive: RNN's activation is the positive part */
-    int64_t steps, batch, hidden, gates, kept;
+    int64_t steps, batch, hidden, gates;
     const void *z, *r, *bias, *first_c, *dy, *cells_in, *before_in;
     const int32_t *lengths;
-    void *gate, *y, *before, *cells;  /* of all steps; NULL where not wanted */
-    void *h, *c;                      /* the state: h and c going forward, dh and dc going back */
-    void *u;                          /* r h of one step (GRU) */
+    void *gate; /* of all steps, or of one where nobody wants them: */
+    bool one_gate;
+    void *y, *before, *cells; /* of all steps, NULL where not wanted */
+    void *h, *c;              /* the state: h and c going forward, dh and dc going back */
+    void *u;                  /* r h of one step (GRU) */
     void *dz, *du;
-    int64_t t;                        /* the step */
+    int64_t t; /* the step */
 } scan;
 
-/* --- one step ------------------------------------------------------------------------------------------------------ */
+/* --- one step ----------------------------------------------------------------------------------------------------- */
 
 static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >= s->lengths[b]; }
 
 /* A row of [steps, batch, width] at this step. */
 #define ROW(T, base, width) ((T *)(base) + (s->t * s->batch + b) * (width))
+#define GATE(T, width) ((T *)s->gate + ((s->one_gate ? 0 : s->t) * s->batch + b) * (width))
 
-/* Before a row is computed: what it starts from, and what an ended sequence shows. False: there is nothing more to do. */
+/* Before a row is computed: what it starts from, and what an ended sequence shows. False: the row is done. */
 #define BEGIN_ROW(T)                                                                                                   \
     static inline bool begin_row_##T(const scan *s, int64_t b) {                                                       \
         const size_t bytes = (size_t)s->hidden * sizeof(T);                                                            \
@@ -46,6 +49,9 @@ static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >
         return false;                                                                                                  \
     }
 
+/* Hidden units do not see one another within a step, though the compiler cannot know that their rows are apart. */
+#define INDEPENDENT _Pragma("GCC ivdep")
+
 /* Rows [begin, end) of the batch. */
 #define FORWARD(T, SIGMOID, TANH)                                                                                      \
     BEGIN_ROW(T)                                                                                                       \
@@ -53,7 +59,7 @@ static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >
         const scan *s = arg;                                                                                           \
         const int64_t n = s->hidden;                                                                                   \
         for (int64_t b = begin; b < end; b++) {                                                                        \
-            T *gate = ROW(T, s->gate, n), *h = (T *)s->h + b * n;                                                      \
+            T *gate = GATE(T, n), *h = (T *)s->h + b * n;                                                              \
             if (!begin_row_##T(s, b)) continue;                                                                        \
             if (s->positive)                                                                                           \
                 for (int64_t j = 0; j < n; j++) gate[j] = gate[j] <= 0 ? 0 : gate[j];                                  \
@@ -69,9 +75,9 @@ static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >
         const T *bias = s->bias;                                                                                       \
         for (int64_t b = begin; b < end; b++) {                                                                        \
             const T *z = ROW(const T, s->z, 3 * n), *u = (const T *)s->u + b * 3 * n;                                  \
-            T *gate = ROW(T, s->gate, 4 * n), *h = (T *)s->h + b * n;                                                  \
+            T *gate = GATE(T, 4 * n), *h = (T *)s->h + b * n;                                                          \
             if (!begin_row_##T(s, b)) continue;                                                                        \
-            for (int64_t j = 0; j < n; j++) {                                                                          \
+            INDEPENDENT for (int64_t j = 0; j < n; j++) {                                                              \
                 const T update = SIGMOID(z[j] + u[j] + bias[j]), reset = SIGMOID(z[n + j] + u[n + j] + bias[n + j]);   \
                 const T inner = u[2 * n + j] + bias[2 * n + j], fresh = TANH(z[2 * n + j] + reset * inner);            \
                 gate[j] = update;                                                                                      \
@@ -87,9 +93,9 @@ static inline bool ended(const scan *s, int64_t b) { return s->lengths && s->t >
         const scan *s = arg;                                                                                           \
         const int64_t n = s->hidden;                                                                                   \
         for (int64_t b = begin; b < end; b++) {                                                                        \
-            T *gate = ROW(T, s->gate, 4 * n), *h = (T *)s->h + b * n, *c = (T *)s->c + b * n;                          \
+            T *gate = GATE(T, 4 * n), *h = (T *)s->h + b * n, *c = (T *)s->c + b * n;                                  \
             if (!begin_row_##T(s, b)) continue;                                                                        \
-            for (int64_t j = 0; j < n; j++) {                                                                          \
+            INDEPENDENT for (int64_t j = 0; j < n; j++) {                                                              \
                 const T in = SIGMOID(gate[j]), out = SIGMOID(gate[n + j]), keep = SIGMOID(gate[2 * n + j]);            \
                 const T fresh = TANH(gate[3 * n + j]), cell = keep * c[j] + in * fresh;                                \
                 gate[j] = in;                                                                                          \
@@ -130,7 +136,7 @@ FORWARD(double, vsigmoid, vtanh)
             const T *h = ROW(const T, s->gate, n);                                                                     \
             T *dz = ROW(T, s->dz, n), *dh = (T *)s->h + b * n;                                                         \
             if (!begin_row_back_##T(s, b)) continue;                                                                   \
-            for (int64_t j = 0; j < n; j++) {                                                                          \
+            INDEPENDENT for (int64_t j = 0; j < n; j++) {                                                              \
                 dz[j] = s->positive ? (h[j] > 0 ? dh[j] : 0) : dh[j] * (1 - h[j] * h[j]);                              \
                 dh[j] = 0;                                                                                             \
             }                                                                                                          \
@@ -143,7 +149,7 @@ FORWARD(double, vsigmoid, vtanh)
             const T *gate = ROW(const T, s->gate, 4 * n), *before = ROW(const T, s->before_in, n);                     \
             T *dz = ROW(T, s->dz, 3 * n), *du = ROW(T, s->du, 3 * n), *dh = (T *)s->h + b * n;                         \
             if (!begin_row_back_##T(s, b)) continue;                                                                   \
-            for (int64_t j = 0; j < n; j++) {                                                                          \
+            INDEPENDENT for (int64_t j = 0; j < n; j++) {                                                              \
                 const T update = gate[j], reset = gate[n + j], fresh = gate[2 * n + j], inner = gate[3 * n + j];       \
                 const T dn = dh[j] * (1 - update) * (1 - fresh * fresh);                                               \
                 du[j] = dz[j] = dh[j] * (before[j] - fresh) * update * (1 - update);                                   \
@@ -162,7 +168,7 @@ FORWARD(double, vsigmoid, vtanh)
             const T *c = t < 0 || t >= s->steps ? (const T *)s->first_c + b * n : cells + earlier * s->batch * n;      \
             T *dz = ROW(T, s->dz, 4 * n), *dh = (T *)s->h + b * n, *dc = (T *)s->c + b * n;                            \
             if (!begin_row_back_##T(s, b)) continue;                                                                   \
-            for (int64_t j = 0; j < n; j++) {                                                                          \
+            INDEPENDENT for (int64_t j = 0; j < n; j++) {                                                              \
                 const T in = gate[j], out = gate[n + j], keep = gate[2 * n + j], fresh = gate[3 * n + j];              \
                 const T seen = TANH(cells[j]), d = dc[j] + dh[j] * out * (1 - seen * seen);                            \
                 dz[j] = d * fresh * in * (1 - in);                                                                     \
@@ -178,7 +184,7 @@ FORWARD(double, vsigmoid, vtanh)
 BACKWARD(float, vtanhf)
 BACKWARD(double, vtanh)
 
-/* --- all steps ----------------------------------------------------------------------------------------------------- */
+/* --- all steps ---------------------------------------------------------------------------------------------------- */
 
 static void *at_step(const scan *s, const void *base, int64_t width) {
     return (char *)(uintptr_t)base + s->t * s->batch * width * (int64_t)dtype_size(s->type);
@@ -187,18 +193,40 @@ static void *at_step(const scan *s, const void *base, int64_t width) {
 /* to [batch, gates * hidden] += h r' */
 static void times_r(const scan *s, void *to, double beta) {
     const int64_t width = s->gates * s->hidden;
-    const gemm g = {.type = s->type, .m = s->batch, .n = width, .k = s->hidden, .alpha = 1, .beta = beta,
-                    .a = s->h, .a_row = s->hidden, .a_col = 1, .b = s->r, .b_row = 1, .b_col = s->hidden,
-                    .c = to, .c_row = width};
+    const gemm g = {.type = s->type,
+                    .m = s->batch,
+                    .n = width,
+                    .k = s->hidden,
+                    .alpha = 1,
+                    .beta = beta,
+                    .a = s->h,
+                    .a_row = s->hidden,
+                    .a_col = 1,
+                    .b = s->r,
+                    .b_row = 1,
+                    .b_col = s->hidden,
+                    .c = to,
+                    .c_row = width};
     gemm_run(&g);
 }
 
 /* dh += d(r h) r */
 static void back_through_r(const scan *s, const void *du) {
     const int64_t width = s->gates * s->hidden;
-    const gemm g = {.type = s->type, .m = s->batch, .n = s->hidden, .k = width, .alpha = 1, .beta = 1,
-                    .a = at_step(s, du, width), .a_row = width, .a_col = 1, .b = s->r, .b_row = s->hidden, .b_col = 1,
-                    .c = s->h, .c_row = s->hidden};
+    const gemm g = {.type = s->type,
+                    .m = s->batch,
+                    .n = s->hidden,
+                    .k = width,
+                    .alpha = 1,
+                    .beta = 1,
+                    .a = at_step(s, du, width),
+                    .a_row = width,
+                    .a_col = 1,
+                    .b = s->r,
+                    .b_row = s->hidden,
+                    .b_col = 1,
+                    .c = s->h,
+                    .c_row = s->hidden};
     gemm_run(&g);
 }
 
@@ -214,7 +242,8 @@ static void run_forward(scan *s, range_fn *body) {
         if (s->u) {
             times_r(s, s->u, 0);
         } else { /* the gates' inputs are summed where the gates will be kept, which may be where z is */
-            void *gate = at_step(s, s->gate, s->gates * s->hidden), *z = at_step(s, s->z, s->gates * s->hidden);
+            const int64_t width = s->gates * s->hidden;
+            void *gate = s->one_gate ? s->gate : at_step(s, s->gate, width), *z = at_step(s, s->z, width);
             if (gate != z) memcpy(gate, z, step);
             times_r(s, gate, 1);
         }
@@ -230,21 +259,25 @@ static void run_backward(scan *s, range_fn *body) {
     }
 }
 
-/* --- kernels ------------------------------------------------------------------------------------------------------- */
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Forward: the state h, c, and r h; a result that is wanted serves as the state itself. */
+/* Forward: h, c, and of one step r h and the gates. Where the last h or c is wanted, that is the state itself. */
 size_t workspace_scan(const node *n) {
     const shape *z = &n->in[0]->shape, *r = &n->in[1]->shape;
-    return (size_t)(z->dim[1] * (r->dim[0] + 2 * r->dim[1])) * dtype_size(n->in[0]->type) + 128;
+    return (size_t)(z->dim[1] * (2 * r->dim[1] + 2 * r->dim[0] + r->dim[1])) * dtype_size(n->in[0]->type);
 }
 
-static void *data_of(const tensor *t, int n, int i) { return i < n ? t[i].data : NULL; }
+static void *data_of(const tensor *t, int n, int i) { return i < n && tensor_present(&t[i]) ? t[i].data : NULL; }
 
 static scan scan_of(const call *k) {
     const shape *r = &k->in[1].shape;
-    scan s = {.type = k->in[0].type, .reverse = node_int(k->node, "reverse") != 0,
-              .positive = node_int(k->node, "positive") != 0, .steps = k->in[0].shape.dim[0],
-              .batch = k->in[0].shape.dim[1], .hidden = r->dim[1], .r = k->in[1].data};
+    scan s = {.type = k->in[0].type,
+              .reverse = node_int(k->node, "reverse") != 0,
+              .positive = node_int(k->node, "positive") != 0,
+              .steps = k->in[0].shape.dim[0],
+              .batch = k->in[0].shape.dim[1],
+              .hidden = r->dim[1],
+              .r = k->in[1].data};
     s.gates = s.hidden ? r->dim[0] / s.hidden : 0;
     return s;
 }
@@ -265,15 +298,19 @@ static status run_scan(const call *k, range_fn *narrow, range_fn *wide, bool apa
 
     s.z = k->in[0].data;
     s.lengths = data_of(k->in, k->n_in, 3);
-    s.gate = k->out[0].data;
+    s.gate = data_of(k->out, k->n_out, 0);
     s.y = data_of(k->out, k->n_out, 1);
     s.before = data_of(k->out, k->n_out, 3);
     s.cells = data_of(k->out, k->n_out, 5);
     s.h = state(&s, last_h ? last_h : work, k->in[2].data);
     s.c = s.h;
+    if (!s.gate) {
+        s.one_gate = true;
+        s.gate = work + (2 + s.gates) * bytes;
+    }
     if (apart) {
         s.bias = k->in[4].data;
-        s.u = work + bytes;
+        s.u = work + 2 * bytes;
     } else if (k->n_in > 4) {
         s.c = state(&s, last_c ? last_c : work + bytes, k->in[4].data);
     }
@@ -285,14 +322,36 @@ status rnn_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, rnn_flo
 status gru_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, gru_float, gru_double, true); }
 status lstm_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, lstm_float, lstm_double, false); }
 
+/* Backward: whatever of its results nobody wants, it works on all the same. The first and the third of GRU hold all
+ * steps, the others are a state. */
+static size_t bytes_of_grad(const node *n, int i) {
+    const value *v = n->out[i];
+    return v && v->n_uses == 0 ? (size_t)shape_count(&v->shape) * dtype_size(n->in[0]->type) : 0;
+}
+
+size_t workspace_scan_grad(const node *n) {
+    size_t bytes = 0;
+    for (int i = 0; i < n->n_out; i++) bytes += bytes_of_grad(n, i);
+    return bytes;
+}
+
+/* Result i, or the scratch memory that stands in for it. */
+static void *grad_memory(const call *k, int i) {
+    char *work = k->work;
+
+    if (tensor_present(&k->out[i])) return k->out[i].data;
+    for (int before = 0; before < i; before++) work += bytes_of_grad(k->node, before);
+    return work;
+}
+
 static scan scan_back_of(const call *k) {
     scan s = scan_of(k);
 
     s.gate = k->in[0].data;
     s.lengths = k->in[2].data;
     s.dy = k->in[3].data;
-    s.dz = k->out[0].data;
-    s.h = state(&s, k->out[1].data, k->in[4].data);
+    s.dz = grad_memory(k, 0);
+    s.h = state(&s, grad_memory(k, 1), k->in[4].data);
     return s;
 }
 
@@ -309,7 +368,7 @@ status gru_scan_grad_cpu(ctx *c, const call *k) {
 
     (void)c;
     s.before_in = k->in[5].data;
-    s.du = k->out[2].data;
+    s.du = grad_memory(k, 2);
     run_backward(&s, s.type == F64 ? gru_back_double : gru_back_float);
     return OK;
 }
@@ -318,7 +377,7 @@ status lstm_scan_grad_cpu(ctx *c, const call *k) {
     scan s = scan_back_of(k);
 
     (void)c;
-    s.c = state(&s, k->out[2].data, k->in[5].data);
+    s.c = state(&s, grad_memory(k, 2), k->in[5].data);
     s.cells_in = k->in[6].data;
     s.first_c = k->in[7].data;
     run_backward(&s, s.type == F64 ? lstm_back_double : lstm_back_float);

@@ -428,6 +428,7 @@ static status scatter_nd_cpu(ctx *c, const call *k) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def scatter_ops[] = {
     {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
@@ -436,3 +437,4 @@ const op_def scatter_ops[] = {
      .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu},
     {0},
 };
+/* clang-format on */

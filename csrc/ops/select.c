@@ -62,7 +62,7 @@ static status grad_where(graph *g, const node *n, value *const dy[], value *dx[]
     return OK;
 }
 
-/* --- Clip -----------------------------------------------------------------------------------------------------------
+/* --- Clip ------------------------------------------------------------------------------------------------------------
  * Every form becomes our Clamp(x, low, high). */
 
 /* NaN stays, and a bound that is NaN makes everything so; where the bounds cross, the upper one holds. */
@@ -218,6 +218,7 @@ static status lower_cast_like(graph *g, const node *n, value **out) {
 static const attr clip_attrs[] = {{.name = "min"}, {.name = "max"}, {0}};
 static const attr cast_attrs[] = {{.name = "to"}, INT("saturate", 1), {0}}; /* saturate: for types that are not here */
 
+/* clang-format off */
 const op_def select_ops[] = {
     {TILED("Where", "", 9, 3, SET(BOOL), INPLACE_1, infer_where,
            .fn = {FLOAT_TILES(where), INT_TILES(where), [TILE_BOOL] = where_bool}),
@@ -233,3 +234,4 @@ const op_def select_ops[] = {
     {TILED_GRADIENT("ClampGrad", 4, .fn = {FLOAT_TILES(clamp_grad)})},
     {0},
 };
+/* clang-format on */

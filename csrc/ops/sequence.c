@@ -137,6 +137,7 @@ static status lower_split(graph *g, const node *n, value **out) {
     return emit_sequence(g, (int)count, items, out);
 }
 
+/* clang-format off */
 const op_def sequence_ops[] = {
     {ONNX("SequenceConstruct", 11, 0, VARIADIC, 1, 0), .infer = infer_sequence},
     {ONNX("SequenceEmpty", 11, 0, 0, 1, 0), .attrs = NODE_ATTRS({.name = "dtype"}), .lower = lower_empty},
@@ -149,3 +150,4 @@ const op_def sequence_ops[] = {
      .lower = lower_split},
     {0},
 };
+/* clang-format on */

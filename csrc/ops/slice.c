@@ -321,6 +321,7 @@ static status lower_split(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def slice_ops[] = {
     {ONNX("Slice", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "starts"}, {.name = "ends"}, {.name = "axes"}),
      .lower = lower_slice_1},
@@ -338,3 +339,4 @@ const op_def slice_ops[] = {
      .grad = grad_place, .cpu = place_cpu},
     {0},
 };
+/* clang-format on */

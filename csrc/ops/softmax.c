@@ -8,8 +8,8 @@
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Columns worked on together. */
-enum { COLUMNS = 256 };
+/* Columns worked on together; elements of a row that a thread keeps. */
+enum { COLUMNS = 256, BUFFER = 4096 };
 
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
@@ -61,7 +61,8 @@ static status run(ctx *c, const call *k, rows_fn *const *rows, columns_fn *const
         parallel_for(outer, parallel_rows(8 * j.length), rows_range, &j);
     } else {
         int64_t width = j.inner < COLUMNS ? j.inner : COLUMNS;
-        parallel_for(outer * ((j.inner + COLUMNS - 1) / COLUMNS), parallel_rows(8 * j.length * width), columns_range, &j);
+        parallel_for(outer * ((j.inner + COLUMNS - 1) / COLUMNS), parallel_rows(8 * j.length * width), columns_range,
+                     &j);
     }
     return OK;
 }
@@ -138,6 +139,7 @@ static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
     .flags = INPLACE_0, .attrs = axis_last, .infer = infer_axis
 
+/* clang-format off */
 const op_def softmax_ops[] = {
     {ONNX("Softmax", 1, axis_1), .lower = lower_flat},
     {ONNX("Softmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_softmax, .cpu = softmax_cpu},
@@ -150,3 +152,4 @@ const op_def softmax_ops[] = {
     {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu},
     {0},
 };
+/* clang-format on */

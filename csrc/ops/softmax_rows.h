@@ -1,4 +1,4 @@
-/* softmax_rows.h -- template of softmax.c: rows of `length` neighbouring elements, and columns that lie side by side. */
+/* softmax_rows.h -- template of softmax.c: rows of `length` neighbouring elements, and columns side by side. */
 
 static inline A NAME(row_max)(const T *x, int64_t n) {
     A most = -(A)INFINITY;
@@ -16,24 +16,30 @@ static inline A NAME(row_sum_exp)(const T *x, int64_t n, A most) {
     return (A)total;
 }
 
-/* With enough digits the exponentials wait in y for their sum; otherwise they are made again. */
+/* The exponentials wait for their sum: in y where that has digits enough, else in a buffer if they fit, else they are
+ * made again. */
 SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->length;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
         A most = NAME(row_max)(x, n);
-#if DIGITS < 24
-        A scale = 1 / NAME(row_sum_exp)(x, n, most);
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp(GET(x[i]) - most) * scale);
-#else
         double total = 0;
-        SUM(n, total, y[i] = v_exp(x[i] - most));
-        A scale = (A)(1 / total);
+#if DIGITS < 24
+        A e[BUFFER];
+        if (n > BUFFER) {
+            const A scale = 1 / NAME(row_sum_exp)(x, n, most);
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) y[i] *= scale;
+            for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp(GET(x[i]) - most) * scale);
+            continue;
+        }
+#else
+        T *e = y;
 #endif
+        SUM(n, total, e[i] = v_exp(GET(x[i]) - most));
+        const A scale = (A)(1 / total);
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) y[i] = PUT(e[i] * scale);
     }
 }
 
@@ -74,7 +80,7 @@ SIMD static void NAME(log_softmax_grad_rows)(const job *j, int64_t begin, int64_
     }
 }
 
-/* --- columns: element i of column k is at [i * stride + k] ----------------------------------------------------------- */
+/* --- columns: element i of column k is at [i * stride + k] -------------------------------------------------------- */
 
 static inline void NAME(column_max_sum)(const T *x, int64_t n, int64_t stride, int64_t width, A *most, A *sum) {
     for (int64_t k = 0; k < width; k++) {

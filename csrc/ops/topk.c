@@ -158,8 +158,10 @@ static status top_k_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+/* clang-format off */
 const op_def topk_ops[] = {
     {ONNX("TopK", 10, 2, 2, 2, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)),
      .infer = infer_top_k, .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu},
     {0},
 };
+/* clang-format on */

@@ -131,6 +131,7 @@ static status simplify_involution(graph *g, const node *n, value **out) {
     TILED(name_, "", since_, 1, types_, INPLACE_0, infer_same, .fn = {__VA_ARGS__}), .grad = grad_
 #define GRADIENT(name_, fn_) TILED_GRADIENT(name_, 2, .fn = {FLOAT_TILES(fn_)})
 
+/* clang-format off */
 const op_def unary_ops[] = {
     {UNARY("Abs", 6, NUMBERS, grad_abs, FLOAT_TILES(abs), INT_TILES(abs))},
     {UNARY("Neg", 6, NUMBERS, grad_neg, FLOAT_TILES(neg), INT_TILES(neg)), .simplify = simplify_involution},
@@ -169,3 +170,4 @@ const op_def unary_ops[] = {
     {GRADIENT("AtanhGrad", atanh_grad)},
     {0},
 };
+/* clang-format on */

@@ -343,6 +343,7 @@ static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, 
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+/* clang-format off */
 const op_def view_ops[] = {
     {ONNX("Identity", 1, 1, 1, 1, ANY_TYPE), .lower = lower_identity},
     {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD, .infer = infer_same,
@@ -363,3 +364,4 @@ const op_def view_ops[] = {
      .grad = pass_gradient, .view = view_expand, .cpu = view_cpu},
     {0},
 };
+/* clang-format on */

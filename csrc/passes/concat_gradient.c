@@ -113,12 +113,9 @@ static status rewrite_sum(graph *g, value *const v[], const node *n, value **out
     return OK;
 }
 
-const pass_def concat_gradient = {
-    .name = "concat_gradient",
-    .stage = AFTER_GRADIENT,
-    .level = 1,
-    .rules = (const rule[]){
-        {OP("Add", VAR(0), VAR(1)), rewrite_sum},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("Add", VAR(0), VAR(1)), rewrite_sum},
+    {0},
 };
+
+const pass_def concat_gradient = {.name = "concat_gradient", .stage = AFTER_GRADIENT, .level = 1, .rules = rules};

@@ -37,17 +37,15 @@ static status to_gelu_tanh(graph *g, value *const v[], const node *root, value *
     return emit_with(g, out, "Gelu", NODE_ATTRS(STRING("approximate", "tanh")), v[X]);
 }
 
-const pass_def gelu_fusion = {
-    .name = "gelu_fusion",
-    .stage = BEFORE_GRADIENT, /* a fused forward gets the fused gradient */
-    .level = 1,
-    .rules = (const rule[]){
-        {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_ERF), HALF), to_gelu},
-        {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_ERF), to_gelu},
-        {OP("Mul", OP("Mul", ONE_PLUS_ERF, HALF), VAR(X)), to_gelu},
-        {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_TANH), HALF), to_gelu_tanh},
-        {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_TANH), to_gelu_tanh},
-        {OP("Mul", OP("Mul", ONE_PLUS_TANH, HALF), VAR(X)), to_gelu_tanh},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_ERF), HALF), to_gelu},
+    {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_ERF), to_gelu},
+    {OP("Mul", OP("Mul", ONE_PLUS_ERF, HALF), VAR(X)), to_gelu},
+    {OP("Mul", OP("Mul", VAR(X), ONE_PLUS_TANH), HALF), to_gelu_tanh},
+    {OP("Mul", OP("Mul", VAR(X), HALF), ONE_PLUS_TANH), to_gelu_tanh},
+    {OP("Mul", OP("Mul", ONE_PLUS_TANH, HALF), VAR(X)), to_gelu_tanh},
+    {0},
 };
+
+/* Before the gradient: a fused forward gets the fused gradient. */
+const pass_def gelu_fusion = {.name = "gelu_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};

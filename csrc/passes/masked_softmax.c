@@ -20,8 +20,8 @@ static bool over_last_axis(const node *n) {
 }
 
 static bool is_lowest(const value *v) {
-    static const double lowest[DTYPE_COUNT] = {[F32] = -0x1.fffffep127, [F64] = -0x1.fffffffffffffp1023,
-                                               [BF16] = -0x1.fep127, [F16] = -65504};
+    static const double lowest[DTYPE_COUNT] = {
+        [F32] = -0x1.fffffep127, [F64] = -0x1.fffffffffffffp1023, [BF16] = -0x1.fep127, [F16] = -65504};
     double x;
     return value_is_filled(v, &x) && x <= lowest[v->type];
 }
@@ -38,16 +38,13 @@ static status to_masked_softmax(graph *g, value *const v[], const node *root, va
     return emit(g, out, "MaskedSoftmax", v[X], before_expand(v[ALLOWED]));
 }
 
-const pass_def masked_softmax = {
-    .name = "masked_softmax",
-    .stage = BEFORE_GRADIENT,
-    .level = 1,
-    .rules = (const rule[]){
-        {OP("Where", VAR(ALLOWED),
-            OP_WHERE(over_last_axis, "Softmax", OP("Where", VAR(ALLOWED), VAR(X), ANYCONST(LOWEST))), CONST(0)),
-         to_masked_softmax},
-        {OP("MaskedSoftmax", OP("Add", OP_SHARED("Where", VAR(ALLOWED), CONST(0), CONST(-INFINITY)), VAR(X))),
-         to_masked_softmax},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("Where", VAR(ALLOWED), OP_WHERE(over_last_axis, "Softmax", OP("Where", VAR(ALLOWED), VAR(X), ANYCONST(LOWEST))),
+        CONST(0)),
+     to_masked_softmax},
+    {OP("MaskedSoftmax", OP("Add", OP_SHARED("Where", VAR(ALLOWED), CONST(0), CONST(-INFINITY)), VAR(X))),
+     to_masked_softmax},
+    {0},
 };
+
+const pass_def masked_softmax = {.name = "masked_softmax", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};

@@ -29,11 +29,10 @@ static bool solve(search *s, const todo *t);
 
 /* Constants are written as their type holds them: 1.4142135 in float32, 1.4140625 in bfloat16. */
 static bool near(dtype type, double x, double number) {
-    union { int64_t align; char bytes[8]; } rounded = {0};
-    double tolerance = type == F64 ? 1e-11 : 1e-6;
+    double tolerance = type == F64 ? 1e-11 : 1e-6, held;
 
-    dtype_set_value(type, rounded.bytes, 0, number);
-    return x == dtype_get(type, rounded.bytes, 0) || (isfinite(number) && fabs(x - number) <= tolerance * fabs(number));
+    dtype_set_value(type, &held, 0, number);
+    return x == dtype_get(type, &held, 0) || (isfinite(number) && fabs(x - number) <= tolerance * fabs(number));
 }
 
 static bool is_number(const value *v, double number) {
@@ -92,23 +91,27 @@ static bool solve_captured(search *s, int slot, value *v, const todo *rest) {
     return false;
 }
 
-static bool same_form(const pattern *p, const node *n) {
+/* The same operator with as many operands, none of them absent; their number in *count. */
+static bool same_form(const pattern *p, const node *n, int *count) {
     if (strcmp(p->op, n->op->name) != 0) return false;
-    for (int i = 0; i < n->n_in || i < p->n_in; i++)
-        if ((i < p->n_in) != (node_in(n, i) != NULL)) return false;
-    return !p->where || p->where(n);
+    for (*count = 0; p->in[*count]; ++*count)
+        if (!node_in(n, *count)) return false;
+    for (int i = *count; i < n->n_in; i++)
+        if (n->in[i]) return false;
+    return *count <= MAX_CAPTURES && (!p->where || p->where(n));
 }
 
 static bool solve_op(search *s, const pattern *p, const node *n, const todo *rest) {
-    int orders = n->op->flags & COMMUTATIVE && p->n_in == 2 ? 2 : 1;
     todo operands[MAX_CAPTURES];
+    int count, orders;
 
-    if (s->n_matched == MAX_MATCHED || p->n_in > MAX_CAPTURES || !same_form(p, n)) return false;
+    if (s->n_matched == MAX_MATCHED || !same_form(p, n, &count)) return false;
+    orders = n->op->flags & COMMUTATIVE && count == 2 ? 2 : 1;
     s->as[s->n_matched] = p;
     s->matched[s->n_matched++] = n;
     for (int order = 0; order < orders; order++) {
         const todo *list = rest;
-        for (int i = p->n_in - 1; i >= 0; i--) {
+        for (int i = count - 1; i >= 0; i--) {
             operands[i] = (todo){p->in[i], n->in[order ? 1 - i : i], list};
             list = &operands[i];
         }
@@ -119,7 +122,7 @@ static bool solve_op(search *s, const pattern *p, const node *n, const todo *res
 }
 
 static bool solve_either(search *s, const pattern *p, value *v, const todo *rest) {
-    for (int i = 0; i < p->n_in; i++)
+    for (int i = 0; p->in[i]; i++)
         if (solve(s, &(todo){p->in[i], v, rest})) return true;
     return false;
 }

@@ -18,36 +18,30 @@ enum { MAX_CAPTURES = 8, MAX_MATCHED = 24 };
 typedef struct pattern pattern;
 struct pattern {
     enum { MATCH_OP, MATCH_VAR, MATCH_CONST, MATCH_ANYCONST, MATCH_EITHER } kind;
-    int slot;                       /* where the value is captured; -1: nowhere */
-    bool shared;                    /* others may use the result too */
-    const char *op;                 /* of the default domain or ours */
-    int n_in;                       /* operands, or alternatives; an operator's further operands must be absent */
-    const pattern *const *in;
-    bool (*where)(const node *n);   /* a condition on the operator's attributes; NULL: none */
+    int slot;                     /* where the value is captured; -1: nowhere */
+    const char *op;               /* of the default domain or ours */
+    const pattern *const *in;     /* its operands, no others are present; or alternatives. Ended by NULL */
+    bool (*where)(const node *n); /* a condition on the operator's attributes; NULL: none */
+    bool shared;                  /* others may use the result too */
     double number;
 };
 
-#define PATTERNS_(...) (const pattern *const[]){__VA_ARGS__}
-#define OP_(slot_, where_, shared_, name_, ...)                                                                        \
-    (&(const pattern){.kind = MATCH_OP, .slot = (slot_), .op = (name_), .where = (where_), .shared = (shared_),        \
-                      .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
-                      .in = PATTERNS_(__VA_ARGS__)})
+#define LIST_(...) ((const pattern *const[]){__VA_ARGS__, NULL})
+#define OP_(slot_, where_, shared_, op_, ...)                                                                          \
+    (&(const pattern){MATCH_OP, (slot_), (op_), LIST_(__VA_ARGS__), (where_), (shared_), 0})
 /* An operator and its operands; its result captured, or its attributes checked. */
-#define OP(name_, ...) OP_(-1, NULL, false, name_, __VA_ARGS__)
-#define OP_AS(slot_, name_, ...) OP_(slot_, NULL, false, name_, __VA_ARGS__)
-#define OP_WHERE(where_, name_, ...) OP_(-1, where_, false, name_, __VA_ARGS__)
+#define OP(op_, ...) OP_(-1, NULL, false, op_, __VA_ARGS__)
+#define OP_AS(slot_, op_, ...) OP_(slot_, NULL, false, op_, __VA_ARGS__)
+#define OP_WHERE(where_, op_, ...) OP_(-1, where_, false, op_, __VA_ARGS__)
 /* An operator that may stay for others: its replacement does not compute it again. */
-#define OP_SHARED(name_, ...) OP_(-1, NULL, true, name_, __VA_ARGS__)
+#define OP_SHARED(op_, ...) OP_(-1, NULL, true, op_, __VA_ARGS__)
 /* Any value; the same value wherever the same slot stands. */
 #define VAR(slot_) (&(const pattern){.kind = MATCH_VAR, .slot = (slot_)})
 /* A constant filled with one number (as exactly as its type holds it). */
 #define CONST(x_) (&(const pattern){.kind = MATCH_CONST, .slot = -1, .number = (x_)})
 /* Any constant. */
 #define ANYCONST(slot_) (&(const pattern){.kind = MATCH_ANYCONST, .slot = (slot_)})
-#define EITHER(...)                                                                                                    \
-    (&(const pattern){.kind = MATCH_EITHER, .slot = -1,                                                                \
-                      .n_in = (int)(sizeof(PATTERNS_(__VA_ARGS__)) / sizeof(const pattern *)),                         \
-                      .in = PATTERNS_(__VA_ARGS__)})
+#define EITHER(...) (&(const pattern){.kind = MATCH_EITHER, .slot = -1, .in = LIST_(__VA_ARGS__)})
 
 /* Emits what replaces the root's first result into *out, from the captures; leaves it NULL to decline. What was emitted
  * before declining is removed again. A replacement of another type or shape counts as declined. */

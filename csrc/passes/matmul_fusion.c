@@ -14,8 +14,7 @@
 enum { A, B, BIAS, FACTOR, SCALED, PRODUCT };
 
 #define TIMES_FACTOR(x) EITHER(OP_AS(SCALED, "Mul", x, ANYCONST(FACTOR)), OP_AS(SCALED, "Div", x, ANYCONST(FACTOR)))
-#define PRODUCT_OF_A_B                                                                                                 \
-    EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))
+#define PRODUCT_OF_A_B EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))
 
 static double alpha_of(const node *product) { return node_attr(product, "alpha") ? node_float(product, "alpha") : 1; }
 
@@ -44,18 +43,15 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(v[PRODUCT]->def))), v[A], v[B], v[BIAS]);
 }
 
-const pass_def matmul_fusion = {
-    .name = "matmul_fusion",
-    .stage = BEFORE_GRADIENT,
-    .level = 1,
-    .rules = (const rule[]){
-        {OP("MatMul", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
-        {OP("MatMul", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
-        {OP("MatMulBias", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
-        {OP("MatMulBias", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
-        {OP_AS(SCALED, "Mul", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
-        {OP_AS(SCALED, "Div", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
-        {OP("Add", PRODUCT_OF_A_B, VAR(BIAS)), add_bias},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("MatMul", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
+    {OP("MatMul", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
+    {OP("MatMulBias", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
+    {OP("MatMulBias", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
+    {OP_AS(SCALED, "Mul", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
+    {OP_AS(SCALED, "Div", PRODUCT_OF_A_B, ANYCONST(FACTOR)), scale_result},
+    {OP("Add", PRODUCT_OF_A_B, VAR(BIAS)), add_bias},
+    {0},
 };
+
+const pass_def matmul_fusion = {.name = "matmul_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};

@@ -74,15 +74,12 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
                      v[SCALE], v[BIAS]);
 }
 
-const pass_def norm_fusion = {
-    .name = "norm_fusion",
-    .stage = BEFORE_GRADIENT,
-    .level = 1,
-    .rules = (const rule[]){
-        {OP("Mul", NORMED, VAR(SCALE)), to_rms_norm},
-        {OP("Mul", OP("Cast", NORMED), VAR(SCALE)), to_rms_norm},
-        {OP_AS(NORM, "RMSNormalization", OP("Sub", VAR(X), MEAN(VAR(X))), VAR(SCALE)), to_layer_norm},
-        {OP("Add", OP_AS(NORM, "LayerNormalization", VAR(X), VAR(SCALE)), VAR(BIAS)), add_bias},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("Mul", NORMED, VAR(SCALE)), to_rms_norm},
+    {OP("Mul", OP("Cast", NORMED), VAR(SCALE)), to_rms_norm},
+    {OP_AS(NORM, "RMSNormalization", OP("Sub", VAR(X), MEAN(VAR(X))), VAR(SCALE)), to_layer_norm},
+    {OP("Add", OP_AS(NORM, "LayerNormalization", VAR(X), VAR(SCALE)), VAR(BIAS)), add_bias},
+    {0},
 };
+
+const pass_def norm_fusion = {.name = "norm_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};

@@ -7,14 +7,7 @@ extern const pass_def concat_gradient, gelu_fusion, masked_softmax, matmul_fusio
     silu_fusion;
 
 const pass_def *const passes[] = {
-    &safe_softmax,
-    &masked_softmax,
-    &gelu_fusion,
-    &silu_fusion,
-    &norm_fusion,
-    &matmul_fusion,
-    &concat_gradient,
-    NULL,
+    &safe_softmax, &masked_softmax, &gelu_fusion, &silu_fusion, &norm_fusion, &matmul_fusion, &concat_gradient, NULL,
 };
 
 _Static_assert(sizeof passes / sizeof *passes <= MAX_PASSES, "a pass has one of 32 bits");

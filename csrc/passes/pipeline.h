@@ -8,10 +8,10 @@ typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT } pass_stage;
 
 typedef struct pass_def {
     const char *name;
-    const rule *rules;                    /* ended by {0}; NULL for a pass that looks at the whole graph: */
+    const rule *rules; /* ended by {0}; NULL for a pass that looks at the whole graph: */
     status (*run)(graph *g, int *fired);
     pass_stage stage;
-    int level;                            /* 0: results would be wrong without it; 1: faster with it */
+    int level; /* 0: results would be wrong without it; 1: faster with it */
 } pass_def;
 
 enum { MAX_PASSES = 32 };

@@ -17,12 +17,9 @@ static status to_masked_softmax(graph *g, value *const v[], const node *root, va
     return over_last_axis(v[S]->def) ? emit(g, out, "MaskedSoftmax", v[X]) : OK;
 }
 
-const pass_def safe_softmax = {
-    .name = "safe_softmax",
-    .stage = BEFORE_GRADIENT,
-    .level = 0,
-    .rules = (const rule[]){
-        {OP("Where", OP("IsNaN", VAR(S)), CONST(0), OP_AS(S, "Softmax", VAR(X))), to_masked_softmax},
-        {0},
-    },
+static const rule rules[] = {
+    {OP("Where", OP("IsNaN", VAR(S)), CONST(0), OP_AS(S, "Softmax", VAR(X))), to_masked_softmax},
+    {0},
 };
+
+const pass_def safe_softmax = {.name = "safe_softmax", .stage = BEFORE_GRADIENT, .level = 0, .rules = rules};

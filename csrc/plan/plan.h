@@ -10,7 +10,7 @@
 #include "plan/offsets.h"
 
 typedef enum place {
-    AT_NOTHING,     /* an absent operand */
+    AT_NOTHING, /* an absent operand */
     AT_ARENA,
     AT_CONSTANT,
     AT_INPUT,       /* of the model: user inputs, parameters, buffers */
@@ -22,7 +22,7 @@ typedef enum place {
 } place;
 
 typedef struct operand {
-    tensor t;       /* data is set for constants only */
+    tensor t; /* data is set for constants only */
     place place;
     int index;      /* which input, output, ... */
     int64_t offset; /* bytes from the beginning of that memory */
@@ -31,7 +31,7 @@ typedef struct operand {
 typedef struct instr {
     const node *node;
     operand *in, *out;
-    int64_t work;   /* offset of the workspace in the arena; -1: none */
+    int64_t work; /* offset of the workspace in the arena; -1: none */
 } instr;
 
 typedef struct plan {
@@ -40,7 +40,7 @@ typedef struct plan {
     int n_code, n_forward; /* forward is [0, n_forward), backward the rest */
     int most_operands;     /* of any instruction, operands and results together */
     int64_t arena_bytes;
-    interval *blocks;      /* lives of the arena's blocks, in instructions */
+    interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;
     int n_writes;
     bool random;           /* forward or backward draws random numbers: a run needs a seed */

@@ -6,9 +6,8 @@
 #include <stdlib.h>
 
 typedef struct {
-    PyObject_HEAD
-    ctx c;        /* owns the graph */
-    graph *g;     /* NULL until it has been read */
+    PyObject_HEAD ctx c; /* owns the graph */
+    graph *g;            /* NULL until it has been read */
 } model_object;
 
 static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
@@ -24,11 +23,9 @@ static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*:Model", names, &data)) return -1;
     ctx_release(&self->c);
     ctx_init(&self->c);
-    Py_BEGIN_ALLOW_THREADS
-    s = onnx_read(&self->c, data.buf, (size_t)data.len, &self->g);
+    Py_BEGIN_ALLOW_THREADS s = onnx_read(&self->c, data.buf, (size_t)data.len, &self->g);
     if (s == OK) graph_remove_dead(self->g);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
+    Py_END_ALLOW_THREADS PyBuffer_Release(&data);
     if (s == OK) return 0;
     self->g = NULL;
     raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
@@ -59,8 +56,8 @@ static int parse_specs(const graph *g, PyObject *list, PyObject *needs, input_sp
     }
     for (int i = 0; i < g->n_inputs; i++) {
         PyObject *spec = PySequence_GetItem(list, i), *need = PySequence_GetItem(needs, i), *type, *sizes;
-        int ok = spec && need && PyArg_ParseTuple(spec, "OO", &type, &sizes) && parse_dtype(type, &specs[i].type) == 0 &&
-                 parse_shape(sizes, &specs[i].shape) == 0;
+        int ok = spec && need && PyArg_ParseTuple(spec, "OO", &type, &sizes) &&
+                 parse_dtype(type, &specs[i].type) == 0 && parse_shape(sizes, &specs[i].shape) == 0;
         specs[i].needs_grad = ok && PyObject_IsTrue(need) == 1;
         Py_XDECREF(spec);
         Py_XDECREF(need);
@@ -72,7 +69,8 @@ static int parse_specs(const graph *g, PyObject *list, PyObject *needs, input_sp
 static int parse_flags(PyObject *list, int count, bool *flags) {
     if (PySequence_Size(list) != count) {
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "the model has %d outputs; %zd flags were given", count, PySequence_Size(list));
+            PyErr_Format(PyExc_ValueError, "the model has %d outputs; %zd flags were given", count,
+                         PySequence_Size(list));
         return -1;
     }
     for (int i = 0; i < count; i++) {
@@ -125,7 +123,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIO:plan", names, &inputs, &needs, &grads, &disabled, &known))
+    if (!g ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIO:plan", names, &inputs, &needs, &grads, &disabled, &known))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
@@ -141,8 +140,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                              .disabled_passes = disabled,
                              .n_sizes = n_sizes,
                              .sizes = sizes};
-        Py_BEGIN_ALLOW_THREADS
-        s = compile(&c, g, specs, &o, &p);
+        Py_BEGIN_ALLOW_THREADS s = compile(&c, g, specs, &o, &p);
         Py_END_ALLOW_THREADS
     }
     if (s != OK) raise_status(m, &c.err);

@@ -21,7 +21,9 @@ PyObject *raise_status(const module_state *m, const err *e) {
     case E_FOREIGN:
         if (PyErr_Occurred()) return NULL;
         break;
-    case E_RUNTIME: case E_PENDING: case OK: break;
+    case E_RUNTIME:
+    case E_PENDING:
+    case OK: break;
     }
     /* A long name may have been cut within a character. */
     text = PyUnicode_DecodeUTF8(e->text, (Py_ssize_t)strlen(e->text), "replace");
@@ -54,6 +56,11 @@ static PyObject *core_operators(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
+    {"empty", core_empty, METH_VARARGS,
+     PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
+    {"zero", core_zero, METH_O, PyDoc_STR("zero(tensor): all bytes of a contiguous tensor become 0")},
+    {"copy", core_copy, METH_VARARGS,
+     PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {NULL, NULL, 0, NULL},
 };
@@ -74,7 +81,8 @@ static int core_exec(PyObject *module) {
     if (!(bases = PyTuple_Pack(2, m->Error, PyExc_ValueError))) return -1;
     m->InvalidModelError = PyErr_NewException("ortmodule.InvalidModelError", bases, NULL);
     Py_DECREF(bases);
-    if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0) return -1;
+    if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0)
+        return -1;
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
     return add(module, "Plan", &m->plan_type, plan_type_new(module));
 }

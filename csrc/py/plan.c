@@ -5,9 +5,8 @@
 #include <stdlib.h>
 
 typedef struct {
-    PyObject_HEAD
-    ctx c;           /* owns the plan */
-    PyObject *model; /* the plan shares its constants */
+    PyObject_HEAD ctx c; /* owns the plan */
+    PyObject *model;     /* the plan shares its constants */
     plan *p;
     double *seconds; /* NULL unless profiling */
 } plan_object;
@@ -93,10 +92,8 @@ static status run_stretch(plan_object *self, run *r, int from, int to, err *e) {
 
     ctx_init(&c);
     r->seconds = self->seconds;
-    Py_BEGIN_ALLOW_THREADS
-    s = exec_run(&c, self->p, from, to, r);
-    Py_END_ALLOW_THREADS
-    *e = c.err;
+    Py_BEGIN_ALLOW_THREADS s = exec_run(&c, self->p, from, to, r);
+    Py_END_ALLOW_THREADS *e = c.err;
     ctx_release(&c);
     return s;
 }
@@ -118,8 +115,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
     if (!targets) return PyErr_NoMemory();
     for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
-    if (collect_arena(memory, p, &r.arena) == 0 &&
-        collect(inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
+    if (collect_arena(memory, p, &r.arena) == 0 && collect(inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
         collect(outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
         collect(writes, targets, n, "write", &written) == 0) {
         r.memory[AT_INPUT] = in.list;
@@ -136,9 +132,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     return result;
 }
 
-PyDoc_STRVAR(backward_doc,
-             "backward(arena, inputs, outputs, output_grads, input_grads, seed): fills input_grads.\n\n"
-             "arena, inputs, outputs, seed: those of the forward. Entries nobody reads may be None.");
+PyDoc_STRVAR(backward_doc, "backward(arena, inputs, outputs, output_grads, input_grads, seed): fills input_grads.\n\n"
+                           "arena, inputs, outputs, seed: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;

@@ -15,9 +15,9 @@
 
 /* Everything that is global lives here, once a module. */
 #define MODULE_STATE(X)                                                                                                \
-    X(Error)            /* RuntimeError: the engine failed */                                                         \
-    X(UnsupportedError) /* Error: well-formed, but only PyTorch can compute it */                                     \
-    X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                        \
+    X(Error)             /* RuntimeError: the engine failed */                                                         \
+    X(UnsupportedError)  /* Error: well-formed, but only PyTorch can compute it */                                     \
+    X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                         \
     X(model_type)                                                                                                      \
     X(plan_type)
 
@@ -43,6 +43,11 @@ PyObject *build_spec(dtype type, const shape *s); /* ("float32", (2, 3)) */
 int tensor_address(PyObject *object, dtype type, const shape *s, const char *what, int index, void **out);
 /* Address and size in bytes of a contiguous CPU tensor of any type. */
 int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes);
+
+/* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from). */
+PyObject *core_empty(PyObject *module, PyObject *args);
+PyObject *core_zero(PyObject *module, PyObject *object);
+PyObject *core_copy(PyObject *module, PyObject *args);
 
 PyObject *model_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);

@@ -4,21 +4,40 @@
 #include "py/py.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct dl_tensor {
     void *data;
-    struct { int32_t type, id; } device;
+    struct {
+        int32_t type, id;
+    } device;
     int32_t ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
     int64_t *shape, *strides;
     uint64_t byte_offset;
 } dl_tensor;
 
+typedef struct dl_managed {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *owner;
+    void (*deleter)(struct dl_managed *self);
+    uint64_t flags;
+    dl_tensor tensor;
+} dl_managed;
+
 typedef struct dl_exchange {
-    struct { uint32_t major, minor; } version;
+    struct {
+        uint32_t major, minor;
+    } version;
     struct dl_exchange *previous;
-    void *allocator, *from_object, *to_object;
+    void *allocator, *from_object;
+    int (*to_object)(dl_managed *managed, void **out);
     int (*borrow)(void *object, dl_tensor *out);
     void *current_stream;
 } dl_exchange;
@@ -28,13 +47,13 @@ enum { DL_CPU = 1, DL_MAJOR = 1 };
 /* The table is static in torch: looked up once a process, the same for every tensor type. */
 static const dl_exchange *exchange;
 
-static const dl_exchange *find_exchange(PyObject *object) {
-    PyObject *capsule = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__dlpack_c_exchange_api__");
+static const dl_exchange *find_exchange(PyObject *type) {
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     const dl_exchange *e;
 
     if (!capsule) {
         PyErr_Clear();
-        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor (torch 2.11 or newer), not %R", Py_TYPE(object));
+        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor (torch 2.11 or newer), not %R", type);
         return NULL;
     }
     e = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
@@ -48,7 +67,7 @@ static const dl_exchange *find_exchange(PyObject *object) {
 }
 
 static int borrow(PyObject *object, const char *what, int index, dl_tensor *t) {
-    const dl_exchange *e = exchange ? exchange : find_exchange(object);
+    const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
 
     if (!e || e->borrow(object, t) != 0) {
         if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s %d is not a tensor", what, index);
@@ -112,6 +131,88 @@ int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes)
     for (int i = 0; i < t.ndim; i++) *bytes *= t.shape[i];
     *out = (char *)t.data + t.byte_offset;
     return 0;
+}
+
+/* --- new tensors ------------------------------------------------------------------------------------------------------ */
+
+/* A tensor's memory and its description in one block; torch calls the deleter when the last tensor over it is gone,
+ * from any thread and without the interpreter's lock. */
+typedef struct owned {
+    dl_managed managed;
+    int64_t shape[MAX_RANK], stride[MAX_RANK];
+} owned;
+
+static void free_owned(dl_managed *self) { free(self->owner); }
+
+static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
+    size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
+    owned *o = aligned_alloc(64, header + ((bytes + 64) & ~(size_t)63));
+    void *object = NULL;
+
+    if (!o) return PyErr_NoMemory();
+    memset(o, 0, sizeof *o);
+    memcpy(o->shape, s->dim, sizeof o->shape);
+    stride_contiguous(s, o->stride);
+    o->managed.version.major = DL_MAJOR;
+    o->managed.owner = o;
+    o->managed.deleter = free_owned;
+    o->managed.tensor.data = (char *)o + header;
+    o->managed.tensor.device.type = DL_CPU;
+    o->managed.tensor.ndim = s->rank;
+    o->managed.tensor.dtype.code = (uint8_t)dtype_table[type].dlpack_code;
+    o->managed.tensor.dtype.bits = (uint8_t)dtype_table[type].dlpack_bits;
+    o->managed.tensor.dtype.lanes = 1;
+    o->managed.tensor.shape = o->shape;
+    o->managed.tensor.strides = o->stride;
+    if (e->to_object(&o->managed, &object) == 0) return object;
+    free(o);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch did not take a new tensor over");
+    return NULL;
+}
+
+PyObject *core_empty(PyObject *module, PyObject *args) {
+    PyObject *type_object, *name, *sizes;
+    const dl_exchange *e = exchange;
+    dtype type;
+    shape s;
+    ctx c = {0};
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO:empty", &type_object, &name, &sizes)) return NULL;
+    if (parse_dtype(name, &type) < 0 || parse_shape(sizes, &s) < 0) return NULL;
+    if (shape_check(&c, &s) != OK) {
+        PyErr_SetString(PyExc_ValueError, c.err.text);
+        return NULL;
+    }
+    if (!e && !(e = find_exchange(type_object))) return NULL;
+    return new_tensor(e, type, &s);
+}
+
+PyObject *core_zero(PyObject *module, PyObject *object) {
+    int64_t bytes;
+    void *memory;
+
+    (void)module;
+    if (tensor_bytes(object, "the target", &memory, &bytes) < 0) return NULL;
+    if (bytes) memset(memory, 0, (size_t)bytes);
+    return Py_NewRef(Py_None);
+}
+
+PyObject *core_copy(PyObject *module, PyObject *args) {
+    PyObject *to, *from;
+    int64_t to_bytes, from_bytes;
+    void *target, *source;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO:copy", &to, &from)) return NULL;
+    if (tensor_bytes(to, "the target", &target, &to_bytes) < 0) return NULL;
+    if (tensor_bytes(from, "the source", &source, &from_bytes) < 0) return NULL;
+    if (to_bytes != from_bytes) {
+        PyErr_SetString(PyExc_ValueError, "target and source are not of one size");
+        return NULL;
+    }
+    memmove(target, source, (size_t)to_bytes);
+    return Py_NewRef(Py_None);
 }
 
 int parse_dtype(PyObject *name, dtype *out) {

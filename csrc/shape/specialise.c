@@ -19,8 +19,8 @@ static status check_input(ctx *c, const value *declared, const input_spec *spec)
                     dtype_name(declared->type));
     if (declared->shape.rank < 0) return OK;
     if (spec->shape.rank != declared->shape.rank)
-        return fail(c, E_SHAPE, "input %s has rank %d, but the model was captured with rank %d", name,
-                    spec->shape.rank, declared->shape.rank);
+        return fail(c, E_SHAPE, "input %s has rank %d, but the model was captured with rank %d", name, spec->shape.rank,
+                    declared->shape.rank);
     for (int i = 0; i < spec->shape.rank; i++)
         if (declared->shape.dim[i] >= 0 && spec->shape.dim[i] != declared->shape.dim[i])
             return fail(c, E_SHAPE, "axis %d of input %s is %" PRId64 ", but the model was captured with %" PRId64, i,
@@ -52,8 +52,7 @@ static status make_prologue(graph *g) {
     return graph_add_output(g, g->pending);
 }
 
-status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
-                  graph **out) {
+status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes, graph **out) {
     graph *g;
     value **map, **buffer;
     int widest = 0;

@@ -6,8 +6,10 @@
 
 static void **new_memory(value *const *values, int count) {
     void **memory = calloc((size_t)count + 1, sizeof *memory);
-    for (int i = 0; i < count; i++)
-        if (values && values[i]) memory[i] = calloc((size_t)shape_count(&values[i]->shape) + 1, dtype_size(values[i]->type));
+    for (int i = 0; values && i < count; i++) {
+        const value *v = values[i];
+        if (v) memory[i] = calloc((size_t)shape_count(&v->shape) + 1, dtype_size(v->type));
+    }
     return memory;
 }
 
@@ -18,8 +20,14 @@ static void free_memory(void **memory, int count) {
 
 static int count_of(const machine *m, place at) {
     const graph *g = m->p->g;
-    return at == AT_INPUT ? g->n_inputs : at == AT_WRITE ? m->p->n_writes : at == AT_INPUT_GRAD ? g->n_input_grads
-         : at >= AT_OUTPUT ? g->n_outputs : 0;
+    switch (at) {
+    case AT_INPUT: return g->n_inputs;
+    case AT_OUTPUT:
+    case AT_OUTPUT_GRAD: return g->n_outputs;
+    case AT_WRITE: return m->p->n_writes;
+    case AT_INPUT_GRAD: return g->n_input_grads;
+    default: return 0;
+    }
 }
 
 status machine_make(machine *m, const graph *model, const input_spec *inputs, const compile_options *o) {

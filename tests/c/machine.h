@@ -16,8 +16,10 @@ typedef struct machine {
 
 /* A specification of an input: SPEC(F32, true, 2, 3). */
 #define SPEC(type_, needs_grad_, ...)                                                                                  \
-    {.type = (type_), .needs_grad = (needs_grad_),                                                                     \
-     .shape = {(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}}}
+    {                                                                                                                  \
+        .type = (type_), .needs_grad = (needs_grad_),                                                                  \
+        .shape = {(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}}                            \
+    }
 
 /* Compiles; machine_free works after a failure too. */
 status machine_make(machine *m, const graph *model, const input_spec *inputs, const compile_options *o);

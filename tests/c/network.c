@@ -9,7 +9,7 @@
 
 const input_spec network_inputs[INPUTS] = {
     [IDS] = SPEC(I64, false, BATCH, TIME),
-    [LABELS] = SPEC(I64, false, BATCH * TIME),
+    [LABELS] = SPEC(I64, false, TOKENS),
     [TABLE] = SPEC(F64, true, WORDS, WIDTH),
     [QKV] = SPEC(F64, true, WIDTH, 3 * WIDTH),
     [QKV_BIAS] = SPEC(F64, true, 3 * WIDTH),
@@ -111,10 +111,8 @@ static status add_layers(graph *g, value *const *in, value **loss, value **score
 }
 
 status network_make(ctx *c, graph **out) {
-    static const char *const names[INPUTS] = {
-        [IDS] = "ids", [LABELS] = "labels", [TABLE] = "table", [QKV] = "qkv", [QKV_BIAS] = "qkv_bias", [SCALE] = "scale",
-        [HIDDEN_WEIGHT] = "hidden_weight", [HIDDEN_BIAS] = "hidden_bias", [OUT_WEIGHT] = "out_weight",
-    };
+    static const char *const names[INPUTS] = {"ids",   "labels",        "table",       "qkv",       "qkv_bias",
+                                              "scale", "hidden_weight", "hidden_bias", "out_weight"};
     value *in[INPUTS], *loss, *scores;
     graph *g;
 

@@ -4,7 +4,7 @@
 
 #include "plan/compile.h"
 
-enum { BATCH = 2, TIME = 3, WIDTH = 4, HEADS = 2, HIDDEN = 5, WORDS = 7 };
+enum { BATCH = 2, TIME = 3, WIDTH = 4, HEADS = 2, HIDDEN = 5, WORDS = 7, TOKENS = BATCH * TIME };
 enum { IDS, LABELS, TABLE, QKV, QKV_BIAS, SCALE, HIDDEN_WEIGHT, HIDDEN_BIAS, OUT_WEIGHT, INPUTS };
 
 /* All but ids and labels need a gradient. Outputs: the loss, the scores. */

@@ -1,6 +1,7 @@
 /* test_core.c -- errors, the arena, element types and shapes. */
 #include "core/dtype.h"
 #include "core/shape.h"
+#include "core/vmath.h"
 
 #include "test.h"
 
@@ -117,11 +118,11 @@ TEST(every_type_is_found_by_its_numbers) {
 TEST(small_integers_survive_every_type) {
     for (int t = F32; t < DTYPE_COUNT; t++)
         for (int64_t x = 0; x <= (t == BOOL ? 1 : 100); x++) {
-            union { int64_t align; char bytes[16]; } two = {0};
-            dtype_set_int((dtype)t, two.bytes, 1, x);
-            CHECK(dtype_get_int((dtype)t, two.bytes, 1) == x && dtype_get_int((dtype)t, two.bytes, 0) == 0);
-            dtype_set_value((dtype)t, two.bytes, 1, (double)x);
-            CHECK(dtype_get((dtype)t, two.bytes, 1) == (double)x && dtype_get((dtype)t, two.bytes, 0) == 0);
+            int64_t two[2] = {0};
+            dtype_set_int((dtype)t, two, 1, x);
+            CHECK(dtype_get_int((dtype)t, two, 1) == x && dtype_get_int((dtype)t, two, 0) == 0);
+            dtype_set_value((dtype)t, two, 1, (double)x);
+            CHECK(dtype_get((dtype)t, two, 1) == (double)x && dtype_get((dtype)t, two, 0) == 0);
         }
 }
 
@@ -133,9 +134,9 @@ TEST(large_integers_are_exact) {
 
 TEST(bfloat16_rounds_to_the_nearest_even) {
     CHECK(f32_to_bf16(1.0f) == 0x3f80);
-    CHECK(f32_to_bf16(1.00390625f) == 0x3f80);  /* half way: down to the even one */
-    CHECK(f32_to_bf16(1.01171875f) == 0x3f82);  /* half way: up to the even one */
-    CHECK(f32_to_bf16(1.00390637f) == 0x3f81);  /* a little more than half way */
+    CHECK(f32_to_bf16(1.00390625f) == 0x3f80); /* half way: down to the even one */
+    CHECK(f32_to_bf16(1.01171875f) == 0x3f82); /* half way: up to the even one */
+    CHECK(f32_to_bf16(1.00390637f) == 0x3f81); /* a little more than half way */
     CHECK(f32_to_bf16(-1.01171875f) == 0xbf82);
     CHECK(f32_to_bf16(3.4028234e38f) == 0x7f80); /* overflows to infinity */
     CHECK(f32_to_bf16(0.0f) == 0 && f32_to_bf16(-0.0f) == 0x8000);
@@ -152,13 +153,12 @@ TEST(every_bfloat16_survives_float32) {
 
 TEST(a_nan_stays_a_nan) {
     /* The only payload bit is among those that are cut off. */
-    union { uint32_t u; float f; } low = {.u = 0x7f800001u}, all = {.u = 0xffffffffu};
-    CHECK(isnan(bf16_to_f32(f32_to_bf16(low.f))));
-    CHECK(isnan(bf16_to_f32(f32_to_bf16(all.f))));
+    CHECK(isnan(bf16_to_f32(f32_to_bf16(f32_of_bits(0x7f800001u)))));
+    CHECK(isnan(bf16_to_f32(f32_to_bf16(f32_of_bits(0xffffffffu)))));
     for (int t = F32; t <= F16; t++) {
-        union { int64_t align; char bytes[8]; } one = {0};
-        dtype_set_value((dtype)t, one.bytes, 0, NAN);
-        CHECK(isnan(dtype_get((dtype)t, one.bytes, 0)));
+        int64_t one = 0;
+        dtype_set_value((dtype)t, &one, 0, NAN);
+        CHECK(isnan(dtype_get((dtype)t, &one, 0)));
     }
 }
 

@@ -7,7 +7,7 @@
 
 static void fill_inputs(machine *m) {
     for (int i = TABLE; i < INPUTS; i++) machine_fill(m, i, (unsigned)i, -1, 1);
-    for (int i = 0; i < BATCH * TIME; i++) {
+    for (int i = 0; i < TOKENS; i++) {
         ((int64_t *)m->memory[AT_INPUT][IDS])[i] = i * 3 % WORDS;
         ((int64_t *)m->memory[AT_INPUT][LABELS])[i] = i * 5 % WORDS;
     }

@@ -248,7 +248,7 @@ TEST(a_graph_as_text) {
     CHECK_OK(&c, graph_add_constant(g, F32, &SHAPE(9), NULL, &filled));
     g->emit_name = "/scale";
     y = NODE(g, "Mul", x, many);
-    y = NODE(g, "Max", y, filled);
+    y = NODE(g, "Maximum", y, filled);
     g->emit_name = NULL;
     y = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 1)), NODE(g, "Mul", y, number(g, F32, 0.1)));
     make_output(g, NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), y, i));
@@ -257,7 +257,7 @@ TEST(a_graph_as_text) {
     CHECK_TEXT(g, "input %0 x float32[2, 9] grad\n"
                   "input %1 i int64[2]\n"
                   "%2 = Mul(%0 x, float32[9] of ...) float32[2, 9]  ; /scale\n"
-                  "%3 = Max(%2, float32[9] of 0) float32[2, 9]  ; /scale\n"
+                  "%3 = Maximum(%2, float32[9] of 0) float32[2, 9]  ; /scale\n"
                   "%4 = Mul(%3, 0.100000001) float32[2, 9]\n"
                   "%5 = Softmax(%4, axis=1) float32[2, 9]\n"
                   "%6 = Gather(%5, %1 i, axis=0) float32[2, 9]\n"

@@ -189,7 +189,7 @@ TEST(floods_of_fields) {
     check_flood("\x9a\x06\x0c"
                 "abcdefghijkl",
                 15, 0);
-    check_flood("\x08\x08", 2, 0); /* one that may come once */
+    check_flood("\x08\x08", 2, 0);           /* one that may come once */
     check_flood("\x0a\x00", 2, MODEL_GRAPH); /* nodes without anything */
     check_flood("\x0a\x02\x0a\x00", 4, MODEL_GRAPH);
     check_flood("\x5a\x00", 2, MODEL_GRAPH); /* inputs */

@@ -254,8 +254,7 @@ static value *half_x_times(graph *g, value *x, value *factor, int way) {
 }
 
 static value *erf_factor(graph *g, value *x, bool divide) {
-    value *scaled = divide ? NODE(g, "Div", x, number(g, x->type, sqrt(2)))
-                           : NODE(g, "Mul", x, number(g, x->type, sqrt(0.5)));
+    value *root = number(g, x->type, divide ? sqrt(2) : sqrt(0.5)), *scaled = NODE(g, divide ? "Div" : "Mul", x, root);
     return NODE(g, "Add", NODE(g, "Erf", scaled), number(g, x->type, 1));
 }
 
@@ -305,8 +304,10 @@ TEST(gelu_of_tanh) {
 }
 
 TEST(gelu_in_every_float) {
-    static const char *const after[] = {[F32] = GELU_TEXT("Gelu", "float32"), [F64] = GELU_TEXT("Gelu", "float64"),
-                                        [BF16] = GELU_TEXT("Gelu", "bfloat16"), [F16] = GELU_TEXT("Gelu", "float16")};
+    static const char *const after[] = {[F32] = GELU_TEXT("Gelu", "float32"),
+                                        [F64] = GELU_TEXT("Gelu", "float64"),
+                                        [BF16] = GELU_TEXT("Gelu", "bfloat16"),
+                                        [F16] = GELU_TEXT("Gelu", "float16")};
     for (int t = F32; t <= F16; t++) {
         ctx c;
         ctx_init(&c);
@@ -326,7 +327,7 @@ TEST(nearly_gelu_is_left_alone) {
 
     make_output(g, NODE(g, "Mul", NODE(g, "Mul", y, number(g, F32, 0.5)), erf_factor(g, x, true))); /* of two values */
     make_output(g, NODE(g, "Mul", NODE(g, "Mul", x, number(g, F32, 0.4)), erf_factor(g, y, true))); /* another factor */
-    make_output(g, erf_factor(g, INPUT(g, "z", F32, 2, 3), true));                                  /* the factor is seen */
+    make_output(g, erf_factor(g, INPUT(g, "z", F32, 2, 3), true)); /* the factor is seen */
     make_output(g, half_x_times(g, g->inputs[2], g->outputs[2], 0));
     CHECK_OK(&c, graph_full(g, F32, &SHAPE(4, 1, 1), 0.5, &half)); /* the result is larger than x */
     x = INPUT(g, "w", F32, 2, 3);
@@ -344,15 +345,18 @@ TEST(silu) {
     value *x = INPUT(g, "x", F32, 2, 3), *y = INPUT(g, "y", F32, 2, 3);
 
     make_output(g, NODE(g, "Mul", x, NODE(g, "Sigmoid", x)));
+    make_output(g, NODE(g, "Mul", NODE(g, "Sigmoid", NODE(g, "Mul", number(g, F32, 1.75), x)), x));
     make_output(g, NODE(g, "Mul", NODE(g, "Sigmoid", y), x)); /* a gate */
     check_pass(g, "silu_fusion",
                "input %0 x float32[2, 3] grad\n"
                "input %1 y float32[2, 3] grad\n"
-               "%2 = Swish(%0 x) float32[2, 3]\n"
-               "%3 = Sigmoid(%1 y) float32[2, 3]\n"
-               "%4 = Mul(%3, %0 x) float32[2, 3]\n"
+               "%2 = Swish(%0 x, alpha=1) float32[2, 3]\n"
+               "%3 = Swish(%0 x, alpha=1.75) float32[2, 3]\n"
+               "%4 = Sigmoid(%1 y) float32[2, 3]\n"
+               "%5 = Mul(%4, %0 x) float32[2, 3]\n"
                "output %2\n"
-               "output %4\n");
+               "output %3\n"
+               "output %5\n");
     ctx_release(&c);
 }
 
@@ -390,11 +394,12 @@ TEST(rms_norm) {
             graph *g = new_graph(&c);
             value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3);
             make_output(g, NODE(g, "Mul", w, normed(g, x, pow, division)));
-            check_pass(g, "norm_fusion",
-                       "input %0 x float32[2, 3] grad\n"
-                       "input %1 w float32[3] grad\n"
-                       "%2, %3 = RMSNormalization(%0 x, %1 w, axis=-1, epsilon=9.99999975e-06) float32[2, 3], float32[2, 1]\n"
-                       "output %2\n");
+            check_pass(
+                g, "norm_fusion",
+                "input %0 x float32[2, 3] grad\n"
+                "input %1 w float32[3] grad\n"
+                "%2, %3 = RMSNormalization(%0 x, %1 w, axis=-1, epsilon=9.99999975e-06) float32[2, 3], float32[2, 1]\n"
+                "output %2\n");
             ctx_release(&c);
         }
 }
@@ -460,10 +465,11 @@ TEST(nearly_a_norm_is_left_alone) {
     value *x = INPUT(g, "x", F32, 3, 3), *w = INPUT(g, "w", F32, 3), *wide = INPUT(g, "wide", F32, 3, 3);
     value *rows = NODE(g, "Sqrt", NODE(g, "Add", mean(g, NODE(g, "Mul", x, x), 0, 1), number(g, F32, 1e-5)));
 
-    make_output(g, NODE(g, "Mul", w, NODE(g, "Div", x, rows)));             /* over the other axis */
-    make_output(g, NODE(g, "Mul", wide, normed(g, x, false, DIVIDE)));      /* a scale for each element */
-    make_output(g, NODE(g, "Mul", w, NODE(g, "Div", w, NODE(g, "Sqrt", NODE(g, "Add", mean(g, NODE(g, "Pow", x,
-                      number(g, F32, 2)), -1, 1), number(g, F32, 1e-5)))))); /* of another value */
+    value *columns = NODE(g, "Sqrt", NODE(g, "Add", mean(g, NODE(g, "Mul", x, x), -1, 1), number(g, F32, 1e-5)));
+
+    make_output(g, NODE(g, "Mul", w, NODE(g, "Div", x, rows)));           /* over the other axis */
+    make_output(g, NODE(g, "Mul", w, NODE(g, "Div", w, columns)));        /* of another value */
+    make_output(g, NODE(g, "Mul", wide, normed(g, wide, false, DIVIDE))); /* a scale for each element */
     check_untouched(g, "norm_fusion");
     ctx_release(&c);
 }
@@ -497,14 +503,16 @@ TEST(safe_softmax_replaces_isnan) {
 /* where(allowed, softmax(where(allowed, x, lowest)), 0) */
 static value *masked_around(graph *g, value *x, value *allowed, double lowest) {
     value *hidden = NODE(g, "Where", allowed, x, number(g, x->type, lowest));
-    return NODE(g, "Where", allowed, NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), hidden), number(g, x->type, 0));
+    value *softmax = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), hidden);
+    return NODE(g, "Where", allowed, softmax, number(g, x->type, 0));
 }
 
 TEST(a_mask_goes_into_the_softmax) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 2, 4, 3), *y = INPUT(g, "y", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *y = INPUT(g, "y", F32, 2, 4, 3);
+    value *allowed = INPUT(g, "allowed", BOOL, 4, 3);
 
     make_output(g, masked_around(g, x, allowed, -INFINITY));
     make_output(g, masked_around(g, y, NODE(g, "Expand", allowed, INT_LIST(g, 2, 4, 3)), -3.4028234663852886e38));
@@ -523,7 +531,8 @@ TEST(a_mask_that_is_added_goes_into_the_softmax) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3), *other = INPUT(g, "o", F32, 4, 3);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+    value *other = INPUT(g, "o", F32, 4, 3);
     value *mask = NODE(g, "Where", allowed, number(g, F32, 0), number(g, F32, -INFINITY));
 
     /* The mask is shared by two layers; a mask of other numbers stays where it is. */
@@ -549,7 +558,8 @@ TEST(a_mask_of_another_kind_stays_around_the_softmax) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3), *wide = INPUT(g, "w", BOOL, 5, 2, 4, 3);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+    value *wide = INPUT(g, "w", BOOL, 5, 2, 4, 3);
 
     make_output(g, masked_around(g, x, allowed, -10000)); /* what is masked is not 0 */
     make_output(g, masked_around(g, x, wide, -INFINITY)); /* the result is larger than x */
@@ -598,9 +608,10 @@ TEST(what_does_not_fit_stays_outside_the_product) {
     value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *row = INPUT(g, "row", F32, 2, 4);
     value *i = INPUT(g, "i", I32, 2, 3), *k = INPUT(g, "k", I32, 3, 4);
 
-    make_output(g, NODE(g, "Add", NODE(g, "MatMul", a, b), row));                       /* no bias: a second matrix */
-    make_output(g, NODE(g, "Div", NODE(g, "MatMul", i, k), number(g, I32, 2)));         /* integer division */
-    make_output(g, NODE(g, "Div", number(g, F32, 2), NODE(g, "MatMul", a, NODE(g, "Neg", b)))); /* the other way round */
+    make_output(g, NODE(g, "Add", NODE(g, "MatMul", a, b), row));               /* no bias: a second matrix */
+    make_output(g, NODE(g, "Div", NODE(g, "MatMul", i, k), number(g, I32, 2))); /* integer division */
+    make_output(g,
+                NODE(g, "Div", number(g, F32, 2), NODE(g, "MatMul", a, NODE(g, "Neg", b)))); /* the other way round */
     check_untouched(g, "matmul_fusion");
     ctx_release(&c);
 }
@@ -610,8 +621,8 @@ TEST(what_does_not_fit_stays_outside_the_product) {
 /* `x` as columns `from` on of [2, 6]. */
 static value *place(graph *g, value *x, int64_t from) {
     const int64_t starts[] = {0, from}, whole[] = {2, 6}, steps[] = {1, 1};
-    return NODE_WITH(g, "Place", NODE_ATTRS(INTS("starts", 2, starts), INTS("shape", 2, whole), INTS("steps", 2, steps)),
-                     x);
+    return NODE_WITH(g, "Place",
+                     NODE_ATTRS(INTS("starts", 2, starts), INTS("shape", 2, whole), INTS("steps", 2, steps)), x);
 }
 
 TEST(pieces_that_fill_an_axis_are_joined) {
@@ -621,7 +632,8 @@ TEST(pieces_that_fill_an_axis_are_joined) {
     value *a = INPUT(g, "a", F32, 2, 1), *b = INPUT(g, "b", F32, 2, 2), *d = INPUT(g, "d", F32, 2, 3);
     value *rest = INPUT(g, "rest", F32, 2, 6);
 
-    make_output(g, NODE(g, "Add", NODE(g, "Add", place(g, b, 1), place(g, d, 3)), NODE(g, "Add", place(g, a, 0), rest)));
+    make_output(g,
+                NODE(g, "Add", NODE(g, "Add", place(g, b, 1), place(g, d, 3)), NODE(g, "Add", place(g, a, 0), rest)));
     check_pass(g, "concat_gradient",
                "input %0 a float32[2, 1] grad\n"
                "input %1 b float32[2, 2] grad\n"

@@ -74,7 +74,7 @@ static double element(const tensor *t, int64_t i) {
     return dtype_get(t->type, t->data, at);
 }
 
-/* --- operators ------------------------------------------------------------------------------------------------------ */
+/* --- operators ---------------------------------------------------------------------------------------------------- */
 
 typedef double formula(const double *x);
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortmodule import ORTModule, explain
-from tests.models.compare import assert_same_buffers, assert_same_step, pytorch_forbidden, step, tensors_in, to
+from tests.models.compare import Narrowing, assert_same_buffers, assert_same_step, pytorch_forbidden, step, tensors_in, to
 from tests.models.zoo import ARCHITECTURES, HARD, PURE, SHAPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -27,8 +27,9 @@ class Pair:
 
     def check_step(self, size, seed=0):
         batch = self.batch(size, seed)
-        expected = step(self.eager, batch)
-        assert_same_step(step(self.ours, batch), expected, f"batch {SHAPES[size]}")
+        with Narrowing() as narrowing:
+            expected = step(self.eager, batch)
+        assert_same_step(step(self.ours, batch), expected, f"batch {SHAPES[size]}", narrowing.found)
         assert_same_buffers(self.ours, self.eager, f"batch {SHAPES[size]}")
 
     def check_eval(self, size):

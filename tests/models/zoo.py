@@ -273,7 +273,6 @@ MORE = {
     "starcoder2": hf("starcoder2", "ForCausalLM", language, num_key_value_heads=2),
     "granite": hf("granite", "ForCausalLM", language),
     "smollm3": hf("smollm3", "ForCausalLM", language, num_key_value_heads=2),
-    "bloom": hf("bloom", "ForCausalLM", language),
     "deberta": hf("deberta", "ForMaskedLM", language),
     "deberta-v2": hf("deberta-v2", "ForMaskedLM", language),
     "mpnet": hf("mpnet", "ForMaskedLM", language),
@@ -296,6 +295,7 @@ MORE = {
 #: Hard to capture: loops over the data, sizes that depend on values, constants of the batch. Captured or not, they
 #: train as in PyTorch.
 HARD = {
+    "bloom": hf("bloom", "ForCausalLM", language),
     "cohere": hf("cohere", "ForCausalLM", language),
     "mixtral": hf("mixtral", "ForCausalLM", language, num_local_experts=2, **KV),
     "mamba": hf("mamba", "ForCausalLM", language),

@@ -23,7 +23,14 @@ def train(shape, outputs=3, momentum=0.75, **kwargs):
 
     inputs = [t(*shape), t(shape[1]), t(shape[1]), *moments(shape[1])]
     attrs = {"training_mode": 1, "epsilon": EPSILON, "momentum": momentum}
-    options = {"dtypes": FEW, "opset": 15, "outputs": outputs, "name": f"train-{momentum}", "fd": outputs == 1, **kwargs}
+    options = {
+        "dtypes": FEW,
+        "opset": 15,
+        "outputs": outputs,
+        "name": f"train-{momentum}",
+        "fd": outputs == 1,
+        **kwargs,
+    }
     return Case("BatchNormalization", inputs, ref, attrs=attrs, **options)
 
 

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 import torch.nn.functional as F
 
 from tests.ops.cases import FLOAT, Case, ints, t, value
@@ -12,7 +11,9 @@ FEW = ("float32", "float64", "bfloat16")
 
 def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, outputs=1, **kwargs):
     def ref(x, labels, weights=None):
-        loss = F.cross_entropy(x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+        loss = F.cross_entropy(
+            x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction
+        )
         return (loss, x.log_softmax(min(1, x.dim() - 1)))[:outputs]
 
     attrs = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
@@ -23,7 +24,9 @@ def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, output
 
 def nll(x, labels, weights=None, reduction="mean", ignore=None, **kwargs):
     def ref(x, labels, weights=None):
-        return F.nll_loss(x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction)
+        return F.nll_loss(
+            x, labels.long(), weights, ignore_index=-100 if ignore is None else ignore, reduction=reduction
+        )
 
     attrs = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
     name = f"{reduction}{'' if ignore is None else f'-ignore{ignore}'}"
@@ -38,7 +41,15 @@ def soft(x, weights=None, reduction="mean"):
         return F.cross_entropy(x, p, weights, reduction=reduction)
 
     inputs = [x, t(*x.shape, low=0, high=1)] + ([weights] if weights else [])
-    return Case("SoftmaxCrossEntropyLoss", inputs, ref, attrs={"reduction": reduction}, opset=13, dtypes=FEW, name=f"soft-{reduction}")
+    return Case(
+        "SoftmaxCrossEntropyLoss",
+        inputs,
+        ref,
+        attrs={"reduction": reduction},
+        opset=13,
+        dtypes=FEW,
+        name=f"soft-{reduction}",
+    )
 
 
 def weights(classes):

@@ -66,7 +66,9 @@ def lp(p, axis):
         norm = torch.linalg.vector_norm(x, p, axis, keepdim=True)
         return x / torch.where(norm == 0, 1, norm)
 
-    return lambda x, **kwargs: Case("LpNormalization", [x], ref, attrs={"p": p, "axis": axis}, dtypes=FEW, name=f"p{p}-axis{axis}", **kwargs)
+    return lambda x, **kwargs: Case(
+        "LpNormalization", [x], ref, attrs={"p": p, "axis": axis}, dtypes=FEW, name=f"p{p}-axis{axis}", **kwargs
+    )
 
 
 def mean_variance(shape, axes=None):
@@ -95,8 +97,8 @@ CASES = [
     layer((5, 3000), fd=False),
     layer((3, 4, 5), outputs=3, dtypes=("float32", "float64")),
     Case("LayerNormalization", [t(3, 5), t(5, dtype="float32"), t(5, dtype="float32")],
-         lambda x, w, b: F.layer_norm(x.float(), x.shape[-1:], w, b, 1e-3).to(x.dtype), attrs={"epsilon": 1e-3}, opset=17,
-         dtypes=("bfloat16", "float16"), name="wide-scale"),
+         lambda x, w, b: F.layer_norm(x.float(), x.shape[-1:], w, b, 1e-3).to(x.dtype),
+         attrs={"epsilon": 1e-3}, opset=17, dtypes=("bfloat16", "float16"), name="wide-scale"),
     layer((7, 14), name="special", grad=False, epsilon=1e-5),
     rms((6, 5), dtypes=FLOAT),
     rms((2, 3, 5), -2),
@@ -108,7 +110,6 @@ CASES = [
     instance((2, 3, 5), dtypes=FLOAT),
     instance((2, 3, 4, 5)),
     instance((2, 3, 1500), fd=False),
-    instance((0, 3, 5)),
     *(group((2, 6, 5), groups) for groups in (1, 2, 6)),
     group((2, 6, 3, 4), 3),
     group((5, 8), 2),

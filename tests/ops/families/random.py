@@ -42,7 +42,9 @@ def filled(op, number, **attrs):
 def bernoulli(data, to=None):
     attrs = {} if to is None else {"dtype": onnx_type(to)}
     dtype = None if to is None else getattr(torch, to)
-    return Case("Bernoulli", [value(data)], lambda p: p.to(dtype or p.dtype), attrs=attrs, opset=15, grad=False, name=f"to-{to}")
+    return Case(
+        "Bernoulli", [value(data)], lambda p: p.to(dtype or p.dtype), attrs=attrs, opset=15, grad=False, name=f"to-{to}"
+    )
 
 
 CASES = [
@@ -61,6 +63,7 @@ CASES = [
     filled("RandomNormalLike", -2.5, mean=-2.5, scale=0.0),
     *(bernoulli([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]], to) for to in (None, *ALL)),
     Case("Multinomial", [value([[-math.inf, 0.0, -math.inf], [-math.inf, -math.inf, -5.0]])],
-         lambda x: torch.tensor([[1] * 4, [2] * 4], dtype=torch.int64), attrs={"dtype": 7, "sample_size": 4}, grad=False),
+         lambda x: torch.tensor([[1] * 4, [2] * 4], dtype=torch.int64),
+         attrs={"dtype": 7, "sample_size": 4}, grad=False),
     Case("Multinomial", [value([[3.0]])], lambda x: torch.tensor([[0]], dtype=torch.int32), grad=False),
 ]  # fmt: skip

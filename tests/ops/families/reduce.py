@@ -6,7 +6,6 @@ import torch
 
 from tests.ops.cases import ALL, FLOAT, NUMBER, Case, t, value
 
-
 FEW = ("float32", "float64", "bfloat16")
 
 
@@ -42,7 +41,12 @@ def reduction(op, x, axes=None, keep=1, operand=True, full=False, **kwargs):
     attrs = {"keepdims": keep} | ({} if operand or axes is None else {"axes": list(axes)})
     inputs = [x, value(list(axes), "int64")] if operand and axes is not None else [x]
     where = "all" if axes is None else "_".join(map(str, axes))
-    options = {"dtypes": dtypes if full else FEW, "opset": since if operand else since - 1, "name": f"{where}-keep{keep}", **kwargs}
+    options = {
+        "dtypes": dtypes if full else FEW,
+        "opset": since if operand else since - 1,
+        "name": f"{where}-keep{keep}",
+        **kwargs,
+    }
     return Case(op, inputs, ref, attrs=attrs, const=tuple(range(1, len(inputs))), **options)
 
 
@@ -93,7 +97,9 @@ def arg(op, x, axis, keep=1, last=0, **kwargs):
         return (x.shape[axis] if x.dim() else 1) - 1 - flipped
 
     attrs = {"axis": axis, "keepdims": keep, "select_last_index": last}
-    return Case(op, [x], ref, attrs=attrs, grad=False, name=f"{axis}-keep{keep}-last{last}", **{"dtypes": FEW, **kwargs})
+    return Case(
+        op, [x], ref, attrs=attrs, grad=False, name=f"{axis}-keep{keep}-last{last}", **{"dtypes": FEW, **kwargs}
+    )
 
 
 def args(op):
@@ -111,29 +117,45 @@ def args(op):
     yield arg(op, t(21, 4, special=True), 0, dtypes=FLOAT)
 
 
+INF, NAN = math.inf, math.nan
+LARGEST = [[NAN, 1.0], [-INF, -INF], [2.0, INF]]
+SMALLEST = [[NAN, 1.0], [INF, INF], [2.0, -INF]]
+EXTREMES = [[-INF, 1.0], [-INF, -INF], [2.0, INF], [800.0, 799.0]]
+
+
+def fixed(op, numbers, axes=None, **kwargs):
+    """Of these very numbers, where derivatives are a convention."""
+    return reduction(op, value(numbers), axes, **{"dtypes": FLOAT, "fd": False, "resize": False, **kwargs})
+
+
+def special_cases():
+    yield fixed("ReduceMax", LARGEST, [1])
+    yield fixed("ReduceMin", SMALLEST, [1])
+    yield fixed("ReduceLogSumExp", EXTREMES, [1], grad=False)
+    # Ties share the gradient.
+    for op in ("ReduceMax", "ReduceMin"):
+        for axes in ([0], [1], None):
+            yield fixed(op, TIES, axes)
+    # Products with no, one and several zeros; norms of nothing but zeros.
+    for axes in ([0], [1]):
+        yield fixed("ReduceProd", ZEROS, axes, fd=True)
+    yield fixed("ReduceL1", TIES, [1])
+    yield fixed("ReduceL2", TIES, [1])
+    for op in ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp"):
+        yield reduction(op, t(0, 3), [0], fd=False, resize=False, name="nothing")
+    for op in OPS:
+        if op != "ReduceProd":
+            for shape, axes in SIZES:
+                yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
+        if op != "ReduceLogSum":
+            yield reduction(op, t(9, 14, special=True), [0])
+            yield reduction(op, t(9, 14, special=True), [1])
+    near_one = t(3, 40000, low=0.999, high=1.001)
+    yield reduction("ReduceProd", near_one, [1], dtypes=("float32", "float64"), fd=False, resize=False)
+
+
 CASES = [
     *(case for op in OPS for case in forms(op)),
-    *(
-        reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
-        for op in OPS
-        if op != "ReduceProd"
-        for shape, axes in SIZES
-    ),
-    reduction("ReduceProd", t(3, 40000, low=0.999, high=1.001), [1], dtypes=("float32", "float64"), fd=False, resize=False),
-    *(reduction(op, t(9, 14, special=True), [axis]) for op in OPS if op != "ReduceLogSum" for axis in (0, 1)),
-    # Infinities and NaN apart: they win differently.
-    reduction("ReduceMax", value([[math.nan, 1.0], [-math.inf, -math.inf], [2.0, math.inf]]), [1], dtypes=FLOAT, resize=False, fd=False),
-    reduction("ReduceMin", value([[math.nan, 1.0], [math.inf, math.inf], [2.0, -math.inf]]), [1], dtypes=FLOAT, resize=False, fd=False),
-    reduction("ReduceLogSumExp", value([[-math.inf, 1.0], [-math.inf, -math.inf], [2.0, math.inf], [800.0, 799.0]]), [1], dtypes=FLOAT, resize=False, fd=False, grad=False),
-    # Ties share the gradient.
-    *(reduction(op, value(TIES), [axis], dtypes=FLOAT, fd=False, resize=False) for op in ("ReduceMax", "ReduceMin") for axis in (0, 1)),
-    *(reduction(op, value(TIES), dtypes=FLOAT, fd=False, resize=False) for op in ("ReduceMax", "ReduceMin")),
-    # Products with no, one and several zeros; norms of nothing but zeros.
-    reduction("ReduceProd", value(ZEROS), [1], dtypes=FLOAT, resize=False),
-    reduction("ReduceProd", value(ZEROS), [0], dtypes=FLOAT, resize=False),
-    reduction("ReduceL2", value(TIES), [1], dtypes=FLOAT, fd=False, resize=False),
-    reduction("ReduceL1", value(TIES), [1], dtypes=FLOAT, fd=False, resize=False),
-    # Of no elements.
-    *(reduction(op, t(0, 3), [0], fd=False, resize=False) for op in ("ReduceSum", "ReduceMean", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSumExp")),
+    *special_cases(),
     *(case for op in ("ArgMax", "ArgMin") for case in args(op)),
-]  # fmt: skip
+]

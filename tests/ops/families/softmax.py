@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tests.ops.cases import FLOAT, Case, t, value
+from tests.ops.cases import Case, t, value
 
 INF = math.inf
 MASKED = [[0.5, -INF, 1.0], [-INF, -INF, -INF], [INF, 0.0, 1.0], [-INF, 3.0, -INF]]

@@ -1,0 +1,95 @@
+"""Does a captured graph compute what the module computes?
+
+A trace can differ from the module without a sign: code that asks whether it is being traced, a change through a view,
+a mistake of the exporter. So before a graph is used it runs once, on the small inputs that it was traced on, beside the
+module in PyTorch, without dropout on either side, and the results are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortmodule import io
+from ortmodule.capture import Capture
+from ortmodule.export import INPUT, STATE
+from ortmodule.session import Session
+from ortmodule.state import Tree
+
+# How far results may be apart, relative to their largest element.
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def difference(capture: Capture, forward: Callable, arguments: io.Structure, tree: Tree) -> str:
+    """Where the graph's results differ from those of ``forward``, or an empty string. Raises what the engine raises."""
+    inputs = capture.trace.tensors
+    with tree.isolated():
+        args, kwargs = arguments.rebuild([t.detach().clone().requires_grad_(t.requires_grad) for t in inputs])
+        try:
+            with _KeepAll():
+                expected, _ = io.flatten(forward(*args, **kwargs), results=True)
+        except _Random:
+            return ""
+    session = Session(_without_dropout(capture.model).SerializeToString())
+    feeds = [
+        inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
+        for name in session.inputs
+    ]
+    feeds = [t.detach().contiguous() for t in feeds]
+    found = session.run(feeds, [False] * len(feeds)).outputs
+    sources = [source for source in capture.trace.sources if source.kind != "number"]
+    if len(sources) != len(expected):
+        return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
+    for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
+        if source.kind == "graph" and (apart := _apart(found[source.key], tensor.detach())):
+            return f"tensor {i} of the result {apart}"
+    return ""
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor) -> str:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (found, expected)]
+        return "is {}, not {}".format(*kinds)
+    if expected.dtype not in _TOLERANCE:
+        return "" if torch.equal(found, expected) else "is not the same"
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return "is not finite in the same places"
+    if not finite.any():
+        return ""
+    a, b = found[finite].double(), expected[finite].double()
+    off, largest = (a - b).abs().max().item(), b.abs().max().item()
+    return "" if off <= _TOLERANCE[expected.dtype] * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"
+
+
+# --- without dropout --------------------------------------------------------------------------------------------------------
+
+
+class _Random(Exception):
+    """The module draws random numbers other than those of dropout."""
+
+
+class _KeepAll(TorchDispatchMode):
+    """Dropout changes nothing: its mask is constant, and scaled back to ones."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded not in function.tags:
+            return function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.bernoulli_.float:
+            return args[0].fill_(args[1])
+        if function is torch.ops.aten.native_dropout.default:
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        raise _Random
+
+
+def _without_dropout(model: onnx.ModelProto) -> onnx.ModelProto:
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for node in changed.graph.node:
+        if node.op_type == "Dropout":
+            node.op_type = "Identity"
+            del node.input[1:], node.output[1:], node.attribute[:]
+    return changed
