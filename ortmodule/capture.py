@@ -23,7 +23,7 @@ from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
 
 Dim = tuple[int, int]  # (tensor, dimension)
-SHORT = 16  # lengths are cut to this for tracing
+SHORT = 8  # lengths are cut to this for tracing
 SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 
 
@@ -131,7 +131,7 @@ def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[
     other = second(varied)
     if other is None:
         varied = frozenset()
-        for group in [part for group in groups for part in dims.parts(group)]:
+        for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
             if not group <= varied and (found := second(varied | group)) is not None:
                 other, varied = found, varied | group
     # What is pinned has to be traced at the size that it is pinned to.

@@ -108,13 +108,15 @@ def _first_line(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Silences tracer and exporter, and leaves torch's settings as they were.
 
-    Shape inference over the whole graph is left out: it takes three quarters of an export, and the engine has its own.
+    Shape inference over the whole graph is left out (it takes three quarters of an export, and the engine has its own),
+    and so are torch's checks of its own passes.
     """
     logger = logging.getLogger("torch.onnx")
     level, cache = logger.level, torch.is_autocast_cache_enabled()
     replaced: list[tuple[Any, str, Any]] = [
         (torch._C, "_jit_onnx_log", _nothing),
         (torch._C, "_jit_pass_onnx_graph_shape_type_inference", _nothing),
+        (torch._C, "_jit_pass_lint", _nothing),
         (nn.functional, "_verify_batch_size", _verify_batch_size),
     ]
     originals = [getattr(owner, name) for owner, name, _ in replaced]

@@ -7,6 +7,9 @@ from enum import Enum
 from ortmodule.logger import Log
 
 
+MOST_REFUSED = 1024  # calls that are remembered as not for the engine
+
+
 class Cause(Enum):
     """Why a call cannot be run by the engine; the value is the policy that allows PyTorch to take over."""
 
@@ -47,5 +50,7 @@ class Fallback:
         """PyTorch has run the call. One warning for each reason."""
         self.reason = error.reason
         if error.key is not None:
+            if len(self.refused) >= MOST_REFUSED:
+                self.refused.clear()
             self.refused[error.key] = error
         self.log.warn_once(f"PyTorch runs this module, not the engine: {error.reason}")

@@ -61,6 +61,14 @@ class Structure:
     def __repr__(self) -> str:
         return f"Structure{self.tokens}"
 
+    def without_numbers(self) -> tuple:
+        """The tokens, the same for structures that differ in the values of numbers only."""
+        tokens = list(self.tokens)
+        for i, token in enumerate(tokens[:-1]):
+            if token in (int, float, complex):
+                tokens[i + 1] = None
+        return tuple(tokens)
+
     def rebuild(self, tensors: Sequence[Any]) -> Any:
         """The value again, around other tensors."""
         return _Reader(self, tensors).value()

@@ -30,16 +30,17 @@ class _Keep(Exception):
 def rewrite(graph: torch._C.Graph, opset: int) -> None:
     """Replaces what has to be replaced in a TorchScript trace, in place. Draws random numbers."""
     traced: dict[Any, torch._C.Graph | None] = {}
+    replaced: dict[str, bool] = {}  # kinds of operators
     for _ in range(MOST_ROUNDS):
-        changed = [_rewrite_node(graph, node, traced) for node in list(graph.nodes()) if _needs_rewriting(node, opset)]
-        if not any(changed):
+        changed = False
+        for node in list(graph.nodes()):
+            kind = node.kind()
+            if kind not in replaced:
+                replaced[kind] = kind in _DEFINITIONS or (kind.startswith("aten::") and not export.knows(kind, opset))
+            changed = (replaced[kind] and _rewrite_node(graph, node, traced)) or changed
+        if not changed:
             break
     torch._C._jit_pass_dce(graph)
-
-
-def _needs_rewriting(node: torch._C.Node, opset: int) -> bool:
-    kind = node.kind()
-    return kind in _DEFINITIONS or (kind.startswith("aten::") and not export.knows(kind, opset))
 
 
 def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> bool:

@@ -22,6 +22,8 @@ from ortmodule.state import Tree
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
 MOST_VARIANTS = 8
+#: Graphs for calls that differ in the values of Python numbers.
+MOST_VALUES = 8
 
 # What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 _ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
@@ -36,6 +38,7 @@ class Runner:
         self.log = Log(type(module).__name__, self.options.log_level)
         self.fallback = Fallback(self.options.fallback, self.log)
         self.graphs: dict[tuple, list[Graph]] = {}
+        self.values: dict[tuple, int] = {}  # captures of calls that differ in the values of numbers only
         self.patched: Callable | None = None  # what someone put in place of the wrapper's forward
         self.exports = 0
         self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
@@ -66,21 +69,19 @@ class Runner:
             inputs, arguments = io.flatten((args, ordered))
         except io.Unflattenable as error:
             raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
+        if any([t.numel() == 0 for t in inputs]):
+            raise NotInEngine(Cause.DATA, "an input is empty")
         tree = self._current_tree()
         call = _Call(tree, arguments, inputs, lambda: self.forward(*args, **kwargs))
         self.fallback.check(call.key, (call.key, shapes(inputs)))
-        graphs, part = self.graphs.get(call.key, ()), SMALL
-        for i, graph in enumerate(graphs):
+        part = SMALL
+        for graph in tuple(self.graphs.get(call.key, ())):
             if graph.fits(inputs):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
-                    result = self._run(graph, call)
+                    return self._run(graph, call)
                 except DoesNotHold as reason:
                     self.log.debug(str(reason))
-                    continue
-                if i:
-                    graphs.insert(0, graphs.pop(i))
-                return result
         with self._lock:
             return self._capture_and_run(call, part)
 
@@ -90,7 +91,7 @@ class Runner:
             with self._lock:
                 self._tree = tree = Tree(self.module)
                 # Graphs take their tensors from places that may be gone.
-                self.graphs, self.fallback.refused = {}, {}
+                self.graphs, self.values, self.fallback.refused = {}, {}, {}
         hooked = "every module" if any(getattr(nn_module, name) for name in _GLOBAL_HOOKS) else tree.hooked()
         if hooked is not None:
             raise NotInEngine(Cause.TORCH_MODEL, f"there are hooks on {hooked}, which a graph would not call")
@@ -115,8 +116,7 @@ class Runner:
                 foreign = f"input {i} is on {tensor.device}"
         if foreign is not None:
             raise NotInEngine(Cause.DEVICE, foreign, call.key)
-        if any(tensor.numel() == 0 for tensor in call.inputs):
-            raise NotInEngine(Cause.DATA, "the first inputs are empty")
+        self._count_values(call)
         variants = self.graphs.setdefault(call.key, [])
         if len(variants) == MOST_VARIANTS:
             reason = f"it went {MOST_VARIANTS} different ways through its Python code"
@@ -144,6 +144,16 @@ class Runner:
         self.exports += 1
         variants.insert(0, graph)
         return graph
+
+    def _count_values(self, call: _Call) -> None:
+        """A number that is another one at every call would be captured at every call."""
+        if call.key in self.graphs:
+            return
+        kind = (call.arguments.without_numbers(), call.key[1:])
+        self.values[kind] = self.values.get(kind, 0) + 1
+        if self.values[kind] > MOST_VALUES:
+            reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
+            raise NotInEngine(Cause.DATA, reason, call.key)
 
     def _run(self, graph: Graph, call: _Call) -> Any:
         try:

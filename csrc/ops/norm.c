@@ -18,6 +18,7 @@
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
 typedef void part_fn(const job *j, int64_t part, int64_t begin, int64_t end);
+typedef void join_fn(const job *j, int64_t which, int64_t from, int64_t width, double *sums);
 
 struct job {
     const void *x, *dy;
@@ -65,7 +66,8 @@ static const tensor *result(const call *k, int i) { return i < k->n_out ? &k->ou
 
 /* --- the last axes ------------------------------------------------------------------------------------------------ */
 
-enum { PART_ROWS = 64, MOST_PARTS = 32 };
+/* Rows of a part, parts, and columns of theirs that are joined together. */
+enum { PART_ROWS = 64, MOST_PARTS = 32, COLUMNS = 256 };
 
 static int first_axis(const node *n, const shape *s) {
     int64_t axis = node_int(n, "axis");
@@ -115,22 +117,22 @@ enum { DY, X, SCALE, INVERSES, MEANS };
 
 typedef struct join {
     const job *j;
-    const tensor *dscale, *dbias;
-    dtype type;
+    const tensor *to[2]; /* the gradients of scale and bias; either may be absent */
+    join_fn *fn;
 } join;
 
 static void join_parts(void *arg, int64_t begin, int64_t end) {
     const join *p = arg;
-    const int64_t n = p->j->width;
+    double sums[COLUMNS];
 
-    for (int64_t i = begin; i < end; i++) {
-        double dscale = 0, dbias = 0;
-        for (int64_t part = 0; part < p->j->parts; part++) {
-            dscale += dtype_get(p->type, p->j->partial, 2 * part * n + i);
-            dbias += dtype_get(p->type, p->j->partial, (2 * part + 1) * n + i);
+    for (int64_t from = begin * COLUMNS; from < end * COLUMNS && from < p->j->width; from += COLUMNS) {
+        int64_t width = p->j->width - from < COLUMNS ? p->j->width - from : COLUMNS;
+        for (int which = 0; which < 2; which++) {
+            if (!tensor_present(p->to[which])) continue;
+            p->fn(p->j, which, from, width, sums);
+            for (int64_t k = 0; k < width; k++)
+                dtype_set_value(p->to[which]->type, p->to[which]->data, from + k, sums[k]);
         }
-        if (tensor_present(p->dscale)) dtype_set_value(p->dscale->type, p->dscale->data, i, dscale);
-        if (tensor_present(p->dbias)) dtype_set_value(p->dbias->type, p->dbias->data, i, dbias);
     }
 }
 
@@ -143,6 +145,7 @@ static size_t layer_grad_workspace(const node *n) {
 
 static status run_layer_grad(const call *k, bool centred) {
     static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
+    static join_fn *const joins[DTYPE_COUNT] = FLOAT_TABLE(join_columns);
     const tensor *x = &k->in[X], *dscale = result(k, 1), *dbias = result(k, 2);
     dtype type = computed_in(x->type);
     job j = {.x = x->data, .dy = k->in[DY].data, .centred = centred};
@@ -157,8 +160,8 @@ static status run_layer_grad(const call *k, bool centred) {
     j.part = parts[x->type];
     parallel_for(j.parts, 1 + parallel_rows(4 * j.width) / PART_ROWS, parts_range, &j);
     if (j.partial) {
-        join p = {&j, dscale, dbias, type};
-        parallel_for(j.width, parallel_rows(4 * j.parts), join_parts, &p);
+        join p = {&j, {dscale, dbias}, joins[x->type]};
+        parallel_for((j.width + COLUMNS - 1) / COLUMNS, parallel_rows(j.parts * COLUMNS), join_parts, &p);
     }
     return OK;
 }

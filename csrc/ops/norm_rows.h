@@ -71,6 +71,15 @@ SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin,
     }
 }
 
+/* The parts of the gradient of scale (0) or bias (1) added up, for some of its elements. */
+SIMD static void NAME(join_columns)(const job *j, int64_t which, int64_t from, int64_t width, double *sums) {
+    for (int64_t k = 0; k < width; k++) sums[k] = 0;
+    for (int64_t part = 0; part < j->parts; part++) {
+        const A *p = (const A *)j->partial + (2 * part + which) * j->width + from;
+        for (int64_t k = 0; k < width; k++) sums[k] += (double)p[k];
+    }
+}
+
 /* --- one scale for each channel of a group ------------------------------------------------------------------------ */
 
 SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {

@@ -9,9 +9,10 @@
     X(unary)                                                                                                           \
     X(activation)                                                                                                      \
     X(binary)                                                                                                          \
-    X(compare) X(select) X(view) X(slice) X(movement) X(sequence) X(index) X(topk) X(nonzero) X(scatter) X(create)     \
-        X(reduce) X(cumulative) X(softmax) X(attention) X(loss) X(norm) X(batchnorm) X(random) X(matmul) X(einsum)     \
-            X(conv) X(pool) X(resize) X(rnn)
+    X(compare)                                                                                                         \
+    X(select) X(view) X(slice) X(movement) X(sequence) X(index) X(topk) X(nonzero) X(scatter) X(create) X(reduce)      \
+        X(cumulative) X(softmax) X(attention) X(loss) X(norm) X(batchnorm) X(random) X(matmul) X(einsum) X(conv)       \
+            X(pool) X(resize) X(rnn)
 
 #define X(family) extern const op_def family##_ops[];
 FAMILIES(X)

@@ -9,6 +9,7 @@
 
 #include "ops/op.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { A, B, BIAS, FACTOR, SCALED, PRODUCT };
@@ -24,6 +25,7 @@ static status scale_product(graph *g, value *const v[], const node *n, value **o
 
     if (!dtype_is_float(n->out[0]->type) || !value_is_filled(v[FACTOR], &factor)) return OK;
     if (strcmp(v[SCALED]->def->op->name, "Div") == 0) factor = 1 / factor;
+    if (factor == 0 || !isfinite(factor)) return OK; /* alpha 0 would forget the NaN of an operand */
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(n) * factor)), v[A], v[B]);
 }
 

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from ortmodule import ORTModule, explain
-from tests.models.compare import Narrowing, assert_same_buffers, assert_same_step, pytorch_forbidden, step, tensors_in, to
+from tests.models.compare import (
+    Narrowing,
+    assert_same_buffers,
+    assert_same_step,
+    pytorch_forbidden,
+    step,
+    tensors_in,
+    to,
+)
 from tests.models.zoo import ARCHITECTURES, HARD, PURE, SHAPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
