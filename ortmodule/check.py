@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ortmodule import io
 from ortmodule.capture import Capture
 from ortmodule.export import INPUT, STATE
+from ortmodule.fallback import only_pytorch
 from ortmodule.session import Session
 from ortmodule.state import Tree
 
@@ -29,7 +30,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     with tree.isolated():
         args, kwargs = arguments.rebuild([t.detach().clone().requires_grad_(t.requires_grad) for t in inputs])
         try:
-            with _KeepAll():
+            with only_pytorch(), _KeepAll():
                 expected, _ = io.flatten(forward(*args, **kwargs), results=True)
         except _Random:
             return ""
@@ -76,6 +77,10 @@ class _Random(Exception):
 
 class _KeepAll(TorchDispatchMode):
     """Dropout changes nothing: its mask is constant, and scaled back to ones."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would first import it, for a second
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if torch.Tag.nondeterministic_seeded not in function.tags:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+
+import torch
 
 from ortmodule.logger import Log
 
@@ -17,6 +22,33 @@ class Cause(Enum):
     DATA = "FALLBACK_UNSUPPORTED_DATA"
     TORCH_MODEL = "FALLBACK_UNSUPPORTED_TORCH_MODEL"
     ONNX_MODEL = "FALLBACK_UNSUPPORTED_ONNX_MODEL"
+
+
+class _Thread(threading.local):
+    only_pytorch = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def only_pytorch() -> Iterator[None]:
+    """Inside, in this thread, no module uses the engine."""
+    before, _thread.only_pytorch = _thread.only_pytorch, True
+    try:
+        yield
+    finally:
+        _thread.only_pytorch = before
+
+
+def engine_allowed() -> bool:
+    """Nobody asked for PyTorch, and nobody looks at the operations that a module consists of."""
+    return not (
+        _thread.only_pytorch
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 class NotInEngine(Exception):

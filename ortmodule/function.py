@@ -17,6 +17,7 @@ import torch
 
 from ortmodule import export, io
 from ortmodule.capture import Capture
+from ortmodule.fallback import only_pytorch
 from ortmodule.session import DTYPES, MOST_PLANS, Run, Session, overwrite
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
@@ -262,6 +263,10 @@ class _Call:
             for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
                 outputs[i] = tensor
             found = self.run.backward(output_grads, inputs, outputs, keep)
+            if wanted != prepared.output_grads:
+                # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
+                specs = graph.prepare(self.shapes, wanted, prepared.sizes).plan.input_grads
+                found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
         if not keep:
             self.run = self.tensors = self.leaves = self.eager = None
         return [found[i] for i in graph.leaves]
@@ -285,7 +290,7 @@ class _Call:
         if self.prepared.random:
             raise RuntimeError("create_graph=True through a module that draws random numbers is not supported")
         self._check_versions()
-        with self.graph.tree.isolated():
+        with self.graph.tree.isolated(), only_pytorch():
             results, _ = io.flatten(self.eager(), results=True)
         sources = [s for s in self.graph.capture.trace.sources if s.kind != "number"]
         outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
+
+import torch
 
 from ortmodule.options import LogLevel
 
@@ -42,4 +46,13 @@ class Log:
             self._said.add(text)
             LOGGER.warning("%s: %s", self.name, text)
             if self._warns:
-                warnings.warn(f"ORTModule({self.name}): {text}", stacklevel=2)
+                warnings.warn(f"ORTModule({self.name}): {text}", stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The `stacklevel` of the first frame that is neither ours nor torch's."""
+    level, frame = 1, sys._getframe(1)
+    inside = (os.path.dirname(__file__), torch.__path__[0])
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -14,7 +14,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule import _core, check, io
 from ortmodule.capture import ROWS, SMALL, WHOLE, CaptureError, capture
 from ortmodule.explain import explain
-from ortmodule.fallback import Cause, Fallback, NotInEngine
+from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
 from ortmodule.function import DoesNotHold, Graph, shapes
 from ortmodule.logger import Log
 from ortmodule.options import DebugOptions, Options
@@ -51,7 +51,7 @@ class Runner:
         return self.module.forward(*args, **kwargs)
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if _is_watched():
+        if not engine_allowed():
             return self.forward(*args, **kwargs)
         try:
             return self._in_engine(args, kwargs)
@@ -186,12 +186,3 @@ class _Call:
             torch.get_default_dtype(),
             tree.key(),
         )
-
-
-def _is_watched() -> bool:
-    """Someone else looks at what the module does: it shows them PyTorch's operations."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )

@@ -242,7 +242,7 @@ TEST(constant_nodes_become_constants) {
     ctx_release(&c);
     blob_free(&file);
     REFUSED(E_UNSUPPORTED, "value_string", with_constant("value_string", 3, ATTRIBUTE_S, "abc", 3));
-    REFUSED(E_UNSUPPORTED, "attribute type 8", with_constant("value_strings", 8, 9, "abc", 3));
+    REFUSED(E_UNSUPPORTED, "value_strings", with_constant("value_strings", 8, 9, "abc", 3));
 }
 
 /* --- graphs --------------------------------------------------------------------------------------------------------- */

@@ -165,14 +165,20 @@ class Trial:
 
         return Session(self.model.SerializeToString())
 
-    def plan(self, training):
+    def plan(self, training, tensors=None):
+        """The plan; sizes that data decides are found in `tensors`, the case's own if there are no others."""
+        tensors = self.tensors if tensors is None else tensors
         specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]
         needs_grad = [training and i in self.wrt for i in self.fed]
-        return self.session.plan(specs, needs_grad, [dy is not None for dy in self.dys] if training else None)
+        dys = [dy is not None for dy in self.dys] if training else None
+        sizes = ()
+        while (plan := self.session.plan(specs, needs_grad, dys, sizes)).prologue:
+            sizes += (self.session.next_size(plan, [tensors[i].contiguous() for i in self.fed], 0),)
+        return plan
 
     def run(self, training=False, tensors=None, seed=0):
         """The engine's answer. All memory it is given lies between guard bytes, and what it has to write holds NaN."""
-        plan, tensors = self.plan(training), self.tensors if tensors is None else tensors
+        plan, tensors = self.plan(training, tensors), self.tensors if tensors is None else tensors
         given = [Box(tensors[i].dtype, tensors[i].shape, tensors[i]) for i in self.fed]
         arena = Box(torch.uint8, (plan.arena_bytes,))
         outputs, writes = made(plan.outputs), made(spec for _, spec in plan.writes)

@@ -28,7 +28,8 @@ def records_of(case):
     """The records a case belongs to."""
     known = [r for r in registry() if r["name"] == case.op and not r["domain"] and r["since"] <= case.opset]
     trial = Trial(case, case.dtypes[0])
-    text = trial.plan(training=bool(trial.wrt)).text()
+    trial.plan(training=bool(trial.wrt))
+    text = "".join(plan.text() for plan in trial.session.plans.values())
     names = set(re.findall(r"= (\w+)\(", text))
     ours = [r for r in registry() if r["domain"] and r["name"] in names]
     if case.nodes and case.op not in [op for op, *_ in case.nodes]:  # the case of a pass that makes it

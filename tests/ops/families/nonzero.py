@@ -1,4 +1,4 @@
-"""Operators whose result is as large as the data says: on constants."""
+"""Operators whose result is as large as the data says: on constants, and on data where a prologue counts."""
 
 import torch
 
@@ -25,6 +25,10 @@ CASES = [
     Case("NonZero", [value([[1, 0, 2], [0, 0, 3]])], lambda x: x.nonzero().T, const=0, dtypes=ALL),
     Case("NonZero", [value([0, 0])], lambda x: x.nonzero().T, const=0, dtypes=ALL, name="none"),
     Case("NonZero", [value([[[1.0, float("nan")]]])], lambda x: x.nonzero().T, const=0, name="nan"),
+    Case("NonZero", [value([[1, 0, 2], [0, 0, 3]])], lambda x: x.nonzero().T, dtypes=ALL, name="data"),
+    Case("NonZero", [value([0, 0])], lambda x: x.nonzero().T, dtypes=ALL, name="none in data"),
+    Case("Compress", [t(3, 4), value([True, False, True], "bool")], lambda x, c: x[c], attrs={"axis": 0}, dtypes=ALL,
+         name="data", fd=False, resize=False),
     Case("Compress", [t(3, 4), value([True, False, True], "bool")], lambda x, c: x[c], const=1, attrs={"axis": 0},
          dtypes=ALL, fd=False, resize=False),
     Case("Compress", [t(3, 4), value([False, True], "bool")], lambda x, c: x[:, 1:2], const=1, attrs={"axis": -1},
