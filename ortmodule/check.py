@@ -86,7 +86,7 @@ class _KeepAll(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **(kwargs or {}))
         if function is torch.ops.aten.bernoulli_.float:
-            return args[0].fill_(args[1])
+            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
         if function is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         raise _Random

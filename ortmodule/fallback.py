@@ -11,7 +11,6 @@ import torch
 
 from ortmodule.logger import Log
 
-
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
 
 

@@ -82,8 +82,20 @@ class Runner:
                     return self._run(graph, call)
                 except DoesNotHold as reason:
                     self.log.debug(str(reason))
+        grad = torch.is_grad_enabled()
         with self._lock:
-            return self._capture_and_run(call, part)
+            while True:
+                # Tensors of inference mode have no versions, which tell what forward changes.
+                with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                    graph = self._capture(call, part)
+                try:
+                    return self._run(graph, call)
+                except DoesNotHold as reason:
+                    self.log.debug(str(reason))
+                    if part == WHOLE:
+                        text = f"what it does depends on values: {reason}"
+                        raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
+                    part += 1
 
     def _current_tree(self) -> Tree:
         tree = self._tree
@@ -96,18 +108,6 @@ class Runner:
         if hooked is not None:
             raise NotInEngine(Cause.TORCH_MODEL, f"there are hooks on {hooked}, which a graph would not call")
         return tree
-
-    def _capture_and_run(self, call: _Call, part: int) -> Any:
-        while True:
-            graph = self._capture(call, part)
-            try:
-                return self._run(graph, call)
-            except DoesNotHold as reason:
-                self.log.debug(str(reason))
-                if part == WHOLE:
-                    text = f"what it does depends on values: {reason}"
-                    raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
-                part += 1
 
     def _capture(self, call: _Call, part: int) -> Graph:
         foreign = call.tree.foreign()

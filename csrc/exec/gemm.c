@@ -111,7 +111,7 @@ static bool blas(gemm *g) {
     if (g->m == 1) g->c_row = g->n;
     if (g->c_row < g->n || g->c_row > INT_MAX) return false;
     /* Many pairs: one thread each, the library stays serial inside. Few large ones: it spreads each over threads. */
-    if (count >= 4 * threads || (count > 1 && work < 1 << 20))
+    if (count >= 4 * threads || (count > 1 && work < (double)threads * (1 << 20)))
         parallel_for(count, work < GRAIN ? (int64_t)(4 * GRAIN / work) : 1, blas_pairs, &j);
     else blas_pairs(&j, 0, count);
     return true;

@@ -11,50 +11,83 @@
 
 /* --- kernel ------------------------------------------------------------------------------------------------------- */
 
-typedef struct job job;
-typedef void row_fn(const void *x, const uint8_t *allowed, void *y, int64_t n);
+typedef void hide_fn(const void *x, const uint8_t *allowed, void *y, int64_t n);
+typedef void softmax_fn(const void *x, void *y, int64_t n);
 
-struct job {
+typedef struct job {
     const char *x;
     char *y;
     tensor mask; /* seen with x's shape; absent */
     int64_t length, size;
-    row_fn *open, *masked;
-};
+    hide_fn *hide;
+    softmax_fn *softmax;
+} job;
 
 #define TEMPLATE "ops/attention_rows.h"
 #include "ops/each_float.h"
 
-/* Where the mask of row `row` begins. */
-static const uint8_t *mask_row(const tensor *mask, int64_t row) {
-    const uint8_t *m = mask->data;
-    for (int i = mask->shape.rank - 2; i >= 0; i--) {
-        m += row % mask->shape.dim[i] * mask->stride[i];
-        row /= mask->shape.dim[i];
+/* Goes along the rows of a tensor that may be broadcast. */
+typedef struct walk {
+    const tensor *t;
+    const uint8_t *at;
+    int64_t index[MAX_RANK];
+} walk;
+
+static walk walk_from(const tensor *t, int64_t row) {
+    walk w = {.t = t, .at = t->data};
+    for (int i = t->shape.rank - 2; i >= 0; i--) {
+        w.index[i] = row % t->shape.dim[i];
+        w.at += w.index[i] * t->stride[i];
+        row /= t->shape.dim[i];
     }
-    return m;
+    return w;
 }
+
+static void walk_on(walk *w) {
+    for (int i = w->t->shape.rank - 2; i >= 0; i--) {
+        w->at += w->t->stride[i];
+        if (++w->index[i] < w->t->shape.dim[i]) return;
+        w->at -= w->t->stride[i] * w->t->shape.dim[i];
+        w->index[i] = 0;
+    }
+}
+
+/* x into y where the mask allows it, -∞ elsewhere. */
+static void hide_rows(const job *j, int64_t begin, int64_t end) {
+    const bool whole_rows = j->mask.stride[j->mask.shape.rank - 1] == 0;
+    walk w = walk_from(&j->mask, begin);
+
+    for (int64_t row = begin; row < end; row++, walk_on(&w)) {
+        const char *x = j->x + row * j->length * j->size;
+        char *y = j->y + row * j->length * j->size;
+        if (!whole_rows) j->hide(x, w.at, y, j->length);
+        else if (*w.at) memmove(y, x, (size_t)(j->length * j->size));
+        else j->hide(x, NULL, y, j->length);
+    }
+}
+
+/* Rows are hidden a block at a time: right behind the stores their loads would have to wait. */
+enum { BLOCK = 16 };
 
 static void rows_range(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;
-    const bool masked = tensor_present(&j->mask), whole_rows = masked && j->mask.stride[j->mask.shape.rank - 1] == 0;
+    const bool masked = tensor_present(&j->mask);
+    const char *x = masked ? j->y : j->x;
 
-    for (int64_t row = begin; row < end; row++) {
-        const char *x = j->x + row * j->length * j->size;
-        char *y = j->y + row * j->length * j->size;
-        const uint8_t *m = masked ? mask_row(&j->mask, row) : NULL;
-        if (whole_rows && !*m) memset(y, 0, (size_t)(j->length * j->size));
-        else if (masked && !whole_rows) j->masked(x, m, y, j->length);
-        else j->open(x, NULL, y, j->length);
+    for (int64_t from = begin, to; from < end; from = to) {
+        to = end - from < BLOCK ? end : from + BLOCK;
+        if (masked) hide_rows(j, from, to);
+        for (int64_t at = from * j->length; at < to * j->length; at += j->length)
+            j->softmax(x + at * j->size, j->y + at * j->size, j->length);
     }
 }
 
 static status masked_softmax_cpu(ctx *c, const call *k) {
-    static row_fn *const open[DTYPE_COUNT] = FLOAT_TABLE(open_row);
-    static row_fn *const masked[DTYPE_COUNT] = FLOAT_TABLE(masked_row);
+    static hide_fn *const hide[DTYPE_COUNT] = FLOAT_TABLE(hide_row);
+    static softmax_fn *const softmax[DTYPE_COUNT] = FLOAT_TABLE(softmax_row);
     const tensor *x = &k->in[0];
     const shape *s = &x->shape;
-    job j = {.x = x->data, .y = k->out[0].data, .open = open[x->type], .masked = masked[x->type]};
+    job j = {.x = x->data, .y = k->out[0].data, .hide = hide[x->type], .softmax = softmax[x->type]};
 
     (void)c;
     if (tensor_count(x) == 0) return OK;

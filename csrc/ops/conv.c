@@ -201,14 +201,15 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
 
 static status lower_conv_transpose(graph *g, const node *n, value **out) {
     value *x = node_in(n, 0), *w = node_in(n, 1), *bias = node_in(n, 2);
+    char tx[SHAPE_TEXT], tw[SHAPE_TEXT];
     shape result, per_channel = {.rank = 0};
     conv v = {.groups = node_int(n, "group")};
     window t;
 
     TRY(check_pair(g, n));
     if (w->shape.rank != x->shape.rank || w->shape.rank < 3 || v.groups < 1 || w->shape.dim[0] != x->shape.dim[1])
-        return fail(g->c, E_SHAPE, "ConvTranspose of images and weights with %d and %d axes, %" PRId64 " groups",
-                    x->shape.rank, w->shape.rank, v.groups);
+        return fail(g->c, E_SHAPE, "ConvTranspose of images %s with weights %s, in %" PRId64 " groups",
+                    shape_text(&x->shape, tx), shape_text(&w->shape, tw), v.groups);
     /* Only its numbers are wanted: as a window over the operand it may be larger than that. */
     TRY(window_numbers(g->c, n, &x->shape, w->shape.dim + 2, &t));
     TRY(transposed_window(g->c, n, &t, &v.w));

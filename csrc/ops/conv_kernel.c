@@ -14,15 +14,16 @@
 #include "exec/gemm.h"
 #include "ops/conv.h"
 
-enum { CHUNK_BYTES = 2 << 20, FEW_CHANNELS = 8 };
+enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* --- how the work is cut ------------------------------------------------------------------------------------------ */
 
+/* Columns are [channels of x * kernel elements, images * pixels]. */
 typedef struct chunk {
     const conv *v;
-    char *cols;
+    char *cols, *dy;       /* dy: [channels, images * pixels], for weights */
     int64_t image, images; /* first image, and how many */
     int64_t line, lines;   /* first line of outputs (of w.out[2] pixels), and how many: all, if images > 1 */
     const char *from;      /* x, for columns */
@@ -30,15 +31,16 @@ typedef struct chunk {
 } chunk;
 
 static int64_t lines_of(const conv *v) { return v->w.out[0] * v->w.out[1]; }
+static int64_t rows_of(const conv *v) { return v->groups * conv_depth(v); }
 
-/* Largest chunk: images with all their lines, or lines of one image. */
+/* Largest chunk: images with all their lines, or lines of one image. Wide enough for a good product. */
 static chunk plan_chunks(const conv *v) {
-    int64_t line = v->groups * conv_depth(v) * v->w.out[2] * (int64_t)dtype_size(v->type);
-    int64_t image = line * lines_of(v);
+    const int64_t plane = volume(v->w.out), bytes = rows_of(v) * (int64_t)dtype_size(v->type);
+    const int64_t fit = bytes > 0 ? CHUNK_BYTES / bytes : 0, pixels = fit > CHUNK_PIXELS ? fit : CHUNK_PIXELS;
     chunk k = {.v = v, .images = 1, .lines = lines_of(v)};
 
-    if (image > CHUNK_BYTES) k.lines = line > CHUNK_BYTES ? 1 : CHUNK_BYTES / line;
-    else if (image > 0) k.images = least(v->images, CHUNK_BYTES / image);
+    if (plane > pixels) k.lines = v->w.out[2] > pixels ? 1 : pixels / v->w.out[2];
+    else if (plane > 0) k.images = least(v->images, pixels / plane);
     return k;
 }
 
@@ -57,7 +59,8 @@ static bool next_chunk(const chunk *largest, chunk *now) {
     return now->images > 0;
 }
 
-static int64_t chunk_pixels(const chunk *k) { return k->lines * k->v->w.out[2]; }
+static int64_t pixels_of(const chunk *k) { return k->lines * k->v->w.out[2]; } /* of one image */
+static int64_t width_of(const chunk *k) { return k->images * pixels_of(k); }   /* columns */
 
 static bool is_pointwise(const conv *v) {
     for (int i = 0; i < SPATIAL; i++)
@@ -76,10 +79,13 @@ static conv as_line(const conv *v) {
 
 static bool few_channels(const conv *v) { return v->out < FEW_CHANNELS && (!is_pointwise(v) || v->in < FEW_CHANNELS); }
 
+/* Columns of single elements are x itself; but where images are small, one product over several of them is better. */
+static bool is_copy_free(const conv *v) { return is_pointwise(v) && volume(v->w.out) >= CHUNK_PIXELS; }
+
 size_t conv_scratch(const conv *v) {
-    if (is_pointwise(v) || few_channels(v)) return 0;
+    if (is_copy_free(v) || few_channels(v)) return 0;
     chunk k = plan_chunks(v);
-    return (size_t)(k.images * v->groups * conv_depth(v) * chunk_pixels(&k)) * dtype_size(v->type);
+    return (size_t)((rows_of(v) + v->groups * v->out) * width_of(&k)) * dtype_size(v->type);
 }
 
 /* --- columns ------------------------------------------------------------------------------------------------------ */
@@ -173,15 +179,17 @@ LINES(float)
 LINES(double)
 
 #define COLUMNS(T)                                                                                                     \
-    /* Rows [begin, end) of the chunk's cols: image, channel, kernel element. */                                       \
+    /* Parts [begin, end) of rows of the chunk's cols: channel, kernel element, image. */                              \
     SIMD static void make_columns_##T(void *arg, int64_t begin, int64_t end) {                                         \
         const chunk *k = arg;                                                                                          \
         const conv *v = k->v;                                                                                          \
-        const int64_t taps = conv_taps(v), first = k->image * v->groups * v->in;                                       \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
+        const int64_t taps = conv_taps(v), channels = v->groups * v->in;                                               \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t row = part / k->images, image = k->image + part % k->images;                                 \
             const tap t = tap_at(&v->w, row % taps);                                                                   \
-            look_##T(&v->w, &t, k->line, k->lines, (const T *)k->from + (first + row / taps) * volume(v->w.in),        \
-                     (T *)k->cols + row * chunk_pixels(k));                                                            \
+            look_##T(&v->w, &t, k->line, k->lines,                                                                     \
+                     (const T *)k->from + (image * channels + row / taps) * volume(v->w.in),                           \
+                     (T *)k->cols + part * pixels_of(k));                                                              \
         }                                                                                                              \
     }                                                                                                                  \
     /* The same for patches, over lines of kernel elements: neighbours in x go to rows filled side by side. */         \
@@ -189,15 +197,16 @@ LINES(double)
         const chunk *k = arg;                                                                                          \
         const conv *v = k->v;                                                                                          \
         const window *w = &v->w;                                                                                       \
-        const int64_t across = w->kernel[2], down = conv_taps(v) / across, pixels = chunk_pixels(k);                   \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
+        const int64_t across = w->kernel[2], down = conv_taps(v) / across, channels = v->groups * v->in;               \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t row = part / k->images, image = part % k->images, width = width_of(k);                       \
             const tap t = tap_at(w, row % down * across);                                                              \
-            const T *x = (const T *)k->from + (k->image * v->groups * v->in + row / down) * volume(w->in);             \
-            T *y = (T *)k->cols + row * across * pixels;                                                               \
+            const T *x = (const T *)k->from + ((k->image + image) * channels + row / down) * volume(w->in);            \
+            T *y = (T *)k->cols + row * across * width + image * pixels_of(k);                                         \
             for (int64_t l = 0; l < k->lines; l++, y += w->out[2]) {                                                   \
                 const T *in = x + line_offset(w, &t, k->line + l);                                                     \
                 for (int64_t p = 0; p < w->out[2]; p++)                                                                \
-                    for (int64_t i = 0; i < across; i++) y[i * pixels + p] = in[p * across + i];                       \
+                    for (int64_t i = 0; i < across; i++) y[i * width + p] = in[p * across + i];                        \
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
@@ -205,14 +214,15 @@ LINES(double)
     SIMD static void add_columns_##T(void *arg, int64_t begin, int64_t end) {                                          \
         const chunk *k = arg;                                                                                          \
         const conv *v = k->v;                                                                                          \
-        const int64_t taps = conv_taps(v), plane = volume(v->w.in), first = k->image * v->groups * v->in;              \
-        for (int64_t c = begin; c < end; c++) {                                                                        \
-            T *x = (T *)k->to + (first + c) * plane;                                                                   \
+        const int64_t taps = conv_taps(v), plane = volume(v->w.in), channels = v->groups * v->in;                      \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t image = part / channels, channel = part % channels;                                          \
+            const T *cols = (const T *)k->cols + channel * taps * width_of(k) + image * pixels_of(k);                  \
+            T *x = (T *)k->to + ((k->image + image) * channels + channel) * plane;                                     \
             if (k->line == 0) memset(x, 0, (size_t)plane * sizeof(T));                                                 \
-            for (int64_t i = 0; i < taps; i++) {                                                                       \
+            for (int64_t i = 0; i < taps; i++, cols += width_of(k)) {                                                  \
                 const tap t = tap_at(&v->w, i);                                                                        \
-                scatter_##T(&v->w, &t, k->line, k->lines, 1, (const T *)k->cols + (c * taps + i) * chunk_pixels(k),    \
-                            x);                                                                                        \
+                scatter_##T(&v->w, &t, k->line, k->lines, 1, cols, x);                                                 \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -230,110 +240,140 @@ static bool is_patches(const conv *v) {
 }
 
 static void make_columns(chunk *k) {
-    int64_t rows = k->images * k->v->groups * conv_depth(k->v), across = k->v->w.kernel[2];
+    const int64_t parts = rows_of(k->v) * k->images, across = k->v->w.kernel[2];
     const bool wide = k->v->type == F64;
 
     if (is_patches(k->v))
-        parallel_for(rows / across, parallel_rows(chunk_pixels(k) * across),
+        parallel_for(parts / across, parallel_rows(pixels_of(k) * across),
                      wide ? make_patches_double : make_patches_float, k);
-    else parallel_for(rows, parallel_rows(chunk_pixels(k)), wide ? make_columns_double : make_columns_float, k);
+    else parallel_for(parts, parallel_rows(pixels_of(k)), wide ? make_columns_double : make_columns_float, k);
 }
 
 static void add_columns(chunk *k) {
     int64_t planes = k->images * k->v->groups * k->v->in;
     range_fn *body = k->v->type == F64 ? add_columns_double : add_columns_float;
-    parallel_for(planes, parallel_rows(chunk_pixels(k) * conv_taps(k->v)), body, k);
+    parallel_for(planes, parallel_rows(pixels_of(k) * conv_taps(k->v)), body, k);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
-
-/* A pair for each image and group of the chunk; the caller fills in the matrices and their steps. */
-static gemm chunk_gemm(const chunk *k) {
-    return (gemm){.type = k->v->type, .alpha = 1, .n_batch = 2, .batch = {k->images, k->v->groups}};
-}
 
 static void *at(const void *base, int64_t element, dtype type) {
     return (char *)(uintptr_t)base + element * (int64_t)dtype_size(type);
 }
 
-static void forward_product(const chunk *k, const void *cols, const void *w, void *y, bool add) {
+/* The chunk's first pixel in a tensor like y. */
+static void *first_pixel(const chunk *k, const void *y) {
     const conv *v = k->v;
-    const int64_t depth = conv_depth(v), pixels = chunk_pixels(k), plane = volume(v->w.out);
-    const int64_t first = k->image * v->groups * v->out * plane + k->line * v->w.out[2];
-    gemm g = chunk_gemm(k);
+    return at(y, k->image * v->groups * v->out * volume(v->w.out) + k->line * v->w.out[2], v->type);
+}
+
+/* What walks from image to image of a tensor like y, and from group to group. */
+static int64_t image_step(const conv *v) { return v->groups * v->out * volume(v->w.out); }
+static int64_t group_step(const conv *v) { return v->out * volume(v->w.out); }
+
+/* The matrix of columns, `width` of them in each row: from image to image they are so many elements apart, and from
+ * group to group, whose rows follow one another. */
+typedef struct columns {
+    const void *data;
+    int64_t width, image_step, group_step;
+} columns;
+
+static columns made_columns(const chunk *k) {
+    return (columns){k->cols, width_of(k), pixels_of(k), conv_depth(k->v) * width_of(k)};
+}
+
+/* The columns of single elements: x, of which the chunk is all images. */
+static columns columns_of_x(const chunk *k, const void *x) {
+    const int64_t plane = volume(k->v->w.in);
+    return (columns){x, plane, k->v->groups * k->v->in * plane, k->v->in * plane};
+}
+
+/* y = w cols, for each image and group */
+static void forward_product(const chunk *k, columns cols, const void *w, void *y, bool add) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .beta = add, .n_batch = 2, .batch = {k->images, v->groups}};
 
     g.m = v->out;
-    g.n = pixels;
-    g.k = depth;
-    g.beta = add;
+    g.n = pixels_of(k);
+    g.k = conv_depth(v);
     g.a = w;
-    g.a_row = depth;
+    g.a_row = g.k;
     g.a_col = 1;
-    g.a_step[1] = v->out * depth;
-    g.b = cols;
-    g.b_row = pixels;
+    g.a_step[1] = v->out * g.k;
+    g.b = cols.data;
+    g.b_row = cols.width;
     g.b_col = 1;
-    g.b_step[0] = v->groups * depth * pixels;
-    g.b_step[1] = depth * pixels;
-    g.c = at(y, first, v->type);
-    g.c_row = plane;
-    g.c_step[0] = v->groups * v->out * plane;
-    g.c_step[1] = v->out * plane;
+    g.b_step[0] = cols.image_step;
+    g.b_step[1] = cols.group_step;
+    g.c = first_pixel(k, y);
+    g.c_row = volume(v->w.out);
+    g.c_step[0] = image_step(v);
+    g.c_step[1] = group_step(v);
     gemm_run(&g);
 }
 
-static void input_product(const chunk *k, const void *dy, const void *w, void *cols) {
+/* cols = w' dy */
+static void input_product(const chunk *k, const void *dy, const void *w, columns cols) {
     const conv *v = k->v;
-    const int64_t depth = conv_depth(v), pixels = chunk_pixels(k), plane = volume(v->w.out);
-    const int64_t first = k->image * v->groups * v->out * plane + k->line * v->w.out[2];
-    gemm g = chunk_gemm(k);
+    gemm g = {.type = v->type, .alpha = 1, .n_batch = 2, .batch = {k->images, v->groups}};
 
-    g.m = depth;
-    g.n = pixels;
+    g.m = conv_depth(v);
+    g.n = pixels_of(k);
     g.k = v->out;
     g.a = w;
     g.a_row = 1;
-    g.a_col = depth;
-    g.a_step[1] = v->out * depth;
-    g.b = at(dy, first, v->type);
-    g.b_row = plane;
+    g.a_col = g.m;
+    g.a_step[1] = v->out * g.m;
+    g.b = first_pixel(k, dy);
+    g.b_row = volume(v->w.out);
     g.b_col = 1;
-    g.b_step[0] = v->groups * v->out * plane;
-    g.b_step[1] = v->out * plane;
-    g.c = cols;
-    g.c_row = pixels;
-    g.c_step[0] = v->groups * depth * pixels;
-    g.c_step[1] = depth * pixels;
+    g.b_step[0] = image_step(v);
+    g.b_step[1] = group_step(v);
+    g.c = (void *)(uintptr_t)cols.data;
+    g.c_row = cols.width;
+    g.c_step[0] = cols.image_step;
+    g.c_step[1] = cols.group_step;
     gemm_run(&g);
 }
 
-/* One image after the other into the same dw. */
-static void weight_product(const chunk *k, const void *cols, const void *dy, void *dw) {
-    const conv *v = k->v;
-    const int64_t depth = conv_depth(v), pixels = chunk_pixels(k), plane = volume(v->w.out);
+/* Lines [begin, end) of the chunk's dy, by channel and image. */
+static void collect_lines(void *arg, int64_t begin, int64_t end) {
+    const chunk *k = arg;
+    const int64_t bytes = pixels_of(k) * (int64_t)dtype_size(k->v->type), channels = k->v->groups * k->v->out;
 
-    for (int64_t i = 0; i < k->images; i++) {
-        const int64_t image = k->image + i, first = image * v->groups * v->out * plane + k->line * v->w.out[2];
-        gemm g = chunk_gemm(k);
-
-        g.batch[0] = 1;
-        g.m = v->out;
-        g.n = depth;
-        g.k = pixels;
-        g.beta = image > 0 || k->line > 0;
-        g.a = at(dy, first, v->type);
-        g.a_row = plane;
-        g.a_col = 1;
-        g.a_step[1] = v->out * plane;
-        g.b = at(cols, i * v->groups * depth * pixels, v->type);
-        g.b_row = 1;
-        g.b_col = pixels;
-        g.b_step[1] = depth * pixels;
-        g.c = dw;
-        g.c_row = depth;
-        g.c_step[1] = v->out * depth;
-        gemm_run(&g);
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t channel = part / k->images, image = part % k->images;
+        memcpy(k->dy + part * bytes, k->from + (image * channels + channel) * bytes, (size_t)bytes);
     }
+}
+
+/* dw += dy cols'. The pixels of several images are one long sum, for which dy is collected: they must lie in line. */
+static void weight_product(const chunk *k, columns cols, const void *dy, void *dw) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .beta = k->image > 0 || k->line > 0, .n_batch = 1, .batch = {v->groups}};
+
+    g.m = v->out;
+    g.n = conv_depth(v);
+    g.k = width_of(k);
+    g.a = first_pixel(k, dy);
+    g.a_row = volume(v->w.out);
+    g.a_col = 1;
+    if (k->images > 1) {
+        chunk lines = *k;
+        lines.from = first_pixel(k, dy);
+        parallel_for(k->images * v->groups * v->out, parallel_rows(pixels_of(k)), collect_lines, &lines);
+        g.a = k->dy;
+        g.a_row = g.k;
+    }
+    g.a_step[0] = v->out * g.a_row;
+    g.b = cols.data;
+    g.b_row = 1;
+    g.b_col = cols.width;
+    g.b_step[0] = cols.group_step;
+    g.c = dw;
+    g.c_row = g.n;
+    g.c_step[0] = v->out * g.n;
+    gemm_run(&g);
 }
 
 /* --- few channels: scaled additions of shifted images ------------------------------------------------------------- */
@@ -405,43 +445,40 @@ DIRECT(double)
 
 void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add, void *work) {
     const conv flat = as_line(v);
-    const int64_t plane = volume(v->w.out);
+    const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
+    direct d = {.v = v, .x = x, .w = w, .out = y, .add = add};
 
     if (few_channels(v)) {
-        direct d = {.v = v, .x = x, .w = w, .out = y, .add = add};
-        parallel_for(v->images * v->groups * v->out, parallel_rows(plane * conv_depth(v)),
+        parallel_for(v->images * v->groups * v->out, parallel_rows(volume(v->w.out) * conv_depth(v)),
                      v->type == F64 ? direct_forward_double : direct_forward_float, &d);
         return;
     }
     if (is_pointwise(v)) {
-        chunk all = {.v = &flat, .images = v->images, .lines = 1};
-        forward_product(&all, x, w, y, add);
+        forward_product(&all, columns_of_x(&all, x), w, y, add);
         return;
     }
-    const chunk largest = plan_chunks(v);
     for (chunk k = {.v = v, .cols = work, .from = x}; next_chunk(&largest, &k);) {
         make_columns(&k);
-        forward_product(&k, k.cols, w, y, add);
+        forward_product(&k, made_columns(&k), w, y, add);
     }
 }
 
 void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work) {
     const conv flat = as_line(v);
+    const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
+    direct d = {.v = v, .dy = dy, .w = w, .out = dx};
 
     if (few_channels(v)) {
-        direct d = {.v = v, .dy = dy, .w = w, .out = dx};
         parallel_for(v->images * v->groups * v->in, parallel_rows(volume(v->w.out) * v->out * conv_taps(v)),
                      v->type == F64 ? direct_input_double : direct_input_float, &d);
         return;
     }
     if (is_pointwise(v)) {
-        chunk all = {.v = &flat, .images = v->images, .lines = 1};
-        input_product(&all, dy, w, dx);
+        input_product(&all, dy, w, columns_of_x(&all, dx));
         return;
     }
-    const chunk largest = plan_chunks(v);
     for (chunk k = {.v = v, .cols = work, .to = dx}; next_chunk(&largest, &k);) {
-        input_product(&k, dy, w, k.cols);
+        input_product(&k, dy, w, made_columns(&k));
         add_columns(&k);
     }
 }
@@ -449,25 +486,26 @@ void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, voi
 void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work) {
     const conv flat = as_line(v);
     const int64_t count = v->groups * v->out * conv_depth(v);
+    const chunk largest = plan_chunks(v);
+    direct d = {.v = v, .x = x, .dy = dy, .out = dw};
 
     if (v->images == 0 || volume(v->w.out) == 0) {
         memset(dw, 0, (size_t)count * dtype_size(v->type));
         return;
     }
     if (few_channels(v)) {
-        direct d = {.v = v, .x = x, .dy = dy, .out = dw};
         parallel_for(count, parallel_rows(volume(v->w.out) * v->images),
                      v->type == F64 ? direct_weight_double : direct_weight_float, &d);
         return;
     }
-    if (is_pointwise(v)) {
-        chunk all = {.v = &flat, .images = v->images, .lines = 1};
-        weight_product(&all, x, dy, dw);
+    if (is_copy_free(v)) {
+        for (chunk k = {.v = &flat, .images = 1, .lines = 1}; k.image < v->images; k.image++)
+            weight_product(&k, columns_of_x(&k, at(x, k.image * v->groups * v->in * volume(v->w.in), v->type)), dy, dw);
         return;
     }
-    const chunk largest = plan_chunks(v);
     for (chunk k = {.v = v, .cols = work, .from = x}; next_chunk(&largest, &k);) {
+        k.dy = k.cols + rows_of(v) * width_of(&k) * (int64_t)dtype_size(v->type);
         make_columns(&k);
-        weight_product(&k, k.cols, dy, dw);
+        weight_product(&k, made_columns(&k), dy, dw);
     }
 }

@@ -49,6 +49,8 @@ bool conv_by_torch(const conv *v, conv_product product) {
     if (conv_work(v) < WORTH_A_CALL) return false;
     /* The gradient of an image of few channels, which is seldom wanted, has nothing to block. */
     if (product == CONV_GRAD_INPUT && v->groups == 1 && v->in < BLOCK) return false;
+    /* Weights much larger than the images are written once by a product, and copied after torch has written them. */
+    if (product == CONV_GRAD_WEIGHT && 2 * v->images * volume(v->w.out) <= v->groups * v->out) return false;
     return available();
 }
 

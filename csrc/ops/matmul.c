@@ -46,7 +46,8 @@ static status infer_matmul(graph *g, node *n) {
                     shape_text(&n->in[0]->shape, ta), shape_text(&n->in[1]->shape, tb), a.dim[a.rank - 1],
                     b.dim[b.rank - 2]);
     shape a_batch = batch_of(&a), b_batch = batch_of(&b);
-    TRY(shape_broadcast(g->c, &a_batch, &b_batch, &y));
+    TRY_AT(g->c, shape_broadcast(g->c, &a_batch, &b_batch, &y), "pairing the matrices of %s and %s",
+           shape_text(&n->in[0]->shape, ta), shape_text(&n->in[1]->shape, tb));
     if (n->in[0]->shape.rank > 1) y.dim[y.rank++] = a.dim[a.rank - 2];
     if (n->in[1]->shape.rank > 1) y.dim[y.rank++] = b.dim[b.rank - 1];
     return set_out(g, n, 0, n->in[0]->type, &y);
@@ -59,7 +60,7 @@ static status infer_matmul_bias(graph *g, node *n) {
 
     TRY(infer_matmul(g, n));
     if (!c) return OK;
-    TRY(shape_broadcast(g->c, &y->shape, &c->shape, &both));
+    TRY_AT(g->c, shape_broadcast(g->c, &y->shape, &c->shape, &both), "adding to a product");
     if (!shape_equal(&both, &y->shape))
         return fail(g->c, E_SHAPE, "%s adds %s to a product of shape %s", n->op->name, shape_text(&c->shape, tc),
                     shape_text(&y->shape, ty));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 /* Names of the family files. */
+/* clang-format off */
 #define FAMILIES(X)                                                                                                    \
     X(unary)                                                                                                           \
     X(activation)                                                                                                      \
@@ -13,6 +14,7 @@
     X(select) X(view) X(slice) X(movement) X(sequence) X(index) X(topk) X(nonzero) X(scatter) X(create) X(reduce)      \
         X(cumulative) X(softmax) X(attention) X(loss) X(norm) X(batchnorm) X(random) X(matmul) X(einsum) X(conv)       \
             X(pool) X(resize) X(rnn)
+/* clang-format on */
 
 #define X(family) extern const op_def family##_ops[];
 FAMILIES(X)

@@ -86,6 +86,8 @@ status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kern
         return fail(c, rank < 1 ? E_SHAPE : E_UNSUPPORTED,
                     "%s has one to three spatial axes; a tensor of rank %d has %d", n->op->name, x->rank, rank);
     spatial_axes(x, w.in);
+    for (int i = 0; i < SPATIAL; i++)
+        if (w.in[i] > INT32_MAX) return fail(c, E_UNSUPPORTED, "%s of more than 2^31 pixels in a row", n->op->name);
     TRY(read_axes(c, n, "strides", rank, w.stride));
     TRY(read_axes(c, n, "dilations", rank, w.dilation));
     TRY(read_axes(c, n, "kernel_shape", rank, w.kernel));
@@ -95,6 +97,8 @@ status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kern
         if (node_has(n, "kernel_shape") && *written != kernel[i])
             return fail(c, E_SHAPE, "%s: kernel_shape says %" PRId64 " where the weights have %" PRId64, n->op->name,
                         *written, kernel[i]);
+        if (kernel[i] < 1 || kernel[i] > INT32_MAX)
+            return fail(c, E_SHAPE, "%s: a window of %" PRId64 " elements", n->op->name, kernel[i]);
         *written = kernel[i];
     }
     *out = w;

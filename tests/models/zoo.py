@@ -290,23 +290,22 @@ MORE = {
     "poolformer": hf("poolformer", "ForImageClassification", image(64), hidden_sizes=[8, 16, 16, 16], depths=[1] * 4),
     "lstm": Architecture(recurrent(nn.LSTM), vectors(None, 12)),
     "gru": Architecture(recurrent(nn.GRU), vectors(None, 12)),
+    "cohere": hf("cohere", "ForCausalLM", language),
+    "xlnet": hf("xlnet", "ForCausalLM", language, NAMES, d_model=32, n_layer=2, n_head=4, d_inner=64),
+    "segformer": hf("segformer", "ForImageClassification", image(32), NAMES, **SEGFORMER),
+    "beit": hf("beit", "ForImageClassification", image(24), **VISION),
 }
 
-#: Hard to capture: loops over the data, sizes that depend on values, constants of the batch. Captured or not, they
-#: train as in PyTorch.
+#: Hard to capture: loops over the data, sizes that depend on values, constants of the batch, functions with a backward
+#: of their own. Captured or not, they train as in PyTorch.
 HARD = {
     "bloom": hf("bloom", "ForCausalLM", language),
-    "cohere": hf("cohere", "ForCausalLM", language),
     "mixtral": hf("mixtral", "ForCausalLM", language, num_local_experts=2, **KV),
-    "mamba": hf("mamba", "ForCausalLM", language),
-    "xlnet": hf("xlnet", "ForCausalLM", language, NAMES, d_model=32, n_layer=2, n_head=4, d_inner=64),
+    "mamba": hf("mamba", "ForCausalLM", language, num_hidden_layers=1),
     "funnel": hf("funnel", "ForMaskedLM", language, NAMES, block_sizes=[1, 1], d_model=32, **FUNNEL),
     "fnet": hf("fnet", "ForMaskedLM", language),
     "clip": hf("clip", "", pairs, text_config=SMALL, vision_config=SMALL | VISION, projection_dim=16),
     "swin": hf("swin", "ForImageClassification", image(32), NAMES, **SWIN),
-    "segformer": hf("segformer", "ForImageClassification", image(32), NAMES, **SEGFORMER),
-    "beit": hf("beit", "ForImageClassification", image(24), **VISION),
-    "mobilenet-v2": hf("mobilenet_v2", "ForImageClassification", image(32), depth_multiplier=0.25),
     "whisper": hf("whisper", "ForSpeechSeq2Seq", speech, num_mel_bins=8, max_source_positions=16, **SEQ2SEQ),
 }
 ARCHITECTURES = PURE | MORE | HARD

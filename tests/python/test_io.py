@@ -63,11 +63,9 @@ def equal(a, b):
         return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     if hasattr(a, "__dict__") and not isinstance(a, (type, enum.Enum)):
         return type(a) is type(b) and equal(vars(a), vars(b))
-    return type(a) is type(b) and a == b and math.copysign(1, a.real) == math.copysign(1, b.real) if is_number(a) else a == b
-
-
-def is_number(a):
-    return isinstance(a, (int, float, complex))
+    if isinstance(a, float):
+        return type(b) is float and a == b and math.copysign(1, a) == math.copysign(1, b)
+    return type(a) is type(b) and a == b
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -80,11 +78,29 @@ def test_there_and_back(name, results):
     tensors_again, structure_again = flatten(again, results)
     assert structure_again == structure and hash(structure_again) == hash(structure)
     assert all(a is b for a, b in zip(tensors, tensors_again, strict=True))
-    assert again is not value or not tensors
 
 
 def test_structures_differ_in_types_and_values():
-    values = [1, 1.0, True, "1", None, 2, 0.0, -0.0, [], (), {}, [1], (1,), {"a": 1}, {"b": 1}, {1: 1}, {True: 1}, Pair(1)]
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        2,
+        0.0,
+        -0.0,
+        [],
+        (),
+        {},
+        [1],
+        (1,),
+        {"a": 1},
+        {"b": 1},
+        {1: 1},
+        {True: 1},
+        Pair(1),
+    ]
     structures = [flatten(value)[1] for value in values]
     assert len(set(structures)) == len(values)
 

@@ -12,7 +12,7 @@ def masked_softmax(x, allowed=None):
     allowed = torch.ones_like(x, dtype=torch.bool) if allowed is None else allowed.expand_as(x)
     left = (allowed & (x != -math.inf)).any(-1, keepdim=True)
     scores = torch.where(left, torch.where(allowed, x, -math.inf), 0.0)
-    return torch.where(allowed & left, scores.softmax(-1), 0.0)
+    return torch.where(left, scores.softmax(-1), 0.0)
 
 
 def case(name, x, *mask, **kwargs):

@@ -59,9 +59,9 @@ def wide(training):
 
 
 CASES = [
-    train((4, 3), dtypes=FLOAT),
+    train((4, 3), dtypes=FLOAT, large=[t(4096, 512), t(512), t(512), *moments(512)]),
     train((4, 3, 5), dtypes=FLOAT),
-    train((2, 3, 4, 5)),
+    train((2, 3, 4, 5), large=[t(16, 64, 56, 56), t(64), t(64), *moments(64)]),
     train((4, 3), outputs=1),
     train((2, 3, 4, 5), outputs=1),
     train((2, 3, 2, 2, 3)),
@@ -73,7 +73,7 @@ CASES = [
     train((3, 40, 30, 30), tol=4),
     train((0, 3), resize=False),
     given((4, 3), dtypes=FLOAT),
-    given((2, 3, 4, 5), dtypes=FLOAT),
+    given((2, 3, 4, 5), dtypes=FLOAT, large=[t(16, 64, 56, 56), t(64), t(64), *moments(64)]),
     given((2, 3, 4, 5), opset=9),
     given((1, 3, 1)),
     given((6, 700), fd=False),

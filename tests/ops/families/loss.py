@@ -71,8 +71,10 @@ def both(loss):
     yield loss(t(6, 7), value([0, 6, -100, 3, -100, 2], "int64"), ignore=-100, resize=False)
     for dtype in ("int32", "uint8"):
         yield loss(t(6, 7), ints(6, high=7, dtype=dtype), name=dtype)
-    yield loss(t(40, 3000), ints(40, high=3000), fd=False, resize=False)
-    yield loss(t(3, 20, 700), ints(3, 700, high=20), fd=False, resize=False)
+    large = [t(512, 30522), ints(512, high=30522)]
+    yield loss(t(40, 3000), ints(40, high=3000), fd=False, resize=False, large=large)
+    large = [t(4, 21, 65536), ints(4, 65536, high=21)]
+    yield loss(t(3, 20, 700), ints(3, 700, high=20), fd=False, resize=False, large=large)
     yield loss(t(6, 7), ints(6, high=7), opset=12)
 
 

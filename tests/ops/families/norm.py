@@ -82,7 +82,7 @@ def mean_variance(shape, axes=None):
 
 
 CASES = [
-    layer((6, 5), dtypes=FLOAT),
+    layer((6, 5), dtypes=FLOAT, large=[t(1024, 768), t(768), t(768)]),
     layer((2, 3, 5)),
     layer((2, 3, 5), bias=False),
     layer((2, 3, 5), -2),
@@ -100,7 +100,7 @@ CASES = [
          lambda x, w, b: F.layer_norm(x.float(), x.shape[-1:], w, b, 1e-3).to(x.dtype),
          attrs={"epsilon": 1e-3}, opset=17, dtypes=("bfloat16", "float16"), name="wide-scale"),
     layer((7, 14), name="special", grad=False, epsilon=1e-5),
-    rms((6, 5), dtypes=FLOAT),
+    rms((6, 5), dtypes=FLOAT, large=[t(1024, 768), t(768)]),
     rms((2, 3, 5), -2),
     rms((2, 3, 5), 0),
     rms((300, 70), fd=False),
