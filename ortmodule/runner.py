@@ -27,6 +27,7 @@ MOST_VALUES = 8
 
 # What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 _ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
+_NOTHING = object()
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
@@ -74,28 +75,40 @@ class Runner:
         tree = self._current_tree()
         call = _Call(tree, arguments, inputs, lambda: self.forward(*args, **kwargs))
         self.fallback.check(call.key, (call.key, shapes(inputs)))
+        result, part = self._known(call)
+        if result is _NOTHING:
+            with self._lock:
+                result, part = self._known(call)  # another thread may have captured it
+                if result is _NOTHING:
+                    result = self._captured(call, part)
+        return result
+
+    def _known(self, call: _Call) -> tuple[Any, int]:
+        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on."""
         part = SMALL
         for graph in tuple(self.graphs.get(call.key, ())):
-            if graph.fits(inputs):
+            if graph.fits(call.inputs):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
-                    return self._run(graph, call)
+                    return self._run(graph, call), part
                 except DoesNotHold as reason:
                     self.log.debug(str(reason))
+        return _NOTHING, part
+
+    def _captured(self, call: _Call, part: int) -> Any:
         grad = torch.is_grad_enabled()
-        with self._lock:
-            while True:
-                # Tensors of inference mode have no versions, which tell what forward changes.
-                with torch.inference_mode(False), torch.set_grad_enabled(grad):
-                    graph = self._capture(call, part)
-                try:
-                    return self._run(graph, call)
-                except DoesNotHold as reason:
-                    self.log.debug(str(reason))
-                    if part == WHOLE:
-                        text = f"what it does depends on values: {reason}"
-                        raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
-                    part += 1
+        while True:
+            # Tensors of inference mode have no versions, which tell what forward changes.
+            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+                graph = self._capture(call, part)
+            try:
+                return self._run(graph, call)
+            except DoesNotHold as reason:
+                self.log.debug(str(reason))
+                if part == WHOLE:
+                    text = f"what it does depends on values: {reason}"
+                    raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
+                part += 1
 
     def _current_tree(self) -> Tree:
         tree = self._tree

@@ -1,0 +1,586 @@
+"""What a capture may and may not assume, and what it must leave alone."""
+
+import copy
+import random
+import threading
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from ortmodule import LogLevel, ORTModule, UnsupportedError, explain
+
+
+def module(function, *parameters):
+    """A module whose forward is `function(self, ...)`; it has a Linear(4, 4) and a buffer."""
+
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("buffer", torch.ones(4))
+
+        forward = function
+
+    torch.manual_seed(0)
+    return Made()
+
+
+class Pair:
+    def __init__(self, function):
+        self.eager = module(function)
+        self.ours = ORTModule(copy.deepcopy(self.eager))
+
+    def check(self, *args, captured=True, **kwargs):
+        """The same results as PyTorch; returns the report."""
+        found, expected = self.ours(*args, **kwargs), self.eager(*args, **kwargs)
+        torch.testing.assert_close(found, expected)
+        report = explain(self.ours)
+        assert report.captured == captured, report.fallback
+        return report
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [(1, 5, 4), (2, 5, 4), (8, 8, 4), (4, 4, 4), (3, 40, 4)])
+def test_any_size_is_one_graph(first):
+    pair = Pair(lambda self, x: self.linear(x).softmax(1).sum(-1))
+    pair.check(rows(*first))
+    for shape in ((2, 7, 4), (5, 3, 4), (1, 9, 4), (6, 1, 4), (1, 1, 4)):
+        report = pair.check(rows(*shape))
+    assert report.exports == 1 and report.plans == 6
+
+
+def test_a_size_in_the_graph_is_pinned():
+    """The loop over the second dimension is unrolled: one graph for each length, any batch."""
+
+    def forward(self, x):
+        total = torch.zeros(x.shape[0], 4)
+        for i in range(x.shape[1]):
+            total = total * 0.5 + self.linear(x[:, i])
+        return total
+
+    pair = Pair(forward)
+    for shape, exports in (((3, 5, 4), 1), ((7, 5, 4), 1), ((3, 6, 4), 2), ((2, 6, 4), 2), ((5, 5, 4), 2)):
+        assert pair.check(rows(*shape)).exports == exports
+
+
+@pytest.mark.parametrize(
+    "size", [lambda x: len(x), lambda x: int(x.shape[0]), lambda x: x.shape.numel(), lambda x: float(x.size(0))]
+)
+def test_a_size_as_a_number(size):
+    pair = Pair(lambda self, x: self.linear(x) / size(x))
+    for n in (3, 5, 3, 1):
+        pair.check(rows(n, 4))
+
+
+def test_a_decision_about_a_size():
+    def forward(self, x):
+        return self.linear(x) if x.shape[1] > 20 else self.linear(x) * 2
+
+    pair = Pair(forward)
+    assert pair.check(rows(2, 5, 4)).exports == 1
+    assert pair.check(rows(2, 19, 4)).exports == 1
+    assert pair.check(rows(2, 30, 4)).exports == 2
+    assert pair.check(rows(3, 25, 4)).exports == 2
+    assert pair.check(rows(2, 9, 4)).exports == 2
+
+
+def test_a_decision_about_one():
+    pair = Pair(lambda self, x: self.linear(x).squeeze(0))
+    for n, exports in ((3, 1), (1, 2), (5, 2), (1, 2)):
+        assert pair.check(rows(n, 4)).exports == exports
+
+
+def test_features_that_happen_to_be_as_many_as_rows():
+    pair = Pair(lambda self, x: self.linear(x))
+    assert pair.check(rows(4, 4)).exports == 1
+    assert pair.check(rows(9, 4)).exports == 1
+
+
+def test_square_masks_vary_together():
+    pair = Pair(lambda self, x, mask: (x @ x.transpose(1, 2)).masked_fill(mask, -1e9).softmax(-1) @ self.linear(x))
+    for n, length in ((2, 5), (3, 7), (2, 2)):
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        assert pair.check(rows(n, length, 4), mask).exports == 1
+
+
+def test_channels_are_pinned_and_space_is_not():
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    for shape in ((2, 3, 8, 8), (3, 3, 12, 9), (1, 3, 5, 5)):
+        torch.testing.assert_close(ours(rows(*shape)), eager(rows(*shape)))
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_the_exporter_needs_a_size():
+    eager = nn.Sequential(nn.AdaptiveAvgPool2d((3, 2)), nn.Flatten(), nn.Linear(18, 2))
+    ours = ORTModule(copy.deepcopy(eager))
+    for shape, exports in (((2, 3, 8, 8), 1), ((4, 3, 8, 8), 1), ((2, 3, 7, 9), 2)):
+        torch.testing.assert_close(ours(rows(*shape)), eager(rows(*shape)))
+        assert explain(ours).captured and explain(ours).exports == exports
+
+
+def test_sizes_in_the_result_are_numbers():
+    def forward(self, x):
+        return {"y": self.linear(x), "n": x.shape[0] * 2 + 1, "long": x.shape[1] > 5, "tensor": torch.tensor(3)}
+
+    pair = Pair(forward)
+    for length in (4, 9):
+        found = pair.ours(rows(3, length, 4))
+        assert found["n"] == 7 and type(found["n"]) is int and found["long"] is (length > 5)
+        assert isinstance(found["tensor"], torch.Tensor)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_about_data():
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else self.linear(x) * 2
+
+    pair = Pair(forward)
+    for sign in (1, 1, -1, 1, -1):
+        report = pair.check(rows(3, 4).abs() * sign)
+    assert report.exports <= 4
+
+
+def test_a_decision_about_the_whole_batch():
+    """True for every part of the batch, not for all of it."""
+    pair = Pair(lambda self, x: self.linear(x) * (2 if (x.sum() > 30).item() else 1))
+    pair.check(torch.ones(64, 4))
+    pair.check(torch.ones(4, 4))
+
+
+def test_a_number_out_of_the_data():
+    pair = Pair(lambda self, x: self.linear(x) * x.max().item())
+    for seed in range(12):
+        pair.check(rows(3, 4, seed=seed), captured=explain(pair.ours).captured or seed == 0)
+    assert not explain(pair.ours).captured and explain(pair.ours).exports <= 9
+
+
+def test_a_decision_about_a_buffer():
+    def forward(self, x):
+        return self.linear(x) if self.buffer.sum() > 0 else -self.linear(x)
+
+    pair = Pair(forward)
+    pair.check(rows(3, 4))
+    for model in (pair.ours, pair.eager):
+        model.buffer.neg_()
+    assert pair.check(rows(3, 4)).exports == 2
+
+
+def test_values_that_become_constants():
+    """`torch.tensor` of a number that was computed from the data has no trace."""
+    pair = Pair(lambda self, x: self.linear(x) + torch.as_tensor(x.detach().numpy().sum() if not x.requires_grad else 0))
+    pair.check(rows(30, 4), captured=False)
+    assert "values out of a tensor" in explain(pair.ours).fallback
+
+
+def test_random_decisions():
+    pair = Pair(lambda self, x: self.linear(x) if torch.rand([]) < 0.5 else x)
+    pair.ours(rows(2, 4))
+    assert "random" in explain(pair.ours).fallback
+    never = Pair(lambda self, x: self.linear(x) if torch.rand([]) < 0.0 else x * 2)
+    never.check(rows(2, 4))
+
+
+def test_numbers_among_the_arguments():
+    pair = Pair(lambda self, x, scale, flag=False: self.linear(x) * scale if flag else self.linear(x) + scale)
+    for scale, flag, exports in ((1, False, 1), (2, False, 2), (1, True, 3), (1, False, 3), (1.0, False, 4)):
+        assert pair.check(rows(2, 4), scale, flag=flag).exports == exports
+    for i in range(20):
+        pair.ours(rows(2, 4), i + 0.5)
+    report = explain(pair.ours)
+    assert not report.captured and "pass them as tensors" in report.fallback and report.exports < 20
+    pair.check(rows(2, 4), 1)
+
+
+def test_numbers_as_tensors_are_inputs():
+    pair = Pair(lambda self, x, scale: self.linear(x) / scale)
+    for scale in (1.0, 2.0, 3.0):
+        assert pair.check(rows(2, 4), torch.tensor(scale)).exports == 1
+
+
+# --- structures and modes -------------------------------------------------------------------------------------------------------
+
+
+def test_structures_of_arguments():
+    def forward(self, a, *rest, b=None, **more):
+        total = self.linear(a)
+        for value in (*rest, b, *more.values()):
+            total = total if value is None else total + (value["x"] if isinstance(value, dict) else value[0])
+        return total, {"again": [total * 2, None]}
+
+    pair = Pair(forward)
+    x, y = rows(2, 4), rows(2, 4, seed=1)
+    calls = [((x,), {}), ((x, [y]), {}), ((x,), {"b": (y,)}), ((x,), {"c": {"x": y}, "d": [y]}), ((), {"a": x, "b": None})]
+    for _ in range(2):
+        for args, kwargs in calls:
+            report = pair.check(*args, **kwargs)
+    assert report.exports == len(calls)
+
+
+def test_the_order_of_keywords_is_not_a_structure():
+    pair = Pair(lambda self, a, b: self.linear(a) - b)
+    x, y = rows(2, 4), rows(2, 4, seed=1)
+    pair.check(a=x, b=y)
+    assert pair.check(b=y, a=x).exports == 1
+
+
+def test_flips_are_cached():
+    pair = Pair(lambda self, x: nn.functional.dropout(self.linear(x), 0.5, self.training and False))
+    flips = [
+        lambda: pair.ours.train(),
+        lambda: pair.ours.eval(),
+        lambda: pair.ours.linear.train(),
+        lambda: pair.ours.requires_grad_(False),
+        lambda: pair.ours.requires_grad_(True),
+        lambda: pair.ours.double(),
+        lambda: pair.ours.float(),
+    ]
+
+    def call():
+        pair.ours(rows(2, 4).to(pair.ours.linear.weight.dtype))
+
+    def round_trip():
+        for flip in flips:
+            flip()
+            call()
+        with torch.no_grad():
+            call()
+        with torch.autocast("cpu", torch.bfloat16):
+            call()
+
+    round_trip()
+    exports = explain(pair.ours).exports
+    round_trip()
+    round_trip()
+    assert explain(pair.ours).exports == exports and explain(pair.ours).captured
+
+
+def test_autocast():
+    pair = Pair(lambda self, x: (self.linear(x), self.linear(x).softmax(-1), x @ x.mT))
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found, expected = pair.ours(rows(6, 4)), pair.eager(rows(6, 4))
+        assert [t.dtype for t in found] == [t.dtype for t in expected]
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    pair.check(rows(6, 4))
+    assert explain(pair.ours).exports == 3
+
+
+def test_unused_inputs_and_parameters():
+    pair = Pair(lambda self, x, unused, nothing=None: x * self.buffer)
+    pair.check(rows(2, 4), rows(3, 3))
+    x = rows(2, 4).requires_grad_()
+    pair.ours(x, rows(3, 3)).sum().backward()
+    assert x.grad is not None and pair.ours.linear.weight.grad is None
+
+
+def test_no_tensor_arguments():
+    pair = Pair(lambda self, n: self.linear.weight * n)
+    pair.check(2)
+
+
+def test_results_that_nothing_computes():
+    x = rows(2, 4)
+    ours = ORTModule(module(lambda self, x: (x, self.linear.weight, None, "text", 3)))
+    found = ours(x)
+    assert found[0] is x and found[1] is ours.linear.weight and found[2:] == (None, "text", 3)
+
+
+# --- where autograd stops --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, x: self.linear(x).detach() * self.linear(x),
+        lambda self, x: (self.linear(x).data + 1) * self.linear(x),
+        lambda self, x: x + (self.linear(x).round() - x).detach(),
+        lambda self, x: x * self.linear(x).no_grad_twice() if False else _without_grad(self, x),
+    ],
+    ids=["detach", "data", "straight-through", "no_grad"],
+)
+def test_gradients_stop(function):
+    results = []
+    pair = Pair(function)
+    for model in (pair.ours, pair.eager):
+        x = rows(3, 4).requires_grad_()
+        y = model(x)
+        y.pow(2).sum().backward()
+        results.append([y, x.grad, *(p.grad for p in model.parameters())])
+    for found, expected in zip(*results, strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected)
+    assert explain(pair.ours).captured
+
+
+def _without_grad(self, x):
+    with torch.no_grad():
+        y = self.linear(x)
+        z = y.exp() / y.exp().sum(-1, keepdim=True)
+    return self.linear(x) * z + y
+
+
+def test_the_padding_row_gets_no_gradient():
+    results = []
+    torch.manual_seed(0)
+    eager = nn.Embedding(7, 3, padding_idx=2)
+    for model in (ORTModule(copy.deepcopy(eager)), eager):
+        (model(torch.tensor([[1, 2], [2, 3]])) ** 2).sum().backward()
+        results.append(model.weight.grad)
+    torch.testing.assert_close(*results)
+    assert results[0][2].abs().sum() == 0
+
+
+# --- what is left alone -----------------------------------------------------------------------------------------------------------
+
+
+def test_random_state_is_untouched():
+    def forward(self, x):
+        random.random(), numpy.random.rand()
+        return nn.functional.dropout(self.linear(x), 0.0, self.training)
+
+    def state():
+        return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
+
+    ours = ORTModule(module(forward))
+    before = state()
+    ours(rows(5, 4))
+    assert explain(ours).captured and state() == before
+
+
+def test_a_run_with_dropout_draws_one_seed():
+    ours = ORTModule(module(lambda self, x: nn.functional.dropout(self.linear(x), 0.3)))
+    ours(rows(5, 4))
+    torch.manual_seed(3)
+    first, after = ours(rows(5, 4)), torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(ours(rows(5, 4)), first) and torch.equal(torch.rand(1), after)
+    assert not torch.equal(ours(rows(5, 4)), first)
+
+
+def test_modes_and_buffers_are_untouched():
+    eager = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 4))
+    eager[1].eval()
+    ours = ORTModule(eager)
+    x = rows(64, 4)
+    ours(x)
+    torch.testing.assert_close(eager[0].running_mean, 0.1 * x.mean(0))
+    assert eager[0].num_batches_tracked == 1
+    assert [m.training for m in eager.modules()] == [True, True, False, True]
+
+
+# --- what PyTorch runs --------------------------------------------------------------------------------------------------------------
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+def _sets_attribute(self, x):
+    self.last = x.sum()
+    return self.linear(x)
+
+
+def _counts(self, x):
+    self.count = getattr(self, "count", 0) + 1
+    return self.linear(x) * self.count
+
+
+def _changes_argument(self, batch):
+    return self.linear(batch.pop("x"))
+
+
+def _changes_parameter(self, x):
+    with torch.no_grad():
+        self.linear.weight.mul_(0.5)
+    return self.linear(x)
+
+
+def _changes_through_a_view(self, x):
+    y = self.linear(x)
+    y.view(-1).add_(1)
+    return y
+
+
+def _differentiates(self, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(self.linear(x).pow(2).sum(), x)[0]
+
+
+def _hooks_a_gradient(self, x):
+    y = self.linear(x)
+    y.register_hook(lambda g: g * 2)
+    return y
+
+
+@pytest.mark.parametrize(
+    "forward, words",
+    [
+        (lambda self, x: Twice.apply(self.linear(x)), "Python operator Twice"),
+        (lambda self, x: torch.fft.fft(self.linear(x)).real, "fft"),
+        (lambda self, x: self.linear(x).double().cummax(0)[0], "cummax"),
+        (_sets_attribute, "attribute last"),
+        (_counts, "attribute count"),
+        (_changes_parameter, "parameter linear.weight"),
+        (_changes_through_a_view, "does not compute what the module does"),
+        (_differentiates, "differentiates inside forward"),
+        (_hooks_a_gradient, "hook on a gradient"),
+    ],
+)
+def test_fallback(forward, words, caplog):
+    torch.manual_seed(0)
+    eager = module(forward)
+    ours = ORTModule(copy.deepcopy(eager))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            if words != "parameter linear.weight":
+                torch.testing.assert_close(ours(rows(2 + step, 4)), eager(rows(2 + step, 4)))
+            else:
+                ours(rows(2 + step, 4))
+    report = explain(ours)
+    assert not report.captured and words in report.fallback
+    assert len([w for w in caught if words in str(w.message)]) == 1
+    assert len([r for r in caplog.records if words in r.getMessage()]) == 1
+    ours(rows(2, 4)).sum().backward()
+    assert ours.linear.weight.grad is not None
+
+
+def test_arguments_that_change():
+    ours = ORTModule(module(_changes_argument))
+    batch = {"x": rows(2, 4)}
+    ours(batch)
+    assert batch == {} and "container" in explain(ours).fallback
+
+
+def test_caches_as_arguments():
+    ours = ORTModule(module(lambda self, x, cache: cache.update(self.linear(x)[None, None], x[None, None], 0)[0]))
+    cache = DynamicCache()
+    ours(rows(2, 4), cache)
+    ours(rows(3, 4), cache)
+    assert cache.get_seq_length() == 5 and "DynamicCache" in explain(ours).fallback
+
+
+def test_hooks_run():
+    pair = Pair(lambda self, x: self.linear(x))
+    pair.check(rows(2, 4))
+    seen = []
+    handle = pair.ours.linear.register_forward_hook(lambda *args: seen.append(1))
+    for _ in range(2):
+        pair.ours(rows(2, 4))
+    assert seen == [1, 1] and "hooks on linear" in explain(pair.ours).fallback
+    handle.remove()
+    pair.check(rows(2, 4))
+    pair.ours.register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(pair.ours(rows(2, 4)), 2 * pair.eager(rows(2, 4)))
+    assert explain(pair.ours).captured
+
+
+def test_empty_inputs():
+    pair = Pair(lambda self, x: self.linear(x).sum(-1))
+    pair.check(rows(2, 4))
+    pair.check(torch.empty(0, 4), captured=False)
+    pair.check(rows(2, 4))
+
+
+def test_a_failing_call_is_not_remembered():
+    pair = Pair(lambda self, x: self.linear(x))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        pair.ours(rows(2, 5))
+    pair.check(rows(2, 4))
+
+
+def test_fallback_disabled(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    ours = ORTModule(module(lambda self, x: torch.fft.fft(self.linear(x)).real))
+    with pytest.raises(Exception, match="fft"):
+        ours(rows(2, 4))
+    lstm = ORTModule(module(lambda self, x: self.linear(x).sort(-1, stable=True)[0].cummax(0)[0]))
+    with pytest.raises(Exception, match="cummax"):
+        lstm(rows(2, 4))
+    assert issubclass(UnsupportedError, RuntimeError)
+
+
+# --- settings ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", range(17, 21))
+def test_opsets(opset, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_ONNX_OPSET_VERSION", str(opset))
+    pair = Pair(lambda self, x: nn.functional.layer_norm(self.linear(x).relu(), (4,)).amax(0).split([1, 3]))
+    pair.check(rows(5, 4))
+    assert pair.ours._ortmodule.latest.capture.model.opset_import[0].version == opset
+
+
+@pytest.mark.parametrize(
+    "name, value", [("ONNX_OPSET_VERSION", "9"), ("ONNX_OPSET_VERSION", "x"), ("LOG_LEVEL", "LOUD"), ("FALLBACK_POLICY", "NO")]
+)
+def test_bad_settings(name, value, monkeypatch):
+    monkeypatch.setenv(f"ORTMODULE_{name}", value)
+    with pytest.raises(ValueError, match=f"ORTMODULE_{name}={value}"):
+        ORTModule(nn.Linear(2, 2))
+
+
+def test_log_level_from_the_environment(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "error")
+    assert ORTModule(nn.Linear(2, 2))._ortmodule.options.log_level == LogLevel.ERROR
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_threads():
+    """Several threads meet a module that was never called: one capture, right results, gradients that add up."""
+    pair = Pair(lambda self, x: nn.functional.dropout(self.linear(x), 0.0).tanh())
+    errors = []
+
+    def work(seed):
+        try:
+            for i in range(5):
+                x = rows(3 + i, 4, seed=seed)
+                torch.testing.assert_close(pair.ours(x), pair.eager(x))
+                pair.ours(x).sum().backward()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and explain(pair.ours).exports == 1
+    pair.eager.zero_grad()
+    for seed in range(4):
+        for i in range(5):
+            pair.eager(rows(3 + i, 4, seed=seed)).sum().backward()
+    torch.testing.assert_close(pair.ours.linear.weight.grad, pair.eager.linear.weight.grad)
