@@ -174,7 +174,7 @@ def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:
             raise CaptureError(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
 
 
-# --- which sizes --------------------------------------------------------------------------------------------------------
+# --- which sizes ------------------------------------------------------------------------------------------------------
 
 BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothing but the order of attempts rests on it
 

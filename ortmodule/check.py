@@ -68,7 +68,7 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> str:
     return "" if off <= tolerance * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"
 
 
-# --- without dropout --------------------------------------------------------------------------------------------------------
+# --- without dropout --------------------------------------------------------------------------------------------------
 
 
 class _Random(Exception):

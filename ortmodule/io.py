@@ -147,7 +147,7 @@ class _Reader:
         return [self.value() for _ in range(count)]
 
 
-# --- the kinds of values: how one is written as tokens, and read again --------------------------------------------------
+# --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------
 
 
 class _Leaf:

@@ -193,7 +193,7 @@ def _is_decided(node: torch._C.Node) -> bool:
     return bound < 0 or bound >= 1 or (bound == 0 and node.kind() in {"aten::lt", "aten::ge"})
 
 
-# --- the ways out of a tensor -------------------------------------------------------------------------------------------
+# --- the ways out of a tensor -----------------------------------------------------------------------------------------
 
 
 def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:

@@ -146,7 +146,7 @@ def _decomposition(node: torch._C.Node) -> Callable | None:
     return torch._decomp.decomposition_table.get(operator)
 
 
-# --- definitions ----------------------------------------------------------------------------------------------------------
+# --- definitions ------------------------------------------------------------------------------------------------------
 
 
 def _defines(*kinds: str) -> Callable:

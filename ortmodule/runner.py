@@ -78,9 +78,9 @@ class Runner:
         result, part = self._known(call)
         if result is _NOTHING:
             with self._lock:
-                result, part = self._known(call)  # another thread may have captured it
+                result, now = self._known(call)  # another thread may have captured it
                 if result is _NOTHING:
-                    result = self._captured(call, part)
+                    result = self._captured(call, max(part, now))
         return result
 
     def _known(self, call: _Call) -> tuple[Any, int]:

@@ -76,7 +76,7 @@ def _symbolic(*kinds: str, args: str = "") -> Callable:
     return register
 
 
-# --- gradients that stop --------------------------------------------------------------------------------------------------
+# --- gradients that stop ----------------------------------------------------------------------------------------------
 
 
 @_symbolic("aten::detach")
@@ -86,7 +86,7 @@ def _detach(g, x):
     return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
 
 
-# --- embedding ----------------------------------------------------------------------------------------------------------
+# --- embedding --------------------------------------------------------------------------------------------------------
 
 
 @_symbolic("aten::embedding", args="v v i b v")
@@ -99,7 +99,7 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     return _like(gathered, g.op(f"{DOMAIN}::Embedding", weight, indices, padding_idx_i=padding_idx))
 
 
-# --- plain functions ------------------------------------------------------------------------------------------------------
+# --- plain functions --------------------------------------------------------------------------------------------------
 
 for _name in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
     _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: g.op(name, x)

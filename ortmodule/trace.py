@@ -92,7 +92,7 @@ def trace(
     return Trace(flat, graph, outputs, list(tensors), flat.result, flat.sources, flat.requires_grad, flat.writes, *kept)
 
 
-# --- the module that is traced --------------------------------------------------------------------------------------------
+# --- the module that is traced ----------------------------------------------------------------------------------------
 
 
 class _Flat(nn.Module):
@@ -221,7 +221,7 @@ def _stopped(result: Any) -> Any:
     return result.detach() if stops else result
 
 
-# --- comparing ------------------------------------------------------------------------------------------------------------
+# --- comparing --------------------------------------------------------------------------------------------------------
 
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
 _TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")

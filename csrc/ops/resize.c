@@ -5,8 +5,8 @@
  *     y[i] = sum over k of weight[k][i] * x[index[k][i]]
  *
  * so a Resize becomes one Interpolate for each axis whose size changes, with tables made once, when the graph is built,
- * out of all the modes and conventions. The gradient is an Interpolate too, by the transposed tables. Backward keeps the
- * tables, no tensor. */
+ * out of all the modes and conventions. The gradient is an Interpolate too, by the transposed tables. Backward keeps
+ * the tables, no tensor. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

@@ -237,6 +237,7 @@ static void each_row(const scan *s, range_fn *body) {
 static void run_forward(scan *s, range_fn *body) {
     const size_t step = (size_t)(s->batch * s->gates * s->hidden) * dtype_size(s->type);
 
+    if (step == 0) return;
     for (int64_t i = 0; i < s->steps; i++) {
         s->t = s->reverse ? s->steps - 1 - i : i;
         if (s->u) {
@@ -285,8 +286,8 @@ static scan scan_of(const call *k) {
 /* The state begins as a copy of `first`, or as zeros. */
 static void *state(const scan *s, void *memory, const void *first) {
     const size_t bytes = (size_t)(s->batch * s->hidden) * dtype_size(s->type);
-    if (first) memcpy(memory, first, bytes);
-    else memset(memory, 0, bytes);
+    if (first && bytes) memcpy(memory, first, bytes);
+    else if (bytes) memset(memory, 0, bytes);
     return memory;
 }
 

@@ -8,15 +8,11 @@
 #include <math.h>
 
 const input_spec network_inputs[INPUTS] = {
-    [IDS] = SPEC(I64, false, BATCH, TIME),
-    [LABELS] = SPEC(I64, false, TOKENS),
-    [TABLE] = SPEC(F64, true, WORDS, WIDTH),
-    [QKV] = SPEC(F64, true, WIDTH, 3 * WIDTH),
-    [QKV_BIAS] = SPEC(F64, true, 3 * WIDTH),
-    [SCALE] = SPEC(F64, true, WIDTH),
-    [HIDDEN_WEIGHT] = SPEC(F64, true, WIDTH, HIDDEN),
-    [HIDDEN_BIAS] = SPEC(F64, true, HIDDEN),
-    [OUT_WEIGHT] = SPEC(F64, true, HIDDEN, WORDS),
+    [IDS] = SPEC(I64, false, BATCH, TIME),     [LABELS] = SPEC(I64, false, TOKENS),
+    [SEEN] = SPEC(BOOL, false, TIME, TIME),    [TABLE] = SPEC(F64, true, WORDS, WIDTH),
+    [QKV] = SPEC(F64, true, WIDTH, 3 * WIDTH), [QKV_BIAS] = SPEC(F64, true, 3 * WIDTH),
+    [SCALE] = SPEC(F64, true, WIDTH),          [HIDDEN_WEIGHT] = SPEC(F64, true, WIDTH, HIDDEN),
+    [HIDDEN_BIAS] = SPEC(F64, true, HIDDEN),   [OUT_WEIGHT] = SPEC(F64, true, HIDDEN, WORDS),
 };
 
 static status add(graph *g, const char *op, const attr *attrs, int n_in, value *const *in, int n_out, value **out) {
@@ -51,20 +47,18 @@ static status head_sizes(graph *g, value *x, value **out) {
     return ADD_WITH(g, out, "Concat", NODE_ATTRS(INT("axis", 0)), first, rest);
 }
 
-/* softmax((q s) (k s)' + mask) v, rows without a score being 0. The first word sees nothing. */
-static status attention(graph *g, value *q, value *k, value *v, value **out) {
-    static const bool seen[TIME * TIME] = {0, 0, 0, 1, 1, 0, 1, 1, 1};
+/* softmax((q s) (k s)' + mask) v, rows without a score being 0 */
+static status attention(graph *g, value *q, value *k, value *v, value *seen, value **out) {
     value *s, *mask, *zero, *hidden, *p, *nan;
 
     TRY(graph_scalar(g, F64, sqrt(sqrt((double)HEADS / WIDTH)), &s));
     TRY(graph_scalar(g, F64, 0, &zero));
     TRY(graph_scalar(g, F64, -INFINITY, &hidden));
-    TRY(graph_add_constant(g, BOOL, &SHAPE(TIME, TIME), seen, &mask));
     TRY(ADD_WITH(g, &k, "Transpose", NODE_ATTRS(INTS("perm", 4, swap_last)), k));
     TRY(ADD(g, &q, "Mul", q, s));
     TRY(ADD(g, &k, "Mul", k, s));
     TRY(ADD(g, &p, "MatMul", q, k));
-    TRY(ADD(g, &mask, "Where", mask, zero, hidden));
+    TRY(ADD(g, &mask, "Where", seen, zero, hidden));
     TRY(ADD(g, &p, "Add", p, mask));
     TRY(ADD_WITH(g, &p, "Softmax", NODE_ATTRS(INT("axis", -1)), p));
     TRY(ADD(g, &nan, "IsNaN", p));
@@ -95,7 +89,7 @@ static status add_layers(graph *g, value *const *in, value **loss, value **score
     TRY(ADD_MANY(g, 3, qkv, "Split", NODE_ATTRS(INT("axis", -1), INT("num_outputs", 3)), a));
     TRY(head_sizes(g, x, &sizes));
     for (int i = 0; i < 3; i++) TRY(split_heads(g, qkv[i], sizes, &qkv[i]));
-    TRY(attention(g, qkv[0], qkv[1], qkv[2], &a));
+    TRY(attention(g, qkv[0], qkv[1], qkv[2], in[SEEN], &a));
     TRY(ADD_WITH(g, &a, "Transpose", NODE_ATTRS(INTS("perm", 4, swap_middle)), a));
     TRY(ADD(g, &whole, "Shape", x));
     TRY(ADD(g, &a, "Reshape", a, whole));
@@ -111,8 +105,8 @@ static status add_layers(graph *g, value *const *in, value **loss, value **score
 }
 
 status network_make(ctx *c, graph **out) {
-    static const char *const names[INPUTS] = {"ids",   "labels",        "table",       "qkv",       "qkv_bias",
-                                              "scale", "hidden_weight", "hidden_bias", "out_weight"};
+    static const char *const names[INPUTS] = {"ids",      "labels", "seen",          "table",       "qkv",
+                                              "qkv_bias", "scale",  "hidden_weight", "hidden_bias", "out_weight"};
     value *in[INPUTS], *loss, *scores;
     graph *g;
 

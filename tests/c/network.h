@@ -5,9 +5,9 @@
 #include "plan/compile.h"
 
 enum { BATCH = 2, TIME = 3, WIDTH = 4, HEADS = 2, HIDDEN = 5, WORDS = 7, TOKENS = BATCH * TIME };
-enum { IDS, LABELS, TABLE, QKV, QKV_BIAS, SCALE, HIDDEN_WEIGHT, HIDDEN_BIAS, OUT_WEIGHT, INPUTS };
+enum { IDS, LABELS, SEEN, TABLE, QKV, QKV_BIAS, SCALE, HIDDEN_WEIGHT, HIDDEN_BIAS, OUT_WEIGHT, INPUTS };
 
-/* All but ids and labels need a gradient. Outputs: the loss, the scores. */
+/* From TABLE on they need a gradient. SEEN[i][k]: word i attends to word k. Outputs: the loss, the scores. */
 extern const input_spec network_inputs[INPUTS];
 status network_make(ctx *c, graph **out);
 

@@ -259,7 +259,7 @@ def test_one_after_the_other():
         pair.compare(scenario)
 
 
-# --- errors that are PyTorch's ------------------------------------------------------------------------------------------------
+# --- errors that are PyTorch's ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_bad_input_is_pytorchs_error():
     assert explain(pair.ours).captured
 
 
-# --- memory --------------------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_results_are_kept():
@@ -360,7 +360,7 @@ def test_identities():
     assert output["weight"] is pair.ours.a.weight and type(output["rows"]) is int
 
 
-# --- what forward writes -----------------------------------------------------------------------------------------------------------
+# --- what forward writes ----------------------------------------------------------------------------------------------
 
 
 class Writes(nn.Module):
