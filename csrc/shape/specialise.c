@@ -3,7 +3,7 @@
  * Shapes are numbers, not symbols. Shape arithmetic, more than half of an exported model, then folds away in emit
  * like any other constant expression, by the kernels themselves; passes and gradient rules see plain integers; and
  * what depends on sizes (a broadcast that happens only at batch 1) is right by construction. The price is one walk
- * over the model for a batch shape that was never seen: milliseconds, measured in docs/architecture.md. */
+ * over the model for a batch shape that was never seen: milliseconds (docs/architecture.md). */
 #include "shape/specialise.h"
 
 #include "ops/op.h"
