@@ -155,6 +155,9 @@ static bool shim(gemm *g) {
     torch_quiet q;
 
     if (!torch_has_narrow(g->type) || !t->aoti_torch_cpu_baddbmm_out) return false;
+    if (g->a_row < 0 || g->a_col < 0 || g->b_row < 0 || g->b_col < 0) return false; /* no tensor of torch's */
+    for (int i = 0; i < g->n_batch; i++)
+        if (g->a_step[i] < 0 || g->b_step[i] < 0) return false;
     if (g->n_batch == 0) {
         g->n_batch = g->batch[0] = 1;
         g->a_step[0] = g->m * g->k;

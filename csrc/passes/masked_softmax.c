@@ -1,7 +1,8 @@
 /* masked_softmax.c -- a mask around, or before, a softmax  ->  MaskedSoftmax(x, allowed)
  *
- *   where(allowed, softmax(where(allowed, x, lowest)), 0)      as our export writes attention
- *   MaskedSoftmax(x + where(allowed, 0, -inf))                 as torch's does
+ *   where(hidden, 0, softmax(where(hidden, lowest, x)))       as our export writes attention: allowed = not hidden
+ *   where(allowed, softmax(where(allowed, x, lowest)), 0)     the same
+ *   MaskedSoftmax(x + where(allowed, 0, -inf))                as torch's does
  *
  * The scores of attention are the largest values there are; the mask costs them two passes forward and two backward,
  * and in the operator nothing. `lowest` is -inf or the type's lowest number, so that what is masked comes out as 0. */
@@ -12,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { X, ALLOWED, LOWEST };
+enum { X, ALLOWED, HIDDEN, LOWEST };
 
 static bool over_last_axis(const node *n) {
     int64_t axis = node_int(n, "axis");
@@ -33,14 +34,20 @@ static value *before_expand(value *v) {
 }
 
 static status to_masked_softmax(graph *g, value *const v[], const node *root, value **out) {
+    value *allowed = v[ALLOWED];
+
     if (!shape_equal(&v[X]->shape, &root->out[0]->shape)) return OK; /* the mask is larger than x */
     if (v[LOWEST] && !is_lowest(v[LOWEST])) return OK;
-    return emit(g, out, "MaskedSoftmax", v[X], before_expand(v[ALLOWED]));
+    if (v[HIDDEN]) TRY(emit(g, &allowed, "Not", before_expand(v[HIDDEN])));
+    return emit(g, out, "MaskedSoftmax", v[X], before_expand(allowed));
 }
 
+#define SOFTMAX(x) OP_WHERE(over_last_axis, "Softmax", x)
+
 static const rule rules[] = {
-    {OP("Where", VAR(ALLOWED), OP_WHERE(over_last_axis, "Softmax", OP("Where", VAR(ALLOWED), VAR(X), ANYCONST(LOWEST))),
-        CONST(0)),
+    {OP("Where", VAR(HIDDEN), CONST(0), SOFTMAX(OP("Where", VAR(HIDDEN), ANYCONST(LOWEST), VAR(X)))),
+     to_masked_softmax},
+    {OP("Where", VAR(ALLOWED), SOFTMAX(OP("Where", VAR(ALLOWED), VAR(X), ANYCONST(LOWEST))), CONST(0)),
      to_masked_softmax},
     {OP("MaskedSoftmax", OP("Add", OP_SHARED("Where", VAR(ALLOWED), CONST(0), CONST(-INFINITY)), VAR(X))),
      to_masked_softmax},

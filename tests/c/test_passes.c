@@ -333,6 +333,30 @@ TEST(a_mask_goes_into_the_softmax) {
     ctx_release(&c);
 }
 
+TEST(a_mask_of_what_is_hidden_goes_into_the_softmax) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 4, 3);
+    value *other = INPUT(g, "other", BOOL, 3), *hidden = NODE(g, "Not", allowed);
+
+    for (int i = 0; i < 2; i++) {
+        value *mask = i ? other : hidden, *low = number(g, F32, -INFINITY), *y = NODE(g, "Where", mask, low, x);
+        y = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 2)), y);
+        make_output(g, NODE(g, "Where", mask, number(g, F32, 0), y));
+    }
+    check_pass(g, "masked_softmax",
+               "input %0 x float32[2, 4, 3] grad\n"
+               "input %1 allowed bool[4, 3]\n"
+               "input %2 other bool[3]\n"
+               "%3 = MaskedSoftmax(%0 x, %1 allowed) float32[2, 4, 3]\n"
+               "%4 = Not(%2 other) bool[3]\n"
+               "%5 = MaskedSoftmax(%0 x, %4) float32[2, 4, 3]\n"
+               "output %3\n"
+               "output %5\n");
+    ctx_release(&c);
+}
+
 TEST(a_mask_that_is_added_goes_into_the_softmax) {
     ctx c;
     ctx_init(&c);
