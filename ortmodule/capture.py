@@ -73,12 +73,13 @@ class _Sizes:
 
 
 def capture(
-    forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor], opset: int,
-    part: int = SMALL,
+    forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor],
+    opset: int, part: int = SMALL,
 ) -> Capture:  # fmt: skip
     """Captures ``forward`` for calls like this one.
 
-    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less. Raises CaptureError.
+    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less.
+    Raises CaptureError.
     """
     start, made = time.perf_counter(), 0
 

@@ -35,7 +35,7 @@ class Report:
                 f"{self.name}: the engine runs it",
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
                 f"  PyTorch    runs {outside} inside the graph",
-                f"  made       {self.exports} graph{'s'[: self.exports != 1]}, {self.plans} plan{'s'[: self.plans != 1]}",
+                f"  made       graphs: {self.exports}, plans: {self.plans}",
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
             )

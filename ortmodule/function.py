@@ -1,9 +1,9 @@
 """A captured graph as a function of tensors that autograd knows.
 
 :class:`Graph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python expects
-them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and `backward(inputs=...)` work.
-What backward reads is saved through autograd, so editing it raises PyTorch's own error. A forward's memory belongs to
-its :class:`_Call`: several may wait for their backward.
+them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and `backward(inputs=...)`
+work. What backward reads is saved through autograd, so editing it raises PyTorch's own error. The memory of a forward
+belongs to its :class:`_Call`: several may wait for their backward.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Graph:
         self._holds: dict[tuple, DoesNotHold | None] = {}
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
 
-    # --- before a run ---------------------------------------------------------------------------------------------------
+    # --- before a run -------------------------------------------------------------------------------------------------
 
     def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Are the sizes that the graph depends on those of ``inputs``? (It may still turn out not to hold.)"""
@@ -112,7 +112,7 @@ class Graph:
             self.plans.popitem(last=False)
         return prepared
 
-    # --- a run ------------------------------------------------------------------------------------------------------------
+    # --- a run --------------------------------------------------------------------------------------------------------
 
     def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[], Any]) -> Any:
         """Runs forward and returns what the module would. ``eager``: the same call in PyTorch.
@@ -275,8 +275,8 @@ class _Call:
         for tensor, version in zip(self.tensors, self.versions, strict=True):
             if tensor._version != version:
                 raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                    f"a tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected {version} instead"
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                    f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
                 )
 
     def _again(self, wanted: Flags) -> Run:

@@ -30,8 +30,8 @@ _RANDOM = {
     "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout",
 }  # fmt: skip
 _ARITHMETIC = {
-    "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder", "aten::pow",
-    "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
+    "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
+    "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
 }  # fmt: skip
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 

@@ -225,7 +225,7 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
 
 @_defines("aten::squeeze")
 def _squeeze(x, dim=None):
-    """The exporter leaves the decision to an If. Here it is made: what it rests on is compared before every new shape."""
+    """The exporter leaves the decision to an If. Here it is made; what it rests on is compared for every new shape."""
     dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     for d in sorted((d % x.dim() for d in dims), reverse=True) if x.dim() else ():
         if int(x.shape[d]) == 1:
