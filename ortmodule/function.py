@@ -129,7 +129,7 @@ class Graph:
         while prepared.plan.prologue:
             more = self.session.next_size(prepared.plan, contiguous, seed)
             prepared = self.prepare(sizes, grads, (*prepared.sizes, more))
-        run = Run(prepared.plan, self.session.pool, contiguous, seed)
+        run = Run(prepared.plan, contiguous, seed)
         outputs = run.outputs
         self._check(sizes, outputs)
         if self.writes or run.writes:
@@ -283,7 +283,7 @@ class _Call:
         """The same forward, planned for gradients of other outputs."""
         self._check_versions()
         plan = self.graph.prepare(self.shapes, wanted, self.prepared.sizes).plan
-        return Run(plan, self.graph.session.pool, self.tensors, self.run.seed)
+        return Run(plan, self.tensors, self.run.seed)
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""

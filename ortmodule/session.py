@@ -50,41 +50,16 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
         target.detach().copy_(source)
 
 
-class ArenaPool:
-    """Arenas that no run is using. A run takes one and gives it back: a step allocates nothing new."""
-
-    def __init__(self) -> None:
-        self._free: list[torch.Tensor] = []
-
-    def take(self, size: int) -> torch.Tensor | None:
-        if size == 0:
-            return None
-        try:
-            arena = self._free.pop()  # atomic: two threads never get the same one
-        except IndexError:
-            arena = None
-        if arena is None or arena.numel() < size:
-            arena = _empty(("uint8", (size,)))
-        return arena
-
-    def give(self, arena: torch.Tensor | None) -> None:
-        if arena is not None:
-            self._free.append(arena)
-
-    def clear(self) -> None:
-        self._free.clear()
-
-
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "_arena", "_pool")
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "_arena")
 
-    def __init__(self, plan: _core.Plan, pool: ArenaPool, inputs: Sequence[torch.Tensor], seed: int) -> None:
+    def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int) -> None:
         self.plan, self.inputs, self.seed = plan, inputs, seed
         self.outputs = [_empty(spec) for spec in plan.outputs]
         self.writes = {index: _empty(spec) for index, spec in plan.writes}
-        self._pool, self._arena = pool, pool.take(plan.arena_bytes)
+        self._arena = _empty(("uint8", (plan.arena_bytes,))) if plan.arena_bytes else None
         try:
             plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed)
         except BaseException:
@@ -115,7 +90,7 @@ class Run:
         if arena is None and plan.arena_bytes:
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
-            arena = arena[: plan.arena_bytes].clone()
+            arena = arena.clone()
         output_grads = [
             None if spec is None else _zeros(spec) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
@@ -136,13 +111,8 @@ class Run:
         return grads
 
     def release(self) -> None:
-        """Gives the arena back; no backward can follow."""
-        arena, self._arena = self._arena, None
-        self._pool.give(arena)
-
-    def __del__(self) -> None:
-        if getattr(self, "_arena", None) is not None:
-            self.release()
+        """Lets the arena go: the engine keeps its memory for the next run. No backward can follow."""
+        self._arena = None
 
 
 class Session:
@@ -159,7 +129,6 @@ class Session:
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
         self.plans_made = 0
         self.plan_seconds = 0.0
-        self.pool = ArenaPool()
 
     def plan(
         self,
@@ -190,7 +159,7 @@ class Session:
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:
         """Runs a plan that is a ``prologue``: the next size that data decides."""
-        return Run(prologue, self.pool, tensors, seed).outputs[0].tolist()
+        return Run(prologue, tensors, seed).outputs[0].tolist()
 
     def run(
         self,
@@ -204,4 +173,4 @@ class Session:
         sizes: tuple[int, ...] = ()
         while (plan := self.plan(specs, needs_grad, output_grads, sizes)).prologue:
             sizes += (self.next_size(plan, tensors, seed),)
-        return Run(plan, self.pool, tensors, seed)
+        return Run(plan, tensors, seed)

@@ -1,4 +1,5 @@
 /* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
+#include "core/memory.h"
 #include "onnx/read.h"
 #include "plan/compile.h"
 #include "py/py.h"
@@ -35,6 +36,7 @@ static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
 static void model_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     ctx_release(&((model_object *)object)->c);
+    memory_trim(); /* what its runs left behind */
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }

@@ -1,6 +1,7 @@
 /* module.c -- ortmodule._core: the module, its state, and the way from a status to an exception. */
 #include "py/py.h"
 
+#include "core/memory.h"
 #include "ops/op.h"
 
 #include <string.h>
@@ -55,12 +56,22 @@ static PyObject *core_operators(PyObject *module, PyObject *unused) {
     return list;
 }
 
+static PyObject *core_memory(PyObject *module, PyObject *unused) {
+    memory_state m = memory_now();
+
+    (void)module, (void)unused;
+    return Py_BuildValue("{snsnsn}", "used", (Py_ssize_t)m.used, "kept", (Py_ssize_t)m.kept, "peak",
+                         (Py_ssize_t)m.peak);
+}
+
 static PyMethodDef methods[] = {
     {"empty", core_empty, METH_VARARGS,
      PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
     {"zero", core_zero, METH_O, PyDoc_STR("zero(tensor): all bytes of a contiguous tensor become 0")},
     {"copy", core_copy, METH_VARARGS,
      PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
+    {"memory", core_memory, METH_NOARGS,
+     PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {NULL, NULL, 0, NULL},
 };

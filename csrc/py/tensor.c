@@ -1,10 +1,10 @@
 /* tensor.c -- torch tensors as addresses, through the C function table that torch publishes for DLPack.
  *
  * Nothing of torch is included: the structures below are the DLPack 1.x interface. */
+#include "core/memory.h"
 #include "py/py.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct dl_tensor {
@@ -142,11 +142,11 @@ typedef struct owned {
     int64_t shape[MAX_RANK], stride[MAX_RANK];
 } owned;
 
-static void free_owned(dl_managed *self) { free(self->owner); }
+static void give_owned(dl_managed *self) { memory_give(self->owner); }
 
 static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
-    owned *o = aligned_alloc(64, header + ((bytes + 64) & ~(size_t)63));
+    owned *o = memory_take(header + bytes + 1); /* no two empty tensors at one address */
     void *object = NULL;
 
     if (!o) return PyErr_NoMemory();
@@ -155,7 +155,7 @@ static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     stride_contiguous(s, o->stride);
     o->managed.version.major = DL_MAJOR;
     o->managed.owner = o;
-    o->managed.deleter = free_owned;
+    o->managed.deleter = give_owned;
     o->managed.tensor.data = (char *)o + header;
     o->managed.tensor.device.type = DL_CPU;
     o->managed.tensor.ndim = s->rank;
@@ -165,7 +165,7 @@ static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     o->managed.tensor.shape = o->shape;
     o->managed.tensor.strides = o->stride;
     if (e->to_object(&o->managed, &object) == 0) return object;
-    free(o);
+    memory_give(o);
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "torch did not take a new tensor over");
     return NULL;
 }

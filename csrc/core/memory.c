@@ -1,0 +1,170 @@
+/* memory.c -- a list of large blocks that nobody uses at the moment.
+ *
+ * A fresh page costs a fault and its clearing: for the memory of a training step that is tens of milliseconds, every
+ * step, when malloc returns large blocks to the system. Blocks of many megabytes reserve twice the addresses they need
+ * (addresses are free), so a run of a longer sequence goes on in the same pages; and they ask for huge pages. */
+#define _GNU_SOURCE
+#include "core/memory.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum {
+    HEADER = 64,
+    PAGE = 4096,
+    HUGE_PAGE = 2 << 20,
+    LARGE = 1 << 20,   /* below, malloc does well */
+    GROWING = 16 << 20 /* from here on, room to grow */
+};
+
+typedef struct block {
+    size_t capacity, touched; /* bytes reserved; bytes ever in use. 0 capacity: from malloc */
+    struct block *next;
+} block;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static block *kept;
+static memory_state now;
+
+static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+#ifdef ORT_SANITIZE
+static const bool keeps = false; /* the sanitizer watches each block from malloc to free */
+#else
+static const bool keeps = true;
+#endif
+
+/* --- the system ------------------------------------------------------------------------------------------------------- */
+
+static void *map(size_t bytes) {
+    void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return m == MAP_FAILED ? NULL : m;
+}
+
+/* Whole huge pages only: the tail of a block does not take more than it needs. */
+static void ask_huge(block *b) {
+    uintptr_t start = round_up((uintptr_t)b, HUGE_PAGE);
+    uintptr_t end = ((uintptr_t)b + b->touched) / HUGE_PAGE * HUGE_PAGE;
+    if (end > start) (void)madvise((void *)start, end - start, MADV_HUGEPAGE);
+}
+
+static block *map_block(size_t need) {
+    size_t capacity = need < GROWING ? need : round_up(2 * need, HUGE_PAGE);
+    block *b = map(capacity);
+
+    if (!b) b = map(capacity = need);
+    if (b) *b = (block){.capacity = capacity};
+    return b;
+}
+
+/* --- the list --------------------------------------------------------------------------------------------------------- */
+
+/* The block whose touched pages are closest to `need`, if there is one that is neither too small nor far too large. */
+static block *find(size_t need) {
+    block **best = NULL, *b;
+    size_t best_off = SIZE_MAX;
+
+    for (block **at = &kept; *at; at = &(*at)->next) {
+        size_t touched = (*at)->touched, off = touched > need ? touched - need : need - touched;
+        if ((*at)->capacity < need || touched > 2 * need || off >= best_off) continue;
+        best_off = off;
+        best = at;
+    }
+    if (!best) return NULL;
+    b = *best;
+    *best = b->next;
+    now.kept -= b->touched;
+    return b;
+}
+
+/* Unmaps the largest kept blocks until, with `more` in use, no more is held than was ever needed. */
+static void release(size_t more) {
+    size_t used = now.used + more, limit = used > now.peak ? used : now.peak;
+
+    while (kept && used + now.kept > limit) {
+        block **largest = &kept, *b;
+        for (block **at = &kept; *at; at = &(*at)->next)
+            if ((*at)->touched > (*largest)->touched) largest = at;
+        b = *largest;
+        *largest = b->next;
+        now.kept -= b->touched;
+        (void)munmap(b, b->capacity);
+    }
+}
+
+static void use(block *b, size_t need) {
+    if (b->touched < need) {
+        b->touched = need;
+        ask_huge(b);
+    }
+    now.used += b->touched;
+    if (now.used > now.peak) now.peak = now.used;
+}
+
+static block *take_large(size_t need) {
+    block *b;
+
+    (void)pthread_mutex_lock(&lock);
+    b = find(need);
+    release(b && b->touched > need ? b->touched : need);
+    if (!b) b = map_block(need);
+    if (b) use(b, need);
+    (void)pthread_mutex_unlock(&lock);
+    return b;
+}
+
+static void give_large(block *b) {
+    (void)pthread_mutex_lock(&lock);
+    now.used -= b->touched;
+    now.kept += b->touched;
+    b->next = kept;
+    kept = b;
+    release(0);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void *memory_take(size_t bytes) {
+    block *b;
+
+    if (bytes > SIZE_MAX / 4) return NULL;
+    if (keeps && bytes >= LARGE) {
+        b = take_large(round_up(bytes + HEADER, PAGE));
+    } else {
+        b = aligned_alloc(HEADER, round_up(bytes + HEADER, HEADER));
+        if (b) *b = (block){0};
+    }
+    return b ? (char *)b + HEADER : NULL;
+}
+
+void memory_give(void *memory) {
+    block *b = memory ? (block *)((char *)memory - HEADER) : NULL;
+
+    if (!b) return;
+    if (b->capacity) give_large(b);
+    else free(b);
+}
+
+void memory_trim(void) {
+    (void)pthread_mutex_lock(&lock);
+    now.peak = 0;
+    release(0);
+    now.peak = now.used;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+memory_state memory_now(void) {
+    memory_state state;
+
+    (void)pthread_mutex_lock(&lock);
+    state = now;
+    (void)pthread_mutex_unlock(&lock);
+    return state;
+}
+
+/* A child of fork must not find the lock taken by a thread it does not have. */
+static void before_fork(void) { (void)pthread_mutex_lock(&lock); }
+static void after_fork(void) { (void)pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_fork(void) { (void)pthread_atfork(before_fork, after_fork, after_fork); }

@@ -1,0 +1,75 @@
+/* test_memory.c -- large blocks are kept, and never more than were in use at one time. */
+#include "core/memory.h"
+
+#include "test.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { MB = 1 << 20 };
+
+TEST(memory_is_aligned_and_writable) {
+    for (size_t bytes = 0; bytes < 80 * (size_t)MB; bytes = bytes * 5 + 1) {
+        char *m = memory_take(bytes);
+        CHECK(m != NULL && (uintptr_t)m % 64 == 0);
+        memset(m, 1, bytes);
+        memory_give(m);
+    }
+    memory_give(NULL);
+    CHECK(memory_take(SIZE_MAX / 2) == NULL);
+    memory_trim();
+}
+
+#ifndef ORT_SANITIZE /* else nothing is kept */
+TEST(a_block_is_used_again) {
+    char *a = memory_take(20 * MB), *b;
+
+    memory_give(a);
+    b = memory_take(20 * MB);
+    CHECK(a == b);
+    memory_give(b);
+    b = memory_take(30 * MB); /* within what was reserved */
+    CHECK(a == b);
+    memset(b, 1, 30 * MB);
+    memory_give(b);
+    b = memory_take(2 * MB); /* far too large for this */
+    CHECK(a != b);
+    memory_give(b);
+    memory_trim();
+    CHECK(memory_now().kept == 0 && memory_now().used == 0);
+}
+
+TEST(no_more_is_held_than_was_in_use) {
+    void *a = memory_take(3 * MB), *b = memory_take(5 * MB), *c;
+    size_t peak = memory_now().peak;
+
+    CHECK(memory_now().used == peak && peak >= 8 * (size_t)MB);
+    memory_give(a);
+    memory_give(b);
+    CHECK(memory_now().kept == peak);
+    c = memory_take(7 * MB); /* fits none: what is kept makes room */
+    CHECK(memory_now().used + memory_now().kept <= peak);
+    memory_give(c);
+    CHECK(memory_now().kept <= peak && memory_now().used == 0);
+    memory_trim();
+}
+#endif
+
+static void *take_and_give(void *unused) {
+    for (int i = 0; i < 300; i++) {
+        size_t bytes = (size_t)(1 + i % 7) * MB;
+        char *m = memory_take(bytes);
+        if (m) m[0] = m[bytes - 1] = 1;
+        memory_give(m);
+    }
+    return unused;
+}
+
+TEST(threads_take_and_give) {
+    pthread_t threads[4];
+
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&threads[i], NULL, take_and_give, NULL) == 0);
+    for (int i = 0; i < 4; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(memory_now().used == 0);
+    memory_trim();
+}
