@@ -57,6 +57,7 @@ def explain(model: Any) -> Report:
         name,
         True,
         None,
+        aten_ops=sorted(plan.foreign),
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),
         exports=runner.exports,

@@ -313,6 +313,21 @@ static PyObject *get_fired(PyObject *object, void *unused) {
     return dict;
 }
 
+static PyObject *get_foreign(PyObject *object, void *unused) {
+    const plan *p = plan_of(object);
+    PyObject *set = PySet_New(NULL);
+
+    (void)unused;
+    for (int t = 0; set && t < p->n_code; t++) {
+        const node *n = p->code[t].node;
+        const char *aten = n->op->foreign ? n->op->foreign(n) : NULL;
+        PyObject *name = aten ? PyUnicode_FromString(aten) : NULL;
+        if (aten && (!name || PySet_Add(set, name) < 0)) Py_CLEAR(set);
+        Py_XDECREF(name);
+    }
+    return set;
+}
+
 static PyMethodDef plan_methods[] = {
     {"forward", plan_forward, METH_VARARGS, forward_doc},
     {"backward", plan_backward, METH_VARARGS, backward_doc},
@@ -334,6 +349,7 @@ static PyGetSetDef plan_getset[] = {
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
+    {"foreign", get_foreign, NULL, "ATen operators that instructions run through torch", NULL},
     {"prologue", get_prologue, NULL, "whether this only computes the next size that data decides", NULL},
     {"random", get_random, NULL, "whether a run needs a seed", NULL},
     {NULL, NULL, NULL, NULL, NULL},
