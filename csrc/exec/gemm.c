@@ -1,4 +1,5 @@
-/* gemm.c -- which implementation multiplies: BLAS as torch carries it, torch's own 16-bit product, the reference. */
+/* gemm.c -- which implementation multiplies: our own for AVX-512 where BLAS has none, BLAS as torch carries it, torch's
+ * own 16-bit product, the reference. */
 #include "exec/gemm.h"
 
 #include "core/parallel.h"
@@ -176,8 +177,10 @@ static bool shim(gemm *g) {
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
+static bool packed(gemm *g) { return gemm_packed_pays(g) && gemm_packed(g); }
+
 void gemm_run(const gemm *given) {
-    static bool (*const ways[])(gemm *) = {blas, shim};
+    static bool (*const ways[])(gemm *) = {packed, blas, shim};
     gemm g = *given;
 
     if (g.m == 0 || g.n == 0 || pairs(&g) == 0) return;

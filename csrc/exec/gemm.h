@@ -30,6 +30,10 @@ typedef struct gemm_offsets {
 } gemm_offsets;
 gemm_offsets gemm_batch_at(const gemm *g, int64_t index);
 
+/* float32 with AVX-512 (gemm_packed.c): false, with nothing done, where it cannot; whether it is faster than BLAS. */
+bool gemm_packed(gemm *g);
+bool gemm_packed_pays(const gemm *g);
+
 /* The last implementation (gemm_reference.c): any type, any strides. */
 void gemm_reference(const gemm *g);
 
