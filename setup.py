@@ -2,8 +2,9 @@
 
     python setup.py build_ext --inplace     the extension, for working in the tree
     python setup.py test_c                  the C tests in tests/c, without Python
+    python setup.py build_broken --target=F an extension with mistakes, for tests of what finds them
 
-Only what changed is compiled again. Switches, from the environment:
+Only what changed, or is to be compiled otherwise, is compiled again. Switches, from the environment:
 
     SANITIZE=1          address and undefined-behaviour sanitizers
     DEBUG=1             -O1 -g, and the graph is verified after every stage
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, ExecError, PlatformError
+from setuptools.errors import CompileError, ExecError, OptionError, PlatformError
 
 JOBS = 2
 
@@ -71,9 +72,9 @@ def execute(what, *command):
         raise CompileError(f"exit status {code}: {shlex.join(command)}")
 
 
-def is_fresh(target, depends):
-    """Whether `target` is newer than this file and than everything the compiler read for it."""
-    if not target.exists() or not depends.exists():
+def is_fresh(command, target, depends, recorded):
+    """Whether `target` was made by this command, and is newer than this file and all that the compiler read for it."""
+    if not target.exists() or not depends.exists() or not recorded.exists() or recorded.read_text() != command:
         return False
     read = depends.read_text().replace("\\\n", " ").partition(": ")[2].split()
     made = target.stat().st_mtime
@@ -82,13 +83,14 @@ def is_fresh(target, depends):
 
 def compile_object(command, source, target):
     """The object appears whole or not at all, and dated from before its source was read."""
-    depends, part = target.with_suffix(".d"), target.with_suffix(f".{os.getpid()}")
-    if not is_fresh(target, depends):
+    depends, recorded, part = (target.with_suffix(suffix) for suffix in (".d", ".command", f".{os.getpid()}"))
+    if not is_fresh(shlex.join(map(str, command)), target, depends, recorded):
         began = time.time()
         target.parent.mkdir(parents=True, exist_ok=True)
         execute(source, *command, "-MMD", "-MF", depends, "-c", source, "-o", part)
         os.utime(part, (began, began))
         part.replace(target)
+        recorded.write_text(shlex.join(map(str, command)))
     return target
 
 
@@ -184,6 +186,27 @@ class BuildCore(build_ext):
         link(objects, Path(self.get_ext_fullpath(ext.name)), "-shared", *cuda_libraries())
 
 
+class BuildBroken(Command):
+    """The extension with an interpreter that spoils a result, for tests of what has to notice (csrc/exec/exec.c)."""
+
+    description = "build the extension in which the operator that ORTMODULE_BROKEN names is wrong"
+    user_options = [("target=", None, "the shared object to write")]
+
+    def initialize_options(self):
+        self.target = None
+
+    def finalize_options(self):
+        if self.target is None:
+            raise OptionError("--target is needed")
+
+    def run(self):
+        temp = Path(self.get_finalized_command("build_ext").build_temp, BUILD)
+        objects = compile_engine(temp) + compile_python_side(temp)
+        source = Path("csrc/exec/exec.c")
+        broken = compile_object([*CC, *CFLAGS, "-DORT_BROKEN"], source, temp / "broken" / "exec.o")
+        link([broken if o == (temp / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
+
+
 class TestC(Command):
     """Links tests/c with the engine into one program and runs it: no Python, so leaks can be found."""
 
@@ -211,6 +234,6 @@ setup(
     packages=find_packages(include=["ortmodule", "ortmodule.*"]) + ["ortmodule.optim"],
     package_dir={"ortmodule.optim": "optim"},
     ext_modules=[Extension("ortmodule._core", sources, py_limited_api=True)],
-    cmdclass={"build_ext": BuildCore, "test_c": TestC},
+    cmdclass={"build_ext": BuildCore, "build_broken": BuildBroken, "test_c": TestC},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

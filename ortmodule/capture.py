@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import export, io
+from ortmodule import cache, export, io
 from ortmodule.reads import NotTraceable
 from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
@@ -29,6 +29,9 @@ SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 
 class CaptureError(Exception):
     """The module cannot be captured; the sentence says why."""
+
+
+_MISSING = object()
 
 
 class _Failed(Exception):
@@ -87,7 +90,8 @@ def capture(
         nonlocal made
         made += 1
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset)
+            found = trace(forward, module, tree, arguments, sizes.cut(tensors), opset)
+            return _settle(found, lambda: trace(forward, module, tree, arguments, sizes.cut(tensors), opset))
         except NotTraceable as error:
             raise _Failed(str(error)) from None
         except Exception as error:
@@ -99,7 +103,7 @@ def capture(
             first, second, varied = _two_traces(at, dims, part)
             hide_sizes(first, second)
             try:
-                model = export.export(first.graph, first.outputs, first.module, first.tensors, varied, opset)
+                model = cache.exported(first, varied, opset)
             except export.ExportError as error:
                 # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
                 dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
@@ -109,6 +113,24 @@ def capture(
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     first.graph = first.module = None
     return Capture(model, first, pinned, made, time.perf_counter() - start)
+
+
+def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:
+    """What forward sets once, as it finds it missing, is set now: the call that is captured would do it anyway.
+
+    Raises NotTraceable if forward does something else once it is there.
+    """
+    if not found.settled:
+        return found
+    before = [(slot, slot.holder.get(slot.key, _MISSING)) for slot, _ in found.settled]
+    for slot, value in found.settled:
+        slot.set(value)
+    other = again()
+    if not other.settled and not difference(found, other):
+        return other
+    for slot, value in before:
+        slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
+    raise NotTraceable(f"forward sets {found.settled[0][0].name}, and does something else from then on")
 
 
 def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, Trace, frozenset[Dim]]:
@@ -242,9 +264,14 @@ class _Dims:
 
 
 def _other(size: int, kind: int) -> int:
-    """A different size of at least two: a little smaller, since positions may be limited, where that is possible."""
-    if kind == BATCH or size < 4:
-        return size + 1
+    """A different size of at least two: a little smaller, since positions may be limited, where that is possible.
+
+    Its half is different, too: what Python computes from a size is to show.
+    """
+    if kind == BATCH:
+        return size + 3
+    if size < 4:
+        return size + 2
     if kind == SPACE and size < 64:
         return size + size // 2
     return max(2, size * 3 // 4)

@@ -31,7 +31,9 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
         args, kwargs = arguments.rebuild([t.detach().clone().requires_grad_(t.requires_grad) for t in inputs])
         try:
             with only_pytorch(), _KeepAll():
-                expected, _ = io.flatten(forward(*args, **kwargs), results=True)
+                result = forward(*args, **kwargs)
+                sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
+                expected, _ = io.flatten((result, sets), results=True)
         except _Random:
             return ""
     session = Session(_without_dropout(capture.model).SerializeToString())

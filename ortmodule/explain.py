@@ -18,6 +18,7 @@ class Report:
     fallback: str | None  #: why PyTorch ran it, or None
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
     python_ops: list[str] = field(default_factory=list)  #: autograd functions that Python runs inside the graph
+    fused: dict[str, int] = field(default_factory=dict)  #: how often each pass found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
     exports: int = 0  #: graphs that were made
@@ -29,11 +30,13 @@ class Report:
         if not self.captured:
             return f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
+        fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
         return "\n".join(
             (
                 f"{self.name}: the engine runs it",
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
+                f"  fused      {fused}",
                 f"  PyTorch    runs {outside} inside the graph",
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
@@ -58,6 +61,7 @@ def explain(model: Any) -> Report:
         True,
         None,
         aten_ops=sorted(plan.foreign),
+        fused=plan.fired,
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),
         exports=runner.exports,

@@ -104,9 +104,26 @@ def _first_line(error: Exception) -> str:
     return line.strip() or type(error).__name__
 
 
+class _Remarks(threading.local):
+    heard = False
+
+
+_remarks = _Remarks()
+
+
+@contextmanager
+def heard(on: bool) -> Iterator[None]:
+    """Inside, in this thread, remarks of tracer and exporter are shown, or not."""
+    before, _remarks.heard = _remarks.heard, on
+    try:
+        yield
+    finally:
+        _remarks.heard = before
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences tracer and exporter, and leaves torch's settings as they were.
+    """Silences tracer and exporter unless they are to be heard, and leaves torch's settings as they were.
 
     Shape inference over the whole graph is left out (it takes three quarters of an export, and the engine has its own),
     and so are torch's checks of its own passes.
@@ -124,8 +141,9 @@ def _quiet() -> Iterator[None]:
         for owner, name, function in replaced:
             setattr(owner, name, function)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            logger.setLevel(logging.ERROR)
+            if not _remarks.heard:
+                warnings.simplefilter("ignore")
+                logger.setLevel(logging.ERROR)
             yield
     finally:
         for (owner, name, _), original in zip(replaced, originals, strict=True):

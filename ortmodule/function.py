@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
-from ortmodule import export, io
+from ortmodule import _core, export
+from ortmodule.again import Modes, results_again
 from ortmodule.capture import Capture
-from ortmodule.fallback import only_pytorch
-from ortmodule.session import DTYPES, MOST_PLANS, Run, Session, overwrite
+from ortmodule.fallback import Cause, NotInEngine
+from ortmodule.guards import Guards
+from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, overwrite
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
 
@@ -51,8 +53,9 @@ class Graph:
     Raises what Session raises.
     """
 
-    def __init__(self, capture: Capture, tree: Tree, inputs: Sequence[torch.Tensor]) -> None:
-        self.capture, self.tree, trace = capture, tree, capture.trace
+    def __init__(self, capture: Capture, tree: Tree, guards: Guards, inputs: Sequence[torch.Tensor]) -> None:
+        self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
+        self.modes = Modes(tree)
         self.session = Session(capture.model.SerializeToString())
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
@@ -63,12 +66,15 @@ class Graph:
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self.n_results = len(trace.requires_grad)
         self.writes = [(self._target(write.target, tree), write) for write in trace.writes]
+        self._written = [target for target, write in self.writes if not write.replaces]
         self._states = {s.key: tree.slots[s.key] for s in trace.sources if s.kind == "state"}
         n_outputs = self.n_results + sum(write.output is not None for write in trace.writes)
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.plans: OrderedDict[tuple, _Prepared] = OrderedDict()
         self._holds: dict[tuple, DoesNotHold | None] = {}
+        #: Told of an error in backward; returns when PyTorch may compute the gradients.
+        self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
 
     # --- before a run -------------------------------------------------------------------------------------------------
@@ -95,6 +101,13 @@ class Graph:
         )
         return tuple(i in chosen for i in range(len(self.session.outputs)))
 
+    def _predicted(self) -> Flags:
+        """Which outputs will receive a gradient, probably."""
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+            return self.prediction
+        # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
+        return tuple(i in self.differentiable for i in range(len(self.session.outputs)))
+
     def prepare(self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = ()) -> _Prepared:
         """The plan for these shapes of the inputs; ``sizes`` as in :meth:`Session.plan`."""
         key = (shapes, output_grads, sizes)
@@ -114,15 +127,17 @@ class Graph:
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[], Any]) -> Any:
-        """Runs forward and returns what the module would. ``eager``: the same call in PyTorch.
+    def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[Sequence[torch.Tensor]], Any]) -> Any:
+        """Runs forward and returns what the module would. ``eager``: the same call in PyTorch, on other tensors.
 
         Raises DoesNotHold, with nothing done; what a plan or the engine raises.
         """
         sizes = shapes(inputs)
         tensors = self._tensors(inputs)
+        if self._written:
+            self._check_memory(inputs)
         leaves = [tensors[i] for i in self.leaves]
-        grads = self.prediction if self.differentiable else None
+        grads = self._predicted() if self.differentiable else None
         prepared = self.prepare(sizes, grads)
         contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         seed = draw_seed() if prepared.random or prepared.plan.prologue else 0
@@ -132,10 +147,11 @@ class Graph:
         run = Run(prepared.plan, contiguous, seed)
         outputs = run.outputs
         self._check(sizes, outputs)
+        fed = contiguous
         if self.writes or run.writes:
-            self._write(prepared, run, inputs, contiguous)
+            fed = self._write(run, inputs, contiguous)
         if grads is not None:
-            call = _Call(self, prepared, run, sizes, contiguous, leaves, eager)
+            call = _Call(self, prepared, run, sizes, inputs, tensors, fed, eager)
             for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
@@ -156,19 +172,31 @@ class Graph:
             self._holds[shapes] = reason
             raise
 
-    def _write(self, prepared: _Prepared, run: Run, inputs: Sequence, contiguous: list[torch.Tensor]) -> None:
-        """Puts what forward changes in its place, at once, as PyTorch does."""
+    def _check_memory(self, inputs: Sequence[torch.Tensor]) -> None:
+        """What forward changes must not share memory with an input."""
+        for target in self._written:
+            written = inputs[target] if isinstance(target, int) else target.get()
+            for i, tensor in enumerate(inputs):
+                if i != target and overlap(written, tensor):
+                    reason = f"forward changes a tensor that shares memory with input {i}"
+                    raise NotInEngine(Cause.DATA, reason)
+
+    def _write(self, run: Run, inputs: Sequence, fed: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Puts what forward changes in its place, at once, as PyTorch does. Returns what the graph was fed."""
         changes = [(self.feeds[i], tensor, False) for i, tensor in run.writes.items()]
         changes += [(t, run.outputs[w.output], w.replaces) for t, w in self.writes if w.output is not None]
+        fed = list(fed)
         with torch.no_grad():
-            for i in prepared.reads_input:  # backward goes on with the old contents
-                if any(feed == self.feeds[i] for feed, _, replaces in changes if not replaces):
-                    contiguous[i] = contiguous[i].clone()
+            written = [target for target, _, replaces in changes if not replaces]
+            for i, feed in enumerate(self.feeds):  # backward goes on with the old contents
+                if self.leaves and any(feed == target for target in written):
+                    fed[i] = _copy(fed[i])
             for target, tensor, replaces in changes:
                 if replaces:
                     target.set(tensor)
                 else:
                     overwrite(inputs[target] if isinstance(target, int) else target.get(), tensor)
+        return fed
 
     def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
         values = []
@@ -179,7 +207,14 @@ class Graph:
                 values.append(outputs[source.key].tolist())
             else:
                 values.append(inputs[source.key] if source.kind == "input" else self._states[source.key].get())
-        return self.capture.trace.result.rebuild(values)
+        result, sets = self.capture.trace.result.rebuild(values)
+        for slot, value in zip(self.capture.trace.sets, sets, strict=True):
+            slot.set(value)
+        return result
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _feed(name: str, tree: Tree) -> int | Slot:
@@ -191,6 +226,26 @@ def _feed(name: str, tree: Tree) -> int | Slot:
 def shapes(inputs: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
     """The shapes of some tensors, hashable."""
     return tuple([t.shape for t in inputs])
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copied = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
+    _core.copy(copied, tensor)
+    return copied
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two strided tensors share memory?"""
+    return _begin(a) < _end(b) and _begin(b) < _end(a)
+
+
+def _begin(t: torch.Tensor) -> int:
+    return t.data_ptr()
+
+
+def _end(t: torch.Tensor) -> int:
+    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr() + (last + 1) * t.element_size() if t.numel() else 0
 
 
 def _compare(reads: Sequence, output: torch.Tensor) -> None:
@@ -229,19 +284,27 @@ class _Bridge(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *ctx.call.eager_backward(grads)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        return None, *ctx.call.backward(saved, grads, keep)
+        try:
+            return None, *ctx.call.backward(saved, grads, keep)
+        except ENGINE_ERRORS as error:
+            ctx.call.graph.failed(error)
+            with torch.enable_grad():
+                found = ctx.call.eager_backward(grads)
+            return None, *[None if grad is None else grad.detach() for grad in found]
 
 
 class _Call:
     """One forward that waits for its backward."""
 
     def __init__(
-        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, tensors: list, leaves: list,
-        eager: Callable[[], Any],
+        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, inputs: Sequence, held: list, tensors: list,
+        eager: Callable[[Sequence[torch.Tensor]], Any],
     ) -> None:  # fmt: skip
         self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
-        self.tensors, self.leaves = tensors, leaves
-        self.versions = [t._version for t in tensors]
+        self.inputs, self.tensors = inputs, tensors
+        # Of what was written there are copies: it may be written again.
+        kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
+        self.versions = [(t, t._version) for t in kept]
 
     def backward(
         self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
@@ -250,7 +313,7 @@ class _Call:
         graph, prepared = self.graph, self.prepared
         output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
         for i, grad in zip(graph.differentiable, grads, strict=True):
-            output_grads[i] = None if grad is None else grad.contiguous()
+            output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
         wanted = tuple(grad is not None for grad in output_grads)
         graph.prediction = wanted if not graph.writes else graph.prediction
         if any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
@@ -268,11 +331,11 @@ class _Call:
                 specs = graph.prepare(self.shapes, wanted, prepared.sizes).plan.input_grads
                 found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
         if not keep:
-            self.run = self.tensors = self.leaves = self.eager = None
+            self.run = self.inputs = self.tensors = self.versions = self.eager = None
         return [found[i] for i in graph.leaves]
 
     def _check_versions(self) -> None:
-        for tensor, version in zip(self.tensors, self.versions, strict=True):
+        for tensor, version in self.versions:
             if tensor._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: a "
@@ -287,13 +350,11 @@ class _Call:
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
-        if self.prepared.random:
-            raise RuntimeError("create_graph=True through a module that draws random numbers is not supported")
+        graph = self.graph
         self._check_versions()
-        with self.graph.tree.isolated(), only_pytorch():
-            results, _ = io.flatten(self.eager(), results=True)
-        sources = [s for s in self.graph.capture.trace.sources if s.kind != "number"]
+        results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed)
+        sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
         outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
-        wanted = [(outputs[i], g) for i, g in zip(self.graph.differentiable, grads, strict=True) if g is not None]
+        wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]
         outputs, grads = zip(*wanted, strict=True)
-        return torch.autograd.grad(outputs, self.leaves, grads, create_graph=True, allow_unused=True)
+        return torch.autograd.grad(outputs, stands, grads, create_graph=True, allow_unused=True)

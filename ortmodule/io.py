@@ -163,6 +163,8 @@ class _Tensor(_Leaf):
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
         if value.layout is not torch.strided or value.is_quantized:
             raise Unflattenable(f"a tensor with layout {value.layout}")
+        if value.is_neg():
+            raise Unflattenable("a tensor whose memory holds the negated numbers")
         writer.tokens.append(TENSOR)
         writer.tensors.append(value)
 
@@ -307,7 +309,7 @@ class _Object(_Attributes):
 
 
 # Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
-_CONSTANTS = (
+CONSTANTS = (
     type(None),
     type(Ellipsis),
     int,
@@ -325,7 +327,6 @@ _CONSTANTS = (
     torch.device,
     torch.layout,
     torch.memory_format,
-    torch.Size,
     numpy.generic,
 )
 _KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor}
@@ -336,7 +337,7 @@ _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 def _kind_of(cls: type) -> Any:
     if issubclass(cls, torch.Tensor):
         return _Tensor if cls is torch.nn.Buffer else _TensorSubclass
-    if issubclass(cls, _CONSTANTS):
+    if issubclass(cls, CONSTANTS):
         return _Constant
     if issubclass(cls, dict):
         return _Dict

@@ -86,13 +86,22 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None) -> Any:
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
     runner = Runner(model, debug_options)
-    wrapped = object.__new__(_wrapped_class(type(model)))
+    try:
+        wrapped = object.__new__(_class_for(model))
+    except TypeError as error:
+        if not runner.fallback.at_wrapping(str(error)):
+            raise
+        return model
     object.__setattr__(wrapped, "__dict__", model.__dict__)
     object.__setattr__(wrapped, "_ortmodule", runner)
     return wrapped
+
+
+def _class_for(model: nn.Module) -> type:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
+    return _wrapped_class(type(model))
 
 
 def _described(value: Any) -> str:

@@ -1,14 +1,20 @@
-"""Settings: what `DebugOptions` and the environment say.
+"""Settings: what a JSON file, the environment and `DebugOptions` say, in this order of precedence.
 
-Every environment variable is declared once, in :data:`VARIABLES`; values are read when a module is wrapped.
+Every variable is declared once, in :data:`VARIABLES`: parsing, the errors, and `docs/configuration.md` come from there
+(``python -m ortmodule.configuration docs/configuration.md`` writes the page). Values are read when a module is wrapped.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 from ortmodule.export import DEFAULT_OPSET, OPSETS
@@ -31,7 +37,11 @@ class DebugOptions:
     """How a wrapped module reports what it does.
 
     ``log_level``: a :class:`LogLevel`; ``ORTMODULE_LOG_LEVEL`` beats it. ``save_onnx``: write the graphs to
-    ``<save_path>/<onnx_prefix>_*.onnx``; needs ``onnx_prefix``.
+    ``<save_path>/<onnx_prefix>_*.onnx``; needs ``onnx_prefix``. ``save_path``: a folder that exists, the current one if
+    empty; ``ORTMODULE_SAVE_ONNX_PATH`` beats it. ``config``: accepted for old scripts, and not used.
+
+    Raises TypeError for a log level of another type, ValueError for saving without a prefix, OSError for a folder that
+    cannot be written.
     """
 
     def __init__(
@@ -46,46 +56,111 @@ class DebugOptions:
             raise TypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
         if save_onnx and not onnx_prefix:
             raise ValueError("save_onnx=True needs an onnx_prefix")
+        if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
+            raise ValueError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
+        if save_onnx and not os.environ.get(f"{PREFIX}SAVE_ONNX_PATH"):
+            check_folder("save_path", save_path or ".")
         self.log_level, self.config = log_level, config
         self.save_onnx, self.onnx_prefix, self.save_path = save_onnx, onnx_prefix, save_path
 
 
+def check_folder(what: str, path: str) -> None:
+    """Raises OSError unless files can be made in the folder ``path``."""
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{what}: {path} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{what}: the folder {path} cannot be written")
+
+
+# --- types of values --------------------------------------------------------------------------------------------------
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?", or nothing."""
+    found = difflib.get_close_matches(word.upper(), known, 1, 0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
 @dataclass(frozen=True)
-class Variable:
-    """One environment variable, without its prefix."""
+class Kind:
+    """A type of values: how people call it, and how one is read from text (ValueError says what would be right)."""
 
     name: str
-    default: Any
     parse: Callable[[str], Any]
-    doc: str
 
-    def read(self) -> Any:
-        """Its value; ValueError naming it when it cannot be understood."""
-        text = os.environ.get(PREFIX + self.name, "").strip()
-        if not text:
-            return self.default
+
+_FLAGS = {"1": True, "TRUE": True, "ON": True, "YES": True, "0": False, "FALSE": False, "OFF": False, "NO": False}
+
+
+def _flag(text: str) -> bool:
+    if text.upper() not in _FLAGS:
+        raise ValueError(f"1 or 0{_nearest(text, _FLAGS)}")
+    return _FLAGS[text.upper()]
+
+
+def _number(least: int, most: int | None = None) -> Kind:
+    def parse(text: str) -> int:
         try:
-            return self.parse(text)
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{PREFIX}{self.name}={text}: {error}") from None
+            number = int(text)
+        except ValueError:
+            raise ValueError("a whole number") from None
+        if number < least or (most is not None and number > most):
+            near = least if number < least else most
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"a whole number, {allowed}; the nearest is {near}")
+        return number
+
+    return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
 
 
-def _opset(text: str) -> int:
-    opset = int(text)
-    if opset not in OPSETS:
-        raise ValueError(f"{OPSETS.start} to {OPSETS.stop - 1} are supported")
-    return opset
+def _one_of(*names: str, result: Callable[[str], Any] = str) -> Kind:
+    def parse(text: str) -> Any:
+        if text.upper() not in upper:
+            raise ValueError(f"one of {', '.join(names)}{_nearest(text, upper)}")
+        return result(upper[text.upper()])
+
+    upper = {name.upper(): name for name in names}
+    return Kind(" \\| ".join(f"`{name}`" for name in names), parse)
 
 
-def _log_level(text: str) -> LogLevel:
+def _some_of(*names: str) -> Kind:
+    def parse(text: str) -> frozenset[str]:
+        chosen = frozenset(name.strip().upper() for name in text.split("|"))
+        for name in sorted(chosen - set(names)):
+            raise ValueError(f"{name or 'nothing'} is none of {', '.join(names)}{_nearest(name, names)}")
+        return chosen
+
+    return Kind("names joined by `\\|`: " + ", ".join(f"`{name}`" for name in names), parse)
+
+
+def _folder(text: str) -> str:
     try:
-        return LogLevel[text.upper()]
-    except KeyError:
-        raise ValueError("one of " + ", ".join(level.name for level in LogLevel)) from None
+        check_folder("it", text)
+    except OSError as error:
+        raise ValueError(f"a folder that can be written ({error})") from None
+    return text
 
 
-#: Policies that say when PyTorch may take over.
-FALLBACK_POLICIES = (
+def _made_folder(text: str) -> str:
+    try:
+        os.makedirs(text, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"a folder that can be made ({error.strerror})") from None
+    return _folder(text)
+
+
+def _file(text: str) -> str:
+    if not os.path.isfile(text) or not os.access(text, os.R_OK):
+        raise ValueError("a file that can be read")
+    return text
+
+
+FLAG = Kind("flag: 1 or 0", _flag)
+FOLDER, MADE_FOLDER = Kind("folder", _folder), Kind("folder, made if it is missing", _made_folder)
+FILE, PATH = Kind("file", _file), Kind("path", str)
+LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
+
+FALLBACK_POLICY = _some_of(
     "FALLBACK_DISABLE",
     "FALLBACK_FORCE_TORCH_FORWARD",
     "FALLBACK_FORCE_TORCH_BACKWARD",
@@ -95,46 +170,204 @@ FALLBACK_POLICIES = (
     "FALLBACK_UNSUPPORTED_ONNX_MODEL",
     "FALLBACK_BAD_INITIALIZATION",
 )
+SKIPCHECK_POLICY = _some_of(
+    "SKIP_CHECK_DISABLED", "SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT", "SKIP_CHECK_EXECUTION_AGENT"
+)
+_UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
 
 
-def _policies(text: str) -> frozenset[str]:
-    names = frozenset(name.strip().upper() for name in text.split("|"))
-    for name in names:
-        if name not in FALLBACK_POLICIES:
-            raise ValueError(f"{name} is none of " + ", ".join(FALLBACK_POLICIES))
-    return names
-
-
-VARIABLES = {
-    variable.name: variable
-    for variable in (
-        Variable("ONNX_OPSET_VERSION", DEFAULT_OPSET, _opset, "the ONNX opset to export with"),
-        Variable("LOG_LEVEL", None, _log_level, "how much is reported; beats DebugOptions"),
-        Variable(
-            "FALLBACK_POLICY",
-            frozenset(name for name in FALLBACK_POLICIES if "_UNSUPPORTED_" in name),
-            _policies,
-            "when PyTorch may run the module instead, names joined by |",
-        ),
-    )
-}
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Options:
-    """The settings of one wrapped module."""
+class Variable:
+    """One setting. ``name``: without the prefix. ``exists``: it does something; otherwise it is accepted only."""
 
-    opset: int
-    log_level: LogLevel
-    fallback: frozenset[str]
-    debug: DebugOptions
+    name: str
+    kind: Kind
+    default: Any
+    doc: str
+    exists: bool = True
+
+    def parse(self, text: str, source: str) -> Any:
+        """The value that ``text`` means; ValueError naming the variable, where it was set, and what would be right."""
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{PREFIX}{self.name}={text} ({source}): it is {error}") from None
+
+
+def _later(name: str, kind: Kind, default: Any, doc: str) -> Variable:
+    return Variable(name, kind, default, doc, exists=False)
+
+
+# fmt: off
+_TABLE = (
+    Variable("ONNX_OPSET_VERSION", _number(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
+             "the ONNX opset to export with"),
+    Variable("FALLBACK_POLICY", FALLBACK_POLICY, frozenset(f"FALLBACK_UNSUPPORTED_{what}" for what in _UNSUPPORTED),
+             "when PyTorch may run the module instead of the engine: for a device, for data, for a module, or for a "
+             "graph that the engine does not take (errors of gradients and kernels are among the last); "
+             "`FALLBACK_FORCE_TORCH_FORWARD` and `FALLBACK_FORCE_TORCH_BACKWARD` let it run always; "
+             "`FALLBACK_DISABLE` beats all others and raises the original exception"),
+    Variable("FALLBACK_RETRY", FLAG, False, "try the engine again at every call after PyTorch had to run one"),
+    Variable("SKIPCHECK_POLICY", SKIPCHECK_POLICY, frozenset({"SKIP_CHECK_DISABLED"}),
+             "accepted for old scripts: checks cost microseconds, so none is skipped"),
+    Variable("LOG_LEVEL", LEVEL, LogLevel.WARNING, "how much is reported; beats `DebugOptions(log_level=...)`"),
+    Variable("SAVE_ONNX_PATH", FOLDER, "",
+             "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; "
+             "beats `DebugOptions(save_path=...)`"),
+    Variable("CACHE_DIR", MADE_FOLDER, "",
+             "keeps exported graphs there for later runs, which then only trace the module; off if it is empty"),
+    Variable("VERIFY", _number(0), 0,
+             "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and gradients "
+             "are compared; the first operator that differs is named. N: so at every Nth call. 0: never"),
+    Variable("JSON_CONFIG_PATH", FILE, "",
+             "a file with an object {name: value} of these settings, with or without the prefix"),
+    Variable("ALLOW_AUTOGRAD_CHECKPOINT", FLAG, False,
+             "no warning about `torch.utils.checkpoint` inside the module, which PyTorch runs"),
+    Variable("DEEPCOPY_BEFORE_MODEL_EXPORT", FLAG, True,
+             "accepted for old scripts: capture works on the module itself and leaves it as it was, so nothing is "
+             "copied"),
+    Variable("PRINT_INPUT_DENSITY", FLAG, False,
+             "every 10 steps a table: how much of the token and label inputs is not padding"),
+    Variable("PRINT_MEMORY_STATS", FLAG, False,
+             "memory of every step, before and after forward and backward: allocated, peak, cached, inactive"),
+    Variable("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
+             "how convolutions on a GPU choose an algorithm; the CPU has one"),
+    _later("EXPORTER", _one_of("torchscript", "dynamo", "auto"), "torchscript",
+           "which exporter of PyTorch captures the module; `torchscript` always does"),
+    _later("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
+           "a `torch.autograd.Function` inside the module runs with its own backward; off: what its forward does is "
+           "captured, where that can be"),
+    _later("ENABLE_COMPUTE_OPTIMIZER", FLAG, True, "move gather, slice and reshape up, which saves computation"),
+    _later("ENABLE_SPARSE_OPTIMIZER", FLAG, True, "do not compute what padding and ignored labels make unnecessary"),
+    _later("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True, "the part of it for labels"),
+    _later("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", FLAG, False, "the part of it for padding"),
+    _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
+           "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
+    _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
+    _later("ENABLE_MEM_EFFICIENT_GRAD_MGMT", FLAG, False, "hand over each gradient as soon as it is computed"),
+    _later("USE_EFFICIENT_ATTENTION", FLAG, False, "attention runs on PyTorch's memory-efficient attention"),
+    _later("USE_TRITON", FLAG, False, "elementwise operators and reductions compiled with Triton"),
+    _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
+    _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
+    _later("USE_FLASH_ATTENTION", FLAG, False, "flash attention written in Triton"),
+    _later("ENABLE_TUNING", FLAG, False, "choose among implementations by measuring"),
+    _later("MAX_TUNING_DURATION_MS", _number(0), 0, "how long to measure; 0: as long as it takes"),
+    _later("TUNING_RESULTS_PATH", PATH, "", "where results of tuning are kept"),
+)
+# fmt: on
+VARIABLES = {variable.name: variable for variable in _TABLE}
+
+#: Defaults that this process uses instead of the table's.
+_DEFAULTS: dict[str, Any] = {}
+
+
+def set_default(name: str, value: Any) -> None:
+    """Another default, for modules that are wrapped from now on. ``name``: of a variable; KeyError if there is none."""
+    _DEFAULTS[VARIABLES[name].name] = value
+
+
+#: Names with the prefix that belong to the build and the tests of ortmodule itself.
+_BUILD = {"BUILD", "CUDA", "WERROR", "BROKEN"}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Options:
+    """The settings of one wrapped module; ``options["VERIFY"]`` is the value of a variable."""
+
+    def __init__(self, values: dict[str, Any], debug: DebugOptions) -> None:
+        self._values, self.debug = values, debug
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    @property
+    def opset(self) -> int:
+        return self["ONNX_OPSET_VERSION"]
+
+    @property
+    def log_level(self) -> LogLevel:
+        return self["LOG_LEVEL"]
+
+    @property
+    def fallback(self) -> frozenset[str]:
+        return self["FALLBACK_POLICY"]
 
     @staticmethod
     def read(debug: DebugOptions | None = None) -> Options:
-        """``debug`` and the environment; raises ValueError for what cannot be understood."""
+        """A JSON file's settings, else the environment's, else those of ``debug``, else the defaults.
+
+        Raises ValueError for a value that cannot be understood. A name that there is not, and one whose capability
+        does not exist yet, get a warning each.
+        """
         if debug is not None and not isinstance(debug, DebugOptions):
             raise TypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
         debug = debug or DebugOptions()
-        value = {name: variable.read() for name, variable in VARIABLES.items()}
-        level = debug.log_level if value["LOG_LEVEL"] is None else value["LOG_LEVEL"]
-        return Options(value["ONNX_OPSET_VERSION"], level, value["FALLBACK_POLICY"], debug)
+        values = {name: variable.default for name, variable in VARIABLES.items()} | _DEFAULTS
+        values |= {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path}
+        given = _from_environment()
+        file = given.get("JSON_CONFIG_PATH")
+        if file:
+            path = VARIABLES["JSON_CONFIG_PATH"].parse(*file)
+            given |= _from_json(path)
+        for name, (text, source) in given.items():
+            variable = VARIABLES[name]
+            values[name] = variable.parse(text, source)
+            if not variable.exists and values[name] != variable.default:
+                _warn_once(f"{PREFIX}{name} ({source}) is accepted, but has no effect yet: {variable.doc}")
+        return Options(values, debug)
+
+
+def _from_environment() -> dict[str, tuple[str, str]]:
+    """{name: (text, where it was set)} of what the environment sets."""
+    names = [name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)]
+    found = {name: (os.environ[PREFIX + name].strip(), "environment") for name in _known(names, "environment")}
+    return {name: given for name, given in found.items() if given[0]}
+
+
+def _from_json(path: str) -> dict[str, tuple[str, str]]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: it holds an object with a name for each value")
+    named = {name.upper().removeprefix(PREFIX): value for name, value in content.items()}
+    return {name: (_text(path, name, named[name]), path) for name in _known(named, path) if named[name] is not None}
+
+
+def _text(path: str, name: str, value: Any) -> str:
+    """A value of JSON as it would be written in the environment."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (int, str)):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "|".join(value)
+    raise ValueError(f"{path}: {name} is a text, a number, true, false, or a list of texts, not {json.dumps(value)}")
+
+
+def _known(names: Iterable[str], source: str) -> list[str]:
+    """Those of ``names`` that exist; the others get a warning."""
+    known = []
+    for name in names:
+        if name in VARIABLES:
+            known.append(name)
+        elif name not in _BUILD:
+            near = difflib.get_close_matches(name, VARIABLES, 1, 0.7)
+            advice = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            _warn_once(f"there is no setting {PREFIX}{name} ({source}){advice}")
+    return known
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Once in a process, to the log and through :mod:`warnings`."""
+    from ortmodule.logger import LOGGER, callers_level
+
+    LOGGER.warning(text)
+    warnings.warn(text, stacklevel=callers_level())

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.utils import checkpoint
 
 NOTHING, SIZE, DATA, RANDOM = range(4)  # what a value depends on; a value depends on the most of its operands
 
@@ -33,6 +36,7 @@ _ARITHMETIC = {
     "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
     "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
 }  # fmt: skip
+CHECKPOINT = "torch.utils.checkpoint"
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -57,13 +61,14 @@ class Recorder:
     """What was read during one trace."""
 
     reads: list[Read] = field(default_factory=list)
+    attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     _depends: dict[int, int] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _paused: bool = False
 
     def reset(self) -> None:
         """Forgets everything: a new trace begins."""
-        for kept in (self.reads, self._depends, self._seen):
+        for kept in (self.reads, self.attributes, self._depends, self._seen):
             kept.clear()
 
     def of(self, depends: int) -> list[Read]:
@@ -210,12 +215,12 @@ def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
         recorder.read(tensor.size(0))
 
 
-def _squeezed(recorder: Recorder, tensor: torch.Tensor, dim: Any = None) -> None:
+def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
     """Whether a dimension goes away depends on its size."""
-    dims = range(tensor.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     for d in dims:
-        if -tensor.dim() <= d < tensor.dim():
-            recorder.read(tensor.size(d) == 1)
+        if -input.dim() <= d < input.dim():
+            recorder.read(input.size(d) == 1)
 
 
 @dataclass(frozen=True)
@@ -267,13 +272,39 @@ def _unwatched(name: str) -> _Patch:
     return _patch(torch.Tensor, name, make)
 
 
-def _through_tensors(owner: Any, name: str, compare: Callable) -> _Patch:
-    """A comparison that returns a Python bool becomes tensor operations and a read of their result."""
+def _attribute_reads() -> _Patch:
+    """Notes which attributes of modules forward looks at."""
 
     def make(original):
-        return lambda *args, **kwargs: bool((original if _active() is None else compare)(*args, **kwargs))
+        def method(module, name):
+            recorder = _active()
+            if recorder is not None and (id(module), name) not in recorder.attributes:
+                _note(recorder, module, name)
+            return original(module, name)
 
-    return _patch(owner, name, make)
+        return method
+
+    return _patch(nn.Module, "__getattribute__", make)
+
+
+def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
+    # The machinery of modules looks into the dictionary for every parameter.
+    if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
+        return
+    recorder.attributes[id(module), name] = _place()
+
+
+def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
+    result. That of a comparison, or NotImplemented."""
+    recorder = _active() if function in _SQUEEZES or function in _COMPARISONS else None
+    if recorder is None:
+        return NotImplemented
+    if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
+        return bool(_COMPARISONS[function](*args, **kwargs))
+    with recorder.paused():
+        _squeezed(recorder, *args, **kwargs)
+    return NotImplemented
 
 
 def _refused(owner: Any, name: str, what: str) -> _Patch:
@@ -293,19 +324,25 @@ _WAYS_OUT = {
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
     "__iter__": _length,
 }  # fmt: skip
+_SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
 _COMPARISONS = {
-    "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
-    "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
-    "is_nonzero": lambda a: a != 0,
+    getattr(owner, name): compare
+    for owner in (torch.Tensor, torch)
+    for name, compare in {
+        "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
+        "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
+        "is_nonzero": lambda a: a != 0,
+    }.items()
 }
 _item = torch.Tensor.item
 _PATCHES = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
-    *(_watched(owner, "squeeze", _squeezed) for owner in (torch.Tensor, torch)),
     *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
-    *(_through_tensors(owner, *pair) for owner in (torch.Tensor, torch) for pair in _COMPARISONS.items()),
+    _attribute_reads(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
+    _refused(checkpoint, "_checkpoint_without_reentrant_generator", f"uses {CHECKPOINT}"),
+    _refused(checkpoint.CheckpointFunction, "apply", f"uses {CHECKPOINT}"),
 ]

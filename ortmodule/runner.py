@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules import module as nn_module
+from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import _core, check, io
-from ortmodule.capture import ROWS, SMALL, WHOLE, CaptureError, capture
+from ortmodule import _core, cache, check, export, io
+from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
-from ortmodule.function import DoesNotHold, Graph, shapes
+from ortmodule.function import DoesNotHold, Graph, overlap, shapes
+from ortmodule.guards import Guards, Unguardable
 from ortmodule.logger import Log
+from ortmodule.observe import Observers
 from ortmodule.options import DebugOptions, Options
+from ortmodule.reads import CHECKPOINT
+from ortmodule.save import Saver
+from ortmodule.session import ENGINE_ERRORS
 from ortmodule.state import Tree
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
@@ -25,10 +33,11 @@ MOST_VARIANTS = 8
 #: Graphs for calls that differ in the values of Python numbers.
 MOST_VALUES = 8
 
-# What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
-_ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 _NOTHING = object()
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+#: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
+MOST_FAILURES = 3
+#: Trees of modules that are remembered with their graphs: parts come and go.
+MOST_TREES = 4
 
 
 class Runner:
@@ -37,14 +46,20 @@ class Runner:
     def __init__(self, module: nn.Module, debug: DebugOptions | None) -> None:
         self.module, self.options = module, Options.read(debug)
         self.log = Log(type(module).__name__, self.options.log_level)
-        self.fallback = Fallback(self.options.fallback, self.log)
+        silent = [CHECKPOINT] if self.options["ALLOW_AUTOGRAD_CHECKPOINT"] else []
+        self.fallback = Fallback(self.options.fallback, self.options["FALLBACK_RETRY"], self.log, silent)
         self.graphs: dict[tuple, list[Graph]] = {}
         self.values: dict[tuple, int] = {}  # captures of calls that differ in the values of numbers only
         self.patched: Callable | None = None  # what someone put in place of the wrapper's forward
+        self._names: frozenset[str] | None = None  # of the parameters of forward
         self.exports = 0
         self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
         self.latest: Graph | None = None
-        self._tree: Tree | None = None
+        self.observers, self.saver = Observers.of(self), Saver.of(self)
+        self.cache = cache.Cache(self.options["CACHE_DIR"]) if self.options["CACHE_DIR"] else None
+        self._trees: list[Tree] = []
+        self._state: _State | None = None
+        self._epochs = itertools.count()
         self._lock = threading.RLock()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +67,7 @@ class Runner:
         return self.module.forward(*args, **kwargs)
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if not engine_allowed():
+        if not engine_allowed() or self.fallback.forced():
             return self.forward(*args, **kwargs)
         try:
             return self._in_engine(args, kwargs)
@@ -64,17 +79,21 @@ class Runner:
         self.fallback.done(reason)
         return result
 
+    def _eager(self, arguments: io.Structure, tensors: Sequence[torch.Tensor]) -> Any:
+        args, kwargs = arguments.rebuild(tensors)
+        return self.forward(*args, **kwargs)
+
     def _in_engine(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        ordered = kwargs if len(kwargs) < 2 else dict(sorted(kwargs.items()))
+        ordered = kwargs if len(kwargs) < 2 else self._in_order(kwargs)
         try:
             inputs, arguments = io.flatten((args, ordered))
         except io.Unflattenable as error:
             raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
         if any([t.numel() == 0 for t in inputs]):
             raise NotInEngine(Cause.DATA, "an input is empty")
-        tree = self._current_tree()
-        call = _Call(tree, arguments, inputs, lambda: self.forward(*args, **kwargs))
-        self.fallback.check(call.key, (call.key, shapes(inputs)))
+        state = self._current_state()
+        call = _Call(state, arguments, inputs, lambda tensors: self._eager(arguments, tensors))
+        self.fallback.check(state.epoch, call.key, (call.key, shapes(inputs)))
         result, part = self._known(call)
         if result is _NOTHING:
             with self._lock:
@@ -83,11 +102,19 @@ class Runner:
                     result = self._captured(call, max(part, now))
         return result
 
+    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Forward cannot tell in which order the parameters that it names were given; of others it can."""
+        if self._names is None:
+            parameters = inspect.signature(self.module.forward).parameters.values()
+            self._names = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+        names = sorted(self._names & kwargs.keys())
+        return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in self._names}
+
     def _known(self, call: _Call) -> tuple[Any, int]:
         """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on."""
         part = SMALL
         for graph in tuple(self.graphs.get(call.key, ())):
-            if graph.fits(call.inputs):
+            if graph.fits(call.inputs) and graph.guards.hold(call.state.epoch):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
                     return self._run(graph, call), part
@@ -99,7 +126,8 @@ class Runner:
         grad = torch.is_grad_enabled()
         while True:
             # Tensors of inference mode have no versions, which tell what forward changes.
-            with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            # What a trace saves is no matter of a checkpoint around the module.
+            with torch.inference_mode(False), torch.set_grad_enabled(grad), saved_tensors_hooks(_packed, _unpacked):
                 graph = self._capture(call, part)
             try:
                 return self._run(graph, call)
@@ -110,17 +138,27 @@ class Runner:
                     raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
-    def _current_tree(self) -> Tree:
-        tree = self._tree
-        if tree is None or not tree.is_current():
+    def _current_state(self) -> _State:
+        """What the module is now; looked at again only when something has changed."""
+        state = self._state
+        if state is None or state.watch.changed() or state.tree.attributes.polled:
             with self._lock:
-                self._tree = tree = Tree(self.module)
-                # Graphs take their tensors from places that may be gone.
-                self.graphs, self.values, self.fallback.refused = {}, {}, {}
-        hooked = "every module" if any(getattr(nn_module, name) for name in _GLOBAL_HOOKS) else tree.hooked()
-        if hooked is not None:
-            raise NotInEngine(Cause.TORCH_MODEL, f"there are hooks on {hooked}, which a graph would not call")
-        return tree
+                self._state = state = self._look()
+        if state.hooked is not None:
+            reason = f"there are hooks on {state.hooked}, which a graph would not call"
+            raise NotInEngine(Cause.TORCH_MODEL, reason)
+        return state
+
+    def _look(self) -> _State:
+        tree = next((tree for tree in self._trees if tree.is_current()), None)
+        if tree is None:
+            # Graphs take their tensors from places that may be gone.
+            tree = Tree(self.module)
+            self._trees = [tree, *self._trees[: MOST_TREES - 1]]
+        self.graphs, self.values, self.fallback.refused = tree.graphs, tree.values, tree.refused
+        tree.attributes.look(tree.names())
+        watch = tree.watch()
+        return _State(tree, watch, tree.hooked(), tree.number(), next(self._epochs))
 
     def _capture(self, call: _Call, part: int) -> Graph:
         foreign = call.tree.foreign()
@@ -133,30 +171,66 @@ class Runner:
         variants = self.graphs.setdefault(call.key, [])
         if len(variants) == MOST_VARIANTS:
             reason = f"it went {MOST_VARIANTS} different ways through its Python code"
+            if (name := variants[0].guards.broken_name()) is not None:
+                reason = f"the attribute {name} took more than {MOST_VARIANTS} values"
             raise NotInEngine(Cause.TORCH_MODEL, reason, call.key)
+        heard = self.log.hears_exporter
+        with self.log.building(3) as begins, export.heard(heard), cache.using(self.cache):
+            return self._build(call, part, variants, begins)
+
+    def _build(self, call: _Call, part: int, variants: list[Graph], begins: Callable[[str], None]) -> Graph:
+        """A new graph, first among ``variants``. ``begins`` is told of every phase."""
+        begins("capture")
         try:
             captured = capture(
                 self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, part
             )
-        except CaptureError as error:
-            raise NotInEngine(Cause.TORCH_MODEL, str(error), call.key) from error
+            _check_memory(captured, call.tree)
+            guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
+        except (CaptureError, Unguardable) as error:
+            refusal = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
+            refusal.guards = self._guards_of_failure(call)
+            raise refusal from error
+        finally:
+            self._state = None  # there is more to watch now
         self.seconds["capture"] += captured.seconds
         start = time.perf_counter()
+        begins("read")
         try:
-            graph = Graph(captured, call.tree, call.inputs)
+            graph = Graph(captured, call.tree, guards, call.inputs)
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()
+            begins("check")
             wrong = check.difference(captured, self.forward, call.arguments, call.tree)
             self.seconds["check"] += time.perf_counter() - start
-        except _ENGINE_ERRORS as error:
+        except ENGINE_ERRORS as error:
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
         if wrong:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         captured.trace.tensors = captured.trace.outputs = None
+        graph.failed = functools.partial(self._failed_backward, call.key)
         self.exports += 1
         variants.insert(0, graph)
         return graph
+
+    def _failed_backward(self, key: object, error: Exception) -> None:
+        """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""
+        reason = NotInEngine(Cause.ONNX_MODEL, str(error), key)
+        reason.__cause__ = error
+        self.fallback.allow(reason)
+        self.fallback.done(reason)
+
+    def _guards_of_failure(self, call: _Call) -> Guards | None:
+        """What has to change before it is worth another attempt; None: nothing, there were enough of them."""
+        tree = call.tree
+        tree.failures[call.key] = tree.failures.get(call.key, 0) + 1
+        if tree.failures[call.key] > MOST_FAILURES:
+            return None
+        try:
+            return Guards(tree.attributes, tree.reads, tree.names())
+        except Unguardable:
+            return None
 
     def _count_values(self, call: _Call) -> None:
         """A number that is another one at every call would be captured at every call."""
@@ -170,10 +244,12 @@ class Runner:
 
     def _run(self, graph: Graph, call: _Call) -> Any:
         try:
-            result = graph(call.inputs, call.eager)
-        except _ENGINE_ERRORS as error:
+            result = self.observers.run(graph, call) if self.observers else graph(call.inputs, call.eager)
+        except ENGINE_ERRORS as error:
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, shapes(call.inputs))) from error
         self.fallback.reason = None
+        if self.saver is not None:
+            self.saver.save(graph, call)
         if self.latest is None:
             self.latest = graph
             self.log.info(str(explain(self)))
@@ -181,21 +257,51 @@ class Runner:
         return result
 
 
+def _check_memory(captured: Capture, tree: Tree) -> None:
+    """A tensor that forward changes has to be alone in its memory: to a graph, the others would stay as they are."""
+    tree.refresh()
+    for write in captured.trace.writes:
+        if write.target.kind == "state" and not write.replaces:
+            written = tree.slots[write.target.key]
+            for slot in tree.slots.values():
+                if slot is not written and overlap(slot.get(), written.get()):
+                    raise CaptureError(f"forward changes {written.name}, which shares memory with {slot.name}")
+
+
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()  # a tensor would hold the node that holds it
+
+
+def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _State(NamedTuple):
+    """A module between two changes."""
+
+    tree: Tree
+    watch: _core.Watch
+    hooked: str | None
+    key: int  # stands for what the tree says of its tensors and training flags
+    epoch: int  # another one after every change
+
+
 class _Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("tree", "arguments", "inputs", "eager", "key")
+    __slots__ = ("state", "tree", "arguments", "inputs", "eager", "key")
 
-    def __init__(
-        self, tree: Tree, arguments: io.Structure, inputs: list[torch.Tensor], eager: Callable[[], Any]
-    ) -> None:
-        self.tree, self.arguments, self.inputs, self.eager = tree, arguments, inputs, eager
+    def __init__(self, state: _State, arguments: io.Structure, inputs: list[torch.Tensor], eager: Callable) -> None:
+        self.state, self.tree = state, state.tree
+        self.arguments, self.inputs, self.eager = arguments, inputs, eager
         self.key = (
             arguments,
             tuple([(t.dtype, t.dim(), t.requires_grad, t.device) for t in inputs]),
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled(),
             torch.get_default_dtype(),
-            tree.key(),
+            torch.get_deterministic_debug_mode(),
+            state.key,
         )

@@ -7,6 +7,7 @@ backward will need.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from ortmodule import _core
+from ortmodule.logger import ENGINE
 
 DTYPES = {
     torch.float32: "float32",
@@ -27,6 +29,8 @@ DTYPES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
+#: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
+ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
 
@@ -152,6 +156,12 @@ class Session:
         plan = self.model.plan(key[0], key[1], key[2], sizes=sizes)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
+        if ENGINE.isEnabledFor(logging.INFO):
+            passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
+            shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])
+            forward, backward = plan.nodes
+            text = "plan %d: %d + %d instructions, arena of %d bytes, passes: %s; for %s"
+            ENGINE.info(text, self.plans_made, forward, backward, plan.arena_bytes, passes, shapes)
         self.plans[key] = plan
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)

@@ -7,8 +7,10 @@ is what a graph assumes about them; :meth:`Tree.isolated` lets forward run witho
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +18,25 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+from torch.nn.modules import module as nn_module
 
+from ortmodule import _core
+from ortmodule.guards import Attributes, Description, Unguardable, describe, put_back
+from ortmodule.io import CONSTANTS
+
+MOST_KEYS = 1024  # of one tree
+_numbers = itertools.count()
+
+#: Classes of tensors that a graph can take in; others need PyTorch.
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_GLOBAL_HOOKS += ("_global_backward_pre_hooks",)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Dictionaries inside a module that are restored one level deeper than its attributes.
 _INNER = ("_parameters", "_buffers", "_modules")
+#: Attributes that every module has.
+_APART = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +44,8 @@ class Slot:
     """A place that holds a tensor: an entry of a module's parameters, buffers or attributes."""
 
     name: str
-    holder: dict[str, Any]
-    key: str
+    holder: dict[str, Any] | list
+    key: str | int
 
     def get(self) -> torch.Tensor:
         return self.holder[self.key]
@@ -38,57 +55,143 @@ class Slot:
 
 
 class Tree:
-    """The submodules and tensors of ``module`` at the time of making."""
+    """The submodules, parameters and buffers of ``module`` at the time of making.
+
+    Plain tensors held by attributes come and go: :meth:`refresh` finds those of now.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.modules = dict(module.named_modules())
-        self._children = [(m._modules, tuple(m._modules.items())) for m in self.modules.values()]
-        self._attributes = [m.__dict__ for m in self.modules.values()]
+        self._types = [(m, type(m)) for m in self.modules.values()]
+        self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
         self._inner = [(name, m.__dict__) for name, m in self.modules.items() if m is not module]
         self.parameters: list[Slot] = []
-        self.others: list[Slot] = []  # buffers, and plain tensors held by attributes
+        self.buffers: list[Slot] = []
+        self.plain: list[Slot] = []
         self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
+        self._holders = [
+            (m, name, m.__dict__[name], _filled(m.__dict__[name]))
+            for m in self.modules.values()
+            for name in ("_parameters", "_buffers")
+        ]
         found: dict[int, Slot] = {}
         for path, part in self.modules.items():
-            for holder, slots in (
-                (part._parameters, self.parameters),
-                (part._buffers, self.others),
-                (part.__dict__, self.others),
-            ):
-                for key, tensor in holder.items():
-                    if isinstance(tensor, torch.Tensor):
-                        slot = Slot(f"{path}.{key}" if path else key, holder, key)
-                        if id(tensor) in found:
-                            self._ties.append((found[id(tensor)], slot))
-                        else:
-                            found[id(tensor)] = slot
-                            slots.append(slot)
-        self.slots = {slot.name: slot for slot in (*self.parameters, *self.others)}
-        self._holders = [(m._parameters, m._buffers) for m in self.modules.values()]
-        self._counts = [(len(p), len(b)) for p, b in self._holders]
+            for holder, slots in ((part._parameters, self.parameters), (part._buffers, self.buffers)):
+                for slot in _slots_in(path, holder):
+                    if id(slot.get()) in found:
+                        self._ties.append((found[id(slot.get())], slot))
+                    else:
+                        found[id(slot.get())] = slot
+                        slots.append(slot)
+        self.outside: list[Slot] = []  # tensors that forward takes from elsewhere: a list, an object, a global
+        self._candidates: list[Slot] = []  # those that were met once
+        self._fresh = 0  # how many are others in every trace
+        self.attributes = Attributes(self.modules)
+        self.slots: dict[str, Slot] = {}
+        self.refresh()
+        self.graphs: dict[tuple, list] = {}  # what was captured of this tree
+        self.values: dict[tuple, int] = {}
+        self.refused: dict[object, Exception] = {}
+        self.failures: dict[tuple, int] = {}
+        self.reads: dict[tuple[int, str], str] = {}  # what the latest traces read, also those that failed
+        self._numbers: dict[tuple, int] = {}
+
+    def refresh(self) -> None:
+        """Finds the plain tensors that attributes hold now."""
+        known = {id(slot.get()) for slot in (*self.parameters, *self.buffers)}
+        self.plain = []
+        for path, part in self.modules.items():
+            for slot in _slots_in(path, part.__dict__):
+                if id(slot.get()) not in known:
+                    known.add(id(slot.get()))
+                    self.plain.append(slot)
+        self._name_slots()
+
+    def _name_slots(self) -> None:
+        every = (*self.parameters, *self.buffers, *self.plain, *self.outside)
+        self.slots = {slot.name: slot for slot in every}
+
+    def adopt(self, tensors: Iterable[torch.Tensor], again: bool) -> bool:
+        """Makes slots of tensors that a trace met and that are none yet. Is there one that may be met again?
+
+        ``again``: the trace was the second one; what it did not meet is made anew by every forward, and no slot.
+        """
+        met = {id(tensor): tensor for tensor in tensors}
+        known = {id(slot.get()) for slot in self.outside}
+        if again:
+            lost = [slot for slot in self._candidates if id(slot.get()) not in met]
+            self.outside = [slot for slot in self.outside if slot not in lost]
+            self._fresh = max(self._fresh, len(lost))
+            self._candidates = []
+        elif len(met.keys() - known) > self._fresh:
+            self._candidates = [Slot(f"outside/{next(_numbers)}", [t], 0) for key, t in met.items() if key not in known]
+            self.outside = self.outside + self._candidates
+        self.attributes.outside = self.outside
+        self._name_slots()
+        return bool(self._candidates)
+
+    def places(self, tensor: torch.Tensor) -> list[tuple[dict | list, Any]]:
+        """All places of modules, and of containers in their attributes, that hold this very tensor."""
+        holders = [h for m in self.modules.values() for h in (m._parameters, m._buffers, m.__dict__)]
+        holders += [c for c, _ in self.containers() if isinstance(c, (dict, list))]
+        items = [(h, h.items() if isinstance(h, dict) else enumerate(h)) for h in holders]
+        return [(holder, key) for holder, pairs in items for key, value in pairs if value is tensor]
+
+    @property
+    def others(self) -> list[Slot]:
+        """Buffers and plain tensors."""
+        return self.buffers + self.plain
+
+    def names(self) -> dict[int, str]:
+        """What modules, parameters and buffers are called, by their ids."""
+        found = {id(module): path for path, module in self.modules.items()}
+        return found | {id(slot.get()): slot.name for slot in (*self.parameters, *self.buffers)}
 
     def is_current(self) -> bool:
         """Are these still the module's parts, and the tensors where they were?"""
-        for children, then in self._children:
-            if tuple(children.items()) != then:
+        for module, cls in self._types:
+            if type(module) is not cls:
                 return False
-        if [(len(p), len(b)) for p, b in self._holders] != self._counts:
-            return False
-        for slot in self.slots.values():
-            if not isinstance(slot.holder.get(slot.key), torch.Tensor):
+        for module, then in self._children:
+            if tuple(module._modules.items()) != then:
                 return False
-        return all(a.get() is b.holder.get(b.key) for a, b in self._ties)
+        for module, name, holder, filled in self._holders:
+            if module.__dict__[name] is not holder or ((holder or filled) and _filled(holder) != filled):
+                return False
+        return all(a.get() is b.get() for a, b in self._ties)
+
+    def watch(self) -> _core.Watch:
+        """Sees any change of what :meth:`is_current`, :meth:`hooked` and :meth:`key` say and of what graphs read."""
+        inside = [getattr(nn_module, name) for name in _GLOBAL_HOOKS]
+        for module in self.modules.values():
+            attributes = module.__dict__
+            inside += (attributes, attributes["_parameters"], attributes["_buffers"], attributes["_modules"])
+            inside += [attributes[name] for name in _HOOKS]
+        inside += [slot.holder for slot in self.outside]
+        exact, classes = self.attributes.watched()
+        return _core.Watch(inside, exact, classes, self._types, PLAIN_TENSORS)
 
     def key(self) -> tuple:
-        """What a captured graph assumes: training flags; type, shape and need for a gradient of every tensor."""
-        tensors = [slot.holder[slot.key] for slot in self.slots.values()]
+        """What every captured graph assumes: training flags; type, shape and need for a gradient of every tensor."""
+        tensors = [slot.holder[slot.key] for slot in (*self.parameters, *self.buffers)]
         return (
-            tuple([attributes["training"] for attributes in self._attributes]),
-            tuple([(type(t), t.dtype, t.requires_grad, t.device, t.shape) for t in tensors]),
+            tuple([module.training for module in self.modules.values()]),
+            tuple([_kind(t) for t in tensors]),
         )
 
+    def number(self) -> int:
+        """:meth:`key` as a number, the same for equal ones."""
+        key = self.key()
+        if key not in self._numbers:
+            if len(self._numbers) == MOST_KEYS:
+                self._numbers.clear()
+            self._numbers[key] = next(_numbers)
+        return self._numbers[key]
+
     def hooked(self) -> str | None:
-        """The path of a submodule with hooks (those of the root run around the graph), or None."""
+        """What has hooks that a graph would not call (those of the root run around the graph), or None."""
+        if any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
+            return "every module"
         for name, attributes in self._inner:
             for hooks in _HOOKS:
                 if attributes[hooks]:
@@ -97,11 +200,12 @@ class Tree:
 
     def foreign(self) -> str | None:
         """The name of a tensor that the engine cannot use, with the reason, or None."""
+        self.refresh()
         for slot in self.slots.values():
             tensor = slot.get()
             if tensor.device.type != "cpu":
                 return f"{slot.name} is on {tensor.device}"
-            if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}"
         return None
 
@@ -109,16 +213,19 @@ class Tree:
     def isolated(self) -> Iterator[dict[str, torch.Tensor]]:
         """Inside, buffers and plain tensors are copies: {name: tensor}. Afterwards all is as it was.
 
-        Covers the attributes of every submodule and the states of torch's, Python's and NumPy's generators. A
-        parameter that forward changes in place is not covered.
+        Covers the attributes of every submodule with the containers in them, and the states of torch's, Python's and
+        NumPy's generators. A parameter that forward changes in place is not covered.
         """
+        self.refresh()
         modules = list(self.modules.values())
+        containers = self.containers()
         before = [(m, dict(m.__dict__), [dict(m.__dict__[name]) for name in _INNER]) for m in modules]
         states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
         same = {}
         copies = {}
         for slot in self.others:
-            copies[slot.name] = same[id(slot.get())] = slot.get().detach().clone()
+            tensor = slot.get()
+            copies[slot.name] = same[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         for holder in [m._buffers for m in modules] + [m.__dict__ for m in modules]:
             for key, tensor in list(holder.items()):
                 if id(tensor) in same and isinstance(tensor, torch.Tensor):
@@ -126,6 +233,9 @@ class Tree:
         try:
             yield copies
         finally:
+            for container, then in containers:
+                if not same_items(container, then):
+                    put_back(container, then)
             for module, attributes, inner in before:
                 _restore(module.__dict__, attributes)
                 for name, then in zip(_INNER, inner, strict=True):
@@ -134,17 +244,82 @@ class Tree:
             random.setstate(states[1])
             numpy.random.set_state(states[2])
 
-    def changed(self, before: dict[str, dict[str, Any]]) -> Iterator[str]:
-        """Names of attributes that are not what they were at the time of :meth:`attributes`; tensors aside."""
-        slots = {(id(slot.holder), slot.key) for slot in self.others}
-        for path, module in self.modules.items():
-            then, now = before[path], module.__dict__
-            for key in {**then, **now}:
-                if (id(now), key) not in slots and not _same(module, key, then, now):
-                    yield f"{path}.{key}" if path else key
+    def containers(self) -> list[tuple[Any, Any]]:
+        """Every container inside of an attribute, and a shallow copy of it."""
+        found: dict[int, Any] = {}
+        for contents in self.contents().values():
+            for description in contents.inside.values():
+                found |= {id(c): c for c in (description.mutable() if description else ())}
+        return [(c, copy.copy(c)) for c in found.values()]
 
-    def attributes(self) -> dict[str, dict[str, Any]]:
-        return {path: dict(module.__dict__) for path, module in self.modules.items()}
+    def contents(self) -> dict[str, Contents]:
+        """What every module holds, by its path."""
+        names, known = self.names(), {}
+        return {path: Contents(module, names, known) for path, module in self.modules.items()}
+
+
+class Contents:
+    """What one module holds at some time: attributes, and what is inside of those that are no constants."""
+
+    def __init__(self, module: nn.Module, names: dict[int, str], known: dict[int, Description | None]) -> None:
+        """``known``: descriptions by the ids of what they describe."""
+        self.module = module
+        self.attributes = dict(module.__dict__)
+        self.inner = {name: dict(module.__dict__[name]) for name in _INNER}
+        self.inside = {}
+        for name, value in self.attributes.items():
+            if name not in _APART and not isinstance(value, (torch.Tensor, *CONSTANTS)):
+                self.inside[name] = _describe_once(value, names, known)
+
+    def changed(self, now: Contents) -> Iterator[tuple[dict, str]]:
+        """Dictionaries and keys whose entries were set since, to a value or to other contents."""
+        module = self.module
+        for key in {**self.attributes, **now.attributes}:
+            if not _same(module, key, self.attributes, now.attributes) or self.inside.get(key) != now.inside.get(key):
+                yield module.__dict__, key
+        for name, then in self.inner.items():
+            for key in {**then, **now.inner[name]}:
+                if then.get(key) is not now.inner[name].get(key):
+                    yield module.__dict__[name], key
+
+
+def _describe_once(value: Any, names: dict, known: dict) -> Description | None:
+    if id(value) not in known:
+        try:
+            known[id(value)] = describe(value, names)
+        except Unguardable:
+            known[id(value)] = None
+    return known[id(value)]
+
+
+def _slots_in(path: str, holder: dict[str, Any]) -> list[Slot]:
+    return [
+        Slot(f"{path}.{key}" if path else key, holder, key)
+        for key, value in list(holder.items())
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _kind(t: torch.Tensor) -> tuple:
+    # Parameters that are not initialised have no shape.
+    return type(t), t.dtype, t.requires_grad, t.device, t.layout, t.shape if type(t) in PLAIN_TENSORS else None
+
+
+def _filled(holder: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """Which entries hold a tensor."""
+    return tuple([(key, isinstance(value, torch.Tensor)) for key, value in holder.items()])
+
+
+def same_items(container: Any, then: Any) -> bool:
+    if isinstance(container, numpy.ndarray):
+        return numpy.array_equal(container, then)
+    if len(container) != len(then):
+        return False
+    if isinstance(container, dict):
+        return all(container.get(key, same_items) is value for key, value in then.items())
+    if isinstance(container, (set, bytearray)):
+        return container == then
+    return all(a is b for a, b in zip(container, then, strict=True))
 
 
 def _restore(target: dict, then: dict) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.onnx import errors, symbolic_helper
-from torch.onnx._internal.torchscript_exporter import jit_utils, utils
+from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils, utils
 
 DOMAIN = "ortmodule"
 
@@ -25,7 +25,7 @@ def installed() -> Iterator[None]:
     original = utils._run_symbolic_function
 
     def run(graph, block, node, inputs, env, values_in_env, new_nodes, *rest):
-        own = _SYMBOLICS.get(node.kind().removesuffix("_"))
+        own = _SYMBOLICS.get(_plain(node.kind()))
         opset = utils.GLOBALS.export_onnx_opset_version
         parts = {"params_dict": utils._params_dict, "env": env, "values_in_env": values_in_env, "new_nodes": new_nodes}
         g = jit_utils.GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
@@ -43,7 +43,12 @@ def installed() -> Iterator[None]:
 
 def knows(kind: str) -> bool:
     """Is this operator translated here?"""
-    return kind in _SYMBOLICS
+    return _plain(kind) in _SYMBOLICS
+
+
+def _plain(kind: str) -> str:
+    """An operator that changes its operand is the same one; by now nothing looks at the operand any more."""
+    return kind if kind.endswith("__") else kind.removesuffix("_")
 
 
 def _tensor_type(value: torch._C.Value) -> torch._C.TensorType | None:
@@ -101,5 +106,193 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 
 # --- plain functions --------------------------------------------------------------------------------------------------
 
+
+def _own(g, name, *inputs, output=0, **attributes):
+    """A node of our domain, with the type and the rank that the traced operator's result has."""
+    made = g.op(f"{DOMAIN}::{name}", *inputs, **attributes)
+    kind = list(g.original_node.outputs())[output].type()
+    if isinstance(kind, torch._C.TensorType) and kind.dim() is not None:
+        made.setType(kind.with_sizes([None] * kind.dim()))
+    return made
+
+
 for _name in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
     _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: g.op(name, x)
+for _name in ("Trunc", "Expm1", "Log1p", "Erfc", "Lgamma", "Digamma"):
+    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: _own(g, name, x)
+_SYMBOLICS["aten::fix"] = _SYMBOLICS["aten::trunc"]
+for _name in ("Atan2", "Hypot"):
+    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, y, name=_name: _own(g, name, x, y)
+
+
+def _dtype(value):
+    kind = _tensor_type(value)
+    return None if kind is None else kind.dtype()
+
+
+def _result(g) -> torch._C.TensorType:
+    """The type of the operator's first result in the trace."""
+    return next(g.original_node.outputs()).type()
+
+
+def _alike(g, *values):
+    """Operands as the result's type; numbers and tensors alike."""
+    dtype = _result(g).dtype()
+    to = _type_utils.JitScalarType.from_dtype(dtype).onnx_type()
+    return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
+
+
+@_symbolic("aten::floor_divide")
+def _floor_divide(g, x, y):
+    return _own(g, "FloorDiv", *_alike(g, x, y))
+
+
+@_symbolic("aten::remainder", "aten::__mod__")
+def _remainder(g, x, y):
+    return _own(g, "Remainder", *_alike(g, x, y))
+
+
+@_symbolic("aten::fmod")
+def _fmod(g, x, y):
+    return g.op("Mod", *_alike(g, x, y), fmod_i=1)
+
+
+@_symbolic("aten::div", "aten::divide")
+def _div(g, x, y, rounding=None):
+    mode = None if rounding is None else symbolic_helper._maybe_get_const(rounding, "s")
+    if mode == "floor":
+        return _own(g, "FloorDiv", *_alike(g, x, y))
+    if mode == "trunc" and _result(g).dtype().is_floating_point:
+        quotient = g.op("Div", *_alike(g, x, y))
+        return _own(g, "Trunc", _like(quotient, g.op(f"{DOMAIN}::StopGradient", quotient)))
+    return NotImplemented
+
+
+@_symbolic("aten::hardtanh", args="v f f")
+def _hardtanh(g, x, low, high):
+    if not _is_float(x):
+        return NotImplemented
+    return _own(g, "HardTanh", x, min_f=low, max_f=high)
+
+
+@_symbolic("aten::relu6")
+def _relu6(g, x):
+    return _own(g, "HardTanh", x, min_f=0.0, max_f=6.0) if _is_float(x) else NotImplemented
+
+
+@_symbolic("aten::dropout", args="v f b")
+def _dropout(g, x, p, train):
+    """All of it: zeros."""
+    if not train or p < 1:
+        return NotImplemented
+    return g.op("Mul", x, g.op("Constant", value_t=torch.zeros((), dtype=_result(g).dtype())))
+
+
+# --- along a dimension ------------------------------------------------------------------------------------------------
+
+
+def _rank(g) -> int:
+    return next(g.original_node.inputs()).type().dim()
+
+
+@_symbolic("aten::squeeze")
+def _squeeze(g, x, dim=None):
+    """What is one in the trace goes. What is not has to stay: a run that would be different is found by what was read,
+    or refused by the engine."""
+    traced = next(g.original_node.inputs())
+    sizes = traced.type().varyingSizes()
+    if sizes is None:
+        return NotImplemented
+    dims = range(len(sizes))
+    if dim is not None and sizes:
+        named = symbolic_helper._maybe_get_const(dim, "t")
+        dims = {d % len(sizes) for d in torch.as_tensor(named).reshape(-1).tolist()}
+    gone = [d for d in sorted(dims) if sizes[d] == 1]
+    kept = [d for d in sorted(dims) if sizes[d] != 1 and not _is_read(traced, d)]
+    if kept:
+        like = x
+        x = g.op(f"{DOMAIN}::NotOne", x, axes_i=kept)
+        x.setType(like.type())
+    return symbolic_helper._squeeze_helper(g, x, gone) if gone else x
+
+
+def _is_read(value: torch._C.Value, dim: int) -> bool:
+    """Is a size of this traced value compared with a number?"""
+    for use in value.uses():
+        if use.user.kind() == "aten::size" and list(use.user.inputs())[1].toIValue() == dim:
+            users = [u.user for u in use.user.output().uses()]
+            users += [u.user for n in users if n.kind() == "prim::NumToTensor" for u in n.output().uses()]
+            if any(user.kind() == "aten::eq" for user in users):
+                return True
+    return False
+
+
+@_symbolic("aten::cumprod", args="v i v")
+def _cumprod(g, x, dim, dtype):
+    return _own(g, "CumProd", *_alike(g, x), axis_i=dim) if _rank(g) else _alike(g, x)[0]
+
+
+@_symbolic("aten::logcumsumexp", args="v i")
+def _logcumsumexp(g, x, dim):
+    return _own(g, "LogCumSumExp", x, axis_i=dim) if _rank(g) else x
+
+
+@_symbolic("aten::cummax", args="v i")
+def _cummax(g, x, dim):
+    return _cumulated(g, x, dim, "CumArgMax")
+
+
+@_symbolic("aten::cummin", args="v i")
+def _cummin(g, x, dim):
+    return _cumulated(g, x, dim, "CumArgMin")
+
+
+def _cumulated(g, x, dim, name):
+    if not _rank(g):
+        raise errors.SymbolicValueError(f"{name} of a tensor of rank 0", x)
+    index = _own(g, name, x, axis_i=dim, output=1)
+    return g.op("GatherElements", x, index, axis_i=dim), index
+
+
+@_symbolic("aten::scatter_reduce", args="v i v v s b")
+def _scatter_reduce(g, x, dim, index, source, reduce, include_self):
+    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+    if not include_self or reduce not in names:
+        raise errors.SymbolicValueError(f"scatter_reduce by {reduce}", x)
+    return g.op("ScatterElements", x, index, source, axis_i=dim, reduction_s=names[reduce])
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+for _kinds, _name in (
+    (("bitwise_and", "__and__", "__iand__"), "And"),
+    (("bitwise_or", "__or__", "__ior__"), "Or"),
+    (("bitwise_xor", "__xor__", "__ixor__"), "Xor"),
+):
+
+    def _bits(g, x, y, name=_name):
+        whole = _result(g).dtype() != torch.bool
+        return g.op(f"Bitwise{name}" if whole else name, *_alike(g, x, y))
+
+    _SYMBOLICS.update(dict.fromkeys((f"aten::{_kind}" for _kind in _kinds), _bits))
+
+
+@_symbolic("aten::bitwise_not")
+def _bitwise_not(g, x):
+    return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)
+
+
+@_symbolic("aten::bitwise_left_shift", "aten::__lshift__", "aten::__ilshift__")
+def _left_shift(g, x, y):
+    return _shifted(g, x, y, "ShiftLeft")
+
+
+@_symbolic("aten::bitwise_right_shift", "aten::__rshift__", "aten::__irshift__")
+def _right_shift(g, x, y):
+    return _shifted(g, x, y, "ShiftRight")
+
+
+def _shifted(g, x, y, name):
+    if _result(g).dtype().is_floating_point:
+        raise errors.SymbolicValueError("a shift of floats", x)
+    return _own(g, name, *_alike(g, x, y))

@@ -10,7 +10,8 @@ included, so a size or a value that Python put into the graph shows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ortmodule import export, io, reads
+from ortmodule.calls import recordable
+from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
 from ortmodule.rewrites import rewrite
-from ortmodule.state import Tree
+from ortmodule.state import Contents, Slot, Tree, same_items
+
+_COUNTERS = (int, float, complex, str)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Trace:
     sources: list[Source]  # of the result's tensors
     requires_grad: list[bool]  # of the graph outputs that belong to the result
     writes: list[Write]
+    sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
+    settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
+    attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
     size_reads: list[reads.Read]
     data_reads: list[reads.Read]
 
@@ -72,14 +80,29 @@ def trace(
 
     Raises NotTraceable, or what forward raises.
     """
-    flat = _Flat(forward, module, tree, arguments)
-    with tree.isolated() as flat.copies, reads.recording() as flat.recorder, _Watch(), export.tracing(flat):
+    for again in (False, True):
+        flat, failure = _Flat(forward, module, tree, arguments), None
+        with tree.isolated() as flat.copies, reads.recording() as flat.recorder, flat.watch, export.tracing(flat):
+            try:
+                graph, outputs, _ = torch.jit._get_trace_graph(
+                    flat, tuple(tensors), strict=False, _return_inputs_states=True
+                )
+                flat.watch.check()
+            except io.Unflattenable as error:
+                failure = NotTraceable(f"forward returns {error}")
+            except Exception as error:
+                failure = error
+            finally:
+                flat.watch.put_back()
+                tree.reads |= flat.recorder.attributes
+        # Tensors that forward has from elsewhere become inputs, and it is traced once more.
+        if not tree.adopt(flat.watch.outside.values(), again):
+            break
+    if failure is not None:
         try:
-            graph, outputs, _ = torch.jit._get_trace_graph(
-                flat, tuple(tensors), strict=False, _return_inputs_states=True
-            )
-        except io.Unflattenable as error:
-            raise NotTraceable(f"forward returns {error}") from None
+            raise failure
+        finally:
+            failure = None  # its traceback knows this frame: nothing would be freed
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
@@ -89,7 +112,20 @@ def trace(
     for read in flat.recorder.reads:
         read.tensor = None
     outputs = [t.detach() for t in outputs]
-    return Trace(flat, graph, outputs, list(tensors), flat.result, flat.sources, flat.requires_grad, flat.writes, *kept)
+    return Trace(
+        flat,
+        graph,
+        outputs,
+        list(tensors),
+        flat.result,
+        flat.sources,
+        flat.requires_grad,
+        flat.writes,
+        flat.sets,
+        flat.settled,
+        flat.recorder.attributes,
+        *kept,
+    )
 
 
 # --- the module that is traced ----------------------------------------------------------------------------------------
@@ -104,7 +140,8 @@ class _Flat(nn.Module):
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
-        self.recorder = reads.Recorder()
+        self.settled: list[tuple[Slot, Any]] = []
+        self.recorder, self.watch = reads.Recorder(), _Watch()
 
     def state_dict(
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -117,9 +154,11 @@ class _Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parameters = [slot.get() for slot in self.tree.parameters]
         versions = [t._version for t in (*tensors, *parameters, *self.copies.values())]
-        attributes = self.tree.attributes()
+        with self.recorder.paused():
+            before, containers = self.tree.contents(), self.tree.containers()
         args, kwargs = self.arguments.rebuild(tensors)
-        result = self.call(*args, **kwargs)
+        with self.watch.looking(tensors, parameters, self.copies.values()):
+            result = self.call(*args, **kwargs)
         with self.recorder.paused():
             inside, left = io.flatten((args, kwargs))
             if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
@@ -129,9 +168,8 @@ class _Flat(nn.Module):
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
                 if slot.get() is not tensor or tensor._version != next(then):
                     raise NotTraceable(f"forward changes the parameter {slot.name}")
-            for name in self.tree.changed(attributes):
-                raise NotTraceable(f"forward sets the attribute {name}")
-            outputs = self._results(result, tensors, parameters)
+            self.sets = self._sets(before, containers)
+            outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed, then)
             for read in (self.recorder.of(reads.SIZE), self.recorder.of(reads.DATA)):
                 outputs += [torch.stack([r.tensor.detach().to(torch.float64) for r in read])] if read else []
@@ -153,13 +191,70 @@ class _Flat(nn.Module):
         self.requires_grad = [t.requires_grad for t in outputs]
         return outputs
 
+    def _sets(self, before: dict[str, Contents], containers: list[tuple[Any, Any]]) -> list[Slot]:
+        """The attributes that forward set, new contents of buffers and plain tensors aside."""
+        found, inside = [], []
+        others = {(id(slot.holder), slot.key) for slot in self.tree.others}
+        now = self.tree.contents()
+        for path, then in before.items():
+            for holder, key in then.changed(now[path]):
+                slot = Slot(f"{path}.{key}" if path else key, holder, key)
+                value = holder.get(key)
+                if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
+                    continue
+                if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
+                    inside.append((slot, self.recorder.attributes.get((id(then.module), key))))
+                else:
+                    self._check_set(slot, then, value)
+                    found.append(slot)
+        if inside:
+            self._settle(inside, containers)
+        return found
+
+    def _settle(self, inside: list[tuple[Slot, str | None]], containers: list[tuple[Any, Any]]) -> None:
+        """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""
+        for container, then in containers:
+            if same_items(container, then):
+                continue
+            items = (
+                container.items() if isinstance(container, dict) and then.keys() <= container.keys() else [(None, [])]
+            )
+            for key, new in items:
+                old = then.get(key) if isinstance(then, dict) else None
+                if new is old:
+                    continue
+                if not isinstance(new, CONSTANTS) or not (old is None or type(old) is bool):
+                    slot, place = inside[0]
+                    where = f" (read at {place})" if place else ""
+                    raise NotTraceable(f"forward changes what is in the attribute {slot.name}{where}")
+                self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))
+
+    def _check_set(self, slot: Slot, then: Contents, value: Any) -> None:
+        """Can it be done again by setting a value like this one?"""
+        module, key = then.module, slot.key
+        place = self.recorder.attributes.get((id(module), key))
+        if slot.holder is not module.__dict__ and slot.holder is not module._buffers or key not in slot.holder:
+            raise NotTraceable(f"forward adds or removes {slot.name}")
+        if slot.holder is module._buffers and key not in then.inner["_buffers"]:
+            raise NotTraceable(f"forward registers the buffer {slot.name}")
+        if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
+            raise NotTraceable(f"{place} reads the attribute {slot.name}, which forward sets to another value")
+        try:
+            _, structure = io.flatten(value, results=True)
+        except io.Unflattenable as error:
+            raise NotTraceable(f"forward sets the attribute {slot.name} to {error}") from None
+        if structure.objects:
+            raise NotTraceable(f"forward sets the attribute {slot.name} to an object")
+
     def _writes(self, tensors: Sequence, changed: Sequence[bool], versions: Iterator[int]) -> list[torch.Tensor]:
         """New contents of the inputs, buffers and plain tensors that forward changed."""
         self.writes, outputs = [], []
 
         def add(target, tensor, replaces):
             if tensor.requires_grad:
-                raise NotTraceable(f"forward gives {target.kind} {target.key} a new value that carries a gradient")
+                raise NotTraceable(
+                    f"forward changes {target.kind} {target.key} in place; the result carries a gradient"
+                )
             own = not replaces and torch._C._get_value_trace(tensor).node().kind() == "prim::Param"
             self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
             outputs.extend([] if own else [tensor])
@@ -169,36 +264,101 @@ class _Flat(nn.Module):
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
             copy, now, version = self.copies[slot.name], slot.holder.get(slot.key), next(versions)
-            if not isinstance(now, torch.Tensor):
-                raise NotTraceable(f"forward removes {slot.name}")
+            if any(slot.holder is each.holder and slot.key == each.key for each in self.sets):
+                continue
             if now is not copy or copy._version != version:
                 add(Source("state", slot.name), now, now is not copy)
         return outputs
 
 
+def _set_once(container: Any, then: Any) -> list[tuple[Any, Any]] | None:
+    """Items of a dictionary that were missing, None or a flag and now are constants; None if more has changed."""
+    if not isinstance(container, dict) or not then.keys() <= container.keys():
+        return None
+    changed = [(key, value, then.get(key)) for key, value in container.items() if value is not then.get(key)]
+    once = all(isinstance(new, CONSTANTS) and (old is None or type(old) is bool) for _, new, old in changed)
+    return [(key, new) for key, new, _ in changed] if once else None
+
+
 class _Watch(TorchFunctionMode):
     """Makes visible to the trace what it would not record.
 
-    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), and that an assignment to a part of a
-    tensor repeats the value as often as the part is large.
+    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), that an assignment to a part of a
+    tensor repeats the value as often as the part is large, and which tensors forward takes from elsewhere: from a
+    list, an object, a global.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.differentiates = torch.is_grad_enabled()
+        self.outside: dict[int, torch.Tensor] = {}
+        self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
+        self._known: dict[int, torch.Tensor] = {}
+        self._looks = False
+
+    @contextmanager
+    def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Inside, tensors from elsewhere than ``known`` are noted."""
+        self._known, self._looks = {id(tensor): tensor for group in known for tensor in group}, True
+        try:
+            yield
+        finally:
+            self._looks = False
+
+    def _look(self, arguments: Iterable[Any]) -> None:
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                if id(argument) not in self._known and argument.grad_fn is None:
+                    self._known[id(argument)] = argument
+                    self.outside[id(argument)] = argument
+                    self._before[id(argument)] = argument._version, argument.detach().clone()
+            elif isinstance(argument, (tuple, list)):
+                self._look(argument)
+            elif isinstance(argument, dict):
+                self._look(argument.values())
+
+    def check(self) -> None:
+        """Raises NotTraceable when forward changed a tensor that it has from elsewhere."""
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                raise NotTraceable(
+                    f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
+                )
+
+    def put_back(self) -> None:
+        """Undoes changes of tensors that forward has from elsewhere."""
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                with torch.no_grad():
+                    tensor.copy_(self._before[key][1])
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if not self._looks:
+            return self._call(function, args, kwargs)
+        self._look(args)
+        self._look((kwargs or {}).values())
+        result = self._call(function, args, kwargs)
+        self._made(result)
+        return result
+
+    def _made(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._known[id(result)] = result
+        elif isinstance(result, (tuple, list)):
+            for each in result:
+                self._made(each)
+
+    def _call(self, function, args, kwargs):
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
             return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
-        result = function(*args, **(kwargs or {}))
-        if (
-            torch.is_grad_enabled()
-            or not self.differentiates
-            or not any(map(_follows, (*args, *(kwargs or {}).values())))
-        ):
+        args, kwargs = recordable(function, args, kwargs or {})
+        if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
+            return compared
+        result = function(*args, **kwargs)
+        if torch.is_grad_enabled() or not self.differentiates or not any(map(_follows, (*args, *kwargs.values()))):
             return result
         if isinstance(result, torch.Tensor):
             return _stopped(result)
@@ -235,6 +395,8 @@ def difference(first: Trace, second: Trace) -> str:
                 return f"{one.place} takes another way"
         if len(a) != len(b):
             return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
+    if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
+        return "not the same attributes are set"
     if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
         return "the results are not alike"
     if first.requires_grad != second.requires_grad:

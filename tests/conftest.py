@@ -10,12 +10,18 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-if os.environ.get("ORTMODULE_BUILD"):
-    sys.path.insert(0, os.path.abspath(os.environ["ORTMODULE_BUILD"]))
-
 import hypothesis
 import pytest
 import torch
+
+BUILD = os.environ.get("ORTMODULE_BUILD")
+if BUILD:
+    # Imported now: pytest puts the repository, which has the package too, before everything else later on.
+    sys.path.insert(0, os.path.abspath(BUILD))
+    import ortmodule._core
+
+    if not Path(ortmodule._core.__file__).is_relative_to(os.path.abspath(BUILD)):
+        raise ImportError(f"{ortmodule._core.__file__} was imported, which is not in ORTMODULE_BUILD={BUILD}")
 
 QUIET = [hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(

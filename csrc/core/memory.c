@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 
 enum {
     HEADER = 64,
@@ -38,6 +39,12 @@ static const bool keeps = true;
 #endif
 
 /* --- the system ------------------------------------------------------------------------------------------------------- */
+
+/* The system promises more than it has, and ends the process when it cannot keep its word. */
+static size_t all_memory(void) {
+    struct sysinfo all;
+    return sysinfo(&all) == 0 ? ((size_t)all.totalram + all.totalswap) * all.mem_unit : SIZE_MAX;
+}
 
 static void *map(size_t bytes) {
     void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -108,6 +115,10 @@ static block *take_large(size_t need) {
     block *b;
 
     (void)pthread_mutex_lock(&lock);
+    if (now.used + need > all_memory()) {
+        (void)pthread_mutex_unlock(&lock);
+        return NULL;
+    }
     b = find(need);
     release(b && b->touched > need ? b->touched : need);
     if (!b) b = map_block(need);
@@ -127,14 +138,15 @@ static void give_large(block *b) {
 }
 
 void *memory_take(size_t bytes) {
-    block *b;
+    block *b = NULL;
 
     if (bytes > SIZE_MAX / 4) return NULL;
     if (keeps && bytes >= LARGE) {
         b = take_large(round_up(bytes + HEADER, PAGE));
-    } else {
-        b = aligned_alloc(HEADER, round_up(bytes + HEADER, HEADER));
-        if (b) *b = (block){0};
+    } else if (keeps || bytes <= all_memory()) {
+        /* Exactly so many bytes: a sanitizer knows where they end. */
+        void *memory;
+        if (posix_memalign(&memory, HEADER, bytes + HEADER) == 0) *(b = memory) = (block){0};
     }
     return b ? (char *)b + HEADER : NULL;
 }

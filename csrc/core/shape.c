@@ -29,18 +29,15 @@ const char *shape_text(const shape *s, char text[SHAPE_TEXT]) {
 
 status shape_check(ctx *c, const shape *s) {
     const int64_t limit = INT64_C(1) << 47;
-    int64_t n = 1;
-    bool empty = false;
+    int64_t n = 1; /* without the sizes of 0: strides are made of the others */
 
     if (s->rank < 0 || s->rank > MAX_RANK)
         return fail(c, E_UNSUPPORTED, "a tensor of rank %d; at most %d are supported", s->rank, MAX_RANK);
     for (int i = 0; i < s->rank; i++) {
         if (s->dim[i] < 0) return fail(c, E_SHAPE, "dimension %d has the negative size %" PRId64, i, s->dim[i]);
-        if (s->dim[i] == 0) empty = true;
-        else if (__builtin_mul_overflow(n, s->dim[i], &n) || n > limit)
+        if (s->dim[i] && (__builtin_mul_overflow(n, s->dim[i], &n) || n > limit))
             return fail(c, E_NOMEM, "a tensor of more than 2^47 elements");
     }
-    (void)empty;
     return OK;
 }
 

@@ -160,10 +160,11 @@ typedef void kernel_fn(int64_t depth, const float *a, const float *b, const targ
     AVX512 static void kernel_##rows##_##halves(int64_t depth, const float *a, const float *b, const target *t) {      \
         kernel(rows, halves, depth, a, b, t);                                                                          \
     }
+/* clang-format off */
 #define KERNELS(X, halves)                                                                                             \
-    X(1, halves)                                                                                                       \
-    X(2, halves) X(3, halves) X(4, halves) X(5, halves) X(6, halves) X(7, halves) X(8, halves) X(9, halves)            \
-        X(10, halves) X(11, halves) X(12, halves) X(13, halves) X(14, halves)
+    X(1, halves) X(2, halves) X(3, halves) X(4, halves) X(5, halves) X(6, halves) X(7, halves) X(8, halves)            \
+    X(9, halves) X(10, halves) X(11, halves) X(12, halves) X(13, halves) X(14, halves)
+/* clang-format on */
 #define NAME(rows, halves) kernel_##rows##_##halves,
 KERNELS(KERNEL, 1)
 KERNELS(KERNEL, 2)

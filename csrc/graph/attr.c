@@ -39,6 +39,22 @@ int node_ints(const node *n, const char *name, const int64_t **out) {
     return a->count;
 }
 
+status attr_check(ctx *c, const op_def *op, const attr *a) {
+    static const char *const kinds[] = {
+        [ATTR_INT] = "an integer",          [ATTR_FLOAT] = "a float",           [ATTR_STRING] = "text",
+        [ATTR_INTS] = "a list of integers", [ATTR_FLOATS] = "a list of floats", [ATTR_TENSOR] = "a tensor",
+    };
+    const attr *known = find(op->attrs, a->name);
+    attr_kind expected;
+
+    if (!known) return fail(c, E_UNSUPPORTED, "%s has no attribute %s here", op->name, a->name);
+    expected = known->kind ? known->kind : known->expected;
+    if (expected != a->kind)
+        return fail(c, E_INVALID, "attribute %s of %s is %s; it is defined to be %s", a->name, op->name, kinds[a->kind],
+                    kinds[expected]);
+    return OK;
+}
+
 status value_ints(graph *g, const value *v, const char *what, int *count, const int64_t **out) {
     int64_t n;
     int64_t *copy;

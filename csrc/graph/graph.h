@@ -19,8 +19,9 @@ typedef struct value value;
 typedef enum attr_kind { ATTR_INT = 1, ATTR_FLOAT, ATTR_STRING, ATTR_INTS, ATTR_FLOATS, ATTR_TENSOR } attr_kind;
 
 typedef struct attr {
-    const char *name; /* NULL ends a list */
-    attr_kind kind;
+    const char *name;   /* NULL ends a list */
+    attr_kind kind;     /* 0: in a record, there is no default */
+    attr_kind expected; /* records, when there is no default: the kind that a node gives */
     int64_t i;
     double f;
     const char *s;
@@ -36,6 +37,8 @@ typedef struct attr {
 #define STRING(name_, value_) {.name = (name_), .kind = ATTR_STRING, .s = (value_)}
 #define INTS(name_, count_, values_) {.name = (name_), .kind = ATTR_INTS, .count = (count_), .ints = (values_)}
 #define TENSOR(name_, value_) {.name = (name_), .kind = ATTR_TENSOR, .t = (value_)}
+/* For records: an attribute without a default. NO_DEFAULT("axis", INT) */
+#define NO_DEFAULT(name_, kind_) {.name = (name_), .expected = ATTR_##kind_}
 #define NODE_ATTRS(...) ((const attr[]){__VA_ARGS__, {.name = NULL}})
 
 /* --- nodes and values --------------------------------------------------------------------------------------------- */
@@ -163,6 +166,8 @@ const char *node_string(const node *n, const char *name);
 /* Number of values; *out points to them. -1 when the attribute is absent. */
 int node_ints(const node *n, const char *name, const int64_t **out);
 bool node_has(const node *n, const char *name); /* set on the node itself */
+/* E_UNSUPPORTED, E_INVALID unless the record knows the attribute, and as one of this kind. */
+MUST_USE status attr_check(ctx *c, const struct op_def *op, const attr *a);
 
 static inline value *node_in(const node *n, int i) { return i < n->n_in ? n->in[i] : NULL; }
 static inline bool value_is_constant(const value *v) { return v && v->data; }

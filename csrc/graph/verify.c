@@ -123,6 +123,7 @@ static status check_inferred(verifier *v, const node *n) {
 static status check_node(verifier *v, const node *n) {
     TRY(check_operands(v, n));
     TRY(check_results(v, n));
+    for (const attr *a = n->attrs; a && a->name; a++) TRY(attr_check(v->g->c, n->op, a));
     return v->g->specialised ? check_inferred(v, n) : OK;
 }
 

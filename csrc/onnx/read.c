@@ -234,17 +234,6 @@ static status read_attr(reader *r, const attribute *p, attr *a) {
     return fail(r->c, p->type ? E_UNSUPPORTED : E_INVALID, "it is of ONNX attribute type %d", (int)p->type);
 }
 
-/* Attributes of a record that have no default tell only their name. */
-static status check_attr(reader *r, const op_def *op, const attr *a) {
-    const attr *known = op->attrs;
-
-    while (known && known->name && strcmp(known->name, a->name) != 0) known++;
-    if (!known || !known->name) return fail(r->c, E_UNSUPPORTED, "%s has no attribute %s here", op->name, a->name);
-    if (known->kind && known->kind != a->kind)
-        return fail(r->c, E_INVALID, "%s defines its attribute %s to be of another kind", op->name, a->name);
-    return OK;
-}
-
 static status read_attrs(reader *r, const step *s, attr **out) {
     attr *list;
 
@@ -252,7 +241,7 @@ static status read_attrs(reader *r, const step *s, attr **out) {
     for (size_t i = 0; i < s->file->n_attribute; i++) {
         const attribute *p = s->file->attribute[i];
         TRY_AT(r->c, read_attr(r, p, &list[i]), "reading attribute %s", text(p->name));
-        TRY(check_attr(r, s->op, &list[i]));
+        TRY(attr_check(r->c, s->op, &list[i]));
         for (size_t k = 0; k < i; k++)
             if (strcmp(list[k].name, list[i].name) == 0)
                 return fail(r->c, E_INVALID, "attribute %s is given twice", list[i].name);
@@ -351,6 +340,7 @@ static status announce(reader *r, step *s, int index) {
         s->state = DONE;
     } else {
         s->op = op_find(domain, op, r->g->opset);
+        if (s->op && strcmp(domain, ORT_DOMAIN) == 0 && !(s->op->flags & IN_MODELS)) s->op = NULL;
         if (!s->op) note_missing(r, domain, op);
     }
     for (size_t i = 0; i < s->file->n_output; i++)

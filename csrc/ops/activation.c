@@ -1,5 +1,6 @@
 /* activation.c -- owns the activation functions: Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Celu Gelu HardSigmoid
- * HardSwish Mish Sigmoid Softplus Softsign Swish, and their gradients.
+ * HardSwish Mish Sigmoid Softplus Softsign Swish, and their gradients; of our domain HardTanh, which is Clip but for the
+ * gradient at the bounds: 0.
  *
  * Each is one pass over x, and one over dy and x (or y) backward:
  *     y stays alive for Relu, LeakyRelu with a positive slope, HardSigmoid and Sigmoid; x for all others.
@@ -25,6 +26,9 @@ FLOAT_FN(prelu_slope_grad, 2, y > 0 ? 0 : x * y)
 
 FLOAT_FN(thresholded_relu, 1, x <= p0 ? 0 : x)
 FLOAT_FN(thresholded_relu_grad, 2, y <= p0 ? 0 : x)
+
+FLOAT_FN(hard_tanh, 1, p0 > x ? p0 : x > p1 ? p1 : x)
+FLOAT_FN(hard_tanh_grad, 2, (y > p0 && p1 > y) ? x : 0)
 
 /* NaN stays. */
 #define CLIP_01(t) ((t) < 0 ? 0 : (t) > 1 ? 1 : (t))
@@ -124,6 +128,7 @@ static const attr leaky_attrs[] = {FLOAT("alpha", 0.01), {0}};
 static const attr alpha_attrs[] = {FLOAT("alpha", 1), {0}};
 static const attr selu_attrs[] = {FLOAT("alpha", 1.6732632423543772), FLOAT("gamma", 1.0507009873554805), {0}};
 static const attr hard_attrs[] = {FLOAT("alpha", 0.2), FLOAT("beta", 0.5), {0}};
+static const attr bound_attrs[] = {FLOAT("min", -1), FLOAT("max", 1), {0}};
 static const attr gelu_attrs[] = {STRING("approximate", "none"), {0}};
 
 #define ACTIVATION(name_, since_, ...) TILED(name_, "", since_, 1, FLOATS, INPLACE_0, infer_same, __VA_ARGS__)
@@ -154,6 +159,10 @@ const op_def activation_ops[] = {
 
     {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
 
+    {TILED("HardTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0 | IN_MODELS, infer_same, TWO("min", "max"), FN(hard_tanh)),
+     .attrs = bound_attrs, .grad = pointwise_grad_x},
+
+    {TILED_GRADIENT("HardTanhGrad", 2, TWO("min", "max"), FN(hard_tanh_grad)), .attrs = bound_attrs},
     {TILED_GRADIENT("ReluGrad", 2, FN(relu_grad))},
     {TILED_GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
     {TILED_GRADIENT("PReluGrad", 3, FN(prelu_grad))},

@@ -126,7 +126,8 @@ static status grad_masked_softmax(graph *g, const node *n, value *const dy[], va
 
 /* clang-format off */
 const op_def attention_ops[] = {
-    {OURS("MaskedSoftmax", 1, 2), .flags = INPLACE_0, .infer = infer_masked_softmax, .grad = grad_masked_softmax,
+    {OURS("MaskedSoftmax", 1, 2), .flags = INPLACE_0 | IN_MODELS, .infer = infer_masked_softmax,
+     .grad = grad_masked_softmax,
      .cpu = masked_softmax_cpu},
     {0},
 };

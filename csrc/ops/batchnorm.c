@@ -101,7 +101,8 @@ static status batch_norm_train_cpu(ctx *c, const call *k) {
     EACH_CHANNEL(&j, k->in[0].type, moments);
     j.mean = j.a;
     invert(&j, j.b, node_float(k->node, "epsilon"));
-    EACH_CHANNEL(&j, k->in[0].type, apply);
+    /* Statistics may be all that is wanted. */
+    if (tensor_present(&k->out[0])) EACH_CHANNEL(&j, k->in[0].type, apply);
     store(&k->out[1], j.a);
     store(&k->out[2], j.b);
     return OK;
@@ -273,9 +274,9 @@ static status lower_batch_norm(graph *g, const node *n, value **out) {
 static const attr attrs_9[] = {FLOAT("epsilon", 1e-5), FLOAT("momentum", 0.9), {.name = NULL}};
 static const attr attrs_14[] = {
     FLOAT("epsilon", 1e-5), FLOAT("momentum", 0.9), INT("training_mode", 0), {.name = NULL}};
-static const attr epsilon_attrs[] = {{.name = "epsilon"}, {.name = NULL}};
-static const attr grad_attrs[] = {{.name = "epsilon"}, {.name = "training"}, {.name = NULL}};
-static const attr update_attrs[] = {{.name = "momentum"}, {.name = "count"}, {.name = NULL}};
+static const attr epsilon_attrs[] = {NO_DEFAULT("epsilon", FLOAT), {.name = NULL}};
+static const attr grad_attrs[] = {NO_DEFAULT("epsilon", FLOAT), NO_DEFAULT("training", INT), {.name = NULL}};
+static const attr update_attrs[] = {NO_DEFAULT("momentum", FLOAT), NO_DEFAULT("count", INT), {.name = NULL}};
 
 /* As many outputs as are asked for: five are a form that is not understood. */
 #define ONNX(since_, attrs_)                                                                                           \

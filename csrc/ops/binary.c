@@ -1,11 +1,14 @@
-/* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean.
+/* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean; of our domain
+ * FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot.
  *
  * Gradients, before un-broadcasting:
  *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not
  *     Pow      dx = dy y x^(y-1), 0 where y = 0; dy out log(x) for y, 0 where x = 0 and y >= 0
- *     Mod      dx = dy, and -dy times the whole quotient for y
+ *     Mod      dx = dy, and -dy times the whole quotient for y, rounded as the operator rounds it
+ *     Atan2    dx = dy y / (x^2 + y^2), and -dy x / (x^2 + y^2) for y
+ *     Hypot    dx = dy x / out, the same for y
  *     Max Min  all of dy to the operand that is picked, half to each where they are equal, all to both for NaN
- * Integers wrap around; division by zero is 0 and does not trap. */
+ * Integers wrap around. Dividing them by zero is an error that says what PyTorch says. */
 #include "core/vmath.h"
 #include "ops/pointwise.h"
 
@@ -20,7 +23,7 @@ FLOAT_FN(div, 2, x / y)
 WRAP_FN(add, 2, x + y)
 WRAP_FN(sub, 2, x - y)
 WRAP_FN(mul, 2, (x * y))
-/* The smallest number has no negative: -1 must not divide it. */
+/* The smallest number has no negative: -1 must not divide it. 0 does not get here; it must not trap where it does. */
 INT_FN(div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y)
 
 FLOAT_FN(max, 2, x > y || x != x ? x : y)
@@ -41,6 +44,32 @@ FLOAT_WHERE(mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, const r
             const T r = y == 0 || y == -1 ? 0 : x % y)
 INT_MOD(mod_i64, int64_t)
 INT_MOD(mod_i32, int32_t)
+#define REMAINDER(type)                                                                                                \
+    static void remainder_##type(int64_t n, void *out, const void *const *in, const double *param) {                   \
+        static const double as_in_python[TILE_PARAMS] = {0};                                                           \
+        (void)param;                                                                                                   \
+        mod_##type(n, out, in, as_in_python);                                                                          \
+    }
+REMAINDER(f32)
+REMAINDER(f64)
+REMAINDER(i64)
+REMAINDER(i32)
+
+/* From the exact remainder, so that a quotient near a whole number does not round up to it; a quotient of zero has its
+ * sign. */
+FLOAT_WHERE(floor_div, 2,
+            y == 0                  ? x / y
+            : q == 0                ? copysign(0 * x, x / y)
+            : q - whole > (real)0.5 ? whole + 1
+                                    : whole,
+            const real r = fmod(x, y), t = (x - r) / y, q = r != 0 && (r < 0) != (y < 0) ? t - 1 : t, whole = floor(q))
+/* Wraps around as a quotient does. */
+INT_FN(floor_div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y - (x % y != 0 && (x < 0) != (y < 0)))
+
+FLOAT_FN(atan2, 2, atan2(x, y))
+FLOAT_FN(hypot, 2, hypot(x, y))
+/* along(dy, x, scale): dy x / scale */
+FLOAT_FN(along, 3, x *(y / z))
 
 FLOAT_FN(pow, 2, v_pow(x, y))
 FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * v_pow(y, z - 1)))
@@ -55,6 +84,32 @@ static inline uint64_t int_power(int64_t x, int64_t y) {
     return result;
 }
 INT_FN(pow, 2, int_power(x, y))
+
+static bool has_zero(const tensor *t) {
+    tile_source s = tile_source_of(t, &t->shape);
+    int64_t count = tensor_count(t);
+    tile_buffer buffer;
+
+    tile_begin(&s, count < TILE ? count : TILE, &buffer);
+    for (int64_t start = 0; start < count; start += TILE) {
+        int64_t n = count - start < TILE ? count - start : TILE;
+        const void *tile = tile_read(&s, start, n, &buffer);
+        const int64_t *wide = tile;
+        const int32_t *narrow = tile;
+        bool zero = false;
+        for (int64_t i = 0; i < n; i++) zero |= t->type == I64 ? wide[i] == 0 : narrow[i] == 0;
+        if (zero) return true;
+    }
+    return false;
+}
+
+/* Every element of the divisor is used, unless there is nothing to divide. */
+static status divide_cpu(ctx *c, const call *k) {
+    const tensor *divisor = &k->in[1];
+    if (!dtype_is_float(divisor->type) && tensor_count(&k->out[0]) && has_zero(divisor))
+        return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor of type %s is 0", dtype_name(divisor->type));
+    return pointwise_cpu(c, k);
+}
 
 /* --- simplification ----------------------------------------------------------------------------------------------- */
 
@@ -209,16 +264,52 @@ static status grad_power(graph *g, const node *n, value *const dy[], value *dx[]
     return OK;
 }
 
-static status grad_mod(graph *g, const node *n, value *const dy[], value *dx[]) {
+static status grad_mod_by(graph *g, const node *n, bool floors, value *const dy[], value *dx[]) {
     value *quotient;
 
     dx[0] = dy[0];
     if (!need(n, 1)) return OK;
-    TRY(emit(g, &quotient, "Sub", n->in[0], n->out[0]));
-    TRY(emit(g, &quotient, "Div", quotient, n->in[1]));
-    TRY(emit(g, &quotient, "Round", quotient));
+    if (floors) {
+        TRY(emit(g, &quotient, "FloorDiv", n->in[0], n->in[1]));
+    } else {
+        TRY(emit(g, &quotient, "Div", n->in[0], n->in[1]));
+        TRY(emit(g, &quotient, "Trunc", quotient));
+    }
     TRY(emit(g, &dx[1], "Mul", dy[0], quotient));
     return emit(g, &dx[1], "Neg", dx[1]);
+}
+
+static status grad_mod(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_mod_by(g, n, !node_int(n, "fmod"), dy, dx);
+}
+
+static status grad_remainder(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_mod_by(g, n, true, dy, dx);
+}
+
+static status grad_steps(graph *g, const node *n, value *const dy[], value *dx[]) {
+    (void)dy;
+    for (int i = 0; i < 2; i++)
+        if (need(n, i)) TRY(zeros_like(g, n->in[i], &dx[i]));
+    return OK;
+}
+
+static status grad_atan2(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *x = n->in[0], *y = n->in[1], *squares, *other;
+
+    TRY(emit(g, &squares, "Mul", x, x));
+    TRY(emit(g, &other, "Mul", y, y));
+    TRY(emit(g, &squares, "Add", squares, other));
+    if (need(n, 0)) TRY(emit(g, &dx[0], "AlongGrad", dy[0], y, squares));
+    if (!need(n, 1)) return OK;
+    TRY(emit(g, &dx[1], "AlongGrad", dy[0], x, squares));
+    return emit(g, &dx[1], "Neg", dx[1]);
+}
+
+static status grad_hypot(graph *g, const node *n, value *const dy[], value *dx[]) {
+    for (int i = 0; i < 2; i++)
+        if (need(n, i)) TRY(emit(g, &dx[i], "AlongGrad", dy[0], n->in[i], n->out[0]));
+    return OK;
 }
 
 static status grad_max(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -240,6 +331,9 @@ static const attr mod_attrs[] = {INT("fmod", 0), {0}};
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
 #define BINARY(name_, since_, types_, flags_, ...)                                                                     \
     TILED(name_, "", since_, 2, types_, INPLACE_0 | INPLACE_1 | (flags_), infer_pointwise, __VA_ARGS__)
+#define DIVISION(name_, since_, ...)                                                                                   \
+    TILED_BY(divide_cpu, name_, "", since_, 2, NUMBERS, INPLACE_0 | INPLACE_1, infer_pointwise, __VA_ARGS__)
+#define OURS_IN_MODELS INPLACE_0 | INPLACE_1 | IN_MODELS
 #define EXTREMUM(name_, fn_)                                                                                           \
     TILED(name_, ORT_DOMAIN, 1, 2, NUMBERS, INPLACE_0 | INPLACE_1 | COMMUTATIVE, infer_pointwise, TILES(fn_))
 
@@ -250,9 +344,9 @@ const op_def binary_ops[] = {
     {BINARY("Sub", 7, NUMBERS, 0, TILES(sub)), .simplify = simplify_difference, .grad = grad_sub},
     {BINARY("Mul", 7, ANY_TYPE, COMMUTATIVE, TILES(mul)), .lower = lower_mul, .simplify = simplify_product,
      .grad = grad_mul},
-    {BINARY("Div", 7, NUMBERS, 0, TILES(div)), .simplify = simplify_quotient, .grad = grad_div},
+    {DIVISION("Div", 7, TILES(div)), .simplify = simplify_quotient, .grad = grad_div},
     {BINARY("Pow", 7, NUMBERS, 0, TILES(pow)), .lower = lower_power, .simplify = simplify_power, .grad = grad_power},
-    {BINARY("Mod", 10, NUMBERS, 0, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs, .grad = grad_mod},
+    {DIVISION("Mod", 10, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs, .grad = grad_mod},
     {LOWERED("Max", "", 8, 1, VARIADIC, ANY_TYPE, lower_max)},
     {LOWERED("Min", "", 8, 1, VARIADIC, ANY_TYPE, lower_min)},
     {LOWERED("Sum", "", 8, 1, VARIADIC, FLOATS, lower_sum)},
@@ -260,6 +354,18 @@ const op_def binary_ops[] = {
 
     {EXTREMUM("Maximum", max), .grad = grad_max},
     {EXTREMUM("Minimum", min), .grad = grad_min},
+    {TILED_BY(divide_cpu, "FloorDiv", ORT_DOMAIN, 1, 2, NUMBERS, OURS_IN_MODELS, infer_pointwise,
+              TILES(floor_div)),
+     .grad = grad_steps},
+    {TILED_BY(divide_cpu, "Remainder", ORT_DOMAIN, 1, 2, NUMBERS, OURS_IN_MODELS, infer_pointwise,
+              TILES(remainder)),
+     .grad = grad_remainder},
+    {TILED("Atan2", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS, infer_pointwise, .fn = {FLOAT_TILES(atan2)}),
+     .grad = grad_atan2},
+    {TILED("Hypot", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS | COMMUTATIVE, infer_pointwise,
+           .fn = {FLOAT_TILES(hypot)}),
+     .grad = grad_hypot},
+    {TILED_GRADIENT("AlongGrad", 3, .fn = {FLOAT_TILES(along)})},
     {TILED_GRADIENT("MaximumGrad", 3, .fn = {FLOAT_TILES(max_grad)})},
     {TILED_GRADIENT("DivisorGrad", 3, .fn = {FLOAT_TILES(divisor_grad)})},
     {TILED_GRADIENT("PowGrad", 3, .fn = {FLOAT_TILES(pow_grad)})},

@@ -100,7 +100,7 @@ static status lower_shift(graph *g, const node *n, value **out) {
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr inf_attrs[] = {INT("detect_positive", 1), INT("detect_negative", 1), {0}};
-static const attr shift_attrs[] = {{.name = "direction"}, {0}};
+static const attr shift_attrs[] = {NO_DEFAULT("direction", STRING), {0}};
 
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
 #define BOOL_TILE(name) .fn = {[TILE_BOOL] = name}
@@ -134,8 +134,8 @@ const op_def compare_ops[] = {
     {TILED("BitwiseNot", "", 18, 1, INTEGERS, NO_GRAD | INPLACE_0, infer_same, .fn = {INT_TILES(bit_not)})},
     {LOWERED("BitShift", "", 11, 2, 2, INTEGERS, lower_shift), .attrs = shift_attrs},
 
-    {BITS("ShiftLeft", ORT_DOMAIN, 1, 0, shift_left)},
-    {BITS("ShiftRight", ORT_DOMAIN, 1, 0, shift_right)},
+    {BITS("ShiftLeft", ORT_DOMAIN, 1, IN_MODELS, shift_left)},
+    {BITS("ShiftRight", ORT_DOMAIN, 1, IN_MODELS, shift_right)},
     {0},
 };
 /* clang-format on */

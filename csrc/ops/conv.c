@@ -182,15 +182,19 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
         return fail(c, E_INVALID, "ConvTranspose: output_padding or output_shape does not have a size for each axis");
     *out = *t;
     for (int i = first; i < SPATIAL; i++) {
-        int64_t more = n_extra > 0 ? extra[i - first] : 0,
-                size = transposed_size(t, i, more, t->before[i] + t->after[i]);
+        int64_t more = n_extra > 0 ? extra[i - first] : 0, size;
+        if (more < 0 || more > INT32_MAX)
+            return fail(c, E_INVALID, "ConvTranspose: output_padding cannot be %" PRId64, more);
+        size = transposed_size(t, i, more, t->before[i] + t->after[i]);
         if (n_wanted > 0 || same) {
             size = n_wanted > 0 ? wanted[i - first + n_wanted - t->rank] : t->in[i] * t->stride[i];
+            if (size < 1 || size > INT32_MAX)
+                return fail(c, E_INVALID, "ConvTranspose: a result of %" PRId64 " pixels in a row", size);
             int64_t cut = transposed_size(t, i, more, 0) - size;
             if (cut < 0) cut = 0;
             out->before[i] = upper ? cut / 2 : cut - cut / 2;
         }
-        if (more < 0 || size < 1)
+        if (size < 1)
             return fail(c, E_SHAPE, "ConvTranspose: axis %d of the result would have size %" PRId64, i - first + 2,
                         size);
         out->in[i] = size;
@@ -295,19 +299,20 @@ static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, c
 
 #define CONVOLUTION(name_, domain_, most_, ...)                                                                        \
     .name = name_, .domain = domain_, .since = 1, .min_in = 2, .max_in = most_, .max_out = 1, .dtypes = FLOATS,        \
-    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), {.name = "dilations"}, INT("group", 1),                          \
-                        {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
+    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), NO_DEFAULT("dilations", INTS), INT("group", 1),                  \
+                        NO_DEFAULT("kernel_shape", INTS), NO_DEFAULT("pads", INTS), NO_DEFAULT("strides", INTS),       \
+                        __VA_ARGS__)
 
 /* clang-format off */
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
      .workspace = workspace_conv, .cpu = conv_cpu, .foreign = foreign_conv},
-    {CONVOLUTION("ConvTranspose", "", 3, {.name = "output_padding"}, {.name = "output_shape"}),
+    {CONVOLUTION("ConvTranspose", "", 3, NO_DEFAULT("output_padding", INTS), NO_DEFAULT("output_shape", INTS)),
      .lower = lower_conv_transpose},
-    {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, {.name = "shape"}), .infer = infer_conv_grad_input,
+    {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,
      .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
      .cpu = conv_grad_input_cpu, .foreign = foreign_conv_grad_input},
-    {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, {.name = "shape"}), .infer = infer_conv_grad_weight,
+    {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_weight,
      .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu,
      .foreign = foreign_conv_grad_weight},
     {0},

@@ -152,16 +152,18 @@ static status eye_cpu(ctx *c, const call *k) {
 /* clang-format off */
 const op_def create_ops[] = {
     {ONNX("Constant", 1, 0, 0, 1, 0),
-     .attrs = NODE_ATTRS({.name = "value"}, {.name = "value_int"}, {.name = "value_float"}, {.name = "value_ints"},
-                         {.name = "value_floats"}),
+     .attrs = NODE_ATTRS(NO_DEFAULT("value", TENSOR), NO_DEFAULT("value_int", INT),
+                         NO_DEFAULT("value_float", FLOAT), NO_DEFAULT("value_ints", INTS),
+                         NO_DEFAULT("value_floats", FLOATS)),
      .lower = lower_constant},
-    {ONNX("ConstantOfShape", 9, 1, 1, 1, INTEGERS), .attrs = NODE_ATTRS({.name = "value"}),
+    {ONNX("ConstantOfShape", 9, 1, 1, 1, INTEGERS), .attrs = NODE_ATTRS(NO_DEFAULT("value", TENSOR)),
      .lower = lower_constant_of_shape},
-    {ONNX("Shape", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("start", 0), {.name = "end"}), .lower = lower_shape},
+    {ONNX("Shape", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("start", 0), NO_DEFAULT("end", INT)),
+     .lower = lower_shape},
     {ONNX("Size", 1, 1, 1, 1, ANY_TYPE), .lower = lower_size},
     {ONNX("Range", 11, 3, 3, 1, NUMBERS), .flags = NO_GRAD, .infer = infer_range, .cpu = range_cpu},
     {ONNX("EyeLike", 9, 1, 1, 1, ANY_TYPE), .flags = NO_GRAD | STRIDED,
-     .attrs = NODE_ATTRS(INT("k", 0), {.name = "dtype"}), .infer = infer_eye, .cpu = eye_cpu},
+     .attrs = NODE_ATTRS(INT("k", 0), NO_DEFAULT("dtype", INT)), .infer = infer_eye, .cpu = eye_cpu},
     {0},
 };
 /* clang-format on */

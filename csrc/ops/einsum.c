@@ -11,6 +11,7 @@
  * is contracted. Labels wanted by nobody but one operand are summed in it beforehand. */
 #include <ctype.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/move.h"
@@ -256,12 +257,23 @@ static status contract(graph *g, operand *x, operand *y, label_set wanted, const
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
+static status refuse_sizes(ctx *c, const node *n, int64_t a, int64_t b) {
+    char text[SHAPE_TEXT], shapes[4 * SHAPE_TEXT];
+    size_t used = 0;
+
+    for (int i = 0; i < n->n_in && used < sizeof shapes; i++)
+        used += (size_t)snprintf(shapes + used, sizeof shapes - used, "%s%s", i ? ", " : "",
+                                 shape_text(&n->in[i]->shape, text));
+    return fail(c, E_SHAPE, "Einsum \"%s\" of %s: one label stands for %" PRId64 " and %" PRId64,
+                node_string(n, "equation"), shapes, a, b);
+}
+
 /* Axes of size 1 whose label is larger elsewhere broadcast: they are dropped. */
-static status drop_broadcast(graph *g, operand *x, const int64_t size[LABELS]) {
+static status drop_broadcast(graph *g, const node *n, operand *x, const int64_t size[LABELS]) {
     for (int i = x->v->shape.rank - 1; i >= 0; i--) {
         int64_t d = x->v->shape.dim[i], full = size[x->label[i]];
         if (d == full) continue;
-        if (d != 1) return fail(g->c, E_SHAPE, "Einsum uses one label for sizes %" PRId64 " and %" PRId64, d, full);
+        if (d != 1) return refuse_sizes(g->c, n, d, full);
         TRY(drop_axis(g, x, i));
     }
     return OK;
@@ -353,7 +365,7 @@ static status lower_einsum(graph *g, const node *n, value **out) {
             if (*s < 0 || *s == 1) *s = x[i].v->shape.dim[j];
         }
     }
-    for (int i = 0; i < n->n_in; i++) TRY(drop_broadcast(g, &x[i], size));
+    for (int i = 0; i < n->n_in; i++) TRY(drop_broadcast(g, n, &x[i], size));
 
     expand_term(&e.out, e.covered, order, &rank);
     for (int i = 0; i < rank; i++) wanted |= LABEL(order[i]);
@@ -373,7 +385,7 @@ static status lower_einsum(graph *g, const node *n, value **out) {
 
 /* clang-format off */
 const op_def einsum_ops[] = {
-    {EINSUM, .dtypes = NUMBERS, .attrs = NODE_ATTRS({.name = "equation"}), .lower = lower_einsum},
+    {EINSUM, .dtypes = NUMBERS, .attrs = NODE_ATTRS(NO_DEFAULT("equation", STRING)), .lower = lower_einsum},
     {0},
 };
 /* clang-format on */

@@ -120,6 +120,11 @@ static bool find_progression(const value *index, int64_t size, progression *p) {
     int64_t n, stride[MAX_RANK], step[MAX_RANK] = {0}, run = 1;
 
     if (!value_is_constant(index) || (n = shape_count(s)) == 0) return false;
+    /* What is out of range is the kernel's to report; differences of the others do not overflow. */
+    for (int64_t k = 0; k < n; k++) {
+        int64_t x = wrap_index(dtype_get_int(index->type, index->data, k), size);
+        if (x < 0 || x >= size) return false;
+    }
     *p = (progression){.start = wrap_index(dtype_get_int(index->type, index->data, 0), size), .step = 1, .count = 1};
     stride_contiguous(s, stride);
     for (int i = s->rank - 1; i >= 0; i--) {
@@ -135,7 +140,7 @@ static bool find_progression(const value *index, int64_t size, progression *p) {
     for (int64_t k = 0; k < n; k++) {
         int64_t x = wrap_index(dtype_get_int(index->type, index->data, k), size), expected = p->start;
         for (int i = 0; i < s->rank; i++) expected += k / stride[i] % s->dim[i] * step[i];
-        if (x != expected || x < 0 || x >= size) return false;
+        if (x != expected) return false;
     }
     return true;
 }
@@ -473,16 +478,17 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
 const op_def index_ops[] = {
     {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
      .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu},
-    {OURS("Embedding", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("padding_idx", -1)), .infer = infer_gather,
+    {OURS("Embedding", 2, 2, 1, FLOATS), .flags = IN_MODELS, .attrs = NODE_ATTRS(INT("padding_idx", -1)),
+     .infer = infer_gather,
      .lower = lower_embedding, .grad = grad_gather, .cpu = gather_cpu},
     {OURS("GatherGrad", 2, 2, 1, FLOATS),
-     .attrs = NODE_ATTRS(INT("axis", 0), {.name = "shape"}, INT("padding_idx", -1)), .infer = infer_from_shape,
+     .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
      .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu},
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
      .grad = grad_gather_nd, .cpu = gather_nd_cpu},
-    {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("batch_dims", 0), {.name = "shape"}),
+    {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("batch_dims", 0), NO_DEFAULT("shape", INTS)),
      .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu},
     {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
     {0},

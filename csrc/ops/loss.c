@@ -349,8 +349,9 @@ static status lower_nll(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-static const attr onnx_attrs[] = {{.name = "ignore_index"}, STRING("reduction", "mean"), {.name = NULL}};
-static const attr our_attrs[] = {{.name = "ignore_index"}, {.name = "reduction"}, {.name = "shape"}, {.name = NULL}};
+static const attr onnx_attrs[] = {NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), {.name = NULL}};
+static const attr our_attrs[] = {
+    NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING), NO_DEFAULT("shape", INTS), {.name = NULL}};
 
 #define ONNX(name_, since_, outputs)                                                                                   \
     .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 3, .max_out = outputs, .dtypes = FLOATS,      \

@@ -427,16 +427,17 @@ static status reverse_cpu(ctx *c, const call *k) {
 
 /* clang-format off */
 const op_def movement_ops[] = {
-    {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS({.name = "axis"}),
+    {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)),
      .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu},
     {ONNX("Pad", 2, 1, 1, 1, ANY_TYPE),
-     .attrs = NODE_ATTRS(STRING("mode", "constant"), {.name = "pads"}, FLOAT("value", 0)), .lower = lower_pad},
+     .attrs = NODE_ATTRS(STRING("mode", "constant"), NO_DEFAULT("pads", INTS), FLOAT("value", 0)), .lower = lower_pad},
     {ONNX("Pad", 11, 2, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
     {ONNX("Pad", 18, 2, 4, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},
     {ONNX("Tile", 6, 2, 2, 1, ANY_TYPE), .lower = lower_tile},
-    {ONNX("DepthToSpace", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "blocksize"}, STRING("mode", "DCR")),
+    {ONNX("DepthToSpace", 1, 1, 1, 1, ANY_TYPE),
+     .attrs = NODE_ATTRS(NO_DEFAULT("blocksize", INT), STRING("mode", "DCR")),
      .lower = lower_depth_to_space},
-    {ONNX("SpaceToDepth", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "blocksize"}),
+    {ONNX("SpaceToDepth", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("blocksize", INT)),
      .lower = lower_space_to_depth},
     {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
      .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu},

@@ -199,8 +199,8 @@ const op_def nonzero_ops[] = {
     {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu},
     {OURS("NonZeroSized", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .attrs = NODE_ATTRS(INT("count", 0)),
      .infer = infer_nonzero_sized, .cpu = nonzero_sized_cpu},
-    {ONNX("Compress", 9, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axis"}), .lower = lower_compress},
-    {ONNX("Unique", 11, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axis"}, INT("sorted", 1)),
+    {ONNX("Compress", 9, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)), .lower = lower_compress},
+    {ONNX("Unique", 11, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT), INT("sorted", 1)),
      .lower = lower_unique},
     {0},
 };

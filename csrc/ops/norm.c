@@ -439,9 +439,9 @@ static const int64_t images[] = {0, 2, 3};
 static const attr layer_attrs[] = {INT("axis", -1), FLOAT("epsilon", 1e-5), INT("stash_type", 1), {.name = NULL}};
 static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
 static const attr group_attrs[] = {
-    FLOAT("epsilon", 1e-5), {.name = "num_groups"}, INT("stash_type", 1), {.name = NULL}};
+    FLOAT("epsilon", 1e-5), NO_DEFAULT("num_groups", INT), INT("stash_type", 1), {.name = NULL}};
 static const attr instance_attrs[] = {FLOAT("epsilon", 1e-5), {.name = NULL}};
-static const attr groups_attrs[] = {{.name = "groups"}, {.name = "epsilon"}, {.name = NULL}};
+static const attr groups_attrs[] = {NO_DEFAULT("groups", INT), NO_DEFAULT("epsilon", FLOAT), {.name = NULL}};
 static const attr lp_attrs[] = {INT("axis", -1), INT("p", 2), {.name = NULL}};
 static const attr mean_variance_attrs[] = {INTS("axes", 3, images), {.name = NULL}};
 

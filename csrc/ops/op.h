@@ -27,6 +27,7 @@ typedef enum op_flag {
     NO_GRAD = 1 << 6,     /* outputs never carry a gradient (integers, comparisons) */
     EFFECT = 1 << 7,      /* never removed, never merged */
     KEEP = 1 << 8,        /* never constant-folded although deterministic */
+    IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
 } op_flag;
 
 enum { VARIADIC = -1 };
@@ -40,7 +41,7 @@ struct op_def {
     int max_out;        /* VARIADIC: any number */
     dtype_set dtypes;   /* allowed for the first operand present; 0: not checked */
     unsigned flags;
-    const attr *attrs; /* every attribute there is, with its default (kind 0 and only a name: no default) */
+    const attr *attrs; /* every attribute there is, with its default or NO_DEFAULT */
 
     /* Types and shapes of n->out[] from n->in[] (and from constant operands' data). Absent outputs are NULL. */
     status (*infer)(graph *g, node *n);

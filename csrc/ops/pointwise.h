@@ -112,9 +112,11 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
 
 #define FLOAT_TILES(name) [TILE_F32] = name##_f32, [TILE_F64] = name##_f64
 #define INT_TILES(name) [TILE_I64] = name##_i64, [TILE_I32] = name##_i32
-#define TILED(name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                          \
+#define TILED(...) TILED_BY(pointwise_cpu, __VA_ARGS__)
+/* The same with a kernel that checks something before. */
+#define TILED_BY(cpu_, name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                 \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
-    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = pointwise_cpu,                  \
+    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = cpu_,                           \
     .pointwise = &(const pointwise_def) {                                                                              \
         __VA_ARGS__                                                                                                    \
     }

@@ -412,20 +412,22 @@ static status lower_lp_pool(graph *g, const node *n, value **out) {
 #define POOL(name_, domain_, since_, operands_, results_)                                                              \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = results_
 #define WINDOW(...)                                                                                                    \
-    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), {.name = "dilations"},                      \
-                        {.name = "kernel_shape"}, {.name = "pads"}, {.name = "strides"}, __VA_ARGS__)
+    .attrs = NODE_ATTRS(STRING("auto_pad", "NOTSET"), INT("ceil_mode", 0), NO_DEFAULT("dilations", INTS),              \
+                        NO_DEFAULT("kernel_shape", INTS), NO_DEFAULT("pads", INTS), NO_DEFAULT("strides", INTS),       \
+                        __VA_ARGS__)
 
 /* clang-format off */
 const op_def pool_ops[] = {
     {POOL("MaxPool", "", 1, 1, 2), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
      WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
      .cpu = max_pool_cpu},
-    {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW({.name = "shape"}), .infer = infer_pool_grad,
+    {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW(NO_DEFAULT("shape", INTS)),
+     .infer = infer_pool_grad,
      .lower = lower_to_f32, .cpu = max_pool_grad_cpu},
     {POOL("AveragePool", "", 1, 1, 1), .dtypes = FLOATS, WINDOW(INT("count_include_pad", 0)), .infer = infer_pool,
      .lower = lower_to_f32, .grad = grad_average_pool, .cpu = average_pool_cpu},
     {POOL("AveragePoolGrad", ORT_DOMAIN, 1, 1, 1), .dtypes = FLOATS,
-     WINDOW(INT("count_include_pad", 0), {.name = "shape"}), .infer = infer_pool_grad, .lower = lower_to_f32,
+     WINDOW(INT("count_include_pad", 0), NO_DEFAULT("shape", INTS)), .infer = infer_pool_grad, .lower = lower_to_f32,
      .cpu = average_pool_grad_cpu},
     {POOL("GlobalAveragePool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_average_pool},
     {POOL("GlobalMaxPool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_max_pool},

@@ -318,7 +318,6 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
     .attrs = (const attr[]) {                                                                                          \
         __VA_ARGS__, { .name = NULL }                                                                                  \
     }
-#define NO_DEFAULT(name_) {.name = (name_)}
 #define ONNX(name_, since_, least, most, outputs, types)                                                               \
     .name = name_, .domain = "", .since = since_, .min_in = least, .max_in = most, .max_out = outputs,                 \
     .dtypes = types, .flags = RANDOM
@@ -329,32 +328,41 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
 /* clang-format off */
 const op_def random_ops[] = {
     /* As many outputs as are asked for, so that the mask is not made for nobody. */
-    {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed")), .lower = lower_dropout},
-    {OURS("DropoutTrain", 1, FLOATS), .flags = RANDOM | INPLACE_0, ATTRS(NO_DEFAULT("ratio"), NO_DEFAULT("key")),
+    {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed", FLOAT)), .lower = lower_dropout},
+    {OURS("DropoutTrain", 1, FLOATS), .flags = RANDOM | INPLACE_0,
+     ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT)),
      .infer = infer_same, .grad = grad_dropout, .cpu = dropout_train_cpu},
     {OURS("DropoutMask", 0, 0), .flags = RANDOM | NO_GRAD,
-     ATTRS(NO_DEFAULT("ratio"), NO_DEFAULT("key"), NO_DEFAULT("shape")), .infer = infer_mask, .cpu = dropout_mask_cpu},
+     ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), NO_DEFAULT("shape", INTS)),
+     .infer = infer_mask, .cpu = dropout_mask_cpu},
 
     {ONNX("RandomUniform", 1, 0, 0, 1, 0), .lower = lower_uniform,
-     ATTRS(NO_DEFAULT("dtype"), FLOAT("low", 0), FLOAT("high", 1), NO_DEFAULT("seed"), NO_DEFAULT("shape"))},
+     ATTRS(NO_DEFAULT("dtype", INT), FLOAT("low", 0), FLOAT("high", 1), NO_DEFAULT("seed", FLOAT),
+           NO_DEFAULT("shape", INTS))},
     {ONNX("RandomUniformLike", 1, 1, 1, 1, 0), .lower = lower_uniform,
-     ATTRS(NO_DEFAULT("dtype"), FLOAT("low", 0), FLOAT("high", 1), NO_DEFAULT("seed"))},
+     ATTRS(NO_DEFAULT("dtype", INT), FLOAT("low", 0), FLOAT("high", 1), NO_DEFAULT("seed", FLOAT))},
     {ONNX("RandomNormal", 1, 0, 0, 1, 0), .lower = lower_normal,
-     ATTRS(NO_DEFAULT("dtype"), FLOAT("mean", 0), FLOAT("scale", 1), NO_DEFAULT("seed"), NO_DEFAULT("shape"))},
+     ATTRS(NO_DEFAULT("dtype", INT), FLOAT("mean", 0), FLOAT("scale", 1), NO_DEFAULT("seed", FLOAT),
+           NO_DEFAULT("shape", INTS))},
     {ONNX("RandomNormalLike", 1, 1, 1, 1, 0), .lower = lower_normal,
-     ATTRS(NO_DEFAULT("dtype"), FLOAT("mean", 0), FLOAT("scale", 1), NO_DEFAULT("seed"))},
+     ATTRS(NO_DEFAULT("dtype", INT), FLOAT("mean", 0), FLOAT("scale", 1), NO_DEFAULT("seed", FLOAT))},
     {OURS("UniformFill", 0, 0), .flags = RANDOM | NO_GRAD, .infer = infer_fill, .cpu = uniform_fill_cpu,
-     ATTRS(NO_DEFAULT("shape"), NO_DEFAULT("dtype"), NO_DEFAULT("low"), NO_DEFAULT("high"), NO_DEFAULT("key"))},
+     ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("dtype", INT), NO_DEFAULT("low", FLOAT), NO_DEFAULT("high", FLOAT),
+           NO_DEFAULT("key", INT))},
     {OURS("NormalFill", 0, 0), .flags = RANDOM | NO_GRAD, .infer = infer_fill, .cpu = normal_fill_cpu,
-     ATTRS(NO_DEFAULT("shape"), NO_DEFAULT("dtype"), NO_DEFAULT("mean"), NO_DEFAULT("scale"), NO_DEFAULT("key"))},
+     ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("dtype", INT), NO_DEFAULT("mean", FLOAT), NO_DEFAULT("scale", FLOAT),
+           NO_DEFAULT("key", INT))},
 
-    {ONNX("Bernoulli", 15, 1, 1, 1, FLOATS), .lower = lower_bernoulli, ATTRS(NO_DEFAULT("dtype"), NO_DEFAULT("seed"))},
-    {OURS("BernoulliDraw", 1, FLOATS), .flags = RANDOM | NO_GRAD, ATTRS(NO_DEFAULT("dtype"), NO_DEFAULT("key")),
+    {ONNX("Bernoulli", 15, 1, 1, 1, FLOATS), .lower = lower_bernoulli,
+     ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("seed", FLOAT))},
+    {OURS("BernoulliDraw", 1, FLOATS), .flags = RANDOM | NO_GRAD,
+     ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("key", INT)),
      .infer = infer_bernoulli, .cpu = bernoulli_draw_cpu},
     {ONNX("Multinomial", 7, 1, 1, 1, FLOATS), .lower = lower_multinomial,
-     ATTRS(INT("dtype", 6), INT("sample_size", 1), NO_DEFAULT("seed"))},
+     ATTRS(INT("dtype", 6), INT("sample_size", 1), NO_DEFAULT("seed", FLOAT))},
     {OURS("MultinomialDraw", 1, FLOATS), .flags = RANDOM | NO_GRAD, .infer = infer_multinomial,
-     ATTRS(NO_DEFAULT("dtype"), NO_DEFAULT("sample_size"), NO_DEFAULT("key")), .cpu = multinomial_draw_cpu},
+     ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("sample_size", INT), NO_DEFAULT("key", INT)),
+     .cpu = multinomial_draw_cpu},
     {0},
 };
 /* clang-format on */

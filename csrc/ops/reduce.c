@@ -208,7 +208,7 @@ static status grad_prod(graph *g, const node *n, value *const dy[], value *dx[])
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-static const attr axes_as_attribute[] = {{.name = "axes"}, INT("keepdims", 1), {.name = NULL}};
+static const attr axes_as_attribute[] = {NO_DEFAULT("axes", INTS), INT("keepdims", 1), {.name = NULL}};
 static const attr axes_as_operand[] = {INT("keepdims", 1), INT("noop_with_empty_axes", 0), {.name = NULL}};
 static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select_last_index", 0), {.name = NULL}};
 

@@ -200,6 +200,9 @@ static status run_layer(graph *g, const node *n, layer *l, value **out) {
 static status check_operand(graph *g, const node *n, const value *v, const shape *s, const char *what) {
     char expected[SHAPE_TEXT], found[SHAPE_TEXT];
 
+    if (v && v != node_in(n, 4) && v->type != n->in[0]->type) /* the lengths are cast to int32 */
+        return fail(g->c, E_TYPE, "%s: %s are %s; its operand is %s", n->op->name, what, dtype_name(v->type),
+                    dtype_name(n->in[0]->type));
     if (!v || shape_equal(&v->shape, s)) return OK;
     return fail(g->c, E_SHAPE, "%s: %s have shape %s instead of %s", n->op->name, what, shape_text(&v->shape, found),
                 shape_text(s, expected));
@@ -222,6 +225,12 @@ static status read_layer(graph *g, const node *n, layer *l) {
     if (node_has(n, "clip")) return fail(g->c, E_UNSUPPORTED, "%s with clipped gates", n->op->name);
     if (l->x->shape.rank != 3 || l->r->shape.rank != 3)
         return fail(g->c, E_SHAPE, "%s of tensors of rank %d and %d", n->op->name, l->x->shape.rank, l->r->shape.rank);
+    for (int i = 0; i < 2; i++) {
+        const value *state = i ? l->c : l->h;
+        if (state && state->shape.rank != 3)
+            return fail(g->c, E_SHAPE, "%s: its first states have rank %d instead of 3", n->op->name,
+                        state->shape.rank);
+    }
     if (batch_first) {
         TRY(swap_batch(g, &l->x));
         TRY(swap_batch(g, &l->h));
@@ -292,9 +301,9 @@ static status lower_lstm(graph *g, const node *n, value **out) {
 
 #define LAYER(name_, most_, results_, ...)                                                                             \
     .name = name_, .domain = "", .since = 7, .min_in = 3, .max_in = most_, .max_out = results_, .dtypes = FLOATS,      \
-    .attrs = NODE_ATTRS({.name = "activations"}, {.name = "activation_alpha"}, {.name = "activation_beta"},            \
-                        {.name = "clip"}, STRING("direction", "forward"), {.name = "hidden_size"}, INT("layout", 0),   \
-                        __VA_ARGS__)
+    .attrs = NODE_ATTRS(NO_DEFAULT("activations", STRING), NO_DEFAULT("activation_alpha", FLOATS),                     \
+                        NO_DEFAULT("activation_beta", FLOATS), NO_DEFAULT("clip", FLOAT),                              \
+                        STRING("direction", "forward"), NO_DEFAULT("hidden_size", INT), INT("layout", 0), __VA_ARGS__)
 #define SCAN(name_, operands_, results_)                                                                               \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = results_,    \
     .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("reverse", 0), INT("positive", 0))

@@ -215,8 +215,9 @@ static status lower_cast_like(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-static const attr clip_attrs[] = {{.name = "min"}, {.name = "max"}, {0}};
-static const attr cast_attrs[] = {{.name = "to"}, INT("saturate", 1), {0}}; /* saturate: for types that are not here */
+static const attr clip_attrs[] = {NO_DEFAULT("min", FLOAT), NO_DEFAULT("max", FLOAT), {0}};
+static const attr cast_attrs[] = {
+    NO_DEFAULT("to", INT), INT("saturate", 1), {0}}; /* saturate: for types that are not here */
 
 /* clang-format off */
 const op_def select_ops[] = {

@@ -140,11 +140,11 @@ static status lower_split(graph *g, const node *n, value **out) {
 /* clang-format off */
 const op_def sequence_ops[] = {
     {ONNX("SequenceConstruct", 11, 0, VARIADIC, 1, 0), .infer = infer_sequence},
-    {ONNX("SequenceEmpty", 11, 0, 0, 1, 0), .attrs = NODE_ATTRS({.name = "dtype"}), .lower = lower_empty},
+    {ONNX("SequenceEmpty", 11, 0, 0, 1, 0), .attrs = NODE_ATTRS(NO_DEFAULT("dtype", INT)), .lower = lower_empty},
     {ONNX("SequenceInsert", 11, 2, 3, 1, 0), .lower = lower_insert},
     {ONNX("SequenceAt", 11, 2, 2, 1, 0), .lower = lower_at},
     {ONNX("SequenceLength", 11, 1, 1, 1, 0), .lower = lower_length},
-    {ONNX("ConcatFromSequence", 11, 1, 1, 1, 0), .attrs = NODE_ATTRS({.name = "axis"}, INT("new_axis", 0)),
+    {ONNX("ConcatFromSequence", 11, 1, 1, 1, 0), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT), INT("new_axis", 0)),
      .lower = lower_concat},
     {ONNX("SplitToSequence", 11, 1, 2, 1, 0), .attrs = NODE_ATTRS(INT("axis", 0), INT("keepdims", 1)),
      .lower = lower_split},

@@ -323,19 +323,22 @@ static status lower_split(graph *g, const node *n, value **out) {
 
 /* clang-format off */
 const op_def slice_ops[] = {
-    {ONNX("Slice", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "starts"}, {.name = "ends"}, {.name = "axes"}),
+    {ONNX("Slice", 1, 1, 1, 1, ANY_TYPE),
+     .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("ends", INTS), NO_DEFAULT("axes", INTS)),
      .lower = lower_slice_1},
     {ONNX("Slice", 10, 3, 5, 1, ANY_TYPE), .lower = lower_slice},
-    {ONNX("Split", 2, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), {.name = "split"}),
+    {ONNX("Split", 2, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("split", INTS)),
      .lower = lower_split},
     {ONNX("Split", 13, 1, 2, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .lower = lower_split},
-    {ONNX("Split", 18, 1, 2, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), {.name = "num_outputs"}),
+    {ONNX("Split", 18, 1, 2, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("num_outputs", INT)),
      .lower = lower_split},
     {OURS("StridedSlice", 1, 1, 1, ANY_TYPE), .flags = STRIDED,
-     .attrs = NODE_ATTRS({.name = "starts"}, {.name = "counts"}, {.name = "steps"}), .infer = infer_slice,
+     .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("counts", INTS), NO_DEFAULT("steps", INTS)),
+     .infer = infer_slice,
      .simplify = simplify_slice, .grad = grad_slice, .view = view_slice, .cpu = view_cpu},
     {OURS("Place", 1, 2, 1, ANY_TYPE), .flags = STRIDED,
-     .attrs = NODE_ATTRS({.name = "starts"}, {.name = "shape"}, {.name = "steps"}), .infer = infer_place,
+     .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("shape", INTS), NO_DEFAULT("steps", INTS)),
+     .infer = infer_place,
      .grad = grad_place, .cpu = place_cpu},
     {0},
 };

@@ -78,6 +78,16 @@ static void pad_to_same(window *w, int i, bool upper) {
     w->after[i] = total - w->before[i];
 }
 
+/* Pools look at each element of a window: one that is huge, and nearly all of it over padding, would not end. */
+static status check_kernel(ctx *c, const node *n, const window *w) {
+    enum { SMALL = 1 << 16 };
+    double elements = (double)w->kernel[0] * (double)w->kernel[1] * (double)w->kernel[2];
+
+    if (elements <= SMALL || elements <= 8 * (double)volume(w->in)) return OK;
+    return fail(c, E_UNSUPPORTED, "%s: a window of %.0f elements over %" PRId64 " pixels", n->op->name, elements,
+                volume(w->in));
+}
+
 status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kernel, window *out) {
     int rank = x->rank - 2;
     window w = {.rank = rank};
@@ -101,6 +111,7 @@ status window_numbers(ctx *c, const node *n, const shape *x, const int64_t *kern
             return fail(c, E_SHAPE, "%s: a window of %" PRId64 " elements", n->op->name, kernel[i]);
         *written = kernel[i];
     }
+    if (!kernel) TRY(check_kernel(c, n, &w));
     *out = w;
     return OK;
 }

@@ -1,10 +1,11 @@
 /* unary.c -- owns the elementwise functions of one operand: Abs Neg Sign Floor Ceil Round Exp Log Sqrt Reciprocal Erf,
- * the trigonometric and hyperbolic functions, and their gradients.
+ * the trigonometric and hyperbolic functions, and their gradients; of our domain, since ONNX has no such operators,
+ * Trunc Expm1 Log1p Erfc Lgamma Digamma.
  *
  * dx = dy f'(x), written with y = f(x) where that is cheaper, so that x need not stay alive:
- *     from y: Exp y, Sqrt 1 / 2y, Reciprocal -y^2, Tan 1 + y^2, Tanh 1 - y^2
+ *     from y: Exp y, Expm1 y + 1, Sqrt 1 / 2y, Reciprocal -y^2, Tan 1 + y^2, Tanh 1 - y^2
  *     from x: all others
- * Steps (Sign, Floor, Ceil, Round) have the gradient 0. */
+ * Steps (Sign, Floor, Ceil, Round, Trunc) have the gradient 0. */
 #include "core/vmath.h"
 #include "ops/pointwise.h"
 
@@ -33,6 +34,53 @@ FLOAT_FN(tanh, 1, v_tanh(x))
 FLOAT_FN(asinh, 1, asinh(x))
 FLOAT_FN(acosh, 1, acosh(x))
 FLOAT_FN(atanh, 1, atanh(x))
+FLOAT_FN(trunc, 1, trunc(x))
+FLOAT_FN(expm1, 1, v_expm1(x))
+FLOAT_FN(log1p, 1, v_log1p(x))
+FLOAT_FN(erfc, 1, erfc(x))
+
+static double log_gamma(double x) {
+    int sign;
+    return lgamma_r(x, &sign);
+}
+
+/* The logarithmic derivative of the gamma function: reflected to the right, moved up to where the series holds. NaN at
+ * negative integers, an infinity at zero. */
+static double digamma(double x) {
+    double result = 0, square;
+
+    if (x == 0) return copysign(INFINITY, -x);
+    if (x < 0) {
+        if (x == floor(x)) return NAN;
+        result = -M_PI / tan(M_PI * (x - floor(x)));
+        x = 1 - x;
+    }
+    for (; x < 10; x++) result -= 1 / x;
+    square = 1 / (x * x);
+    return result + log(x) - 0.5 / x -
+           square * (1. / 12 - square * (1. / 120 - square * (1. / 252 - square * (1. / 240 - square * (1. / 132)))));
+}
+
+/* Its derivative. */
+static double trigamma(double x) {
+    double result = 0, sign = 1, square;
+
+    if (x < 0.5) {
+        const double sine = sin(M_PI * (x - floor(x)));
+        sign = -1;
+        result = -(M_PI * M_PI) / (sine * sine);
+        x = 1 - x;
+    }
+    for (; x < 10; x++) result += 1 / (x * x);
+    square = 1 / (x * x);
+    result += 1 / x + square / 2 +
+              square / x * (1. / 6 - square * (1. / 30 - square * (1. / 42 - square * (1. / 30 - square * 5 / 66))));
+    return sign * result;
+}
+
+FLOAT_FN(lgamma, 1, log_gamma(x))
+FLOAT_FN(digamma, 1, digamma(x))
+FLOAT_FN(trigamma, 1, trigamma(x))
 
 WRAP_FN(abs, 1, x >> (8 * sizeof x - 1) ? 0 - x : x)
 WRAP_FN(neg, 1, 0 - x)
@@ -68,6 +116,9 @@ FLOAT_FN(atan_grad, 2, x / (1 + y * y))
 FLOAT_FN(asinh_grad, 2, x / sqrt(y * y + 1))
 FLOAT_FN(acosh_grad, 2, x / sqrt(y * y - 1))
 FLOAT_FN(atanh_grad, 2, x / (1 - y * y))
+FLOAT_FN(expm1_grad, 2, x *(y + 1))
+FLOAT_FN(log1p_grad, 2, x / (y + 1))
+FLOAT_FN(erfc_grad, 2, (real)-1.1283791670955126 * v_exp(-y * y) * x)
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
@@ -112,6 +163,14 @@ static status grad_log(graph *g, const node *n, value *const dy[], value *dx[]) 
     return emit(g, &dx[0], "Div", dy[0], n->in[0]);
 }
 
+static status grad_lgamma(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Digamma", &dx[0]);
+}
+
+static status grad_digamma(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, dy[0], "Trigamma", &dx[0]);
+}
+
 static status grad_zero(graph *g, const node *n, value *const dy[], value *dx[]) {
     (void)dy;
     return zeros_like(g, n->in[0], &dx[0]);
@@ -129,6 +188,8 @@ static status simplify_involution(graph *g, const node *n, value **out) {
 
 #define UNARY(name_, since_, types_, grad_, ...)                                                                       \
     TILED(name_, "", since_, 1, types_, INPLACE_0, infer_same, .fn = {__VA_ARGS__}), .grad = grad_
+#define OURS(name_, grad_, fn_)                                                                                        \
+    TILED(name_, ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0 | IN_MODELS, infer_same, .fn = {FLOAT_TILES(fn_)}), .grad = grad_
 #define GRADIENT(name_, fn_) TILED_GRADIENT(name_, 2, .fn = {FLOAT_TILES(fn_)})
 
 /* clang-format off */
@@ -157,6 +218,14 @@ const op_def unary_ops[] = {
     {UNARY("Acosh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(acosh))},
     {UNARY("Atanh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(atanh))},
 
+    {OURS("Trunc", grad_zero, trunc)},
+    {OURS("Expm1", pointwise_grad_y, expm1)},
+    {OURS("Log1p", pointwise_grad_x, log1p)},
+    {OURS("Erfc", pointwise_grad_x, erfc)},
+    {OURS("Lgamma", grad_lgamma, lgamma)},
+    {OURS("Digamma", grad_digamma, digamma)},
+    {OURS("Trigamma", NULL, trigamma)},
+
     {GRADIENT("SqrtGrad", sqrt_grad)},
     {GRADIENT("ReciprocalGrad", reciprocal_grad)},
     {GRADIENT("ErfGrad", erf_grad)},
@@ -168,6 +237,9 @@ const op_def unary_ops[] = {
     {GRADIENT("AsinhGrad", asinh_grad)},
     {GRADIENT("AcoshGrad", acosh_grad)},
     {GRADIENT("AtanhGrad", atanh_grad)},
+    {GRADIENT("Expm1Grad", expm1_grad)},
+    {GRADIENT("Log1pGrad", log1p_grad)},
+    {GRADIENT("ErfcGrad", erfc_grad)},
     {0},
 };
 /* clang-format on */

@@ -56,6 +56,21 @@ static status view_same(ctx *c, const node *n, const tensor *in, tensor *out, in
     return OK;
 }
 
+/* x itself, unless one of these dimensions is 1: what was captured for others does not hold then. */
+static status lower_not_one(graph *g, const node *n, value **out) {
+    const int64_t *axes;
+    int count = node_ints(n, "axes", &axes), axis;
+
+    TRY(require(g, n, 0));
+    for (int i = 0; i < count; i++) {
+        TRY(shape_axis(g->c, axes[i], n->in[0]->shape.rank, &axis));
+        if (n->in[0]->shape.dim[axis] == 1)
+            return fail(g->c, E_SHAPE, "dimension %d is 1, and was not when the module was captured", axis);
+    }
+    out[0] = n->in[0];
+    return OK;
+}
+
 static status lower_identity(graph *g, const node *n, value **out) {
     TRY(require(g, n, 0));
     out[0] = n->in[0];
@@ -346,18 +361,20 @@ static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, 
 /* clang-format off */
 const op_def view_ops[] = {
     {ONNX("Identity", 1, 1, 1, 1, ANY_TYPE), .lower = lower_identity},
-    {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD, .infer = infer_same,
+    {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD | IN_MODELS, .infer = infer_same,
      .simplify = simplify_stop, .view = view_same, .cpu = view_cpu},
+    {OURS("NotOne", 1, 1, 1, ANY_TYPE), .flags = IN_MODELS, .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)),
+     .lower = lower_not_one},
     {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,
      .cpu = contiguous_cpu},
     {ONNX("Reshape", 5, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("allowzero", 0)),
      .infer = infer_reshape, .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu},
     {ONNX("Flatten", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 1)), .lower = lower_flatten},
-    {ONNX("Squeeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_squeeze},
+    {ONNX("Squeeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)), .lower = lower_squeeze},
     {ONNX("Squeeze", 13, 1, 2, 1, ANY_TYPE), .lower = lower_squeeze},
-    {ONNX("Unsqueeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS({.name = "axes"}), .lower = lower_unsqueeze},
+    {ONNX("Unsqueeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)), .lower = lower_unsqueeze},
     {ONNX("Unsqueeze", 13, 2, 2, 1, ANY_TYPE), .lower = lower_unsqueeze},
-    {ONNX("Transpose", 1, 1, 1, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS({.name = "perm"}),
+    {ONNX("Transpose", 1, 1, 1, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(NO_DEFAULT("perm", INTS)),
      .infer = infer_transpose, .simplify = simplify_transpose, .grad = grad_transpose, .view = view_transpose,
      .cpu = view_cpu},
     {ONNX("Expand", 8, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_expand, .simplify = simplify_expand,

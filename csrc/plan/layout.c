@@ -30,10 +30,13 @@ static status emit_copy(graph *g, value *v, layout *where, value **out) {
     return OK;
 }
 
-static status place_results(graph *g, const node *n, layout *where) {
+/* `viewed`: whether the result is a view of the first operand. */
+static status place_results(graph *g, const node *n, layout *where, bool *viewed) {
     bool possible = false;
     int64_t offset = 0;
     tensor in, out;
+
+    *viewed = false;
 
     for (int i = 0; i < n->n_out; i++) place_alone(n->out[i], where);
     if (!n->op->view) return OK;
@@ -45,7 +48,23 @@ static status place_results(graph *g, const node *n, layout *where) {
     l->root = where[n->in[0]->id].root;
     l->offset = where[n->in[0]->id].offset + offset;
     for (int i = 0; i < out.shape.rank; i++) l->stride[i] = out.stride[i];
+    *viewed = true;
     return OK;
+}
+
+/* Operand i of `n` becomes its contiguous copy, unless it is contiguous already. */
+static status straighten(graph *g, node *n, int i, layout *where, value **copies, bool *changed) {
+    value *v = n->in[i];
+    tensor t = layout_tensor(v, where);
+
+    *changed = !tensor_contiguous(&t);
+    if (!*changed) return OK;
+    if (!copies[v->id]) {
+        g->before = n;
+        g->in_backward = n->backward;
+        TRY(emit_copy(g, v, where, &copies[v->id]));
+    }
+    return graph_set_operand(g, n, i, copies[v->id]);
 }
 
 /* Results that leave the engine must own their memory, each its own. */
@@ -76,21 +95,18 @@ status layout_make(graph *g, layout **out) {
     for (int i = 0; i < g->n_inputs; i++) place_alone(g->inputs[i], where);
 
     for (node *n = g->first; n; n = n->next) {
+        bool changed, viewed;
         for (int i = 0; i < n->n_in; i++) {
-            value *v = n->in[i];
-            if (!v) continue;
-            if (v->data) place_alone(v, where);
+            if (!n->in[i]) continue;
+            if (n->in[i]->data) place_alone(n->in[i], where);
             if (n->op->flags & STRIDED || n->op->view) continue;
-            tensor t = layout_tensor(v, where);
-            if (tensor_contiguous(&t)) continue;
-            if (!copies[v->id]) {
-                g->before = n;
-                g->in_backward = n->backward;
-                TRY(emit_copy(g, v, where, &copies[v->id]));
-            }
-            TRY(graph_set_operand(g, n, i, copies[v->id]));
+            TRY(straighten(g, n, i, where, copies, &changed));
         }
-        TRY(place_results(g, n, where));
+        TRY(place_results(g, n, where, &viewed));
+        if (!n->op->view || viewed) continue;
+        /* A Reshape, say, of a transposed value: another one shares the copy. */
+        TRY(straighten(g, n, 0, where, copies, &changed));
+        if (changed) TRY(place_results(g, n, where, &viewed));
     }
     g->before = NULL;
     for (const node *n = g->first; n; n = n->next)

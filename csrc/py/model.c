@@ -9,6 +9,7 @@
 typedef struct {
     PyObject_HEAD ctx c; /* owns the graph */
     graph *g;            /* NULL until it has been read */
+    bool begun;          /* reading; the interpreter's lock is not held meanwhile */
 } model_object;
 
 static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
@@ -17,12 +18,12 @@ static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     Py_buffer data;
     status s;
 
-    if (self->g) {
+    if (self->begun) {
         PyErr_SetString(PyExc_RuntimeError, "a Model is initialised once");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*:Model", names, &data)) return -1;
-    ctx_release(&self->c);
+    self->begun = true;
     ctx_init(&self->c);
     Py_BEGIN_ALLOW_THREADS s = onnx_read(&self->c, data.buf, (size_t)data.len, &self->g);
     if (s == OK) graph_remove_dead(self->g);
@@ -49,32 +50,40 @@ static graph *check_graph(PyObject *object) {
 
 /* --- plan ----------------------------------------------------------------------------------------------------------- */
 
-static int parse_specs(const graph *g, PyObject *list, PyObject *needs, input_spec *specs) {
-    if (PySequence_Size(list) != g->n_inputs || PySequence_Size(needs) != g->n_inputs) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "the model has %d inputs; %zd specs and %zd needs_grad flags were given",
-                         g->n_inputs, PySequence_Size(list), PySequence_Size(needs));
+static int parse_spec(PyObject *spec, input_spec *out) {
+    PyObject *type, *sizes;
+
+    if (!PyTuple_Check(spec) || PyTuple_Size(spec) != 2) {
+        PyErr_Format(PyExc_TypeError, "an input is described by a pair, (dtype name, shape), not by %R", spec);
         return -1;
     }
-    for (int i = 0; i < g->n_inputs; i++) {
-        PyObject *spec = PySequence_GetItem(list, i), *need = PySequence_GetItem(needs, i), *type, *sizes;
-        int ok = spec && need && PyArg_ParseTuple(spec, "OO", &type, &sizes) &&
-                 parse_dtype(type, &specs[i].type) == 0 && parse_shape(sizes, &specs[i].shape) == 0;
-        specs[i].needs_grad = ok && PyObject_IsTrue(need) == 1;
+    type = PyTuple_GetItem(spec, 0);
+    sizes = PyTuple_GetItem(spec, 1);
+    return parse_dtype(type, &out->type) < 0 ? -1 : parse_shape(sizes, &out->shape);
+}
+
+/* `what` the list holds, and of what the model has `count`. */
+static int check_length(PyObject *list, int count, const char *what, const char *of) {
+    Py_ssize_t given = PySequence_Size(list);
+
+    if (given == count) return 0;
+    if (given >= 0) PyErr_Format(PyExc_ValueError, "the model has %d %s; %zd %s were given", count, of, given, what);
+    return -1;
+}
+
+static int parse_specs(PyObject *list, int count, input_spec *specs) {
+    if (check_length(list, count, "descriptions", "inputs") < 0) return -1;
+    for (int i = 0; i < count; i++) {
+        PyObject *spec = PySequence_GetItem(list, i);
+        int bad = spec ? parse_spec(spec, &specs[i]) : -1;
         Py_XDECREF(spec);
-        Py_XDECREF(need);
-        if (!ok) return -1;
+        if (bad) return -1;
     }
     return 0;
 }
 
-static int parse_flags(PyObject *list, int count, bool *flags) {
-    if (PySequence_Size(list) != count) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "the model has %d outputs; %zd flags were given", count,
-                         PySequence_Size(list));
-        return -1;
-    }
+static int parse_flags(PyObject *list, int count, const char *what, const char *of, bool *flags) {
+    if (check_length(list, count, what, of) < 0) return -1;
     for (int i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(list, i);
         int truth = item ? PyObject_IsTrue(item) : -1;
@@ -119,7 +128,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     unsigned int disabled = 0;
     graph *g = check_graph(object);
     input_spec *specs = NULL;
-    bool *flags = NULL;
+    bool *needed = NULL, *flags = NULL;
     plan *p = NULL;
     ctx c;
     status s;
@@ -129,14 +138,17 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
         !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIO:plan", names, &inputs, &needs, &grads, &disabled, &known))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
+    needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
     flags = calloc((size_t)g->n_outputs + 1, sizeof *flags);
-    if (!specs || !flags) {
+    if (!specs || !needed || !flags) {
         PyErr_NoMemory();
         goto done;
     }
     if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
-    if (parse_specs(g, inputs, needs, specs) < 0) goto done;
-    if (grads != Py_None && parse_flags(grads, g->n_outputs, flags) < 0) goto done;
+    if (parse_specs(inputs, g->n_inputs, specs) < 0) goto done;
+    if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) goto done;
+    for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
+    if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     {
         compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
                              .disabled_passes = disabled,
@@ -152,6 +164,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
 done:
     ctx_release(&c);
     free(specs);
+    free(needed);
     free(flags);
     return result;
 }
@@ -160,8 +173,10 @@ done:
 
 static PyObject *value_names(value *const *list, int count) {
     PyObject *names = PyList_New(count);
-    for (int i = 0; names && i < count; i++)
-        PyList_SetItem(names, i, PyUnicode_FromString(list[i]->name ? list[i]->name : ""));
+    for (int i = 0; names && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(list[i]->name ? list[i]->name : "");
+        if (!name || PyList_SetItem(names, i, name) < 0) Py_CLEAR(names);
+    }
     return names;
 }
 

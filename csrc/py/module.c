@@ -72,6 +72,10 @@ static PyMethodDef methods[] = {
      PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
+    {"adam", core_adam, METH_VARARGS,
+     PyDoc_STR("adam([(param, grad, m, v, v_most | None, exact | None, step), ...], mode, lr, beta_1, beta_2, eps, "
+               "weight_decay, grad_factor, correct_bias, maximize, clear_gradients): one step of all")},
+    {"sum_of_squares", core_sum_of_squares, METH_O, PyDoc_STR("sum_of_squares(tensors) -> float, added up in double")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {NULL, NULL, 0, NULL},
 };
@@ -95,7 +99,8 @@ static int core_exec(PyObject *module) {
     if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0)
         return -1;
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
-    return add(module, "Plan", &m->plan_type, plan_type_new(module));
+    if (add(module, "Plan", &m->plan_type, plan_type_new(module)) < 0) return -1;
+    return add(module, "Watch", &m->watch_type, watch_type_new(module));
 }
 
 static int core_traverse(PyObject *module, visitproc visit, void *arg) {

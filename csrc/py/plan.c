@@ -1,14 +1,17 @@
 /* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
 #include "exec/exec.h"
+#include "onnx/write.h"
 #include "py/py.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     PyObject_HEAD ctx c; /* owns the plan */
     PyObject *model;     /* the plan shares its constants */
     plan *p;
-    double *seconds; /* NULL unless profiling */
+    double *seconds; /* NULL until there was profiling; then for as long as the plan: runs may be under way */
+    bool profiling;
 } plan_object;
 
 PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p) {
@@ -39,10 +42,18 @@ static void plan_dealloc(PyObject *object) {
 
 /* --- running ---------------------------------------------------------------------------------------------------------- */
 
+/* Tensors of a run: they stay alive while it goes on without the interpreter's lock. */
 typedef struct addresses {
     void **list;
+    PyObject **owners;
     int count;
 } addresses;
+
+static void release(addresses *a) {
+    for (int i = 0; a->owners && i < a->count; i++) Py_XDECREF(a->owners[i]);
+    free(a->owners);
+    free(a->list);
+}
 
 static int collect(PyObject *tensors, value *const *values, int count, const char *what, addresses *out) {
     Py_ssize_t given = PySequence_Size(tensors);
@@ -52,18 +63,18 @@ static int collect(PyObject *tensors, value *const *values, int count, const cha
         PyErr_Format(PyExc_ValueError, "%d %ss are needed, %zd were given", count, what, given);
         return -1;
     }
-    if (!(out->list = calloc((size_t)count + 1, sizeof *out->list))) {
+    out->count = count;
+    out->list = calloc((size_t)count + 1, sizeof *out->list);
+    out->owners = calloc((size_t)count + 1, sizeof *out->owners);
+    if (!out->list || !out->owners) {
         PyErr_NoMemory();
         return -1;
     }
     for (int i = 0; i < count; i++) {
-        PyObject *t;
-        int bad;
-        if (!values[i]) continue;
-        if (!(t = PySequence_GetItem(tensors, i))) return -1;
-        bad = tensor_address(t, values[i]->type, &values[i]->shape, what, i, &out->list[i]);
-        Py_DECREF(t);
-        if (bad) return -1;
+        const value *v = values[i];
+        if (!v) continue;
+        if (!(out->owners[i] = PySequence_GetItem(tensors, i))) return -1;
+        if (tensor_address(out->owners[i], v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
     }
     return 0;
 }
@@ -91,7 +102,7 @@ static status run_stretch(plan_object *self, run *r, int from, int to, err *e) {
     status s;
 
     ctx_init(&c);
-    r->seconds = self->seconds;
+    r->seconds = self->profiling ? self->seconds : NULL;
     Py_BEGIN_ALLOW_THREADS s = exec_run(&c, self->p, from, to, r);
     Py_END_ALLOW_THREADS *e = c.err;
     ctx_release(&c);
@@ -125,9 +136,9 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
         if (run_stretch(self, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
-    free(in.list);
-    free(out.list);
-    free(written.list);
+    release(&in);
+    release(&out);
+    release(&written);
     if (targets != write_values) free(targets);
     return result;
 }
@@ -170,10 +181,10 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
         if (run_stretch(self, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
-    free(in.list);
-    free(out.list);
-    free(dy.list);
-    free(dx.list);
+    release(&in);
+    release(&out);
+    release(&dy);
+    release(&dx);
     free(read_in);
     free(read_out);
     return result;
@@ -183,14 +194,13 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
 
 static PyObject *plan_profile(PyObject *object, PyObject *flag) {
     plan_object *self = (plan_object *)object;
+    int on = PyObject_IsTrue(flag);
 
-    if (PyObject_IsTrue(flag) && !self->seconds) {
-        self->seconds = calloc((size_t)self->p->n_code + 1, sizeof *self->seconds);
-        if (!self->seconds) return PyErr_NoMemory();
-    } else if (!PyObject_IsTrue(flag)) {
-        free(self->seconds);
-        self->seconds = NULL;
-    }
+    if (on < 0) return NULL;
+    if (on && !self->seconds && !(self->seconds = calloc((size_t)self->p->n_code + 1, sizeof *self->seconds)))
+        return PyErr_NoMemory();
+    if (on && !self->profiling) memset(self->seconds, 0, (size_t)self->p->n_code * sizeof *self->seconds);
+    self->profiling = on;
     return Py_NewRef(Py_None);
 }
 
@@ -203,9 +213,9 @@ static PyObject *plan_code(PyObject *object, PyObject *unused) {
     for (int t = 0; list && t < p->n_code; t++) {
         const node *n = p->code[t].node;
         const value *v = n->n_out ? n->out[0] : NULL;
-        PyObject *row = Py_BuildValue("(sssdN)", n->op->name, n->name ? n->name : "",
-                                      t < p->n_forward ? "forward" : "backward", self->seconds ? self->seconds[t] : 0.0,
-                                      v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
+        PyObject *row = Py_BuildValue(
+            "(sssdN)", n->op->name, n->name ? n->name : "", t < p->n_forward ? "forward" : "backward",
+            self->profiling ? self->seconds[t] : 0.0, v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
         if (!row || PyList_SetItem(list, t, row) < 0) Py_CLEAR(list);
     }
     return list;
@@ -218,6 +228,21 @@ static PyObject *plan_text(PyObject *object, PyObject *unused) {
     (void)unused;
     if (graph_print(self->p->g, &text) != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
     return PyUnicode_FromString(text);
+}
+
+static PyObject *plan_onnx(PyObject *object, PyObject *unused) {
+    plan_object *self = (plan_object *)object;
+    PyObject *result = NULL;
+    const void *bytes;
+    size_t n;
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    if (onnx_write(&c, self->p->g, &bytes, &n) == OK) result = PyBytes_FromStringAndSize(bytes, (Py_ssize_t)n);
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    return result;
 }
 
 static PyObject *value_specs(value *const *list, int count) {
@@ -335,6 +360,7 @@ static PyMethodDef plan_methods[] = {
     {"code", plan_code, METH_NOARGS,
      PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
     {"text", plan_text, METH_NOARGS, PyDoc_STR("text() -> the graph, one node a line")},
+    {"onnx", plan_onnx, METH_NOARGS, PyDoc_STR("onnx() -> the graph as the bytes of an ONNX model")},
     {NULL, NULL, 0, NULL},
 };
 

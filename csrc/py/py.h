@@ -19,7 +19,8 @@
     X(UnsupportedError)  /* Error: well-formed, but only PyTorch can compute it */                                     \
     X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                         \
     X(model_type)                                                                                                      \
-    X(plan_type)
+    X(plan_type)                                                                                                       \
+    X(watch_type)
 
 typedef struct module_state {
 #define X(name) PyObject *name;
@@ -44,12 +45,38 @@ int tensor_address(PyObject *object, dtype type, const shape *s, const char *wha
 /* Address and size in bytes of a contiguous CPU tensor of any type. */
 int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes);
 
+/* The elements of a CPU tensor that fills its memory without gaps, in whatever order of dimensions. */
+typedef struct elements {
+    dtype type; /* DT_NONE: one the engine does not know */
+    int64_t count;
+    void *data;
+    uint64_t strides; /* equal for tensors whose elements lie in the same order; 0: contiguous */
+} elements;
+
+int tensor_elements(PyObject *object, const char *what, int index, elements *out);
+
 /* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from). */
 PyObject *core_empty(PyObject *module, PyObject *args);
 PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 
+/* Functions of the module: adam(tensors, settings...), sum_of_squares(tensors). */
+PyObject *core_adam(PyObject *module, PyObject *args);
+PyObject *core_sum_of_squares(PyObject *module, PyObject *tensors);
+
+/* What a graph assumes of a plain tensor. */
+typedef struct tensor_kind {
+    uint64_t dims; /* a hash of the sizes */
+    int32_t device_type, device_id, rank;
+    uint16_t lanes;
+    uint8_t code, bits, needs_grad;
+} tensor_kind;
+
+int tensor_kind_of(PyObject *object, tensor_kind *out); /* -1 with an exception set */
+int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b);
+
 PyObject *model_type_new(PyObject *module);
+PyObject *watch_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);
 
 struct plan;

@@ -5,6 +5,7 @@
 #include "py/py.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct dl_tensor {
@@ -42,7 +43,7 @@ typedef struct dl_exchange {
     void *current_stream;
 } dl_exchange;
 
-enum { DL_CPU = 1, DL_MAJOR = 1 };
+enum { DL_CPU = 1, DL_MAJOR = 1, NAME_TEXT = 64 };
 
 /* The table is static in torch: looked up once a process, the same for every tensor type. */
 static const dl_exchange *exchange;
@@ -66,15 +67,54 @@ static const dl_exchange *find_exchange(PyObject *type) {
     return exchange = e;
 }
 
+/* "input 3"; a negative index: there is only one of it. */
+static const char *name_of(const char *what, int index, char text[NAME_TEXT]) {
+    if (index < 0) return what;
+    snprintf(text, NAME_TEXT, "%s %d", what, index);
+    return text;
+}
+
+/* What torch says of a tensor, without the list of C++ functions that follows, becomes the end of a sentence. */
+static void refuse(PyObject *object, const char *what, int index) {
+    char name[NAME_TEXT];
+    PyObject *type, *error, *trace, *text = NULL, *lines = NULL, *first = NULL;
+
+    PyErr_Fetch(&type, &error, &trace);
+    if (error && PyObject_HasAttrString(object, "__dlpack_c_exchange_api__")) text = PyObject_Str(error);
+    if (text) lines = PyUnicode_Splitlines(text, 0);
+    if (lines) first = PySequence_GetItem(lines, 0);
+    PyErr_Clear();
+    if (first)
+        PyErr_Format(PyExc_TypeError, "%s, a %R, is not a tensor with memory on the CPU: %U",
+                     name_of(what, index, name), Py_TYPE(object), first);
+    else
+        PyErr_Format(PyExc_TypeError, "%s, a %R, is not a tensor with memory on the CPU", name_of(what, index, name),
+                     Py_TYPE(object));
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    Py_XDECREF(text);
+    Py_XDECREF(lines);
+    Py_XDECREF(first);
+}
+
 static int borrow(PyObject *object, const char *what, int index, dl_tensor *t) {
     const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
+    char name[NAME_TEXT];
+    bool empty = false;
 
-    if (!e || e->borrow(object, t) != 0) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%s %d is not a tensor", what, index);
+    if (!e) return -1;
+    if (e->borrow(object, t) != 0) {
+        refuse(object, what, index);
         return -1;
     }
     if (t->device.type != DL_CPU) {
-        PyErr_Format(PyExc_ValueError, "%s %d is not on the CPU", what, index);
+        PyErr_Format(PyExc_ValueError, "%s is not on the CPU", name_of(what, index, name));
+        return -1;
+    }
+    for (int i = 0; i < t->ndim; i++) empty |= t->shape[i] == 0;
+    if (!t->data && !empty) {
+        PyErr_Format(PyExc_ValueError, "%s is a tensor that has no memory", name_of(what, index, name));
         return -1;
     }
     return 0;
@@ -122,7 +162,7 @@ int tensor_address(PyObject *object, dtype type, const shape *s, const char *wha
 int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes) {
     dl_tensor t;
 
-    if (borrow(object, what, 0, &t) < 0) return -1;
+    if (borrow(object, what, -1, &t) < 0) return -1;
     if (!is_contiguous(&t)) {
         PyErr_Format(PyExc_ValueError, "%s is not contiguous", what);
         return -1;
@@ -131,6 +171,63 @@ int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes)
     for (int i = 0; i < t.ndim; i++) *bytes *= t.shape[i];
     *out = (char *)t.data + t.byte_offset;
     return 0;
+}
+
+int tensor_kind_of(PyObject *object, tensor_kind *out) {
+    const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
+    static PyObject *name; /* interned, for the life of the process */
+    PyObject *needs;
+    dl_tensor t;
+
+    if (!e || e->borrow(object, &t) != 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "this is not a strided tensor");
+        return -1;
+    }
+    if (!name && !(name = PyUnicode_InternFromString("requires_grad"))) return -1;
+    if (!(needs = PyObject_GetAttr(object, name))) return -1;
+    out->device_type = t.device.type, out->device_id = t.device.id;
+    out->code = t.dtype.code, out->bits = t.dtype.bits, out->lanes = t.dtype.lanes;
+    out->rank = t.ndim;
+    out->needs_grad = needs == Py_True;
+    out->dims = 14695981039346656037u;
+    for (int i = 0; i < t.ndim; i++) out->dims = (out->dims ^ (uint64_t)t.shape[i]) * 1099511628211u;
+    Py_DECREF(needs);
+    return 0;
+}
+
+int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b) {
+    return a->dims == b->dims && a->rank == b->rank && a->device_type == b->device_type &&
+           a->device_id == b->device_id && a->code == b->code && a->bits == b->bits && a->lanes == b->lanes &&
+           a->needs_grad == b->needs_grad;
+}
+
+static int is_dense(const dl_tensor *t, int64_t *count) {
+    int64_t reached = 0;
+
+    *count = 1;
+    for (int i = 0; i < t->ndim; i++) {
+        *count *= t->shape[i];
+        if (t->shape[i] == 0) return *count = 0, 1;
+    }
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] > 1 && t->strides && t->strides[i] <= 0) return 0;
+        reached += (t->shape[i] - 1) * (t->strides ? t->strides[i] : 0);
+    }
+    return !t->strides || reached == *count - 1 || is_contiguous(t);
+}
+
+int tensor_elements(PyObject *object, const char *what, int index, elements *out) {
+    dl_tensor t;
+
+    if (borrow(object, what, index, &t) < 0) return -1;
+    out->type = dtype_from_dlpack(t.dtype.code, t.dtype.bits);
+    out->data = (char *)t.data + t.byte_offset;
+    out->strides = is_contiguous(&t) ? 0 : 1;
+    for (int i = 0; out->strides && i < t.ndim; i++)
+        if (t.shape[i] > 1) out->strides = out->strides * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)t.strides[i];
+    if (is_dense(&t, &out->count)) return 0;
+    PyErr_Format(PyExc_ValueError, "%s %d has gaps between its elements", what, index);
+    return -1;
 }
 
 /* --- new tensors ------------------------------------------------------------------------------------------------------ */
@@ -146,10 +243,14 @@ static void give_owned(dl_managed *self) { memory_give(self->owner); }
 
 static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     size_t header = (sizeof(owned) + 63) & ~(size_t)63, bytes = (size_t)shape_count(s) * dtype_size(type);
-    owned *o = memory_take(header + bytes + 1); /* no two empty tensors at one address */
+    owned *o = memory_take(header + (bytes ? bytes : 1)); /* no two empty tensors at one address */
     void *object = NULL;
 
-    if (!o) return PyErr_NoMemory();
+    if (!o) {
+        char sizes[SHAPE_TEXT];
+        return PyErr_Format(PyExc_MemoryError, "out of memory: a tensor of %s %s takes %zu bytes", dtype_name(type),
+                            shape_text(s, sizes), bytes);
+    }
     memset(o, 0, sizeof *o);
     memcpy(o->shape, s->dim, sizeof o->shape);
     stride_contiguous(s, o->stride);
@@ -177,13 +278,9 @@ PyObject *core_empty(PyObject *module, PyObject *args) {
     shape s;
     ctx c = {0};
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "OOO:empty", &type_object, &name, &sizes)) return NULL;
     if (parse_dtype(name, &type) < 0 || parse_shape(sizes, &s) < 0) return NULL;
-    if (shape_check(&c, &s) != OK) {
-        PyErr_SetString(PyExc_ValueError, c.err.text);
-        return NULL;
-    }
+    if (shape_check(&c, &s) != OK) return raise_status(state_of(module), &c.err);
     if (!e && !(e = find_exchange(type_object))) return NULL;
     return new_tensor(e, type, &s);
 }
@@ -247,6 +344,9 @@ int parse_shape(PyObject *sizes, shape *out) {
 
 PyObject *build_spec(dtype type, const shape *s) {
     PyObject *sizes = PyTuple_New(s->rank < 0 ? 0 : s->rank);
-    for (int i = 0; sizes && i < s->rank; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(s->dim[i]));
+    for (int i = 0; sizes && i < s->rank; i++) {
+        PyObject *size = PyLong_FromLongLong(s->dim[i]);
+        if (!size || PyTuple_SetItem(sizes, i, size) < 0) Py_CLEAR(sizes);
+    }
     return sizes ? Py_BuildValue("(sN)", dtype_name(type), sizes) : NULL;
 }

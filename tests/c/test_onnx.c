@@ -389,8 +389,10 @@ TEST(attributes_are_checked) {
 
     REFUSED(E_UNSUPPORTED, "Relu has no attribute slope here\n  while reading here (Relu)",
             with_attribute("Relu", begin_attr("slope", 1)));
-    REFUSED(E_INVALID, "axis to be of another kind\n  while reading here (Split)",
+    REFUSED(E_INVALID, "attribute axis of Split is text; it is defined to be an integer\n  while reading here (Split)",
             with_attribute("Split", begin_attr("axis", 3)));
+    REFUSED(E_INVALID, "value of ConstantOfShape is an integer; it is defined to be a tensor", /* without a default */
+            with_attribute("ConstantOfShape", begin_attr("value", 2)));
     REFUSED(E_UNSUPPORTED, "type 9", with_attribute("Split", begin_attr("axis", 9)));
     REFUSED(E_INVALID, "type 0", with_attribute("Split", begin_attr("axis", 0)));
     REFUSED(E_INVALID, "no name", with_attribute("Split", begin_attr("", 2)));

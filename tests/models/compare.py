@@ -1,5 +1,8 @@
 """What it means that a module trains as in PyTorch, and that PyTorch does not run it."""
 
+import copy
+import inspect
+import sys
 from contextlib import contextmanager
 
 import torch
@@ -53,7 +56,15 @@ class InDouble(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def assert_same_step(ours, eager, what):
+def exact_step(model, batch):
+    """The step in float64, gradients by parameter name: who is nearer when two float32 results differ."""
+    with InDouble():
+        return step(copy.deepcopy(model).double(), to(torch.float64, batch))[1]
+
+
+def assert_same_step(ours, eager, what, exact=None):
+    """``exact()``: gradients in float64. A model that multiplies rounding errors, MobileNet with its 52 batch
+    normalisations of a few pixels, may be as far from PyTorch's gradients as those are from the exact ones."""
     (loss, grads), (eager_loss, eager_grads) = ours, eager
     relative, share, of_loss = TOLERANCE[eager_loss.dtype]
     assert abs(loss - eager_loss) <= of_loss * max(1, abs(eager_loss)), f"{what}: loss {loss}, PyTorch's {eager_loss}"
@@ -66,7 +77,10 @@ def assert_same_step(ours, eager, what):
                 wrong.append(f"{name}: {'no' if ours is None else 'a'} gradient, against PyTorch")
             continue
         off = (ours.double() - expected.double()).norm()
-        if not off <= relative * expected.double().norm() + share * everything:
+        if off <= relative * expected.double().norm() + share * everything:
+            continue
+        exact = exact() if callable(exact) else exact
+        if exact is None or not (ours - exact[name]).norm() <= (expected - exact[name]).norm():
             wrong.append(f"{name}: off by {off:.3g} of {expected.norm():.3g}, all gradients {everything:.3g}")
     assert not wrong, f"{what}: " + "; ".join(wrong)
 
@@ -110,22 +124,18 @@ class Watch(TorchDispatchMode):
 @contextmanager
 def pytorch_forbidden(ours, eager, allowed=()):
     """Inside, every Python forward of the eager module's parts raises and every ATen call must be allowed."""
-    classes = {type(part) for part in eager.modules()}
-    before = {cls: cls.__dict__.get("forward") for cls in classes}
+    # Watched and not replaced: the engine would see that a class has another forward, and capture that.
+    codes = {inspect.unwrap(type(part).forward).__code__: type(part).__name__ for part in eager.modules()}
 
-    def refuse(self, *args, **kwargs):
-        raise AssertionError(f"the Python forward of {type(self).__name__} ran")
+    def refuse(frame, event, arg):
+        if event == "call" and frame.f_code in codes:
+            raise AssertionError(f"the Python forward of {codes[frame.f_code]} ran")
 
-    for cls in classes:
-        cls.forward = refuse
-    watch = Watch(BOOKKEEPING | set(allowed), ours.buffers())
+    watch, before = Watch(BOOKKEEPING | set(allowed), ours.buffers()), sys.getprofile()
     try:
         with watch:
+            sys.setprofile(refuse)
             yield
     finally:
-        for cls, forward in before.items():
-            if forward is None:
-                del cls.forward
-            else:
-                cls.forward = forward
+        sys.setprofile(before)
     assert not watch.refused, f"ran through PyTorch: {sorted(set(watch.refused))}"

@@ -287,6 +287,7 @@ MORE = {
     "m2m-100": hf("m2m_100", "ForSeq2SeqLM", translation, **SEQ2SEQ),
     "dinov2": hf("dinov2", "ForImageClassification", image(24), **VISION),
     "convnext": hf("convnext", "ForImageClassification", image(32), num_stages=2, **CONV),
+    "mobilenet-v2": hf("mobilenet_v2", "ForImageClassification", image(32), NAMES, depth_multiplier=0.25),
     "poolformer": hf("poolformer", "ForImageClassification", image(64), hidden_sizes=[8, 16, 16, 16], depths=[1] * 4),
     "lstm": Architecture(recurrent(nn.LSTM), vectors(None, 12)),
     "gru": Architecture(recurrent(nn.GRU), vectors(None, 12)),

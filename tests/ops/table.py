@@ -26,7 +26,8 @@ def registry():
 
 def records_of(case):
     """The records a case belongs to."""
-    known = [r for r in registry() if r["name"] == case.op and not r["domain"] and r["since"] <= case.opset]
+    domain, _, name = case.op.rpartition("::")
+    known = [r for r in registry() if r["name"] == name and r["domain"] == domain and r["since"] <= case.opset]
     trial = Trial(case, case.dtypes[0])
     trial.plan(training=bool(trial.wrt))
     text = "".join(plan.text() for plan in trial.session.plans.values())
@@ -34,6 +35,7 @@ def records_of(case):
     ours = [r for r in registry() if r["domain"] and r["name"] in names]
     if case.nodes and case.op not in [op for op, *_ in case.nodes]:  # the case of a pass that makes it
         return ours
+    known = [r for r in known if r not in ours]
     return ours + sorted(known, key=lambda r: r["since"])[-1:]
 
 

@@ -36,6 +36,11 @@ def reduce_max(x, axis, constants=(1,)):
     run("ReduceMax", x, LABELS([axis]), constants=constants)
 
 
+def divide(op, dtype, divisors, **attrs):
+    """Three rows by the divisors, which the kernel reads with a stride of 0."""
+    run(op, X(3, len(divisors), dtype=dtype), LABELS(divisors, dtype=dtype), **attrs)
+
+
 def batch_norm(samples, channels, parameters, training):
     four = [X(parameters)] * 4
     run("BatchNormalization", X(samples, channels), *four, outputs=3 if training else 1, training_mode=training)
@@ -61,9 +66,21 @@ def batch_norm(samples, channels, parameters, training):
         ("4 channels cannot be in 3 groups", lambda: run(GROUPS, X(2, 4, 5), X(4), X(4), num_groups=3, opset=21)),
         ("p = 3", lambda: run("LpNormalization", X(2, 4), p=3)),
         ("ratio of 1.5", lambda: run("Dropout", X(2), torch.tensor(1.5), torch.tensor(True), constants=(1, 2))),
+        ("ZeroDivisionError.* int64 .*\n.*Div", lambda: divide("Div", torch.int64, [1, 0, 2])),
+        ("ZeroDivisionError.* uint8 ", lambda: divide("Div", torch.uint8, [1] * 1500 + [0])),
+        ("ZeroDivisionError.* int32 .*\n.*Mod", lambda: divide("Mod", torch.int32, [0])),
+        ("ZeroDivisionError.* int8 ", lambda: divide("Mod", torch.int8, [3, 0], fmod=1)),
     ],
 )  # fmt: skip
 def test_refusal(sentence, attempt):
     with pytest.raises(Exception, match=sentence) as refusal:
         attempt()
     assert "the_node" in str(refusal.value)
+
+
+def test_nothing_is_divided_by_zero():
+    """As in PyTorch: no element, no division; floats have infinities."""
+    none = torch.zeros(0, dtype=torch.int64)
+    run("Div", none, torch.zeros(1, dtype=torch.int64))
+    run("Mod", none, none)
+    run("Div", X(2), X(2))

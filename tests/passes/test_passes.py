@@ -16,7 +16,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from ortmodule.session import DTYPES, ArenaPool, Run, Session
+from ortmodule.session import DTYPES, Run, Session
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 # Difference allowed, relative to the largest number of each tensor: the passes change the order of roundings.
@@ -88,6 +88,13 @@ def rotary(x):
     return x * angle.cos() + rotate_half(x) * angle.sin()
 
 
+def rotary_heads(x):
+    """As in attention: of a transposed projection, an angle for each position."""
+    angle = torch.arange(5, dtype=x.dtype)[:, None] * torch.linspace(0.1, 1, 8, dtype=x.dtype)
+    heads = x.view(2, 5, 3, 8).transpose(1, 2)
+    return heads * angle.cos() + rotate_half(heads) * angle.sin()
+
+
 @dataclass
 class Case:
     name: str  # of the pass
@@ -120,6 +127,8 @@ CASES = [
     Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
     Case("concat_gradient", Function(split_in_three)),
     Case("concat_gradient", Function(rotary)),
+    Case("rotary_fusion", Function(rotary)),
+    Case("rotary_fusion", Function(rotary_heads), ((2, 5, 24),)),
 ]
 
 
@@ -153,7 +162,7 @@ def run(session, tensors, dy, disabled):
     """The passes that fired, the result, the gradients."""
     specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
     plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled)
-    result = Run(plan, ArenaPool(), tensors, 0)
+    result = Run(plan, tensors, 0)
     return plan.fired, [result.outputs[0], *result.backward([dy])]
 
 
@@ -187,7 +196,7 @@ def test_pass(case, dtype):
     leaves = [operands[int(name[1:])] if name[0] == "x" else parameters[name] for name in session.inputs]
 
     expected = module(*operands)
-    dy = torch.randn_like(expected)
+    dy = torch.randn_like(expected, memory_format=torch.contiguous_format)
     expected = [expected.detach(), *torch.autograd.grad(expected, leaves, dy)]
     tensors = [leaf.detach().contiguous() for leaf in leaves]
     alone = pass_alone(session, tensors, dy, case.name)
@@ -203,6 +212,12 @@ def test_switched_off():
     session = export(nn.GELU(), [torch.ones(2, 3)])
     fired, _ = run(session, [torch.ones(2, 3)], torch.ones(2, 3), NO_PASSES)
     assert fired == {}
+
+
+def test_angles_with_a_gradient_stay():
+    session = export(Function(lambda x, c: x * c + rotate_half(x) * c), [torch.ones(3, 4), torch.ones(3, 4)])
+    fired, _ = run(session, [torch.ones(3, 4)] * 2, torch.ones(3, 4), ALL_PASSES)
+    assert "rotary_fusion" not in fired
 
 
 def test_a_mask_of_minus_infinity():

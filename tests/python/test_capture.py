@@ -414,8 +414,8 @@ class Twice(torch.autograd.Function):
         return g * 3
 
 
-def _sets_attribute(self, x):
-    self.last = x.sum()
+def _adds_a_module(self, x):
+    self.extra = nn.Identity()
     return self.linear(x)
 
 
@@ -456,8 +456,8 @@ def _hooks_a_gradient(self, x):
     [
         (lambda self, x: Twice.apply(self.linear(x)), "Python operator Twice"),
         (lambda self, x: torch.fft.fft(self.linear(x)).real, "fft"),
-        (lambda self, x: self.linear(x).double().cummax(0)[0], "cummax"),
-        (_sets_attribute, "attribute last"),
+        (lambda self, x: self.linear(x).double().mode(0)[0], "mode"),
+        (_adds_a_module, "adds or removes extra"),
         (_counts, "attribute count"),
         (_changes_parameter, "parameter linear.weight"),
         (_changes_through_a_view, "does not compute what the module does"),

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 #: A folder may include itself and folders above it in this list. `ops/op.h` and `ops/pointwise.h` are records and
 #: types that everything below `graph` may see; the families in `ops/` come after `exec`.
-ORDER = ["core", "graph", "ops/op.h", "onnx", "shape", "grad", "passes", "plan", "exec", "ops", "cuda", "py"]
+ORDER = ["core", "optim", "graph", "ops/op.h", "onnx", "shape", "grad", "passes", "plan", "exec", "ops", "cuda", "py"]
 RECORD_USERS = {"graph"}  # its sources emit nodes, so they read records
 SOURCES = sorted(p for p in CSRC.rglob("*.[ch]*") if p.suffix in {".c", ".h", ".cu", ".cuh"})
 

@@ -94,7 +94,13 @@ def test_methods_call_the_engine(model, x):
 def test_types_follow(model, x):
     wrapped = ORTModule(model)
     wrapped(x)
-    for change, dtype in ((nn.Module.double, torch.float64), (nn.Module.bfloat16, torch.bfloat16)):
+    for change, dtype in (
+        (nn.Module.double, torch.float64),
+        (nn.Module.bfloat16, torch.bfloat16),
+        (nn.Module.half, torch.float16),
+        (nn.Module.float, torch.float32),
+        (nn.Module.cpu, torch.float32),
+    ):
         change(wrapped)
         assert model.linear.weight.dtype == dtype
         expected = copy.deepcopy(model)(x.to(dtype))
@@ -102,6 +108,21 @@ def test_types_follow(model, x):
         assert found.dtype == dtype
         torch.testing.assert_close(found, expected)
         captured(wrapped)
+
+
+def test_devices_follow(model, x):
+    """The engine leaves other devices to PyTorch, and takes the module back."""
+    wrapped = ORTModule(model)
+    before = wrapped(x)
+    state = copy.deepcopy(wrapped.state_dict())
+    wrapped.to("meta")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert wrapped(x.to("meta")).device.type == "meta"
+    assert "is on meta" in str(caught[0].message)
+    wrapped.to_empty(device="cpu").load_state_dict(state)
+    torch.testing.assert_close(wrapped(x), before)
+    captured(wrapped)
 
 
 def test_state_goes_in_and_out(model, x):

@@ -456,8 +456,8 @@ for name, function in LOSSES.items():
 
 #: Not in ONNX, or not in the engine, or changed through a view.
 PYTORCH = {
-    "digamma", "lgamma", "median", "cumprod", "cummax", "logcumsumexp", "searchsorted", "embedding_bag", "fold",
-    "multi_margin_loss", "in place: through a view", "in place: through a transpose",
+    "searchsorted", "embedding_bag", "fold", "multi_margin_loss", "in place: through a view",
+    "in place: through a transpose",
 }  # fmt: skip
 #: Whose Python asks whether a size is one: that size has a graph of its own.
 TWO_GRAPHS = {"squeeze rows", "squeeze all"}

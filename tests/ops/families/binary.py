@@ -35,6 +35,10 @@ def divide(x, y):
     return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
+def floor_divide(x, y):
+    return torch.div(x, y, rounding_mode="floor")
+
+
 def with_domain(op, shape, positive):
     return t(*shape, low=0.3, high=3) if positive else t(*shape)
 
@@ -71,7 +75,7 @@ CASES = [
         Case(op, [value([100, 200, 255]), value([100, 100, 2])], ref, dtypes="uint8", name="wraps")
         for op, ref, _ in ARITHMETIC[:3]
     ),
-    Case("Div", [value([SMALLEST, 5]), value([-1, 0])], lambda x, y: torch.tensor([SMALLEST, 0]), dtypes="int64"),
+    Case("Div", [value([SMALLEST, 5]), value([-1, 3])], lambda x, y: torch.tensor([SMALLEST, 1]), dtypes="int64"),
     Case("Add", [bools(3, 4), bools(4)], torch.add, dtypes="bool"),
     Case("Mul", [bools(3, 4), bools(4)], torch.mul, dtypes="bool"),
     Case("Max", [bools(3, 4), bools(4)], torch.maximum, dtypes="bool"),
@@ -148,7 +152,23 @@ CASES = [
     Case("Mod", [value(INT_PAIRS[0]), value(INT_PAIRS[1])], torch.fmod, attrs={"fmod": 1}, dtypes=INT[:4]),
     Case("Mod", [value(INT_PAIRS[0]), value(INT_PAIRS[1])], torch.remainder, dtypes=INT[:4]),
     Case("Mod", [value([200, 255]), value([7, 16])], torch.remainder, dtypes="uint8"),
-    Case("Mod", [value([SMALLEST, 5]), value([-1, 0])], lambda x, y: torch.tensor([0, 0]), dtypes="int64"),
+    Case("Mod", [value([SMALLEST, 5]), value([-1, 3])], lambda x, y: torch.tensor([0, 2]), dtypes="int64"),
+    # --- PyTorch's division: floor, and the remainder of it
+    *(
+        case
+        for op, ref in (("ortmodule::FloorDiv", floor_divide), ("ortmodule::Remainder", torch.remainder))
+        for case in (
+            Case(op, [t(3, 5, low=-9, high=9), t(5, low=0.5, high=4)], ref, fd=False),
+            Case(op, [value(PAIRS[0]), value(PAIRS[1])], ref, grad=False, name="special"),
+            Case(op, [value(INT_PAIRS[0]), value(INT_PAIRS[1])], ref, dtypes=INT[:4], name="integers"),
+            Case(op, [value([200, 255]), value([7, 16])], ref, dtypes="uint8"),
+            Case(op, [value([0.3, 6.0, -1.0, 1e20]), value([0.1, 0.1, 3.0, 7.0])], ref, fd=False, name="near"),
+        )
+    ),
+    *(Case("ortmodule::Atan2", [t(*a), t(*b)], torch.atan2, resize=i < 5) for i, (a, b) in enumerate(MEETINGS[:6])),
+    Case("ortmodule::Atan2", [value(PAIRS[0]), value(PAIRS[1])], torch.atan2, grad=False, name="special"),
+    *(Case("ortmodule::Hypot", [t(*a), t(*b)], torch.hypot, resize=i < 5) for i, (a, b) in enumerate(MEETINGS[:6])),
+    Case("ortmodule::Hypot", [value(PAIRS[0]), value(PAIRS[1])], torch.hypot, grad=False, name="special"),
     # --- Max, Min, Sum, Mean
     *(
         case

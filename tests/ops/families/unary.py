@@ -29,8 +29,17 @@ SMOOTH = [
     ("Asinh", torch.asinh, 9, {}),
     ("Acosh", torch.acosh, 9, {"low": 1.1, "high": 4}),
     ("Atanh", torch.atanh, 9, {"low": -0.9, "high": 0.9}),
+    ("ortmodule::Expm1", torch.expm1, 1, {}),
+    ("ortmodule::Log1p", torch.log1p, 1, {"low": -0.9, "high": 4}),
+    ("ortmodule::Erfc", torch.erfc, 1, {}),
+    ("ortmodule::Lgamma", torch.lgamma, 1, {"low": 0.2, "high": 6}),
 ]
-STEPS = [("Floor", torch.floor), ("Ceil", torch.ceil), ("Round", torch.round)]
+STEPS = [
+    ("Floor", torch.floor),
+    ("Ceil", torch.ceil),
+    ("Round", torch.round),
+    ("ortmodule::Trunc", torch.trunc),
+]
 
 CASES = [
     *(
@@ -63,6 +72,10 @@ CASES = [
     Case("Neg", [value(EDGES)], torch.neg, fd=False, name="edges"),
     Case("Sign", [t(3, 5)], torch.sign, dtypes=NUMBER, fd=False),
     Case("Sign", [value(EDGES)], torch.sign, fd=False, name="edges"),
+    # PyTorch's own trigamma is good to nine digits.
+    Case("ortmodule::Digamma", [t(3, 5, low=0.2, high=6)], torch.digamma, tol=100),
+    Case("ortmodule::Digamma", [t(700, low=-5, high=20)], torch.digamma, dtypes=WIDE, grad=False, name="wide"),
+    Case("ortmodule::Digamma", [value([*EDGES, -2.0])], torch.digamma, dtypes=WIDE, grad=False, name="edges"),
     Case("Sin", [t(2, 600, low=-1e7, high=1e7)], torch.sin, dtypes=WIDE, fd=False, name="far"),
     Case("Cos", [t(2, 600, low=-1e7, high=1e7)], torch.cos, dtypes=WIDE, fd=False, name="far"),
     Case("Sqrt", [value([0.0, 1.0, 4.0, INF])], torch.sqrt, fd=False, name="gradient at 0"),

@@ -68,6 +68,7 @@ def expand(shape, to, **kwargs):
 CASES = [
     Case("Identity", [t(2, 3)], lambda x: x, dtypes=ALL),
     Case("Identity", [t()], lambda x: x, dtypes=ALL),
+    Case("ortmodule::NotOne", [t(2, 1, 3)], lambda x: x * 1, attrs={"axes": [0, -1]}, resize=False),
     Case("ortmodule::StopGradient", [t(2, 3)], lambda x: x.detach() * x, fd=False,
          nodes=[("ortmodule::StopGradient", "x0", "still"), ("Mul", "still x0", "y0")]),
     reshape((2, 3, 4), [6, 4], "merge"),

@@ -1,0 +1,214 @@
+/* scan.c -- owns what runs along an axis and is no sum; all of our domain, since ONNX has none of it:
+ *
+ *     CumProd       y_i = Π_{k <= i} x_k
+ *     LogCumSumExp  y_i = log Σ_{k <= i} exp(x_k)
+ *     CumArgMax     i of the largest x_k, k <= i: the last of equal ones, the last NaN; CumArgMin the smallest
+ *
+ * Gradients, one pass from the end:
+ *     CumProd       dx_k = Σ_{i >= k} dy_i y_i / x_k up to the first zero; for that one the product is made again
+ *                   without it; 0 behind it. x and y stay alive
+ *     LogCumSumExp  dx_k = exp(x_k - y_k) Σ_{i >= k} dy_i exp(y_k - y_i), no exponent of which is positive
+ * Each lane is one thread's. Narrow types are computed as wider ones, floats in double. */
+#include "core/parallel.h"
+#include "core/vmath.h"
+#include "ops/op.h"
+
+#include <math.h>
+
+typedef struct lanes lanes;
+typedef void lane_fn(const lanes *j, int64_t at);
+
+/* Elements of a lane are `step` apart. */
+struct lanes {
+    const void *a, *b, *c;
+    void *out;
+    int64_t length, step;
+    lane_fn *fn;
+};
+
+/* --- lanes -------------------------------------------------------------------------------------------------------- */
+
+#define PRODUCT(T, A)                                                                                                  \
+    static void product_##T(const lanes *j, int64_t at) {                                                              \
+        const T *x = (const T *)j->a + at;                                                                             \
+        T *y = (T *)j->out + at;                                                                                       \
+        A total = 1;                                                                                                   \
+        for (int64_t i = 0; i < j->length; i++) {                                                                      \
+            total *= (A)x[i * j->step];                                                                                \
+            y[i * j->step] = (T)total;                                                                                 \
+        }                                                                                                              \
+    }
+PRODUCT(float, double)
+PRODUCT(double, double)
+PRODUCT(int64_t, uint64_t)
+
+#define PRODUCT_GRAD(T)                                                                                                \
+    static void product_grad_##T(const lanes *j, int64_t at) {                                                         \
+        const T *dy = (const T *)j->a + at, *x = (const T *)j->b + at, *y = (const T *)j->c + at;                      \
+        T *dx = (T *)j->out + at;                                                                                      \
+        int64_t zero = 0, i;                                                                                           \
+        double total = 0, product;                                                                                     \
+        while (zero < j->length && x[zero * j->step] != 0) zero++;                                                     \
+        for (i = zero - 1; i >= 0; i--) {                                                                              \
+            total += (double)dy[i * j->step] * (double)y[i * j->step];                                                 \
+            dx[i * j->step] = (T)(total / (double)x[i * j->step]);                                                     \
+        }                                                                                                              \
+        if (zero == j->length) return;                                                                                 \
+        product = zero ? (double)y[(zero - 1) * j->step] : 1;                                                          \
+        total = (double)dy[zero * j->step] * product;                                                                  \
+        for (i = zero + 1; i < j->length; i++) {                                                                       \
+            product *= (double)x[i * j->step];                                                                         \
+            total += (double)dy[i * j->step] * product;                                                                \
+            dx[i * j->step] = 0;                                                                                       \
+        }                                                                                                              \
+        dx[zero * j->step] = (T)total;                                                                                 \
+    }
+PRODUCT_GRAD(float)
+PRODUCT_GRAD(double)
+
+/* log(exp(a) + exp(b)) */
+static inline double log_add(double a, double b) {
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    if (a != a || b != b) return NAN;
+    return isinf(high) ? high : high + log1p(exp(low - high));
+}
+
+#define LOG_SUM(T)                                                                                                     \
+    static void log_sum_##T(const lanes *j, int64_t at) {                                                              \
+        const T *x = (const T *)j->a + at;                                                                             \
+        T *y = (T *)j->out + at;                                                                                       \
+        double total = -INFINITY;                                                                                      \
+        for (int64_t i = 0; i < j->length; i++) {                                                                      \
+            total = log_add(total, (double)x[i * j->step]);                                                            \
+            y[i * j->step] = (T)total;                                                                                 \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void log_sum_grad_##T(const lanes *j, int64_t at) {                                                         \
+        const T *dy = (const T *)j->a + at, *x = (const T *)j->b + at, *y = (const T *)j->c + at;                      \
+        T *dx = (T *)j->out + at;                                                                                      \
+        double total = 0, later = 0;                                                                                   \
+        for (int64_t i = j->length - 1; i >= 0; i--) {                                                                 \
+            const double now = (double)y[i * j->step], size = (double)x[i * j->step];                                  \
+            total = (double)dy[i * j->step] + (total == 0 || isinf(now) ? 0 : total * exp(now - later));               \
+            dx[i * j->step] = size == -INFINITY ? 0 : (T)(total * exp(size - now));                                    \
+            later = now;                                                                                               \
+        }                                                                                                              \
+    }
+LOG_SUM(float)
+LOG_SUM(double)
+
+#define EXTREME(name, T, better)                                                                                       \
+    static void name##_##T(const lanes *j, int64_t at) {                                                               \
+        const T *x = (const T *)j->a + at;                                                                             \
+        int64_t *best = (int64_t *)j->out + at, found = 0;                                                             \
+        for (int64_t i = 0; i < j->length; i++) {                                                                      \
+            const T a = x[i * j->step], b = x[found * j->step];                                                        \
+            if (a != a || (b == b && a better b)) found = i;                                                           \
+            best[i * j->step] = found;                                                                                 \
+        }                                                                                                              \
+    }
+EXTREME(largest, float, >=)
+EXTREME(largest, double, >=)
+EXTREME(largest, int64_t, >=)
+EXTREME(smallest, float, <=)
+EXTREME(smallest, double, <=)
+EXTREME(smallest, int64_t, <=)
+
+/* --- the kernel --------------------------------------------------------------------------------------------------- */
+
+static void run_lanes(void *arg, int64_t begin, int64_t end) {
+    const lanes *j = arg;
+    for (int64_t lane = begin; lane < end; lane++) j->fn(j, lane / j->step * j->length * j->step + lane % j->step);
+}
+
+static status run_along(const call *k, lane_fn *fn) {
+    const shape *s = &k->in[0].shape;
+    int axis = (int)node_int(k->node, "axis");
+    lanes j = {.a = k->in[0].data, .out = k->out[0].data, .fn = fn};
+
+    if (axis < 0) axis += s->rank;
+    if (k->n_in == 3) j.b = k->in[1].data, j.c = k->in[2].data;
+    j.length = s->rank ? s->dim[axis] : 1;
+    j.step = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
+    if (shape_count(s) == 0) return OK;
+    parallel_for(shape_count(s) / j.length, parallel_rows(j.length), run_lanes, &j);
+    return OK;
+}
+
+#define KERNEL(name, f32, f64, i64)                                                                                    \
+    static status name(ctx *c, const call *k) {                                                                        \
+        (void)c;                                                                                                       \
+        return run_along(k, k->in[0].type == F32 ? f32 : k->in[0].type == F64 ? f64 : i64);                            \
+    }
+KERNEL(cum_prod_cpu, product_float, product_double, product_int64_t)
+KERNEL(cum_prod_grad_cpu, product_grad_float, product_grad_double, NULL)
+KERNEL(log_cum_sum_exp_cpu, log_sum_float, log_sum_double, NULL)
+KERNEL(log_cum_sum_exp_grad_cpu, log_sum_grad_float, log_sum_grad_double, NULL)
+KERNEL(cum_arg_max_cpu, largest_float, largest_double, largest_int64_t)
+KERNEL(cum_arg_min_cpu, smallest_float, smallest_double, smallest_int64_t)
+
+/* --- rules -------------------------------------------------------------------------------------------------------- */
+
+/* Narrow types: as float32 or int64. */
+static status widened(graph *g, const node *n, bool back, value **out) {
+    value *x;
+    dtype type;
+
+    TRY(require(g, n, 0));
+    type = n->in[0]->type;
+    if (type == F32 || type == F64 || type == I64) return OK;
+    TRY(emit_cast(g, n->in[0], dtype_is_float(type) ? F32 : I64, &x));
+    TRY(emit_with(g, out, n->op->name, NODE_ATTRS(INT("axis", node_int(n, "axis"))), x));
+    return back && dtype_is_float(type) ? emit_cast(g, out[0], type, out) : OK;
+}
+
+static status lower_values(graph *g, const node *n, value **out) { return widened(g, n, true, out); }
+static status lower_indices(graph *g, const node *n, value **out) { return widened(g, n, false, out); }
+
+static status infer_along(graph *g, node *n, dtype type) {
+    int axis;
+    TRY(require(g, n, 0));
+    TRY(shape_axis(g->c, node_int(n, "axis"), n->in[0]->shape.rank, &axis));
+    return set_out(g, n, 0, type, &n->in[0]->shape);
+}
+
+static status infer_values(graph *g, node *n) {
+    TRY(require(g, n, 0));
+    return infer_along(g, n, n->in[0]->type);
+}
+static status infer_indices(graph *g, node *n) { return infer_along(g, n, I64); }
+
+static status grad_by(graph *g, const node *n, const char *op, value *dy, value **dx) {
+    return emit_with(g, dx, op, NODE_ATTRS(INT("axis", node_int(n, "axis"))), dy, n->in[0], n->out[0]);
+}
+
+static status grad_cum_prod(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, "CumProdGrad", dy[0], &dx[0]);
+}
+
+static status grad_log_cum_sum_exp(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return grad_by(g, n, "LogCumSumExpGrad", dy[0], &dx[0]);
+}
+
+static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
+
+#define ALONG(name_, operands_, types_, flags_, infer_)                                                                \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = 1,           \
+    .dtypes = types_, .flags = flags_, .attrs = axis_attrs, .infer = infer_
+
+/* clang-format off */
+const op_def scan_ops[] = {
+    {ALONG("CumProd", 1, ANY_TYPE, IN_MODELS, infer_values), .lower = lower_values, .grad = grad_cum_prod,
+     .cpu = cum_prod_cpu},
+    {ALONG("LogCumSumExp", 1, FLOATS, IN_MODELS, infer_values), .lower = lower_values, .grad = grad_log_cum_sum_exp,
+     .cpu = log_cum_sum_exp_cpu},
+    {ALONG("CumArgMax", 1, ANY_TYPE, NO_GRAD | IN_MODELS, infer_indices), .lower = lower_indices,
+     .cpu = cum_arg_max_cpu},
+    {ALONG("CumArgMin", 1, ANY_TYPE, NO_GRAD | IN_MODELS, infer_indices), .lower = lower_indices,
+     .cpu = cum_arg_min_cpu},
+
+    {ALONG("CumProdGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = cum_prod_grad_cpu},
+    {ALONG("LogCumSumExpGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = log_cum_sum_exp_grad_cpu},
+    {0},
+};
+/* clang-format on */

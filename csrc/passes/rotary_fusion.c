@@ -1,0 +1,49 @@
+/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, with x1 and x2 the halves of x's last axis  ->  Rotary */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+enum { X, COS, SIN };
+
+/* The last axis of one half, the others whole. */
+static bool is_half(const node *n, bool second) {
+    const shape *s = &n->in[0]->shape;
+    const int64_t *starts, *counts, *steps;
+    const int last = s->rank - 1;
+
+    if (node_ints(n, "starts", &starts) != s->rank || node_ints(n, "counts", &counts) != s->rank) return false;
+    if (node_ints(n, "steps", &steps) != s->rank || last < 0 || s->dim[last] % 2) return false;
+    for (int i = 0; i < last; i++)
+        if (starts[i] != 0 || counts[i] != s->dim[i] || steps[i] != 1) return false;
+    return starts[last] == (second ? s->dim[last] / 2 : 0) && counts[last] == s->dim[last] / 2 && steps[last] == 1;
+}
+
+static bool is_first(const node *n) { return is_half(n, false); }
+static bool is_second(const node *n) { return is_half(n, true); }
+
+static bool along_last_axis(const node *n) {
+    int64_t axis = node_int(n, "axis");
+    return axis == -1 || axis == n->out[0]->shape.rank - 1;
+}
+
+#define FIRST OP_WHERE(is_first, "StridedSlice", VAR(X))
+#define SECOND OP_WHERE(is_second, "StridedSlice", VAR(X))
+#define TURNED OP_WHERE(along_last_axis, "Concat", OP("Neg", SECOND), FIRST)
+
+static status to_rotary(graph *g, value *const v[], const node *root, value **out) {
+    shape all;
+
+    if (v[COS]->needs_grad || v[SIN]->needs_grad) return OK;
+    TRY(shape_broadcast(g->c, &v[COS]->shape, &v[SIN]->shape, &all));
+    TRY(shape_broadcast(g->c, &all, &v[X]->shape, &all));
+    if (!shape_equal(&all, &v[X]->shape) || v[COS]->type != v[X]->type || v[SIN]->type != v[X]->type) return OK;
+    (void)root;
+    return emit(g, out, "Rotary", v[X], v[COS], v[SIN]);
+}
+
+static const rule rules[] = {
+    {OP("Add", OP("Mul", TURNED, VAR(SIN)), OP("Mul", VAR(X), VAR(COS))), to_rotary},
+    {0},
+};
+
+const pass_def rotary_fusion = {.name = "rotary_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};

@@ -1,0 +1,46 @@
+"""Calls of torch that the tracer cannot record as they are, or that must not be made on parts of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ortmodule.reads import NotTraceable
+
+#: Functions that take a number to fill with, and its place. A bool there has no place in a TorchScript graph.
+_FILLS = {
+    torch.full: (1, "fill_value"), torch.full_like: (1, "fill_value"), torch.fill: (1, "value"),
+    torch.masked_fill: (2, "value"), torch.eq: (1, "other"), torch.ne: (1, "other"),
+    torch.Tensor.fill_: (1, "value"), torch.Tensor.new_full: (2, "fill_value"), torch.Tensor.masked_fill: (2, "value"),
+    torch.Tensor.masked_fill_: (2, "value"), torch.Tensor.eq: (1, "other"), torch.Tensor.ne: (1, "other"),
+    torch.Tensor.__eq__: (1, "other"), torch.Tensor.__ne__: (1, "other"),
+}  # fmt: skip
+_CHOICES = (torch.where, torch.Tensor.where)
+
+#: They trust the indices that they are given, which need not fit a part of a tensor: PyTorch writes where it must not.
+_UNCHECKED = frozenset({torch.lu_unpack, torch.lu_solve, torch.linalg.lu_solve, torch.linalg.ldl_solve, torch.ormqr})
+
+
+def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments to call ``function`` with. Raises NotTraceable for one that cannot be called in a trace."""
+    if function in _UNCHECKED:
+        raise NotTraceable(f"{function.__name__} does not check its indices")
+    place = _FILLS.get(function)
+    if place is not None:
+        return _filled(function, args, kwargs, *place)
+    if function in _CHOICES:
+        args = tuple(torch.tensor(a) if isinstance(a, bool) else a for a in args)
+        kwargs = {k: torch.tensor(v) if isinstance(v, bool) else v for k, v in kwargs.items()}
+    return args, kwargs
+
+
+def _filled(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> tuple[tuple, dict[str, Any]]:
+    value = args[i] if i < len(args) else kwargs.get(name)
+    if not isinstance(value, bool):
+        return args, kwargs
+    if function is torch.full and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": torch.bool}
+    if i < len(args):
+        return (*args[:i], int(value), *args[i + 1 :]), kwargs
+    return args, {**kwargs, name: int(value)}

@@ -1,0 +1,12 @@
+"""Stands for ONNX Runtime where it is not installed: only `onnxruntime.training` is here, and it is ortmodule."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("ortmodule")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0.0.0"
+
+
+def __getattr__(name):
+    raise AttributeError(f"onnxruntime.{name} is not here: this is ortmodule's stand-in, install onnxruntime for it")

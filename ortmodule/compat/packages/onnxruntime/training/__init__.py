@@ -1,0 +1,1 @@
+"""`onnxruntime.training`, which is ortmodule."""

@@ -1,0 +1,5 @@
+"""`onnxruntime.training.optim`, which is `ortmodule.optim`."""
+
+from ortmodule.optim import AdamWMode, FusedAdam
+
+__all__ = ["AdamWMode", "FusedAdam"]

@@ -1,0 +1,93 @@
+"""Operands of a trace in the types that PyTorch computes with.
+
+PyTorch decides the type of a result by categories: an integer tensor and a Python float make a float of the default
+type, a float64 tensor of rank 0 does not widen a float32 vector. ONNX has no such rules, and the exporter guesses them.
+The trace knows the types that came out, so here every operand gets an explicit cast to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Operands have the type of the result.
+_ARITHMETIC = frozenset(
+    f"aten::{name}"
+    for name in (  # noqa: SIM905
+        "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power maximum minimum fmax fmin where "
+        "atan2 hypot logaddexp copysign xlogy lerp addcmul addcdiv cat concat concatenate stack hstack vstack clamp "
+        "clamp_min clamp_max exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan sinh cosh tanh asin "
+        "acos atan asinh acosh atanh sigmoid erf erfc lgamma digamma softmax log_softmax mean"
+    ).split()
+)
+# They have the type that they would have in a sum.
+_COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def promote(graph: torch._C.Graph) -> None:
+    """Puts casts before operands of another type than PyTorch computes with."""
+    for node in list(graph.nodes()):
+        kind = node.kind()
+        if kind == "aten::full":
+            _say_type(graph, node, 2)
+            continue
+        if kind in _ARITHMETIC:
+            wanted = _dtype(node.output()) if node.outputsSize() == 1 else None
+        elif kind in _COMPARISONS:
+            wanted = _compared_as(node)
+        else:
+            continue
+        if wanted is not None:
+            _cast_operands(graph, node, wanted)
+
+
+def _say_type(graph: torch._C.Graph, node: torch._C.Node, i: int) -> None:
+    """The argument `dtype`, where it is left to PyTorch."""
+    if list(node.inputs())[i].node().mustBeNone() and _dtype(node.output()) is not None:
+        with graph.insert_point_guard(node):
+            node.replaceInput(i, graph.insertConstant(_dtype(node.output())))
+
+
+def _dtype(value: torch._C.Value) -> torch.dtype | None:
+    kind = value.type()
+    return kind.dtype() if isinstance(kind, torch._C.TensorType) else None
+
+
+def _operands(node: torch._C.Node) -> Iterator[tuple[torch._C.Node, int, torch._C.Value]]:
+    """Tensors among the inputs, those in lists too, with who uses them; not the condition of a choice."""
+    for i, value in enumerate(node.inputs()):
+        if value.node().kind() == "prim::ListConstruct":
+            yield from ((value.node(), k, item) for k, item in enumerate(value.node().inputs()))
+        elif not (i == 0 and node.kind() == "aten::where"):
+            yield node, i, value
+
+
+def _compared_as(node: torch._C.Node) -> torch.dtype | None:
+    a, b = list(node.inputs())[:2]
+    examples = [_example(a), _example(b)]
+    if None in (_dtype(a), _dtype(b)) or _dtype(a) == _dtype(b) or any(e is None for e in examples):
+        return None
+    return torch.result_type(*examples)
+
+
+def _example(value: torch._C.Value) -> torch.Tensor | float | None:
+    """Something that promotes as `value` does."""
+    dtype, rank = _dtype(value), value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
+    if dtype is None or rank is None:
+        return None
+    if value.node().kind() == "prim::Constant" and rank == 0:
+        return value.toIValue().item()  # a Python number: an operand that is a tensor is never a constant here
+    return torch.empty([1] * rank, dtype=dtype)
+
+
+def _cast_operands(graph: torch._C.Graph, node: torch._C.Node, wanted: torch.dtype) -> None:
+    for user, i, value in _operands(node):
+        # Constants of rank 0 are Python numbers: the exporter gives them the type of the other operand.
+        if _dtype(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
+            continue
+        with graph.insert_point_guard(user):
+            arguments = [graph.insertConstant(constant) for constant in (wanted, False, False, None)]
+            cast = graph.insertNode(graph.create("aten::to", [value, *arguments], 1))
+        cast.output().setType(value.type().with_dtype(wanted))
+        user.replaceInput(i, cast.output())

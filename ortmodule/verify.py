@@ -1,0 +1,238 @@
+"""``ORTMODULE_VERIFY``: PyTorch runs beside the engine, and what differs is traced to one operator.
+
+The engine runs as always. The same call then runs in PyTorch, on the inputs, buffers and random numbers that the engine
+had: every random ATen call gets what the engine drew for the node that stands for it. Outputs and buffers are compared
+at once, gradients when the user's backward has computed them. The module, its generators and hooks on parameters see
+nothing of it.
+
+If something differs, the operator is looked for (:mod:`ortmodule.blame`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ortmodule import blame, io, observe
+from ortmodule.blame import apart
+from ortmodule.draws import Draw, Draws, Incomparable, Redraw
+from ortmodule.export import INPUT, STATE
+from ortmodule.fallback import only_pytorch
+from ortmodule.function import Graph, draw_seed
+from ortmodule.logger import LOGGER, Log
+from ortmodule.state import Tree
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+class Before:
+    """What a call began with: copies of everything that forward may change, and the state of torch's generator."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
+        self.versions = [t._version for t in inputs]
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+        self.state = {slot.name: slot.get().detach().clone() for slot in tree.others}
+        self.generator = torch.get_rng_state()
+
+    def seed(self) -> int:
+        """The seed that the engine drew."""
+        now = torch.get_rng_state()
+        torch.set_rng_state(self.generator)
+        try:
+            return draw_seed()
+        finally:
+            torch.set_rng_state(now)
+
+    def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
+        """The graph's inputs by name."""
+        return {name: self._feed(name, tree).detach().contiguous() for name in names}
+
+    def _feed(self, name: str, tree: Tree) -> torch.Tensor:
+        if name.startswith(INPUT):
+            return self.inputs[int(name.removeprefix(INPUT))]
+        name = name.removeprefix(STATE)
+        return self.state[name] if name in self.state else tree.slots[name].get()
+
+
+@dataclass
+class Eager:
+    """The same call in PyTorch."""
+
+    results: list[torch.Tensor]
+    leaves: list[torch.Tensor | None]  # what stands for the graph's inputs that need a gradient, in their order
+    state: dict[str, torch.Tensor]  # buffers and plain tensors afterwards
+    inputs: list[torch.Tensor]
+
+
+def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before, forward: Callable,
+              draws: Sequence[Draw]) -> Eager:  # fmt: skip
+    """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does."""
+    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in before.inputs]
+    # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
+    given = [t.view_as(t) if t.requires_grad else t for t in inputs]
+    with tree.isolated() as copies, _aliases(tree) as aliases:
+        with torch.no_grad():
+            for name, copy in copies.items():
+                then = before.state.get(name)
+                if then is not None and copy.shape == then.shape:
+                    copy.copy_(then)
+        args, kwargs = arguments.rebuild(given)
+        with only_pytorch(), Redraw(draws):
+            results = tensors_of(graph, forward(*args, **kwargs))
+        state = {slot.name: slot.holder.get(slot.key) for slot in tree.others}
+        feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
+    leaves = [feeds[i] for i in graph.leaves]
+    return Eager(results, leaves, {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}, given)
+
+
+def tensors_of(graph: Graph, result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, and of what forward sets on the module, in the order of the graph's sources."""
+    return io.flatten((result, [slot.get() for slot in graph.capture.trace.sets]), results=True)[0]
+
+
+@contextmanager
+def _aliases(tree: Tree) -> Iterator[dict[int, torch.Tensor]]:
+    """Inside `isolated`: other tensors over the parameters' memory, so that hooks on parameters are not called."""
+    aliases: dict[int, torch.Tensor] = {}
+    for module in tree.modules.values():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                alias = aliases.get(id(parameter))
+                if alias is None:
+                    alias = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+                    aliases[id(parameter)] = aliases[id(alias)] = alias
+                module._parameters[key] = alias
+    yield aliases
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that differs. ``operator``: type and name of the first node that computes something else, or why it
+    is not known."""
+
+    what: str
+    operator: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.operator}"
+
+
+class Verifier:
+    """Compares every ``every``-th call of one module."""
+
+    def __init__(self, every: int, forward: Callable, log: Log) -> None:
+        self.every, self.forward, self.log = every, forward, log
+        self.calls = self.compared = self.gradients = 0
+        self.findings: list[Finding] = []
+        self._draws: weakref.WeakKeyDictionary[Graph, Draws] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def before_forward(self, graph: Graph, call: Any) -> Callable | None:
+        """What to do with the result, if it is this call's turn."""
+        with self._lock:
+            self.calls += 1
+            if self.calls % self.every:
+                return None
+        before = Before(call.inputs, call.tree)
+
+        def after_forward(result: Any) -> None:
+            generator = torch.get_rng_state()
+            try:
+                self._compare(graph, call, before, result)
+            except Incomparable as error:
+                self.log.warn_once(f"ORTMODULE_VERIFY cannot compare it: {error}")
+            finally:
+                torch.set_rng_state(generator)
+
+        return after_forward
+
+    def _compare(self, graph: Graph, call: Any, before: Before, result: Any) -> None:
+        tree, model, seed = call.tree, graph.capture.model, before.seed()
+        if graph not in self._draws:
+            self._draws[graph] = Draws(model)
+        feeds = before.feeds(graph.session.inputs, tree)
+        draws = self._draws[graph].of(feeds, seed)
+        try:
+            eager = run_eager(graph, tree, call.arguments, before, self.forward, draws)
+        except Incomparable:
+            raise
+        except Exception as error:
+            self._report(f"PyTorch raises {type(error).__name__} ({error})", "the engine does not")
+            return
+        self.compared += 1
+        found = tensors_of(graph, result)
+        case = blame.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, draws)
+        differs = self._outputs(call, found, eager, before, case.tolerance)
+        if differs:
+            self._report(differs, blame.forward(case))
+            return
+        for node in observe.bridges(found):
+            node.register_hook(lambda got, given: self._backward(graph, eager, case, got, given))
+
+    def _outputs(self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float) -> str:
+        """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor."""
+        if len(found) != len(eager.results):
+            return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
+        for i, (ours, theirs) in enumerate(zip(found, eager.results, strict=True)):
+            if text := apart(ours, theirs, least=least):
+                return f"tensor {i} of the result {text}"
+            if ours.requires_grad != theirs.requires_grad:
+                return f"tensor {i} of the result needs {'a' if ours.requires_grad else 'no'} gradient"
+        for name, theirs in eager.state.items():
+            if text := apart(call.tree.slots[name].get(), theirs, least=least):
+                return f"the buffer {name} {text}"
+        for i, (tensor, version) in enumerate(zip(call.inputs, before.versions, strict=True)):
+            if text := tensor._version != version and apart(tensor, eager.inputs[i], least=least):
+                return f"input {i}, which forward changes, {text}"
+        return ""
+
+    def _backward(self, graph: Graph, eager: Eager, case: blame.Case, got: Sequence, given: Sequence) -> None:
+        """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
+        sources = [source for source in graph.capture.trace.sources if source.kind != "number"]
+        outputs = {s.key: t for s, t in zip(sources, eager.results, strict=True) if s.kind == "graph"}
+        used = [(outputs[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]
+        leaves = [leaf for leaf in eager.leaves if leaf is not None]
+        if not used or not leaves:
+            return
+        try:
+            expected = torch.autograd.grad(
+                [u[0] for u in used], leaves, [u[1] for u in used], retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            self.log.warn_once(f"ORTMODULE_VERIFY cannot compare gradients: {error}")
+            return
+        self.gradients += 1
+        known = iter(expected)
+        expected = [None if leaf is None else next(known) for leaf in eager.leaves]
+        scale = blame.share(expected)
+        for i, leaf, ours, theirs in zip(graph.leaves, eager.leaves, got, expected, strict=True):
+            if leaf is None:
+                continue
+            name = graph.session.inputs[i]
+            if ours is None or theirs is None:
+                # A gradient that nobody asked for is not computed; one of zeros is none.
+                other = ours if theirs is None else theirs
+                text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
+            else:
+                text = apart(ours, theirs, scale, case.tolerance)
+            if text:
+                self._report(
+                    f"the gradient of {name.partition('/')[2]} {text}",
+                    blame.backward(case, {f: g for _, g, f in used}),
+                )
+                return
+
+    def _report(self, what: str, operator: str) -> None:
+        finding = Finding(what, operator)
+        self.findings.append(finding)
+        LOGGER.error("%s: ORTMODULE_VERIFY: %s", self.log.name, finding)
+        self.log.warn_once(f"the engine computes something else than PyTorch: {finding}")

@@ -1,0 +1,1 @@
+"""Every differentiable operator of PyTorch as a module of its own, through ORTModule."""

@@ -1,0 +1,231 @@
+"""One operator of torch's own list, on its sample inputs, through the engine and in PyTorch.
+
+The list is `torch.testing._internal.common_methods_invocations.op_db`: every entry that has gradients on the CPU. A
+sample becomes a module whose inputs are the sample's tensors; all else is written into it. Values, types, which results
+carry a gradient, and the gradients have to be PyTorch's, whoever ran it. Where PyTorch itself draws random numbers only
+types, shapes and finiteness are compared.
+"""
+
+import re
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ortmodule import DebugOptions, LogLevel, ORTModule, explain
+
+#: |found - expected| <= relative * |expected| + share * the largest of the tensor
+TOLERANCE = {torch.float32: (2e-4, 2e-5), torch.float64: (1e-9, 1e-10), torch.bfloat16: (4e-2, 2e-2)}
+TOLERANCE[torch.float16] = (5e-3, 3e-3)
+#: Times the tolerance. The gradient of a row of one element is zero, and rounding 1 / sqrt(eps) times as large as
+#: elsewhere; PyTorch's own gradient of logcumsumexp takes logarithms of gradients.
+COARSE = {"nn.functional.layer_norm": 10, "logcumsumexp": 20}
+FEW = 6  # samples of an entry in a short run
+
+NATIVE, MIXED, FALLBACK, WRONG = "native", "mixed", "fallback", "wrong"
+
+
+def name_of(entry):
+    return entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
+
+
+def supports(entry, dtype):
+    """Sparse tensors are not for the engine."""
+    if entry.name.startswith("sparse."):
+        return False
+    return entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+
+
+ENTRIES = {name_of(entry): entry for entry in op_db if supports(entry, torch.float32)}
+
+
+@dataclass
+class Outcome:
+    """What became of an entry: how many samples the engine ran, why PyTorch ran the others, what went wrong."""
+
+    name: str
+    samples: int = 0
+    native: int = 0
+    reasons: Counter = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def state(self):
+        if self.wrong:
+            return WRONG
+        if self.native == self.samples:
+            return NATIVE
+        return MIXED if self.native else FALLBACK
+
+
+class OneOperator(nn.Module):
+    """An operator on a sample: forward takes the sample's tensors."""
+
+    def __init__(self, entry, sample):
+        super().__init__()
+        leaves, self.spec = tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))
+        self.operator, self.process = entry.op, sample.output_process_fn_grad
+        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.tensors = [leaves[i] for i in self.places]
+
+    def forward(self, *tensors):
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        first, args, kwargs = tree_unflatten(leaves, self.spec)
+        return self.process(self.operator(first, *args, **kwargs))
+
+
+def run(module, tensors, seed=0):
+    """Results, which of them carry a gradient, and the gradients of the inputs that want one."""
+    tensors = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    torch.manual_seed(seed)
+    results = [r for r in tree_flatten(module(*tensors))[0] if isinstance(r, torch.Tensor)]
+    followed = [r for r in results if r.requires_grad]
+    grads = []
+    if followed:
+        generator = torch.Generator().manual_seed(3)
+        weights = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.dtype) for r in followed]
+        wanted = [t for t in tensors if t.requires_grad]
+        grads = torch.autograd.grad(followed, wanted, weights, allow_unused=True)
+        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, grads, strict=True)]
+    return [r.detach() for r in results], [r.requires_grad for r in results], [g.detach() for g in grads]
+
+
+def apart(found, expected, exactly=True, times=1):
+    """In which way two tensors are not the same, at `times` the tolerance, or an empty string."""
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (found, expected)]
+        return "{}, not {}".format(*kinds)
+    if not exactly:
+        return "" if found.isfinite().all() or not expected.isfinite().all() else "not finite"
+    if not found.is_floating_point() and not found.is_complex():
+        return "" if torch.equal(found, expected) else f"{_short(found)}, not {_short(expected)}"
+    relative, share = TOLERANCE[found.real.dtype]
+    wide = torch.complex128 if found.is_complex() else torch.float64
+    found, expected = found.to(wide), expected.to(wide)
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(expected.isnan(), found.isnan()):
+        return f"not finite in the same places: {_short(found)}, not {_short(expected)}"
+    if not torch.equal(found[~finite & ~expected.isnan()], expected[~finite & ~expected.isnan()]):
+        return "other infinities"
+    found, expected = found[finite], expected[finite]
+    if not found.numel():
+        return ""
+    off = (found - expected).abs()
+    bound = times * (relative * expected.abs() + share * max(1.0, expected.abs().max().item()))
+    return "" if (off <= bound).all() else f"off by {off.max():.3g} of {expected.abs().max():.3g}"
+
+
+def _short(tensor):
+    return str(tensor.reshape(-1)[:8].tolist())
+
+
+def difference(found, expected, exactly=True, times=1):
+    (results, follow, grads), (expected_results, expected_follow, expected_grads) = found, expected
+    if len(results) != len(expected_results):
+        return f"{len(results)} results, not {len(expected_results)}"
+    if follow != expected_follow:
+        return f"gradients flow through {follow}, not {expected_follow}"
+    for what, ours, theirs in (("result", results, expected_results), ("gradient", grads, expected_grads)):
+        for i, pair in enumerate(zip(ours, theirs, strict=True)):
+            if text := apart(*pair, exactly, times):
+                return f"{what} {i} {text}"
+    return ""
+
+
+class _Draws(TorchDispatchMode):
+    """Sees whether random numbers are drawn."""
+
+    found = False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found |= torch.Tag.nondeterministic_seeded in function.tags
+        return function(*args, **(kwargs or {}))
+
+
+def is_random(module, tensors):
+    with _Draws() as draws:
+        module(*(t.detach() for t in tensors))
+    return draws.found
+
+
+def is_exact(module, found):
+    """Is this what PyTorch computes in float64? Its float32 may be the less accurate."""
+    try:
+        wide = run(module, [t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t
+                            for t in module.tensors])  # fmt: skip
+    except Exception:
+        return False
+    narrow = [t.float() if t.dtype == torch.float64 else t for t in wide[0]]
+    return not difference(found, (narrow, wide[1], [t.float() for t in wide[2]]))
+
+
+def probe(name, dtype=torch.float32, most=None):
+    """Runs entry ``name`` on its samples of ``dtype``, or on ``most`` of them, evenly spread."""
+    entry, outcome = ENTRIES[name], Outcome(name)
+    torch.manual_seed(0)
+    samples = [s for s in entry.sample_inputs("cpu", dtype, requires_grad=True) if not is_empty(s)]
+    if most is not None and len(samples) > most > 1:
+        samples = [samples[i * (len(samples) - 1) // (most - 1)] for i in range(most)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in samples:
+            reason = _probe_sample(entry, sample, outcome)
+            if reason == "forward computes nothing":
+                continue
+            outcome.samples += 1
+            if reason:
+                outcome.reasons[reason] += 1
+            else:
+                outcome.native += 1
+    return outcome
+
+
+def is_empty(sample):
+    """The engine leaves calls with an empty input to PyTorch."""
+    return any(isinstance(t, torch.Tensor) and t.numel() == 0 for t in tree_flatten((sample.input, sample.args))[0])
+
+
+def _probe_sample(entry, sample, outcome):
+    """Why PyTorch ran the sample, or None. A difference goes into ``outcome.wrong``."""
+    module = OneOperator(entry, sample)
+    try:
+        expected = run(module, module.tensors)
+    except Exception as error:
+        return f"PyTorch: {_line(error)}"
+    ours = ORTModule(module, DebugOptions(log_level=LogLevel.ERROR))
+    try:
+        found = run(ours, module.tensors)
+        times = COARSE.get(name_of(entry), 1)
+        text = difference(found, expected, times=times)
+        if text and is_random(module, module.tensors):
+            text = difference(found, expected, exactly=False)
+        elif text and is_exact(module, found):
+            text = ""
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{_line(error)} ({place.filename.rpartition('/')[2]}:{place.lineno})"
+    report = explain(ours)
+    if text:
+        outcome.wrong.append(f"{sample.summary() if hasattr(sample, 'summary') else ''}: {text}"[:400])
+    return None if report.captured else general(report.fallback)
+
+
+def general(reason):
+    """A reason without what is true for one sample only."""
+    reason = re.sub(r"\S*/(\w+\.py):\d+", r"\1", reason or "not called")
+    reason = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "n", reason)
+    reason = re.sub(r"\[(n, )*n?\]", "[n]", reason)
+    return reason.partition("\n")[0][:160]
+
+
+def _line(error):
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

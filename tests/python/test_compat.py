@@ -1,0 +1,168 @@
+"""Scripts that import ONNX Runtime's names run, once that is asked for, beside an installed onnxruntime or without."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortmodule import compat
+from ortmodule.compat.__main__ import main
+
+PACKAGE = Path(compat.__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder that stands for site-packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+HIDE = """
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "onnxruntime" else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+
+
+def python(site, *arguments, path=(), hide=False):
+    """Runs Python as if `site` were its site-packages. `path`: other folders with packages; `hide`: an onnxruntime that
+    is installed is not seen."""
+    start = f"import site, sys, runpy\nsite.addsitedir({str(site)!r})\n" + (HIDE if hide else "")
+    if arguments[0] == "-m":
+        start += f"runpy.run_module({arguments[1]!r}, run_name='__main__')"
+    else:
+        start += arguments[1]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *map(str, path)])}
+    run = subprocess.run([sys.executable, "-c", start], env=env, cwd=site, capture_output=True, text=True)
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.fixture
+def official(tmp_path):
+    """An installed onnxruntime for inference."""
+    package = tmp_path / "official" / "onnxruntime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("InferenceSession, __version__ = 'theirs', '1.30.0'\n")
+    return package.parent
+
+
+SCRIPT = """if True:
+    import torch
+    from onnxruntime.training.ortmodule import ORTModule, DebugOptions, LogLevel
+    from onnxruntime.training import ortmodule
+    from onnxruntime.training.optim import FusedAdam
+    model = ORTModule(torch.nn.Linear(3, 2), DebugOptions(log_level=LogLevel.ERROR))
+    optimizer = FusedAdam(model.parameters(), lr=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    print(model._ortmodule.exports, ORTModule.__module__)
+"""
+
+
+def test_names_are_not_there_unless_asked_for(site):
+    code, _, error = python(site, "-c", "import torch_ort")
+    assert code and "No module named 'torch_ort'" in error
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_script_of_the_original_runs(hide, site):
+    assert main(["enable", "--folder", str(site)]) == 0
+    code, out, error = python(site, "-c", SCRIPT, hide=hide)
+    assert (code, out) == (0, "1 ortmodule.module\n"), error
+
+
+def test_beside_an_installed_onnxruntime(site, official):
+    compat.enable(site)
+    text = "import onnxruntime; from onnxruntime.training.ortmodule import ORTModule; "
+    text += "print(onnxruntime.InferenceSession, onnxruntime.__file__, ORTModule.__module__)"
+    code, out, error = python(site, "-c", text, path=[official])
+    assert code == 0, error
+    assert out.split() == ["theirs", str(official / "onnxruntime" / "__init__.py"), "ortmodule.module"]
+    assert sorted(path.name for path in (official / "onnxruntime").iterdir() if path.name != "__pycache__") == [
+        "__init__.py"
+    ]
+
+
+def test_without_an_installed_onnxruntime(site):
+    compat.enable(site)
+    code, _, error = python(site, "-c", "import onnxruntime; onnxruntime.InferenceSession", hide=True)
+    assert code and "install onnxruntime for it" in error
+
+
+def test_torch_ort(site):
+    compat.enable(site)
+    text = "import torch, torch_ort; torch_ort.set_seed(5); a = torch.rand(1); torch_ort.set_seed(5); "
+    text += "print(torch.equal(a, torch.rand(1)), torch_ort.ORTModule.__module__, torch_ort.LogLevel.INFO.name)"
+    assert python(site, "-c", text)[:2] == (0, "True ortmodule.module INFO\n")
+
+
+@pytest.mark.parametrize(
+    "module", ["onnxruntime.training.ortmodule.torch_cpp_extensions.install", "torch_ort.configure"]
+)
+def test_there_is_nothing_to_install(module, site):
+    compat.enable(site)
+    code, out, error = python(site, "-m", module)
+    assert code == 0, error
+    assert "nothing to do" in out
+
+
+def test_custom_autograd_switch(site):
+    compat.enable(site)
+    text = "from onnxruntime.training.ortmodule._custom_autograd_function import enable_custom_autograd_support as e; "
+    text += "from ortmodule.options import Options; before = Options.read()['ENABLE_CUSTOM_AUTOGRAD']; e(False); "
+    text += "print(before, Options.read()['ENABLE_CUSTOM_AUTOGRAD'])"
+    assert python(site, "-c", text)[:2] == (0, "True False\n")
+
+
+def test_starting_python_stays_cheap(site):
+    """The finder imports nothing of ours before it is asked."""
+    compat.enable(site)
+    assert python(site, "-c", "print('torch' in sys.modules, 'ortmodule' in sys.modules)")[1] == "False False\n"
+
+
+def test_after_ortmodule_is_gone(site):
+    compat.enable(site)
+    env = {**os.environ, "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+    start = f"import site; site.addsitedir({str(site)!r}); import importlib.util as u; print(u.find_spec('torch_ort'))"
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", start], env=env, cwd=site, capture_output=True, text=True)
+    assert run.stdout == "None\n", run.stderr
+
+
+def test_enable_disable_status(site, capsys):
+    assert main(["status", "--folder", str(site)]) == 0 and capsys.readouterr().out.startswith("disabled")
+    for _ in range(2):
+        assert main(["enable", "--folder", str(site)]) == 0 and capsys.readouterr().out.startswith("enabled")
+    assert sorted(path.name for path in site.iterdir()) == sorted(compat.FILES)
+    for _ in range(2):
+        assert main(["disable", "--folder", str(site)]) == 0 and capsys.readouterr().out.startswith("disabled")
+    assert not list(site.iterdir())
+    assert python(site, "-c", "import torch_ort")[0] != 0
+
+
+@pytest.mark.parametrize("name", compat.FILES)
+@pytest.mark.parametrize("action", ["enable", "disable"])
+def test_a_file_that_is_not_ours_stays(name, action, site, capsys):
+    (site / name).write_text("theirs\n")
+    assert main([action, "--folder", str(site)]) == 1
+    assert str(site / name) in capsys.readouterr().err
+    assert [path.read_text() for path in site.iterdir()] == ["theirs\n"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    assert main(["enable", "--folder", str(tmp_path / "none")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_beside_a_training_build(site, official, monkeypatch, capsys):
+    (official / "onnxruntime" / "training").mkdir()
+    monkeypatch.syspath_prepend(str(official))
+    assert main(["enable", "--folder", str(site)]) == 1
+    assert "training package of its own" in capsys.readouterr().err
+    assert not list(site.iterdir())

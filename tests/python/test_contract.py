@@ -1,0 +1,562 @@
+"""The module contract: a wrapped module does what PyTorch's does with arguments, results, gradients and memory."""
+
+import copy
+import dataclasses
+import functools
+import warnings
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import ModelOutput
+
+from ortmodule import ORTModule, explain
+
+Point = namedtuple("Point", "a b")
+
+
+@dataclasses.dataclass
+class Batch:
+    a: torch.Tensor
+    b: object = None
+    scale: float = 2.0
+
+
+@dataclasses.dataclass
+class Output(ModelOutput):
+    loss: torch.Tensor | None = None
+    parts: tuple | None = None
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(function, *parameters):
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        forward = function
+
+    torch.manual_seed(0)
+    return Made()
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b)
+        assert (a.requires_grad, a.is_leaf) == (b.requires_grad, b.is_leaf)
+    elif dataclasses.is_dataclass(a) and not isinstance(a, dict):
+        assert type(a) is type(b)
+        same(vars(a), vars(b))
+    elif isinstance(a, dict):
+        assert type(a) is type(b) and list(a) == list(b)
+        same(list(a.values()), list(b.values()))
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
+    else:
+        assert type(a) is type(b) and a == b
+
+
+def both(eager, scenario, captured=True):
+    """`scenario(module)` does and returns the same with both, and the gradients are the same."""
+    ours, results = ORTModule(copy.deepcopy(eager)), []
+    for module in (ours, eager):
+        results.append((scenario(module), [p.grad for p in module.parameters()]))
+    same(*results)
+    report = explain(ours)
+    assert report.captured == captured, report.fallback
+    return ours
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+x, y, z = rows(3, 4), rows(3, 4, seed=1), rows(3, 4, seed=2)
+
+
+def every(self, a, b=None, *rest, scale=1.0, c, **more):
+    total = self.linear(a) * scale + c
+    for value in (b, *rest, *more.values()):
+        total = total * 0.5 + (0 if value is None else value)
+    return total
+
+
+CALLS = [
+    ((x,), {"c": y}),
+    ((x, y), {"c": z}),
+    ((x, y, z), {"c": z}),
+    ((x, y, z, x, 3), {"c": z, "scale": 2.0}),
+    ((x, None, z), {"c": z, "d": y}),
+    ((x,), {"b": y, "c": z, "d": x}),
+    ((), {"a": x, "c": z, "d": None, "e": y}),
+    ((), {"a": x, "c": z, "e": y, "d": None}),
+    ((), {"e": y, "a": x, "scale": 3.0, "d": z, "c": x}),
+    ((), {"d": z, "a": x, "scale": 3.0, "e": y, "c": x}),
+]
+
+
+def test_arguments():
+    def scenario(module):
+        return [module(*args, **kwargs) for args, kwargs in CALLS for _ in range(2)]
+
+    both(made(every), scenario)
+
+
+def test_wrong_arguments_are_pytorchs_errors():
+    ours = ORTModule(made(every))
+    for args, kwargs in (((), {}), ((x,), {}), ((), {"c": y}), ((x,), {"a": x, "c": y})):
+        with pytest.raises(TypeError, match="argument"):
+            ours(*args, **kwargs)
+    ours(x, c=y)
+    assert explain(ours).captured
+
+
+def test_structures_in_and_out():
+    def forward(self, batch):
+        a = batch["point"].a
+        loss = self.linear(a).pow(2).mean()
+        return Output(
+            loss=loss,
+            parts=(
+                {"dict": [self.linear(a), None, {"n": a.shape[0]}]},
+                Point(a.argmax(-1), batch["batch"].a * batch["batch"].scale),
+                Batch(a.detach(), [batch["batch"].b, (loss,)]),
+            ),
+        )
+
+    def scenario(module):
+        found = []
+        for n in (3, 5):
+            batch = {"point": Point(rows(n, 4), None), "batch": Batch(rows(n, 4, seed=1), "text", 0.5), "unused": [y]}
+            output = module(batch)
+            (output.loss + output["parts"][0]["dict"][0].sum()).backward()
+            found.append(output)
+        return found
+
+    both(made(forward), scenario)
+
+
+def test_inputs_as_outputs_and_twice():
+    def forward(self, a, b):
+        h = self.linear(a)
+        return a, h, h, b, {"again": h, "b": b}
+
+    def scenario(module):
+        a = x.clone().requires_grad_()
+        out = module(a, y)
+        assert out[0] is a and out[1] is out[2] is out[4]["again"] and out[3] is out[4]["b"] is y
+        (out[1].sum() + 2 * out[2].sum() + out[0].sum()).backward()
+        return out[1], a.grad
+
+    both(made(forward), scenario)
+
+
+def test_one_tensor_as_two_arguments():
+    def scenario(module):
+        a = x.clone().requires_grad_()
+        module(a, a).sum().backward()
+        module(a, y).sum().backward()
+        return a.grad
+
+    both(made(lambda self, a, b: self.linear(a) * b), scenario)
+
+
+def test_inputs_of_every_stride():
+    def scenario(module):
+        found = []
+        wide = rows(8, 8, 3)
+        for each in (
+            wide[::2, ::2, 0],
+            wide[:3, 1:5, 1],
+            wide[0, 0, :1, None].expand(3, 4),
+            wide[:4, :3, 2].t(),
+            x.flip(0),
+        ):
+            leaf = each.detach().requires_grad_()
+            module(leaf).pow(2).sum().backward()
+            found.append(leaf.grad)
+        return found
+
+    both(made(lambda self, a: self.linear(a.reshape(-1, 4)).tanh()), scenario)
+
+
+def test_outputs_without_a_gradient():
+    def scenario(module):
+        h, index, flag, count = module(x)
+        assert not (index.requires_grad or flag.requires_grad) and type(count) is int
+        h.sum().backward()
+        return index, flag, count
+
+    both(made(lambda self, a: (self.linear(a), a.argmax(0), a > 0, len(a))), scenario)
+
+
+# --- results that are edited ------------------------------------------------------------------------------------------
+
+EDITS = {
+    "whole": lambda t: t.mul_(3),
+    "a view": lambda t: t.view(-1).add_(1),
+    "a part": lambda t: t[0].zero_(),
+    "an element": lambda t: t.__setitem__((0, 1), 7.0),
+    "a transposed view": lambda t: t.t().mul_(2),
+    "by a mask": lambda t: t.masked_fill_(t > 0, 0.5),
+    "detached": lambda t: t.detach().add_(1),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_editing_an_output(edit, which):
+    """Gradients are right, or an error is raised where PyTorch raises one."""
+
+    def forward(self, a):
+        h = self.linear(a)
+        return h, h.exp(), h * 2 + 1
+
+    results = []
+    eager = made(forward)
+    for module in (ORTModule(copy.deepcopy(eager)), eager):
+        for _ in range(2):
+            module.zero_grad()
+            out = module(x)
+            EDITS[edit](out[which])
+            try:
+                (out[0].sum() + out[1].sum() + out[2].pow(2).sum()).backward()
+                results.append([out, [p.grad for p in module.parameters()]])
+            except RuntimeError as error:
+                results.append(str(error)[:60])
+    same(results[0], results[2])
+    same(results[1], results[3])
+
+
+def test_outputs_and_gradients_are_the_users():
+    """What a step returned is not overwritten by a later one, whoever holds it."""
+
+    def scenario(module):
+        kept, then = [], []
+        for step in range(4):
+            a = rows(3, 4, seed=step).requires_grad_()
+            out = module(a)
+            out.sum().backward()
+            kept += [out, a.grad, module.linear.bias.grad]
+            then += [t.detach().clone() for t in kept[-3:]]
+            module.linear.bias.grad = None
+        same([t.detach() for t in kept], then)
+        return kept
+
+    both(made(lambda self, a: self.linear(a).tanh()), scenario)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def test_two_heads_on_one_backbone():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+            self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 3)
+
+        def forward(self, a):
+            h = self.backbone(a)
+            return self.one(h), self.two(h), self.backbone(h)
+
+    def scenario(module):
+        for part in range(3):
+            module(x)[part].sum().backward()
+        one, two, _ = module(x)
+        one.sum().backward(retain_graph=True)
+        two.pow(2).sum().backward()
+
+    torch.manual_seed(0)
+    both(Heads(), scenario)
+
+
+def test_a_shared_backbone_in_two_modules():
+    torch.manual_seed(0)
+    backbone, heads = nn.Linear(4, 4), [nn.Linear(4, 2), nn.Linear(4, 3)]
+    results = []
+    for wrap in (ORTModule, lambda m: m):
+        parts = copy.deepcopy([backbone, *heads])
+        models = [wrap(nn.Sequential(parts[0], nn.Tanh(), head)) for head in parts[1:]]
+        losses = [model(x).pow(2).sum() for model in models]
+        losses[1].backward()
+        losses[0].backward()
+        results.append([p.grad for part in parts for p in part.parameters()])
+    same(*results)
+
+
+def test_chained_and_inside():
+    torch.manual_seed(0)
+    parts = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2)]
+    results = []
+    for wrap in (ORTModule, lambda m: m):
+        first, second, third = (wrap(copy.deepcopy(part)) for part in parts)
+
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.second, self.third = second, third  # noqa: B023
+
+            def forward(self, a):
+                return self.third(self.second(a).relu())
+
+        outer = Outer()
+        assert list(outer.state_dict())[0] == "second.0.weight"
+        outer(first(x)).pow(2).sum().backward()
+        results.append([p.grad for m in (first, outer) for p in m.parameters()])
+    same(*results)
+
+
+def dropout_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 4), nn.Dropout(0.3))
+
+
+def test_create_graph_with_dropout():
+    """The gradient is that of the engine's masks: as a function of the input it is differentiated numerically."""
+    ours = ORTModule(dropout_net().double())
+    a = rows(3, 4).double().requires_grad_()
+
+    def first(a, create_graph):
+        torch.manual_seed(5)
+        return torch.autograd.grad(ours(a).pow(2).sum(), a, create_graph=create_graph)[0]
+
+    torch.testing.assert_close(first(a, True), first(a, False))
+    direction = rows(3, 4, seed=3).double()
+    second, bias = torch.autograd.grad((first(a, True) * direction).sum(), [a, ours[0].bias])
+    step = 1e-6
+    for i in range(4):
+        moved = torch.zeros(3, 4).double()
+        moved[1, i] = step
+        expected = ((first(a + moved, False) - first(a - moved, False)) * direction).sum() / (2 * step)
+        torch.testing.assert_close(second[1, i], expected, rtol=1e-5, atol=1e-6)
+    assert bias.abs().sum() > 0
+    assert explain(ours).captured
+
+
+def test_create_graph_leaves_everything_alone():
+    torch.manual_seed(0)
+    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
+    calls = []
+    ours[0].weight.register_hook(lambda g: calls.append(1))
+    a = rows(5, 4).requires_grad_()
+    value = ours(a).pow(2).sum()
+    ours.eval()
+    before = [torch.get_rng_state(), *map(torch.clone, ours.buffers())]
+    (g,) = torch.autograd.grad(value, a, create_graph=True)
+    same([torch.get_rng_state(), *ours.buffers()], before)
+    assert not ours[1].training and not calls
+    g.pow(2).sum().backward()
+    assert len(calls) == 1
+
+
+def test_create_graph_with_buffers_that_moved_on():
+    """The second forward changes what the first one read."""
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, a):
+            h = self.linear(a).pow(2) * self.scale.clone()
+            self.scale += 1
+            return h
+
+    def scenario(module):
+        a = x.clone().requires_grad_()
+        first, second = module(a).sum(), module(a).sum()
+        found = []
+        for value in (first, second):
+            (g,) = torch.autograd.grad(value, a, create_graph=True)
+            g.pow(2).sum().backward()
+            found.append(g)
+        return found, a.grad, module.scale
+
+    torch.manual_seed(0)
+    both(Scales(), scenario)
+
+
+def test_create_graph_under_autocast():
+    def scenario(module):
+        a = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = module(a)
+        (g,) = torch.autograd.grad(out.float().pow(2).sum(), a, create_graph=True)
+        g.sum().backward()
+        return g.dtype, out.dtype
+
+    eager = made(lambda self, a: self.linear(a).tanh())
+    assert scenario(ORTModule(copy.deepcopy(eager))) == scenario(eager) == (torch.float32, torch.bfloat16)
+
+
+def test_create_graph_through_weights_in_a_list():
+    """A recurrent network holds its parameters twice."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.RNN(4, 3, batch_first=True)
+            self.again = [self.rnn.weight_ih_l0]
+
+        def forward(self, a):
+            return self.rnn(a)[0] * self.again[0].sum() + self.rnn.weight_ih_l0.mean()
+
+    def scenario(module):
+        grads = torch.autograd.grad(module(rows(2, 3, 4)).pow(2).sum(), list(module.parameters()), create_graph=True)
+        sum(g.pow(2).sum() for g in grads).backward()
+        return grads
+
+    torch.manual_seed(0)
+    eager = Net()
+    ours, results = ORTModule(copy.deepcopy(eager)), []
+    for module in (ours, eager):
+        results.append((scenario(module), [p.grad for p in module.parameters()]))
+    torch.testing.assert_close(*results)
+
+
+def test_create_graph_with_respect_to_parameters_that_have_hooks():
+    def scenario(module):
+        handles = [p.register_hook(lambda g: g * 2) for p in module.parameters()]
+        (g,) = torch.autograd.grad(module(x).pow(2).sum(), module.linear.weight, create_graph=True)
+        g.pow(2).sum().backward()
+        for handle in handles:
+            handle.remove()
+        return g
+
+    both(made(lambda self, a: self.linear(a).tanh()), scenario)
+
+
+# --- checkpointing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_around(reentrant):
+    def scenario(module):
+        for part in (0, 1, 0):
+            a = x.clone().requires_grad_()
+            out = checkpoint(module, a, use_reentrant=reentrant)
+            module(a)[1 - part].sum().backward()
+            out[part].pow(2).sum().backward()
+        return a.grad
+
+    both(made(lambda self, a: (self.linear(a).tanh(), self.linear(a).exp())), scenario)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_inside(reentrant, monkeypatch):
+    def forward(self, a):
+        return checkpoint(lambda t: self.linear(t).tanh(), self.linear(a), use_reentrant=reentrant)
+
+    for allowed in (False, True):
+        monkeypatch.setenv("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", str(int(allowed)))
+        eager = made(forward)
+        ours, results = ORTModule(copy.deepcopy(eager)), []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for module in (ours, eager):
+                for _ in range(3):
+                    module(x.clone().requires_grad_()).pow(2).sum().backward()
+                results.append([p.grad for p in module.parameters()])
+        same(*results)
+        texts = [str(w.message) for w in caught if "torch.utils.checkpoint" in str(w.message)]
+        assert len(texts) == (0 if allowed else 1) and all("test_contract.py:" in text for text in texts)
+
+
+# --- saved tensors ----------------------------------------------------------------------------------------------------
+
+
+def test_saved_tensor_hooks():
+    """What backward needs goes through autograd: it can be packed away."""
+    packed = []
+
+    def scenario(module):
+        def pack(t):
+            packed.append(t)
+            return t.clone()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            value = module(x).pow(2).sum()
+        value.backward()
+
+    ours = both(made(lambda self, a: self.linear(a).tanh()), scenario)
+    assert packed and ours.linear.weight.grad is not None
+
+
+def test_functional_call_and_vmap():
+    """Transforms of torch.func look at operations: PyTorch runs them."""
+    eager = made(lambda self, a: self.linear(a).tanh())
+    ours = ORTModule(copy.deepcopy(eager))
+    results = []
+    for module in (ours, eager):
+        state = {k: v * 2 for k, v in module.named_parameters()}
+        called = torch.func.functional_call(module, state, (x,))
+        mapped = torch.vmap(module)(rows(2, 3, 4))
+        grads = torch.func.grad(lambda a: module(a).sum())(x)  # noqa: B023
+        results.append([called, mapped, grads])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_modes_that_watch_operations():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    eager = made(lambda self, a: self.linear(a))
+    ours = ORTModule(copy.deepcopy(eager))
+    counts = []
+    for module in (ours, eager):
+        module(x)
+        with FlopCounterMode(display=False) as counter:
+            module(x)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_default_device():
+    ours = ORTModule(made(lambda self, a: self.linear(a)))
+    with torch.device("cpu"):
+        ours(x)
+    assert explain(ours).captured
+
+
+def test_methods_that_call_forward_in_their_own_way():
+    class Generates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, a):
+            return self.linear(a)
+
+        def unroll(self, a, n):
+            for _ in range(n):
+                a = self(a).tanh()
+            return a
+
+        def directly(self, a):
+            return self.forward(a) * 2
+
+    def scenario(module):
+        module.unroll(x, 3).sum().backward()
+        module.directly(x).sum().backward()
+        functools.partial(module, x)().sum().backward()
+
+    torch.manual_seed(0)
+    assert explain(both(Generates(), scenario)).exports == 2  # x itself needs no gradient, what follows does
+
+
+def test_losses_of_many_kinds():
+    def scenario(module):
+        labels = torch.tensor([0, 2, 1])
+        for loss in (F.cross_entropy(module(x), labels), F.mse_loss(module(x), y), module(x).logsumexp(-1).mean()):
+            loss.backward()
+
+    both(made(lambda self, a: self.linear(a)), scenario)

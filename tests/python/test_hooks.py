@@ -1,0 +1,198 @@
+"""Hooks of every kind run in every step, with the values that PyTorch gives them."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from ortmodule import ORTModule, explain
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+        self.second = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x)).pow(2)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def rows(n, seed=0):
+    return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def forward_hook(seen, module):
+    return module.register_forward_hook(lambda m, args, out: seen.append(("f", args[0].detach(), out.detach())))
+
+
+def forward_pre_hook(seen, module):
+    return module.register_forward_pre_hook(lambda m, args: seen.append(("p", args[0].detach())))
+
+
+def full_backward_hook(seen, module):
+    return module.register_full_backward_hook(lambda m, i, o: seen.append(("b", [g.clone() for g in (*i, *o)])))
+
+
+def full_backward_pre_hook(seen, module):
+    return module.register_full_backward_pre_hook(lambda m, o: seen.append(("q", o[0].clone())))
+
+
+def changing_hook(seen, module):
+    return module.register_forward_hook(lambda m, args, out: out * 2)
+
+
+def changing_backward_hook(seen, module):
+    return module.register_full_backward_hook(lambda m, i, o: tuple(g * 3 for g in i))
+
+
+def kwargs_hook(seen, module):
+    return module.register_forward_hook(lambda m, args, kwargs, out: seen.append(("k", out.detach())), with_kwargs=True)
+
+
+HOOKS = [forward_hook, forward_pre_hook, full_backward_hook, full_backward_pre_hook, changing_hook]
+HOOKS += [changing_backward_hook, kwargs_hook]
+
+
+@pytest.mark.parametrize("place", ["", "first", "first.0", "second"])
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda f: f.__name__)
+def test_hooks_registered_after_capture(hook, place):
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    found = []
+    for module in (ours, eager):
+        seen, values = [], []
+        for step in range(5):
+            if step == 1:
+                handle = hook(seen, module.get_submodule(place))
+            if step == 4:
+                handle.remove()
+            module.zero_grad()
+            x = rows(3 + step % 2, step)
+            y = module(x)
+            y.sum().backward()
+            values += [y, x.grad, *(p.grad for p in module.parameters())]
+        assert len(seen) == (0 if "changing" in hook.__name__ else 3)
+        found.append((values, seen))
+    torch.testing.assert_close(*[values for values, _ in found])
+    for ours_seen, eager_seen in zip(found[0][1], found[1][1], strict=True):
+        assert ours_seen[0] == eager_seen[0]
+        torch.testing.assert_close(ours_seen[1:], eager_seen[1:])
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_hooks_registered_before_wrapping():
+    torch.manual_seed(0)
+    eager = Net()
+    ours = copy.deepcopy(eager)
+    counts = [[], []]
+    for module, seen in zip((ours, eager), counts, strict=True):
+        module.first[0].register_forward_hook(lambda m, args, out, seen=seen: seen.append(out.sum().item()))
+    ours = ORTModule(ours)
+    for step in range(3):
+        ours(rows(3, step)), eager(rows(3, step))
+    assert len(counts[0]) == 3
+    torch.testing.assert_close(*counts)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [nn_module.register_module_forward_hook, nn_module.register_module_forward_pre_hook,
+     nn_module.register_module_full_backward_hook, nn_module.register_module_full_backward_pre_hook],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_global_hooks(register):
+    torch.manual_seed(0)
+    ours = ORTModule(Net())
+    ours(rows(3))
+    names = []
+    handle = register(lambda m, *args: names.append(type(m).__name__))
+    try:
+        for _ in range(2):
+            ours(rows(3)).sum().backward()
+    finally:
+        handle.remove()
+    assert sorted(names) == sorted(["Linear", "Linear", "Net", "Sequential", "Tanh"] * 2)
+    ours(rows(3))
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_hooks_of_parameters():
+    def scenario(module):
+        seen = []
+        weights = [module.first[0].weight, module.second.weight, module.second.bias]
+        handles = [
+            weights[0].register_hook(lambda g: g * 2),
+            weights[1].register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())),
+            weights[2].register_hook(lambda g: seen.append(g.clone())),
+        ]
+        for step in range(2):
+            module(rows(3, step)).sum().backward()
+        for handle in handles:
+            handle.remove()
+        assert len(seen) == 4
+        order = sorted(seen, key=lambda t: t.dim())
+        return order, [p.grad for p in module.parameters()]
+
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    torch.testing.assert_close(scenario(ours), scenario(eager))
+    assert explain(ours).captured
+
+
+def test_a_fused_optimizer_in_backward():
+    """The optimizer steps in post-accumulate hooks: parameters change while backward runs."""
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    for module in (ours, eager):
+        for p in module.parameters():
+            optimizer = torch.optim.SGD([p], lr=0.1)
+
+            def step(parameter, optimizer=optimizer):
+                optimizer.step()
+                optimizer.zero_grad()
+
+            p.register_post_accumulate_grad_hook(step)
+        for i in range(4):
+            module(rows(3, i)).sum().backward()
+    torch.testing.assert_close(list(ours.parameters()), list(eager.parameters()))
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_hooks_of_outputs():
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    found = []
+    for module in (ours, eager):
+        y = module(rows(3))
+        y.register_hook(lambda g: g * 2)
+        y.retain_grad()
+        y.sum().backward()
+        found.append([y.grad, *(p.grad for p in module.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_hooks_of_states():
+    """State dict and load hooks belong to the module."""
+    ours = ORTModule(Net())
+    calls = []
+    ours.first.register_state_dict_post_hook(lambda *args: calls.append("s"))
+    ours.register_load_state_dict_post_hook(lambda *args: calls.append("l"))
+    ours.load_state_dict(ours.state_dict())
+    assert calls == ["s", "l"]
+    ours(rows(3))
+    assert explain(ours).captured

@@ -1,0 +1,391 @@
+"""Every setting: where it comes from, what a bad value says, what it does."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import (
+    DebugOptions,
+    Error,
+    LogLevel,
+    ORTModule,
+    UnsupportedError,
+    configuration,
+    explain,
+    options,
+    session,
+)
+from ortmodule.options import VARIABLES, Options
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """No setting from outside, and warnings that come again."""
+    for name in [name for name in os.environ if name.startswith("ORTMODULE_") and name != "ORTMODULE_BUILD"]:
+        monkeypatch.delenv(name)
+    options._warn_once.cache_clear()
+
+
+@pytest.fixture
+def env(monkeypatch):
+    return lambda **values: [monkeypatch.setenv(f"ORTMODULE_{name}", value) for name, value in values.items()]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+class Raises(Net):
+    """No graph can be made of it unless the environment, where no guard looks, allows it."""
+
+    def forward(self, x):
+        if "WILLING" not in os.environ and torch._C._get_tracing_state() is not None:
+            raise LookupError("not while tracing")
+        return self.linear(x)
+
+
+def x(rows=2):
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(0))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_current():
+    """`python -m ortmodule.configuration docs/configuration.md` writes it."""
+    assert PAGE.read_text() == configuration.page()
+
+
+GUIDELINE = """
+    ONNX_OPSET_VERSION FALLBACK_POLICY FALLBACK_RETRY SKIPCHECK_POLICY LOG_LEVEL SAVE_ONNX_PATH CACHE_DIR
+    ALLOW_AUTOGRAD_CHECKPOINT ENABLE_CUSTOM_AUTOGRAD DEEPCOPY_BEFORE_MODEL_EXPORT ENABLE_COMPUTE_OPTIMIZER
+    ENABLE_SPARSE_OPTIMIZER ENABLE_LABEL_SPARSE_OPTIMIZER ENABLE_EMBEDDING_SPARSE_OPTIMIZER PRINT_INPUT_DENSITY
+    PRINT_MEMORY_STATS MEMORY_OPT_LEVEL MEMORY_OPT_CONFIG ENABLE_MEM_EFFICIENT_GRAD_MGMT USE_EFFICIENT_ATTENTION
+    USE_TRITON TRITON_CONFIG_FILE TRITON_DEBUG ENABLE_TUNING MAX_TUNING_DURATION_MS TUNING_RESULTS_PATH
+    USE_FLASH_ATTENTION CONV_ALGO_SEARCH JSON_CONFIG_PATH EXPORTER VERIFY
+"""
+
+
+def test_every_name_is_there():
+    assert set(GUIDELINE.split()) == set(VARIABLES)
+
+
+def test_defaults():
+    read = Options.read()
+    assert read["LOG_LEVEL"] is LogLevel.WARNING and read["DEEPCOPY_BEFORE_MODEL_EXPORT"] is True
+    assert read["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] is False and read["ENABLE_LABEL_SPARSE_OPTIMIZER"] is True
+    assert read["CONV_ALGO_SEARCH"] == "HEURISTIC" and read["MEMORY_OPT_LEVEL"] == 0 and read["VERIFY"] == 0
+    unsupported = {f"FALLBACK_UNSUPPORTED_{what}" for what in ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")}
+    assert read["FALLBACK_POLICY"] == unsupported
+
+
+# A value that cannot be understood, and what the message must propose.
+BAD = {
+    "ONNX_OPSET_VERSION": ("5", "nearest is 17"),
+    "FALLBACK_POLICY": ("FALLBACK_DISABLE|FALLBACK_UNSUPORTED_DATA", "did you mean FALLBACK_UNSUPPORTED_DATA?"),
+    "SKIPCHECK_POLICY": ("SKIP_CHECK_DEVISE", "did you mean SKIP_CHECK_DEVICE?"),
+    "LOG_LEVEL": ("WARN", "did you mean WARNING?"),
+    "SAVE_ONNX_PATH": ("/no/such/folder", "a folder that can be written"),
+    "CACHE_DIR": ("/proc/ortmodule", "a folder that can be made"),
+    "JSON_CONFIG_PATH": ("/no/such/file", "a file that can be read"),
+    "CONV_ALGO_SEARCH": ("EXHAUSTED", "did you mean EXHAUSTIVE?"),
+    "EXPORTER": ("torchscrip", "did you mean TORCHSCRIPT?"),
+    "VERIFY": ("-1", "at least 0"),
+    "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
+    "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
+}
+FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is options.FLAG]
+PATHS = {"MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH"}  # any text is one
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name not in PATHS])
+def test_a_bad_value(name, env):
+    text, advice = BAD.get(name, ("YESS", "did you mean YES?"))
+    assert name in BAD or name in FLAGS
+    env(**{name: text})
+    with pytest.raises(ValueError) as caught:
+        ORTModule(Net())
+    assert f"ORTMODULE_{name}={text} (environment)" in str(caught.value) and advice in str(caught.value)
+
+
+def test_an_unknown_name(env):
+    env(FALLBACK_POLICI="1", SOMETHING_ELSE_ALTOGETHER="1")
+    with pytest.warns(UserWarning) as caught:
+        ORTModule(Net())
+    assert sorted(str(warning.message) for warning in caught) == [
+        "there is no setting ORTMODULE_FALLBACK_POLICI (environment); did you mean ORTMODULE_FALLBACK_POLICY?",
+        "there is no setting ORTMODULE_SOMETHING_ELSE_ALTOGETHER (environment)",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ORTModule(Net())  # once
+
+
+LATER = {name for name, variable in VARIABLES.items() if not variable.exists}
+OTHER = {"EXPORTER": "dynamo", "MEMORY_OPT_LEVEL": "1", "MAX_TUNING_DURATION_MS": "7"} | dict.fromkeys(PATHS, "file")
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_what_does_not_exist_yet_is_accepted(name, env):
+    """With one warning, unless it asks for what happens anyway."""
+    default = VARIABLES[name].default
+    env(**{name: OTHER.get(name, "0" if default is True else "1")})
+    with pytest.warns(UserWarning, match=f"ORTMODULE_{name} .* has no effect yet"):
+        model = ORTModule(Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ORTModule(Net())
+    torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
+
+
+# --- precedence -------------------------------------------------------------------------------------------------------
+
+
+def test_precedence(env, tmp_path):
+    debug = DebugOptions(log_level=LogLevel.ERROR)
+    assert Options.read(debug).log_level is LogLevel.ERROR
+    env(LOG_LEVEL="fatal")
+    assert Options.read(debug).log_level is LogLevel.FATAL
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"ORTMODULE_LOG_LEVEL": "WARNING", "VERIFY": 3, "fallback_retry": True}))
+    env(JSON_CONFIG_PATH=str(file), VERIFY="1")
+    read = Options.read(debug)
+    assert (read.log_level, read["VERIFY"], read["FALLBACK_RETRY"]) == (LogLevel.WARNING, 3, True)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "settings.json: "),
+        ("[]", "an object"),
+        ('{"VERIFY": "often"}', "a whole number"),
+        ('{"VERIFY": 1.5}', "not 1.5"),
+        ('{"LOG_LEVEL": ["INFO", 3]}', "a list of texts"),
+    ],
+)
+def test_a_bad_file(content, message, env, tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text(content)
+    env(JSON_CONFIG_PATH=str(file))
+    with pytest.raises(ValueError, match="settings.json") as caught:
+        Options.read()
+    assert message in str(caught.value)
+
+
+def test_a_file_with_a_list_and_an_unknown_name(env, tmp_path):
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"FALLBACK_POLICY": ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"], "VERIFI": 1}))
+    env(JSON_CONFIG_PATH=str(file))
+    with pytest.warns(UserWarning, match="ORTMODULE_VERIFI .*did you mean ORTMODULE_VERIFY?"):
+        read = Options.read()
+    assert read.fallback == {"FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"}
+
+
+def test_an_empty_value_is_none(env):
+    env(VERIFY="", LOG_LEVEL=" ")
+    assert Options.read()["VERIFY"] == 0
+
+
+# --- DebugOptions -----------------------------------------------------------------------------------------------------
+
+
+def test_debug_options_are_checked(tmp_path):
+    with pytest.raises(TypeError, match="LogLevel, not str"):
+        DebugOptions(log_level="INFO")
+    with pytest.raises(ValueError, match="onnx_prefix"):
+        DebugOptions(save_onnx=True)
+    with pytest.raises(ValueError, match="save_path"):
+        DebugOptions(save_onnx=True, onnx_prefix="a/b")
+    with pytest.raises(NotADirectoryError, match="no/such"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path / "no" / "such"))
+    with pytest.raises(TypeError, match="DebugOptions, not dict"):
+        ORTModule(Net(), {})
+
+
+KINDS = ["torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model"]
+
+
+def saved(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_save_onnx(tmp_path):
+    model = ORTModule(Net(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(tmp_path)))
+    model(x()).sum().backward()
+    assert saved(tmp_path) == sorted(f"net_{kind}_training.onnx" for kind in KINDS)
+    graphs = {kind: onnx.load(tmp_path / f"net_{kind}_training.onnx").graph for kind in KINDS}
+    assert "Gemm" in {node.op_type for node in graphs["torch_exported"].node}
+    assert len(graphs["optimized"].node) > len(graphs["optimized_pre_grad"].node)  # the gradient
+    model.eval()
+    with torch.no_grad():
+        model(x())
+    evaluated = [f"net_{kind}_inference.onnx" for kind in KINDS if kind != "optimized_pre_grad"]
+    assert set(evaluated) <= set(saved(tmp_path))
+
+
+def test_save_onnx_path(env, tmp_path):
+    """Beats the argument."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    env(SAVE_ONNX_PATH=str(second))
+    ORTModule(Net(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=str(first)))(x())
+    assert not saved(first) and saved(second)
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", ["17", "20"])
+def test_opset(opset, env):
+    env(ONNX_OPSET_VERSION=opset)
+    model = ORTModule(Net())
+    torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
+    assert model._ortmodule.latest.capture.model.opset_import[0].version == int(opset)
+
+
+def test_fallback_disable_raises_the_original_exception(env):
+    env(FALLBACK_POLICY="FALLBACK_DISABLE|FALLBACK_UNSUPPORTED_TORCH_MODEL")
+    with pytest.raises(LookupError, match="not while tracing"):
+        ORTModule(Raises())(x())
+
+
+def test_a_policy_that_does_not_allow_it(env):
+    env(FALLBACK_POLICY="FALLBACK_UNSUPPORTED_DATA")
+    with pytest.raises(LookupError, match="not while tracing"):
+        ORTModule(Raises())(x())
+    with pytest.warns(UserWarning, match="an input is empty"):
+        assert ORTModule(Net())(torch.ones(0, 4)).shape == (0, 3)
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+def test_force_torch_forward(env):
+    env(FALLBACK_POLICY="FALLBACK_FORCE_TORCH_FORWARD")
+    model = ORTModule(Net())
+    torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
+    assert "FORCE_TORCH_FORWARD" in explain(model).fallback
+    with torch.no_grad():
+        model(x())
+    assert not explain(model).captured
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+def test_force_torch_backward(env):
+    env(FALLBACK_POLICY="FALLBACK_FORCE_TORCH_BACKWARD")
+    model = ORTModule(Net())
+    assert model(x()).grad_fn.name() == "ReluBackward0"
+    with torch.no_grad():
+        model(x())
+    assert explain(model).captured
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+def test_bad_initialization(env):
+    script = torch.jit.script(nn.Linear(2, 2))
+    with pytest.raises(TypeError):
+        ORTModule(script)
+    env(FALLBACK_POLICY="FALLBACK_BAD_INITIALIZATION")
+    assert ORTModule(script) is script
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("retry", ["0", "1"])
+def test_fallback_retry(retry, env, monkeypatch):
+    env(FALLBACK_RETRY=retry)
+    model = ORTModule(Raises())
+    for _ in range(2):
+        torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
+    assert not explain(model).captured
+    monkeypatch.setenv("WILLING", "1")
+    model(x())
+    assert explain(model).captured == (retry == "1")
+
+
+def test_skipcheck_policy(env):
+    """Accepted, and nothing is skipped."""
+    env(SKIPCHECK_POLICY="SKIP_CHECK_DEVICE|SKIP_CHECK_BUILD_GRADIENT|SKIP_CHECK_EXECUTION_AGENT")
+    model = ORTModule(Net())
+    for rows in (2, 3):
+        torch.testing.assert_close(model(x(rows)), model._ortmodule.module.forward(x(rows)))
+    model.double()
+    assert model(x().double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("algorithm", ["HEURISTIC", "exhaustive"])
+def test_conv_algo_search(algorithm, env):
+    """The CPU has one algorithm: the same result."""
+    env(CONV_ALGO_SEARCH=algorithm)
+    assert Options.read()["CONV_ALGO_SEARCH"] == algorithm.upper()
+    model = ORTModule(nn.Conv2d(2, 3, 3))
+    image = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(image), model._ortmodule.module.forward(image))
+
+
+class Uncopiable(Net):
+    def __deepcopy__(self, memo):
+        raise AssertionError("it was copied")
+
+
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_deepcopy_before_model_export(flag, env):
+    """Nothing is copied either way: capture leaves the module as it was."""
+    env(DEEPCOPY_BEFORE_MODEL_EXPORT=flag)
+    model = ORTModule(Uncopiable())
+    model(x()).sum().backward()
+    assert explain(model).captured
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_error_in_backward(allowed, env, monkeypatch):
+    """PyTorch computes the gradients, with the engine's masks, and runs such calls from then on."""
+
+    def fail(*args):
+        raise Error("running MatMul (/first/MatMul): a kernel's error")
+
+    if not allowed:
+        env(FALLBACK_POLICY="FALLBACK_DISABLE")
+    eager = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model, grads = ORTModule(eager), []
+    for broken in (False, True):
+        torch.manual_seed(1)
+        loss = model(x()).square().sum()
+        with monkeypatch.context() as patch:
+            if broken:
+                patch.setattr(session.Run, "backward", fail)
+                if not allowed:
+                    with pytest.raises(Error, match="a kernel's error"):
+                        loss.backward()
+                    return
+            loss.backward()
+        grads.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+    assert any(grad.any() for grad in grads[0])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+    model(x())
+    assert "a kernel's error" in explain(model).fallback
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("where", ["plan", "forward"])
+def test_an_error_of_plans_and_kernels(where, monkeypatch):
+    def fail(*args, **kwargs):
+        raise UnsupportedError("differentiating Erf (/Erf): no gradient")
+
+    monkeypatch.setattr(*((session.Session, "plan") if where == "plan" else (session, "Run")), fail)
+    model = ORTModule(Net())
+    torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
+    assert "no gradient" in explain(model).fallback

@@ -1,0 +1,139 @@
+"""`Trainer(model=ORTModule(model), ...)` of transformers: all as without us."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+from ortmodule import ORTModule, explain
+
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+SAMPLES, LENGTH, VOCABULARY = 24, 10, 50
+
+
+class Sentences(Dataset):
+    """Rows with a column that forward does not take."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(3, VOCABULARY, (SAMPLES, LENGTH), generator=generator)
+        self.labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "label": self.labels[index], "note": torch.tensor(index)}
+
+
+def classifier():
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)
+
+
+def language_model():
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+class Text(Sentences):
+    def __getitem__(self, index):
+        return {"input_ids": self.ids[index], "labels": self.ids[index]}
+
+
+def trainer(folder, model, data, **settings):
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, per_device_eval_batch_size=5, max_steps=8,
+        learning_rate=1e-2, logging_steps=1, eval_strategy="steps", eval_steps=4, save_steps=4, report_to=[],
+        disable_tqdm=True, use_cpu=True, seed=7, **settings,
+    )  # fmt: skip
+    return transformers.Trainer(model=model, args=arguments, train_dataset=data(0), eval_dataset=data(1))
+
+
+def pair(make, tmp_path, data, **settings):
+    """The same training twice: ours, and PyTorch's."""
+    made = []
+    for name, wrap in (("ours", ORTModule), ("theirs", lambda model: model)):
+        torch.manual_seed(0)
+        made.append(trainer(tmp_path / name, wrap(make()), data, **settings))
+        made[-1].train()
+    return made
+
+
+def history(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def assert_alike(ours, theirs):
+    for key in ("loss", "eval_loss", "grad_norm", "learning_rate", "step"):
+        found, expected = history(ours, key), history(theirs, key)
+        assert len(found) == len(expected) > 0
+        assert found == pytest.approx(expected, rel=2e-3), key
+    for (name, a), b in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    "make, data, settings",
+    [
+        (classifier, Sentences, {}),
+        (language_model, Text, {"gradient_accumulation_steps": 2}),
+        pytest.param(classifier, Sentences, {"bf16": True}, marks=pytest.mark.full),
+        pytest.param(language_model, Text, {"bf16": True}, marks=pytest.mark.full),
+    ],
+)
+def test_training(make, data, settings, tmp_path):
+    ours, theirs = pair(make, tmp_path, data, **settings)
+    report = explain(ours.model)
+    assert report.captured, report.fallback
+    if settings.get("bf16"):
+        assert history(ours, "loss") == pytest.approx(history(theirs, "loss"), rel=5e-2)
+        assert history(ours, "eval_loss") == pytest.approx(history(theirs, "eval_loss"), rel=5e-2)
+    else:
+        assert_alike(ours, theirs)
+    columns = [t.get_train_dataloader().collate_fn for t in (ours, theirs)]
+    assert type(columns[0]) is type(columns[1])
+    assert ours.label_names == theirs.label_names
+    assert ours._signature_columns == theirs._signature_columns
+    assert "input_ids" in ours._signature_columns
+    found, expected = ours.evaluate()["eval_loss"], theirs.evaluate()["eval_loss"]
+    assert found == pytest.approx(expected, rel=5e-2 if settings.get("bf16") else 2e-3)
+
+
+def test_prediction(tmp_path):
+    ours, theirs = pair(classifier, tmp_path, Sentences)
+    found, expected = ours.predict(Sentences(2)), theirs.predict(Sentences(2))
+    assert (found.label_ids == expected.label_ids).all()
+    assert found.predictions == pytest.approx(expected.predictions, abs=5e-2)
+
+
+def test_checkpoints(tmp_path):
+    """What is saved is what would be without us, and either side reads it."""
+    ours, theirs = pair(classifier, tmp_path, Sentences)
+    files = [sorted(p.name for p in (tmp_path / who / "checkpoint-4").iterdir()) for who in ("ours", "theirs")]
+    assert files[0] == files[1] and "config.json" in files[0] and "model.safetensors" in files[0]
+    configs = [json.loads((tmp_path / who / "checkpoint-4" / "config.json").read_text()) for who in ("ours", "theirs")]
+    assert configs[0] == configs[1] and configs[0]["architectures"] == ["BertForSequenceClassification"]
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours" / "checkpoint-8")
+    assert type(loaded) is transformers.BertForSequenceClassification
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, ours.model.state_dict()[name]), name
+
+
+def test_resume(tmp_path):
+    """From the middle, ours goes on as it went on, from its own checkpoint and from PyTorch's."""
+    ours, theirs = pair(classifier, tmp_path, Sentences)
+    for source in ("ours", "theirs"):
+        torch.manual_seed(1)
+        resumed = trainer(tmp_path / f"again-{source}", ORTModule(classifier()), Sentences)
+        resumed.train(resume_from_checkpoint=str(tmp_path / source / "checkpoint-4"))
+        assert resumed.state.global_step == 8
+        assert_alike(resumed, ours if source == "ours" else theirs)

@@ -1,0 +1,270 @@
+"""ORTMODULE_VERIFY finds nothing where nothing is wrong, names what is, and leaves no trace."""
+
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from ortmodule import ORTModule, blame, explain
+from ortmodule.verify import Verifier
+from tests.models import zoo
+from tests.models.compare import loss_of
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+
+
+def verifier(model):
+    return model._ortmodule.observers.one(Verifier)
+
+
+@pytest.fixture(autouse=True)
+def verify(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_VERIFY", "1")
+
+
+def check(model, steps):
+    """Nothing was found, and everything was compared."""
+    assert explain(model).captured, explain(model).fallback
+    found = verifier(model)
+    assert not found.findings, [str(finding) for finding in found.findings]
+    assert (found.compared, found.gradients) == (steps, steps)
+
+
+# --- nothing is wrong -------------------------------------------------------------------------------------------------
+
+
+def with_dropout(config):
+    """Sets every rate but those that leave out whole layers."""
+    for name, setting in list(vars(config).items()):
+        if isinstance(setting, transformers.PretrainedConfig):
+            with_dropout(setting)
+        elif isinstance(setting, float) and "drop" in name and "layer" not in name:
+            setattr(config, name, 0.1)
+    return config
+
+
+SHORT = ("gpt2", "bert", "t5", "resnet")
+NAMES = [
+    pytest.param(name, marks=() if name in SHORT else pytest.mark.full)
+    for name in zoo.ARCHITECTURES
+    if name not in zoo.HARD
+]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_suite(name, rate, monkeypatch):
+    if rate:
+        monkeypatch.setattr(zoo, "without_dropout", with_dropout)
+    torch.manual_seed(0)
+    architecture = zoo.ARCHITECTURES[name]
+    model = ORTModule(architecture.build().train())
+    for size in (0, 1):
+        loss_of(model(**architecture.batch(model, size, torch.Generator().manual_seed(size)))).backward()
+    if explain(model).captured or name != "m2m-100":  # which leaves out layers by a rate that is not its own
+        check(model, 2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_the_reference_agrees(name, monkeypatch):
+    """Wherever a graph is cut, neither part is wrong: so no operator is blamed that is right."""
+    monkeypatch.setattr(zoo, "without_dropout", with_dropout)
+    cases = []
+    monkeypatch.setattr(blame, "Case", lambda *args, made=blame.Case: cases.append(made(*args)) or cases[-1])
+    torch.manual_seed(0)
+    architecture = zoo.ARCHITECTURES[name]
+    model = ORTModule(architecture.build().train())
+    loss_of(model(**architecture.batch(model, 0, torch.Generator().manual_seed(0)))).backward()
+    cuts = blame._Cuts(cases[-1])
+    assert not cuts.unknown
+    loss = cuts.values[cuts.outputs[0]]
+    assert loss.dim() == 0
+    for at in [*cuts.steps[:: len(cuts.steps) // 6], len(cuts.nodes) - 1]:
+        assert not cuts.first_is_wrong(at + 1), cuts.nodes[at].name
+        assert not cuts.second_is_wrong(at, {0: torch.ones_like(loss)}), cuts.nodes[at].name
+
+
+class Draws(nn.Module):
+    """Every kind of random operator, each of which the result depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        y = F.dropout(y, 0.3) + torch.randn_like(y) * torch.rand_like(y)
+        y = y * torch.bernoulli(y.sigmoid().detach()) + torch.randn(6) + torch.rand(y.shape[0], 1)
+        return F.dropout1d(y[:, :, None], 0.4).squeeze(-1) + F.dropout(y.detach(), 0.5)
+
+
+def test_all_random_operators():
+    model = ORTModule(Draws())
+    for _ in range(3):
+        model(torch.randn(5, 6)).square().sum().backward()
+    check(model, 3)
+
+
+class Busy(nn.Module):
+    """Statistics, a counter, an input that is changed, dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, seen):
+        self.step += 1
+        seen += x.detach().mean()
+        return F.dropout(self.norm(self.linear(x)), 0.2) * self.step
+
+
+def train(verify, monkeypatch, hooks=None):
+    monkeypatch.setenv("ORTMODULE_VERIFY", verify)
+    torch.manual_seed(0), random.seed(0), numpy.random.seed(0)
+    model = ORTModule(Busy())
+    if hooks is not None:
+        model.linear.weight.register_hook(lambda grad: hooks.append(1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen, results = torch.zeros(4), []
+    for _ in range(4):
+        x = torch.randn(6, 4, requires_grad=True)
+        loss = model(x, seen).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        results += [loss.detach(), x.grad, seen.clone()]
+    results += [*model.state_dict().values(), torch.get_rng_state()]
+    return model, results, random.random(), numpy.random.rand()
+
+
+def test_it_leaves_no_trace(monkeypatch):
+    hooks = []
+    model, *found = train("1", monkeypatch, hooks)
+    _, *expected = train("0", monkeypatch)
+    check(model, 4)
+    assert len(hooks) == 4, "a hook on a parameter was called by the comparison"
+    assert all(torch.equal(a, b) for a, b in zip(found[0], expected[0], strict=True))
+    assert found[1:] == expected[1:]
+
+
+def test_every_nth_call(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_VERIFY", "3")
+    model = ORTModule(nn.Linear(3, 3))
+    for _ in range(7):
+        model(torch.ones(2, 3)).sum().backward()
+    assert (verifier(model).calls, verifier(model).compared, verifier(model).gradients) == (7, 2, 2)
+
+
+def test_inference_and_a_second_backward():
+    model = ORTModule(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    loss = model(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert (verifier(model).compared, verifier(model).gradients) == (2, 2)
+    assert not verifier(model).findings
+
+
+def test_autocast():
+    model = ORTModule(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 2)))
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(4, 8)).float().square().mean()
+        loss.backward()
+    check(model, 2)
+
+
+# --- something is wrong -----------------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = F.dropout(self.norm(torch.tanh(self.first(x))), 0.1)
+        return F.softmax(self.last(y).erf(), -1).cumsum(0)
+
+
+#: The operator whose kernel is wrong -> (what differs, the type of the node, a part of its name).
+BROKEN = {
+    "Tanh": ("result", "Tanh", "Tanh"),
+    "LayerNormalization": ("result", "LayerNormalization", "norm"),
+    "DropoutTrain": ("result", "Dropout", "Dropout"),
+    "Erf": ("result", "Erf", "Erf"),
+    "Softmax": ("result", "Softmax", "Softmax"),
+    "CumSum": ("result", "CumSum", "CumSum"),
+    "TanhGrad": ("gradient", "Tanh", "Tanh"),
+    "LayerNormGrad": ("gradient", "LayerNormalization", "norm"),
+    "ErfGrad": ("gradient", "Erf", "Erf"),
+    "SoftmaxGrad": ("gradient", "Softmax", "Softmax"),
+}
+
+
+def one_step(model, x):
+    torch.manual_seed(3)
+    (model(x) * torch.arange(8.0)).sum().backward()
+
+
+def find(operators):
+    """In a process of its own, with the broken extension in place: what is said about each operator."""
+    torch.manual_seed(0)
+    eager, x = Small(), torch.randn(5, 8)
+    said = {}
+    for operator in ["", *operators]:
+        model = ORTModule(copy.deepcopy(eager))
+        os.environ["ORTMODULE_BROKEN"] = ""
+        one_step(model, x)  # captured, checked and right
+        os.environ["ORTMODULE_BROKEN"] = operator
+        one_step(model, x)
+        said[operator] = [[finding.what, finding.operator] for finding in verifier(model).findings]
+    return said
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    if os.environ.get("ORTMODULE_BUILD"):
+        pytest.skip("the broken build is made from the tree")
+    library = tmp_path_factory.mktemp("broken") / "_core.abi3.so"
+    build = [sys.executable, "setup.py", "-q", "build_broken", f"--target={library}"]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    script = """if True:
+        import importlib.util, json, sys, torch
+        spec = importlib.util.spec_from_file_location("ortmodule._core", sys.argv[1])
+        sys.modules["ortmodule._core"] = core = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(core)
+        from tests.python.test_verify import find
+        print(json.dumps(find(sys.argv[2:])))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(library), *BROKEN],
+        cwd=ROOT, env={**os.environ, "ORTMODULE_VERIFY": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_a_build_that_is_not_broken(findings):
+    assert findings[""] == []
+
+
+@pytest.mark.parametrize("operator", BROKEN)
+def test_a_broken_kernel_is_named(operator, findings):
+    what, kind, name = BROKEN[operator]
+    assert findings[operator], "it was not found"
+    said = findings[operator][0][1]
+    assert said.startswith(f"the first operator whose {what} differs is {kind} ") and name in said.split()[-1], said

@@ -1,0 +1,379 @@
+"""What forward leaves behind: attributes, caches, buffers, inputs. Every call compares them with PyTorch."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from ortmodule import ORTModule, explain
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(function, buffers=(), **attributes):
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            for name, value in dict(buffers).items():
+                self.register_buffer(name, value)
+            vars(self).update(attributes)
+
+        forward = function
+
+    torch.manual_seed(0)
+    return Made()
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+        assert a.requires_grad == b.requires_grad
+    elif isinstance(a, dict):
+        assert type(a) is type(b) and list(a) == list(b)
+        same(list(a.values()), list(b.values()))
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other)
+    elif hasattr(a, "__dict__"):
+        same(vars(a), vars(b))
+    else:
+        assert type(a) is type(b) and a == b
+
+
+def left(module):
+    """All that a module holds but the machinery."""
+    standard = vars(nn.Module())
+    return [{k: v for k, v in vars(m).items() if k not in standard} for m in module.modules()] + [
+        dict(module.named_buffers())
+    ]
+
+
+def steps(eager, captured, exports=None, n=4, loss=lambda m, y: y.sum(), sizes=(3, 5, 2, 3)):
+    """A few steps in the engine and in PyTorch: results, gradients and what is left are the same after each."""
+    ours = ORTModule(copy.deepcopy(eager))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(n):
+            found = []
+            for module in (ours, eager):
+                module.zero_grad()
+                x = rows(sizes[step % len(sizes)], 4, seed=step)
+                y = module(x)
+                found.append([y, left(module)])
+                loss(module, y).backward()
+                found[-1].append([p.grad for p in module.parameters()])
+            same(*found)
+    report = explain(ours)
+    assert report.captured == captured, report.fallback
+    if exports is not None:
+        assert report.exports == exports
+    return report
+
+
+# --- attributes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_auxiliary_loss():
+    def forward(self, x):
+        y = self.linear(x)
+        self.aux_loss = y.pow(2).mean()
+        return y.tanh()
+
+    steps(made(forward), True, 1, loss=lambda m, y: y.sum() + m.aux_loss)
+    steps(made(forward), True, 1, loss=lambda m, y: m.aux_loss)
+    steps(made(forward, aux_loss=None), True, 1, loss=lambda m, y: y.sum() + 3 * m.aux_loss)
+
+
+def test_an_auxiliary_loss_of_a_submodule():
+    class Expert(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.aux_loss = nn.Linear(4, 4), 0.0
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.aux_loss = y.softmax(-1).mean(0).pow(2).sum()
+            return x + y
+
+    torch.manual_seed(0)
+    steps(nn.Sequential(Expert(), Expert()), True, 1, loss=lambda m, y: y.sum() + m[0].aux_loss + 2 * m[1].aux_loss)
+
+
+def test_an_auxiliary_loss_that_is_taken_away():
+    def forward(self, x):
+        self.aux_loss = self.linear(x).mean()
+        return self.linear(x)
+
+    def loss(module, y):
+        value, module.aux_loss = module.aux_loss, None
+        return y.sum() + value
+
+    steps(made(forward), True, 1, loss=loss, n=6)
+
+
+def test_an_attribute_that_is_read_and_set():
+    """State that carries a gradient from step to step."""
+
+    def forward(self, x):
+        state = x.sum(0) if self.state is None else self.state
+        self.state = torch.tanh(self.linear(state))
+        return x * self.state
+
+    steps(made(forward, state=None), True, n=4, loss=lambda m, y: (y.sum(), setattr(m, "state", m.state.detach()))[0])
+
+
+def test_attributes_of_every_kind():
+    def forward(self, x):
+        y = self.linear(x)
+        self.shape, self.rows = y.shape, x.shape[0]
+        self.parts = {"y": y, "more": [y.mean(), (y.detach().abs(), None)]}
+        self.text, self.flag = "done", True
+        return y * 2
+
+    steps(made(forward), True, 1, loss=lambda m, y: y.sum() + m.parts["more"][0])
+
+
+def test_something_that_is_made_once():
+    def forward(self, x):
+        if not self.ready:
+            self.table = torch.arange(4.0)
+            self.ready = True
+        return self.linear(x) + self.table
+
+    steps(made(forward, ready=False, table=None), True, 2)
+
+
+def test_a_table_that_grows():
+    def forward(self, x):
+        n = x.shape[0]
+        if self.table is None or self.table.shape[0] < n:
+            self.table = torch.arange(n, dtype=torch.float32)
+        return self.linear(x) + self.table[:n, None]
+
+    steps(made(forward, table=None), True, n=8, sizes=(3, 5, 2, 9, 3, 12, 12, 4))
+
+
+def test_a_counter():
+    def forward(self, x):
+        self.step += 1
+        return self.linear(x) * self.step
+
+    assert "attribute step" in steps(made(forward, step=0), False, 0, n=12).fallback
+    steps(made(forward, buffers={"step": torch.zeros(())}), True, 1, n=6)
+    steps(made(forward, step=torch.zeros(())), True, 1, n=6)
+    steps(made(forward, buffers={"step": torch.zeros((), dtype=torch.int64)}), True, 1, n=6)
+
+
+def test_a_counter_that_nothing_depends_on():
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+    assert "attribute calls" in steps(made(forward, calls=0), False, 0, n=12).fallback
+
+
+def test_mutable_caches():
+    def appends(self, x):
+        self.seen.append(x.shape[0])
+        return self.linear(x) * len(self.seen)
+
+    def keeps(self, x):
+        y = self.linear(x)
+        self.seen["last"] = y.detach()
+        return y
+
+    def keeps_once(self, x):
+        if "w" not in self.seen:
+            self.seen["w"] = self.linear.weight.detach().clone()
+        return self.linear(x) + x @ self.seen["w"]
+
+    for function, empty in ((appends, []), (keeps, {}), (keeps_once, {})):
+        steps(made(function, seen=empty), function is keeps_once, n=6)
+
+
+def test_capturing_leaves_caches_alone():
+    calls = []
+
+    def forward(self, x):
+        calls.append(1)
+        self.seen.append(len(self.seen))
+        self.inner["a"].add(len(self.seen))
+        return self.linear(x)
+
+    ours = ORTModule(made(forward, seen=[], inner={"a": set()}))
+    with pytest.warns(UserWarning, match="attribute (seen|inner)"):
+        ours(rows(3, 4))
+    assert len(calls) > 1 and ours.seen == [0] and ours.inner == {"a": {1}}
+
+
+def test_a_setting_that_is_found_out():
+    """As transformers does with the kind of a problem: the first call sets it."""
+
+    class Config:
+        kind = None
+
+        def __init__(self):
+            self.kind, self.more = None, {"on": False}
+
+    def forward(self, x):
+        if self.config.kind is None:
+            self.config.kind = "rows"
+        if not self.config.more["on"]:
+            self.config.more["on"] = True
+            self.config.more["new"] = 3
+        return self.linear(x) * (2 if self.config.kind == "rows" else 3)
+
+    def changes(self, x):
+        y = self.linear(x) * (2 if self.config.kind is None else 3)
+        self.config.kind = "rows"
+        return y
+
+    steps(made(forward, config=Config()), True, 1)
+    steps(made(changes, config=Config()), True)
+
+
+def test_a_cache_object():
+    def forward(self, x):
+        keys, _ = self.cache.update(self.linear(x)[None, None], x[None, None], 0)
+        return keys.sum((0, 1, 2))
+
+    ours, eager = ORTModule(made(forward, cache=DynamicCache())), made(forward, cache=DynamicCache())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (3, 2, 4):
+            torch.testing.assert_close(ours(rows(n, 4, seed=n)), eager(rows(n, 4, seed=n)))
+    assert ours.cache.get_seq_length() == eager.cache.get_seq_length() == 9
+
+
+def test_parts_that_forward_adds():
+    def adds_buffer(self, x):
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.ones(4))
+        self.late += 1
+        return self.linear(x) * self.late
+
+    def adds_module(self, x):
+        if not hasattr(self, "late"):
+            self.late = nn.Identity()
+        return self.late(self.linear(x))
+
+    def fills_buffer(self, x):
+        if self.empty is None:
+            self.empty = torch.ones(4)
+        return self.linear(x) * self.empty
+
+    for function in (adds_buffer, adds_module, fills_buffer):
+        steps(made(function, buffers={"empty": None}), True)
+
+
+def test_lazy_modules():
+    torch.manual_seed(0)
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.Tanh())
+    ours = ORTModule(lazy)
+    x = rows(3, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = ours(x)
+    torch.testing.assert_close(ours(x), first)
+    assert explain(ours).captured and ours[0].weight.shape == (4, 5)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def test_buffers_in_every_way():
+    def forward(self, x):
+        y = self.linear(x)
+        self.a.add_(1)
+        self.b = self.b * 0.5 + y.detach().mean(0)
+        self.c = torch.cat([self.c[1:], y.detach().sum()[None]])
+        self.d += self.a + self.b
+        return y * self.a + self.c.sum()
+
+    buffers = {"a": torch.zeros(()), "b": torch.zeros(4), "c": torch.zeros(3), "d": torch.zeros(4)}
+    steps(made(forward, buffers=buffers), True, 1, n=6)
+
+
+def test_statistics_and_counters():
+    torch.manual_seed(0)
+    steps(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)), True, 1, n=5)
+    steps(nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)), True, n=5)
+
+
+def test_a_part_of_a_buffer():
+    def forward(self, x):
+        y = self.linear(x)
+        self.c[1] = y.detach().sum()
+        return y * self.c.sum()
+
+    steps(made(forward, buffers={"c": torch.zeros(3)}), False)
+
+
+def test_inputs_in_place():
+    def forward(self, x, state):
+        state["h"].mul_(0.5)
+        state["h"] += x.sum(0)
+        return self.linear(x) * state["h"]
+
+    eager = made(forward)
+    ours = ORTModule(copy.deepcopy(eager))
+    states = [{"h": torch.ones(4)} for _ in range(2)]
+    for step in range(5):
+        results = []
+        for module, state in zip((ours, eager), states, strict=True):
+            module.zero_grad()
+            module(rows(2 + step, 4, seed=step), state).sum().backward()
+            results.append([state["h"].clone(), module.linear.weight.grad])
+        torch.testing.assert_close(*results)
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_inputs_in_place_that_are_one_tensor():
+    """A write shows in every other input over the same memory."""
+
+    def forward(self, x, y):
+        x += 1
+        return self.linear(x) + y
+
+    eager = made(forward)
+    ours = ORTModule(copy.deepcopy(eager))
+
+    def pairs():
+        whole = rows(3, 4)
+        yield whole, whole
+        yield whole[:2], whole[1:]
+        yield whole, whole.view(3, 4)
+        yield whole[:1], whole[1:2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for a, b in zip(pairs(), pairs(), strict=True):
+            torch.testing.assert_close(ours(*a), eager(*b))
+            torch.testing.assert_close(a, b)
+
+
+def test_a_buffer_that_is_a_view():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("whole", torch.zeros(4))
+            self.register_buffer("part", self.whole[:2])
+
+        def forward(self, x):
+            self.whole += 1
+            return x * self.part.sum()
+
+    results = []
+    for wrap in (ORTModule, lambda m: m):
+        module = wrap(Views())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.append([module(rows(2, 4)) for _ in range(3)] + [module.whole, module.part])
+    torch.testing.assert_close(*results)
