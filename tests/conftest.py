@@ -32,6 +32,20 @@ hypothesis.settings.register_profile(
 )
 
 
+@pytest.fixture(autouse=True)
+def loggers_as_before():
+    """A module's log level is that of the process's loggers."""
+    from ortmodule import logger
+
+    known = (logger.LOGGER, logger.ENGINE)
+    before, everyone = [(each.level, list(each.handlers)) for each in known], logger._RANKS.everyone
+    yield
+    for each, (level, handlers) in zip(known, before, strict=True):
+        each.setLevel(level)
+        each.handlers[:] = handlers
+    logger._RANKS.everyone = everyone
+
+
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")

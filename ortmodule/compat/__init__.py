@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sysconfig
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -104,7 +105,10 @@ def official() -> Path | None:
 def describe(folder: Path) -> str:
     """What is so, in a few lines."""
     found = official()
-    uses = importlib.util.find_spec("onnxruntime.training") if enabled(folder) and found is None else None
+    uses = None
+    if enabled(folder) and found is None:
+        with suppress(ModuleNotFoundError):  # this process may have started before
+            uses = importlib.util.find_spec("onnxruntime.training")
     lines = [
         f"{'enabled' if enabled(folder) else 'disabled'} in {folder}",
         f"onnxruntime: {'not installed' if found is None else f'installed in {found.parent}'}",

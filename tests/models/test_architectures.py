@@ -10,13 +10,12 @@ from tests.models.compare import (
     InDouble,
     assert_same_buffers,
     assert_same_step,
-    exact_step,
     pytorch_forbidden,
     step,
     tensors_in,
     to,
 )
-from tests.models.zoo import ARCHITECTURES, HARD, PURE, SHAPES
+from tests.models.zoo import ARCHITECTURES, HARD, ILL_CONDITIONED, PURE, SHAPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
 
@@ -37,11 +36,8 @@ class Pair:
     def check_step(self, size, seed=0):
         batch = self.batch(size, seed)
         expected = step(self.eager, batch)
-        assert_same_step(step(self.ours, batch), expected, f"batch {SHAPES[size]}", self.exact(batch))
+        assert_same_step(step(self.ours, batch), expected, f"batch {SHAPES[size]}")
         assert_same_buffers(self.ours, self.eager, f"batch {SHAPES[size]}")
-
-    def exact(self, batch):
-        return (lambda: exact_step(self.eager, batch)) if self.dtype == torch.float32 else None
 
     def check_eval(self, size):
         batch = self.batch(size)
@@ -60,7 +56,7 @@ def check_captured(name, report):
         assert not report.aten_ops and not report.python_ops, f"through PyTorch: {report.aten_ops} {report.python_ops}"
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in HARD])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in HARD | ILL_CONDITIONED])
 def test_float32(name):
     pair = Pair(name)
     pair.check_step(0)
@@ -77,7 +73,7 @@ def test_float32(name):
         expected = step(pair.eager, batch)
         with pytorch_forbidden(pair.ours, pair.eager, {f"aten::{op.removeprefix('aten::')}" for op in report.aten_ops}):
             found = step(pair.ours, batch)
-        assert_same_step(found, expected, f"batch {SHAPES[size]} without PyTorch", pair.exact(batch))
+        assert_same_step(found, expected, f"batch {SHAPES[size]} without PyTorch")
     assert explain(pair.ours).exports == exports
 
     pair.check_eval(0)

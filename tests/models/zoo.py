@@ -309,4 +309,8 @@ HARD = {
     "swin": hf("swin", "ForImageClassification", image(32), NAMES, **SWIN),
     "whisper": hf("whisper", "ForSpeechSeq2Seq", speech, num_mel_bins=8, max_source_positions=16, **SEQ2SEQ),
 }
+#: Compared in float64 only. 52 batch normalisations over a few pixels multiply rounding errors: PyTorch's own float32
+#: gradients are 1.5e-4 off the exact ones.
+ILL_CONDITIONED = {"mobilenet-v2": MORE["mobilenet-v2"]}
+
 ARCHITECTURES = PURE | MORE | HARD

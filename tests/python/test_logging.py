@@ -14,15 +14,9 @@ from ortmodule.logger import ENGINE, LOGGER
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
-    """The process's loggers, and nothing from the environment."""
+def nothing_from_outside(monkeypatch):
     for name in ("ORTMODULE_LOG_LEVEL", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    levels, handlers, everyone = (LOGGER.level, ENGINE.level), list(LOGGER.handlers), logger._RANKS.everyone
-    yield
-    LOGGER.setLevel(levels[0]), ENGINE.setLevel(levels[1])
-    LOGGER.handlers[:] = handlers
-    logger._RANKS.everyone = everyone
 
 
 class Net(nn.Module):

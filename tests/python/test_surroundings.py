@@ -33,7 +33,7 @@ def net():
 # --- distributed ------------------------------------------------------------------------------------------------------
 
 WORKER = """
-import copy, sys, datetime, warnings
+import copy, os, sys, datetime, warnings
 import torch, torch.distributed as dist
 from torch import nn
 from ortmodule import ORTModule, explain
@@ -71,7 +71,9 @@ for wrap in (True, False):
         print("captured" if explain(inner).captured else f"PyTorch: {explain(inner).fallback}", flush=True)
 torch.testing.assert_close(*results)
 print("same", flush=True)
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may outlive the group: their destructors would abort the process
 """
 
 
