@@ -225,7 +225,7 @@ def main():
     parser.add_argument("--columns", nargs="+", choices=list(COLUMNS), default=["eager", "ortmodule"])
     parser.add_argument("--steps", type=int, default=15, help="measured steps")
     parser.add_argument("--warmup", type=int, default=3, help="steps after the first that are not counted")
-    parser.add_argument("--new-shapes", type=int, default=3, help="sizes never seen before")
+    parser.add_argument("--new-shapes", type=int, default=5, choices=range(8), help="sizes never seen before")
     parser.add_argument("--autocast", type=lambda name: getattr(torch, name), help="bfloat16, float16")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--peak-only", action="store_true", help=argparse.SUPPRESS)
