@@ -10,14 +10,13 @@ parameter), next to that of copying one large tensor into another.
 
 import argparse
 import copy
-import json
 import time
 from pathlib import Path
 
 import torch
 
 from benchmarks.rows import ROWS
-from benchmarks.train import machine, middle, milliseconds
+from benchmarks.train import machine, middle, milliseconds, write
 from ortmodule.optim import AdamWMode, FusedAdam
 
 COPIED = 512 << 20  # bytes of the tensor that is copied
@@ -113,10 +112,7 @@ def main():
     parser.add_argument("--out", default="results/optimizer")
     args = parser.parse_args()
     report = {"machine": machine(), "rows": {name: measure(ROWS[name], args.steps) for name in args.rows}}
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1))
-    out.with_suffix(".md").write_text(markdown(report))
+    write(report, markdown(report), Path(args.out))
     print(markdown(report))
 
 

@@ -219,6 +219,13 @@ def markdown(report):
     return "\n".join(lines) + "\n"
 
 
+def write(report, table, out):
+    """<out>.json and <out>.md."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(report, indent=1))
+    out.with_suffix(".md").write_text(table)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
@@ -243,10 +250,7 @@ def main():
                 figures[column]["peak_bytes"] = peak_memory(name, column, args)
         report["rows"][name] = figures
         print(*markdown({**report, "rows": {name: figures}}).splitlines()[-len(args.columns) :], sep="\n", flush=True)
-        out = Path(args.out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".json").write_text(json.dumps(report, indent=1))
-        out.with_suffix(".md").write_text(markdown(report))
+        write(report, markdown(report), Path(args.out))
     print(markdown(report))
 
 

@@ -1,0 +1,153 @@
+"""Norms, distances, normalisations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ortmodule.definitions.table import Keep, defines, dtype_of
+
+
+@defines("aten::norm", again=True)
+def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
+    p = 2.0 if p is None else p
+    if not isinstance(p, (int, float)):
+        raise Keep
+    return _vector_norm(x, p, dim, keepdim, dtype)
+
+
+@defines("aten::linalg_vector_norm")
+def _vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
+    """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p."""
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    if not x.is_floating_point():
+        raise Keep
+    dim = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    if x.dim() == 0:
+        return x.abs() if p != 0 else (x != 0).to(x.dtype)
+    size = x.abs()
+    if p == math.inf:
+        return size.amax(dim, keepdim)
+    if p == -math.inf:
+        return size.amin(dim, keepdim)
+    if p == 0:
+        return (x != 0).to(x.dtype).sum(dim, keepdim)
+    if p == 1:
+        return size.sum(dim, keepdim)
+    if p == 2:
+        return _root((x * x).sum(dim, keepdim))
+    # Through zero neither the power nor its root has a slope: PyTorch takes none.
+    zero = size == 0
+    powers = size.masked_fill(zero, 1).pow(p).masked_fill(zero, 0 if p > 0 else math.inf)
+    total = powers.sum(dim, keepdim)
+    none = (total == 0) | (total == math.inf)
+    return torch.where(none, (total ** (1 / p)).detach(), total.masked_fill(none, 1).pow(1 / p))
+
+
+@defines("aten::linalg_norm")
+def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
+    dim = [dim] if isinstance(dim, int) else dim
+    if order is None:
+        return _vector_norm(x, 2, dim, keepdim, dtype)
+    if len(dim or range(x.dim())) == 1:
+        return _vector_norm(x, order, dim, keepdim, dtype)
+    return _matrix_norm(x, order, dim or [-2, -1], keepdim, dtype)
+
+
+@defines("aten::linalg_matrix_norm")
+def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    if order == "fro":
+        return _vector_norm(x, 2, list(dim), keepdim)
+    if order not in (1, -1, math.inf, -math.inf):
+        raise NotImplementedError(f"a matrix norm of order {order}")
+    rows, columns = (d % x.dim() for d in dim)
+    if abs(order) != 1:
+        rows, columns = columns, rows
+    sums = x.abs().sum(rows, keepdim=True)
+    result = sums.amax(columns, keepdim=True) if order > 0 else sums.amin(columns, keepdim=True)
+    return result if keepdim else result.select(max(rows, columns), 0).select(min(rows, columns), 0)
+
+
+@defines("aten::cdist")
+def _cdist(a, b, p=2.0, mode=None):
+    return _vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
+
+
+@defines("aten::pairwise_distance")
+def _pairwise_distance(a, b, p=2.0, eps=1e-6, keepdim=False):
+    return _vector_norm(a - b + eps, p, [-1], keepdim)
+
+
+@defines("aten::cosine_similarity")
+def _cosine_similarity(a, b, dim=1, eps=1e-8):
+    """The gradient passes the bound of the norms as if it were not there."""
+    if a.dim() == 0 or b.dim() == 0:
+        raise NotImplementedError("tensors of rank 0")
+    a, b = torch.broadcast_tensors(a, b)
+
+    def unit(x):
+        norm = _vector_norm(x, 2, [dim], True)
+        return x / (norm + (norm.clamp(min=eps) - norm).detach())
+
+    return (unit(a) * unit(b)).sum(dim)
+
+
+@defines("aten::var")
+def _var(x, *arguments):
+    return _moments(x, *arguments)[0]
+
+
+@defines("aten::var_mean")
+def _var_mean(x, *arguments):
+    return _moments(x, *arguments)
+
+
+@defines("aten::std")
+def _std(x, *arguments):
+    return _root(_moments(x, *arguments)[0])
+
+
+@defines("aten::std_mean")
+def _std_mean(x, *arguments):
+    variance, mean = _moments(x, *arguments)
+    return _root(variance), mean
+
+
+def _moments(x, dim=None, correction=1, keepdim=False):
+    """Variance and mean, by the arguments of every overload: `dim` may be absent, the correction a bool or None."""
+    if isinstance(dim, bool):
+        dim, correction = None, dim
+    dim = dim or list(range(x.dim()))
+    if x.dim() == 0:
+        raise Keep
+    correction = 1 if correction is None else correction if isinstance(correction, float) else int(correction)
+    mean = x.mean(dim, keepdim=True)
+    squares = (x - mean).square().sum(dim, keepdim)
+    count = 1
+    for d in dim:
+        count = count * x.shape[d]
+    return squares / (count - correction), mean if keepdim else x.mean(dim)
+
+
+def _root(x):
+    """The square root, whose gradient at zero is zero."""
+    none = x == 0
+    return x.masked_fill(none, 1).sqrt().masked_fill(none, 0)
+
+
+# --- normalisations ---------------------------------------------------------------------------------------------------
+
+
+@defines("aten::batch_norm")
+def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn):
+    """Without running statistics; with them it is one operator."""
+    if mean is not None:
+        raise Keep
+    axes = [d for d in range(x.dim()) if d != 1]
+    shape = [-1 if d == 1 else 1 for d in range(x.dim())]
+    centred = x - x.mean(axes, keepdim=True)
+    result = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
+    result = result if weight is None else result * weight.reshape(shape)
+    return result if bias is None else result + bias.reshape(shape)

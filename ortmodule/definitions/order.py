@@ -1,0 +1,97 @@
+"""Extremes, order, clamping."""
+
+from __future__ import annotations
+
+import torch
+
+from ortmodule.definitions.table import Keep, defines
+
+
+@defines("aten::max", again=True)
+def _max(x, dim=None, keepdim=False):
+    return _extreme(x, dim, keepdim, torch.argmax)
+
+
+@defines("aten::min", again=True)
+def _min(x, dim=None, keepdim=False):
+    return _extreme(x, dim, keepdim, torch.argmin)
+
+
+def _extreme(x, dim, keepdim, arg):
+    """Over a dimension: the whole gradient goes to the element that the index names."""
+    if not isinstance(dim, int) or x.dim() == 0:
+        raise Keep
+    index = arg(x.byte() if x.dtype == torch.bool else x, dim, keepdim=True)
+    return picked(x, index, dim, keepdim)
+
+
+def picked(x, index, dim, keepdim):
+    """Values at an index that has kept the dimension, and the index."""
+    values = x.gather(dim, index)
+    return (values, index) if keepdim else (values.select(dim, 0), index.select(dim, 0))
+
+
+@defines("aten::median")
+def _median(x, dim=None, keepdim=False):
+    if x.dim() == 0:
+        raise Keep
+    if dim is None:  # its gradient is shared by all that are equal
+        value = _median(x.reshape(-1), 0)[0].detach()
+        taken = (x == value) | (x.isnan() & value.isnan()) if x.is_floating_point() else x == value
+        if not x.is_floating_point():
+            return value
+        return torch.where(taken, x, 0).sum() / taken.sum()
+    index = x.argsort(dim).select(dim, (x.shape[dim] - 1) // 2).unsqueeze(dim)
+    if x.is_floating_point():
+        nan = x.isnan()
+        index = torch.where(nan.any(dim, keepdim=True), nan.long().argmax(dim, keepdim=True), index)
+    return picked(x, index, dim, keepdim)
+
+
+@defines("aten::nanmedian")
+def _nanmedian(x, dim=None, keepdim=False):
+    if x.dim() == 0 or not x.is_floating_point():
+        raise Keep
+    if dim is None:
+        value = _nanmedian(x.reshape(-1), 0)[0].detach()
+        taken = (x == value) | (x.isnan() & value.isnan())
+        return torch.where(taken, x, 0).sum() / taken.sum()
+    count = (~x.isnan()).sum(dim, keepdim=True)
+    return picked(x, x.argsort(dim).gather(dim, ((count - 1) // 2).clamp(min=0)), dim, keepdim)
+
+
+@defines("aten::kthvalue")
+def _kthvalue(x, k, dim=-1, keepdim=False):
+    if x.dim() == 0:
+        raise Keep
+    index = x.topk(k, dim, largest=False)[1].narrow(dim, k - 1, 1)
+    return picked(x, index, dim, keepdim)
+
+
+@defines("aten::sort", again=True)
+def _sort(x, *arguments):
+    """The engine's order is stable."""
+    if isinstance(arguments[0], (bool, type(None))) and len(arguments) == 3:
+        _, dim, descending = arguments
+        return torch.sort(x, dim, descending)
+    raise Keep
+
+
+@defines("aten::argsort")
+def _argsort(x, *arguments):
+    dim, descending = arguments[-2:]
+    return torch.sort(x, dim, descending)[1]
+
+
+@defines("aten::clamp", again=True)
+def _clamp(x, low=None, high=None):
+    """By tensors: where x is at its bound the gradient is its own."""
+    if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
+        raise Keep
+    if low is not None:
+        x = torch.where(_beyond(x < low, low), low, x)
+    return x if high is None else torch.where(_beyond(x > high, high), high, x)
+
+
+def _beyond(outside, bound):
+    return outside | bound.isnan() if bound.is_floating_point() else outside

@@ -1,0 +1,263 @@
+"""Pointwise operators and shapes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ortmodule.definitions.table import DEFINITIONS, Keep, defines, dtype_of
+
+
+@defines("aten::floor", "aten::ceil", "aten::trunc", "aten::fix", "aten::round")
+def _rounded(x, *arguments):
+    """Integers are whole."""
+    if x.is_floating_point():
+        raise Keep
+    return x + 0
+
+
+@defines("aten::any", again=True)
+def _any(x, *arguments):
+    if x.dtype == torch.bool:
+        raise Keep
+    return (x != 0).any(*arguments)
+
+
+@defines("aten::all", again=True)
+def _all(x, *arguments):
+    if x.dtype == torch.bool:
+        raise Keep
+    return (x != 0).all(*arguments)
+
+
+@defines("aten::logaddexp")
+def _logaddexp(a, b):
+    """Equal infinities stay: their difference is NaN."""
+    same = (a == b) & a.isinf()
+    distance = (a - b).masked_fill(same, 0).abs()
+    return torch.where(same, a, torch.maximum(a, b) + torch.log1p(torch.exp(-distance)))
+
+
+@defines("aten::logaddexp2")
+def _logaddexp2(a, b):
+    two = math.log(2)
+    return _logaddexp(a * two, b * two) / two
+
+
+@defines("aten::xlogy")
+def _xlogy(x, y):
+    y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
+    none = (x == 0) & ((y <= 0) | (y == math.inf))
+    return torch.where(none, 0, x * y.masked_fill(none, 1).log())
+
+
+@defines("aten::special_xlog1py")
+def _xlog1py(x, y):
+    y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
+    none = (x == 0) & ((y <= -1) | (y == math.inf))
+    return torch.where(none, 0, x * torch.log1p(y.masked_fill(none, 0)))
+
+
+@defines("aten::log2")
+def _log2(x):
+    return x.log() / math.log(2)
+
+
+@defines("aten::log10")
+def _log10(x):
+    return x.log() / math.log(10)
+
+
+@defines("aten::float_power")
+def _float_power(x, y):
+    x, y = (v.double() if isinstance(v, torch.Tensor) else float(v) for v in (x, y))
+    return torch.pow(x, y)
+
+
+@defines("aten::nan_to_num")
+def _nan_to_num(x, nan=None, highest=None, lowest=None):
+    if not x.is_floating_point():
+        return x + 0
+    limits = torch.finfo(x.dtype)
+    x = torch.where(x.isnan(), 0.0 if nan is None else nan, x)
+    x = torch.where(x == math.inf, limits.max if highest is None else highest, x)
+    return torch.where(x == -math.inf, limits.min if lowest is None else lowest, x)
+
+
+@defines("aten::prelu", again=True)
+def _prelu(x, weight):
+    if weight.dim():
+        raise Keep
+    return F.prelu(x, weight.reshape(1))
+
+
+@defines("aten::heaviside")
+def _heaviside(x, values):
+    return torch.where(x == 0, values, (x > 0).to(x.dtype))
+
+
+@defines("aten::softplus", again=True)
+def _softplus(x, beta=1, threshold=20):
+    if beta == 1 and threshold == 20:
+        raise Keep
+    return torch.where(x * beta > threshold, x, F.softplus(x.mul(beta)) / beta)
+
+
+@defines("aten::threshold")
+def _threshold(x, threshold, value):
+    return torch.where(x <= threshold, value, x)
+
+
+@defines("aten::softshrink")
+def _softshrink(x, lambd=0.5):
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
+
+
+@defines("aten::hardshrink")
+def _hardshrink(x, lambd=0.5):
+    return torch.where((x >= -lambd) & (x <= lambd), 0, x)
+
+
+@defines("aten::softmax", again=True)
+def _softmax(x, dim, dtype=None):
+    if dtype is None or x.dtype == dtype_of(dtype):
+        raise Keep
+    return x.to(dtype_of(dtype)).softmax(dim)
+
+
+@defines("aten::log_softmax", again=True)
+def _log_softmax(x, dim, dtype=None):
+    if dtype is None or x.dtype == dtype_of(dtype):
+        raise Keep
+    return x.to(dtype_of(dtype)).log_softmax(dim)
+
+
+@defines("aten::_safe_softmax")
+def _safe_softmax(x, dim, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    nothing = (x == -math.inf).all(dim, keepdim=True)
+    return x.masked_fill(nothing, 0).softmax(dim).masked_fill(nothing, 0)
+
+
+@defines("aten::cumsum", again=True)
+def _cumsum(x, dim, dtype=None):
+    if dtype is not None or x.dtype != torch.int32:
+        raise Keep
+    return x.long().cumsum(dim)
+
+
+@defines("aten::normal")
+def _normal(mean, std, size=None, generator=None, dtype=None, *layout):
+    if isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
+        raise Keep
+    return torch.randn(size, dtype=None if dtype is None else dtype_of(dtype)) * std + mean
+
+
+@defines("aten::addcmul")
+def _addcmul(x, a, b, value=1):
+    return x + (a * b if value == 1 else a * b * value)
+
+
+@defines("aten::isclose")
+def _isclose(a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
+    same = a == b
+    if not a.is_floating_point():
+        a, b = a.to(torch.get_default_dtype()), b.to(torch.get_default_dtype())
+    elif equal_nan:
+        same = same | (a.isnan() & b.isnan())
+    return same | (((a - b).abs() <= atol + (rtol * b).abs()) & b.isfinite())
+
+
+@defines("aten::signbit")
+def _signbit(x):
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
+
+
+@defines("aten::sum", again=True)
+def _sum_of_all(x, dim=None, keepdim=False, dtype=None):
+    """No dimension is every dimension."""
+    if dim != [] or keepdim:
+        raise Keep
+    return x.sum(dtype=None if dtype is None else dtype_of(dtype))
+
+
+@defines("aten::permute", again=True)
+def _permute(x, dims):
+    if all(d >= 0 for d in dims):
+        raise Keep
+    return x.permute([d % x.dim() for d in dims])
+
+
+@defines("aten::movedim", "aten::moveaxis")
+def _movedim(x, source, destination):
+    source, destination = ([d] if isinstance(d, int) else d for d in (source, destination))
+    placed = {to % x.dim(): d % x.dim() for d, to in zip(source, destination, strict=True)}
+    rest = iter(d for d in range(x.dim()) if d not in placed.values())
+    return x.permute([placed[d] if d in placed else next(rest) for d in range(x.dim())])
+
+
+@defines("aten::masked_select", again=True)
+def _masked_select(x, mask):
+    if tuple(map(int, x.shape)) == tuple(map(int, mask.shape)):
+        raise Keep
+    return torch.masked_select(*torch.broadcast_tensors(x, mask))
+
+
+@defines("aten::searchsorted")
+def _searchsorted(sequence, values, narrow=False, right=False, side=None, sorter=None):
+    if sorter is not None or not isinstance(values, torch.Tensor):
+        raise NotImplementedError("a sorter, or a number")
+    if sequence.dim() > 1:
+        sequence = sequence.unsqueeze(-2)
+    values = values.unsqueeze(-1)
+    before = sequence <= values if right or side == "right" else sequence < values
+    return before.sum(-1).int() if narrow else before.sum(-1)
+
+
+@defines("aten::addr")
+def _addr(x, a, b, beta=1, alpha=1):
+    return beta * x + alpha * (a.unsqueeze(1) * b)
+
+
+@defines("aten::linalg_vecdot")
+def _vecdot(a, b, dim=-1):
+    return (a * b).sum(dim)
+
+
+@defines("aten::vdot")
+def _vdot(a, b):
+    return (a * b).sum()
+
+
+DEFINITIONS |= {
+    "aten::fmax": lambda a, b: torch.where(b.isnan() | (a >= b), a, b),
+    "aten::fmin": lambda a, b: torch.where(b.isnan() | (a <= b), a, b),
+    "aten::copysign": lambda a, b: torch.where((b < 0) | ((b == 0) & (1 / b < 0)), -a.abs(), a.abs()),
+    "aten::addcdiv": lambda x, a, b, value=1: x + value * (a / b),
+    "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
+    "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
+    "aten::tile": lambda x, times: x.repeat([1] * (x.dim() - len(times)) + times),
+    "aten::nansum": lambda x, dim=None, keepdim=False, dtype=None: _sum(
+        x.masked_fill(x.isnan(), 0), dim, keepdim, dtype
+    ),
+    "aten::bilinear": lambda a, b, w, bias=None: _plus(torch.einsum("...i,kij,...j->...k", a, w, b), bias),
+    "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
+}
+
+
+def _sum(x, dim, keepdim, dtype):
+    return x.sum(dtype=dtype) if dim is None or dim == [] else x.sum(dim, keepdim, dtype=dtype)
+
+
+def _plus(x, bias):
+    return x if bias is None else x + bias
+
+
+@defines("aten::nanmean")
+def _nanmean(x, dim=None, keepdim=False, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    nan = x.isnan()
+    total, count = _sum(x.masked_fill(nan, 0), dim, keepdim, None), _sum(~nan, dim, keepdim, None)
+    return total / count

@@ -1,0 +1,42 @@
+"""Operators of torch in terms of others, where the exporter translates them wrongly or in a way that does not train.
+
+A definition takes the operator's arguments in the order of its schema and returns its result. It is traced
+(`rewrites.py`) on tensors like the operator's operands, so it may look at ranks and types; a size that it takes as a
+number becomes a constant, which the comparison of two traces finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+DEFINITIONS: dict[str, Callable] = {}
+
+
+class Keep(Exception):
+    """A definition declines: the operator stays."""
+
+
+def defines(*kinds: str, again: bool = False) -> Callable:
+    """``again``: the definition uses the operator itself, in a form that it keeps."""
+
+    def register(function):
+        function.again = again
+        DEFINITIONS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+#: Types as a graph has them: numbers.
+_TYPES = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    7: torch.float64, 11: torch.bool, 15: torch.bfloat16,
+}  # fmt: skip
+
+
+def dtype_of(dtype):
+    if isinstance(dtype, int) and dtype not in _TYPES:
+        raise Keep
+    return _TYPES[dtype] if isinstance(dtype, int) else dtype
