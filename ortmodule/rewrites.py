@@ -1,6 +1,6 @@
 """Operators of a trace, replaced by others that the exporter can say in ONNX.
 
-Two sources: our own definitions (`definitions.py`), in terms of torch, for operators that the exporter translates
+Two sources: our own definitions (`definitions`), in terms of torch, for operators that the exporter translates
 wrongly or in a way that does not train; and torch's own decompositions for whatever the exporter does not know. A
 definition is traced on tensors like the operator's operands, and the result put in the operator's place. An operator
 that changes its operand becomes one that does not, and a copy.
