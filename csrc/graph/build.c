@@ -151,6 +151,10 @@ static status fold(graph *g, node *n) {
 static status check_operands(graph *g, const op_def *op, int n_in, value *const *in) {
     if (n_in < op->min_in || (op->max_in != VARIADIC && n_in > op->max_in))
         return fail(g->c, E_INVALID, "%s takes %d to %d operands, not %d", op->name, op->min_in, op->max_in, n_in);
+    /* What comes from a model may leave out anything; operators that only the engine emits know what they can miss. */
+    const bool in_models = !op->domain[0] || (op->flags & IN_MODELS);
+    for (int i = 0; in_models && i < op->min_in; i++)
+        if (!in[i]) return fail(g->c, E_INVALID, "operand %d of %s is missing", i, op->name);
     for (int i = 0; i < n_in; i++) {
         if (!in[i]) continue;
         if (op->dtypes && !(op->dtypes & SET(in[i]->type)))
