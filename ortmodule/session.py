@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int) -> None:
         self.plan, self.inputs, self.seed = plan, inputs, seed
-        self.outputs = [_empty(spec) for spec in plan.outputs]
+        self.outputs = plan.empty_outputs(torch.Tensor)
         self.writes = {index: _empty(spec) for index, spec in plan.writes}
         self._arena = _empty(("uint8", (plan.arena_bytes,))) if plan.arena_bytes else None
         try:
@@ -69,7 +69,7 @@ class Run:
         except BaseException:
             self.release()
             raise
-        if not any(plan.input_grads):
+        if not plan.differentiates:
             self.release()
 
     def backward(
@@ -88,9 +88,8 @@ class Run:
         Raises RuntimeError when the memory of this run is gone already.
         """
         plan, arena = self.plan, self._arena
-        specs = plan.input_grads
-        if not any(specs):
-            return [None] * len(specs)
+        if not plan.differentiates:
+            return [None] * len(plan.input_grads)
         if arena is None and plan.arena_bytes:
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
@@ -99,7 +98,7 @@ class Run:
             None if spec is None else _zeros(spec) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
         ]
-        grads = [None if spec is None else _empty(spec) for spec in specs]
+        grads = plan.empty_input_grads(torch.Tensor)
         try:
             plan.backward(
                 arena,

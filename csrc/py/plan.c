@@ -254,6 +254,16 @@ static PyObject *value_specs(value *const *list, int count) {
     return specs;
 }
 
+static PyObject *empty_values(PyObject *tensor_type, value *const *list, int count) {
+    PyObject *tensors = PyList_New(count);
+    for (int i = 0; tensors && i < count; i++) {
+        const value *v = list ? list[i] : NULL;
+        PyObject *t = v ? tensor_empty(tensor_type, v->type, &v->shape) : Py_NewRef(Py_None);
+        if (!t || PyList_SetItem(tensors, i, t) < 0) Py_CLEAR(tensors);
+    }
+    return tensors;
+}
+
 static PyObject *flag_list(const bool *flags, int count) {
     PyObject *list = PyList_New(count);
     for (int i = 0; list && i < count; i++) PyList_SetItem(list, i, PyBool_FromLong(flags[i]));
@@ -275,6 +285,23 @@ static PyObject *get_output_grads(PyObject *object, void *unused) {
 static PyObject *get_input_grads(PyObject *object, void *unused) {
     (void)unused;
     return value_specs(plan_of(object)->g->input_grads, model_inputs(plan_of(object)));
+}
+
+static PyObject *empty_outputs(PyObject *object, PyObject *tensor_type) {
+    return empty_values(tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
+}
+
+static PyObject *empty_input_grads(PyObject *object, PyObject *tensor_type) {
+    return empty_values(tensor_type, plan_of(object)->g->input_grads, model_inputs(plan_of(object)));
+}
+
+static PyObject *get_differentiates(PyObject *object, void *unused) {
+    const graph *g = plan_of(object)->g;
+    bool any = false;
+
+    (void)unused;
+    for (int i = 0; g->input_grads && i < g->n_input_grads; i++) any |= g->input_grads[i] != NULL;
+    return PyBool_FromLong(any);
 }
 
 static PyObject *get_writes(PyObject *object, void *unused) {
@@ -356,6 +383,9 @@ static PyObject *get_foreign(PyObject *object, void *unused) {
 static PyMethodDef plan_methods[] = {
     {"forward", plan_forward, METH_VARARGS, forward_doc},
     {"backward", plan_backward, METH_VARARGS, backward_doc},
+    {"empty_outputs", empty_outputs, METH_O, PyDoc_STR("empty_outputs(torch.Tensor) -> a new tensor for each output")},
+    {"empty_input_grads", empty_input_grads, METH_O,
+     PyDoc_STR("empty_input_grads(torch.Tensor) -> for each input a new tensor for its gradient, or None")},
     {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
     {"code", plan_code, METH_NOARGS,
      PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
@@ -368,6 +398,7 @@ static PyGetSetDef plan_getset[] = {
     {"outputs", get_outputs, NULL, "(dtype, shape) of each output", NULL},
     {"output_grads", get_output_grads, NULL, "(dtype, shape) or None for each output", NULL},
     {"input_grads", get_input_grads, NULL, "(dtype, shape) or None for each input", NULL},
+    {"differentiates", get_differentiates, NULL, "whether any input gets a gradient", NULL},
     {"writes", get_writes, NULL, "[(input index, (dtype, shape)), ...]: inputs whose memory forward changes", NULL},
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},

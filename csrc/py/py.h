@@ -45,6 +45,9 @@ int tensor_address(PyObject *object, dtype type, const shape *s, const char *wha
 /* Address and size in bytes of a contiguous CPU tensor of any type. */
 int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes);
 
+/* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. */
+PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s);
+
 /* The elements of a CPU tensor that fills its memory without gaps, in whatever order of dimensions. */
 typedef struct elements {
     dtype type; /* DT_NONE: one the engine does not know */

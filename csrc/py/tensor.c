@@ -271,18 +271,21 @@ static PyObject *new_tensor(const dl_exchange *e, dtype type, const shape *s) {
     return NULL;
 }
 
+PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s) {
+    const dl_exchange *e = exchange ? exchange : find_exchange(tensor_type);
+    return e ? new_tensor(e, type, s) : NULL;
+}
+
 PyObject *core_empty(PyObject *module, PyObject *args) {
-    PyObject *type_object, *name, *sizes;
-    const dl_exchange *e = exchange;
+    PyObject *tensor_type, *name, *sizes;
     dtype type;
     shape s;
     ctx c = {0};
 
-    if (!PyArg_ParseTuple(args, "OOO:empty", &type_object, &name, &sizes)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOO:empty", &tensor_type, &name, &sizes)) return NULL;
     if (parse_dtype(name, &type) < 0 || parse_shape(sizes, &s) < 0) return NULL;
     if (shape_check(&c, &s) != OK) return raise_status(state_of(module), &c.err);
-    if (!e && !(e = find_exchange(type_object))) return NULL;
-    return new_tensor(e, type, &s);
+    return tensor_empty(tensor_type, type, &s);
 }
 
 PyObject *core_zero(PyObject *module, PyObject *object) {
@@ -313,14 +316,12 @@ PyObject *core_copy(PyObject *module, PyObject *args) {
 }
 
 int parse_dtype(PyObject *name, dtype *out) {
-    PyObject *ascii = PyUnicode_AsASCIIString(name);
-    const char *text = ascii ? PyBytes_AsString(ascii) : NULL;
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
 
     *out = DT_NONE;
     for (int t = F32; text && t < DTYPE_COUNT; t++)
         if (strcmp(dtype_name((dtype)t), text) == 0) *out = (dtype)t;
     if (text && *out == DT_NONE) PyErr_Format(PyExc_TypeError, "tensors of type %s are not supported", text);
-    Py_XDECREF(ascii);
     return *out == DT_NONE ? -1 : 0;
 }
 
