@@ -9,7 +9,7 @@ belongs to its :class:`_Call`: several may wait for their backward.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,20 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    Raises what Session raises.
+    ``without``: passes of the engine that are not to run. Raises what Session raises.
     """
 
-    def __init__(self, capture: Capture, tree: Tree, guards: Guards, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        tree: Tree,
+        guards: Guards,
+        inputs: Sequence[torch.Tensor],
+        without: Iterable[str] = (),
+    ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
-        self.session = Session(capture.model.SerializeToString())
+        self.session = Session(capture.model.SerializeToString(), without)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
@@ -140,10 +147,13 @@ class Graph:
         grads = self._predicted() if self.differentiable else None
         prepared = self.prepare(sizes, grads)
         contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        seed = draw_seed() if prepared.random or prepared.plan.prologue else 0
+        seed = draw_seed() if prepared.random else None
         while prepared.plan.prologue:
-            more = self.session.next_size(prepared.plan, contiguous, seed)
+            more = self.session.next_size(prepared.plan, contiguous, seed or 0)
             prepared = self.prepare(sizes, grads, (*prepared.sizes, more))
+            if seed is None and prepared.random:
+                seed = draw_seed()
+        seed = seed or 0
         run = Run(prepared.plan, contiguous, seed)
         outputs = run.outputs
         self._check(sizes, outputs)

@@ -240,9 +240,13 @@ _TABLE = (
     _later("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
            "a `torch.autograd.Function` inside the module runs with its own backward; off: what its forward does is "
            "captured, where that can be"),
-    _later("ENABLE_COMPUTE_OPTIMIZER", FLAG, True, "move gather, slice and reshape up, which saves computation"),
-    _later("ENABLE_SPARSE_OPTIMIZER", FLAG, True, "do not compute what padding and ignored labels make unnecessary"),
-    _later("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True, "the part of it for labels"),
+    Variable("ENABLE_COMPUTE_OPTIMIZER", FLAG, True,
+             "where a module selects rows (the first token, the last one), compute only these, as far up as operators "
+             "work row by row"),
+    Variable("ENABLE_SPARSE_OPTIMIZER", FLAG, True,
+             "do not compute what padding and ignored labels make unnecessary"),
+    Variable("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True,
+             "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees them"),
     _later("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", FLAG, False, "the part of it for padding"),
     _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
@@ -259,6 +263,11 @@ _TABLE = (
 )
 # fmt: on
 VARIABLES = {variable.name: variable for variable in _TABLE}
+#: Passes, and the settings that all have to be on for them.
+_PASSES = {
+    "row_selection": ("ENABLE_COMPUTE_OPTIMIZER",),
+    "label_sparsity": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_LABEL_SPARSE_OPTIMIZER"),
+}
 
 #: Defaults that this process uses instead of the table's.
 _DEFAULTS: dict[str, Any] = {}
@@ -296,6 +305,11 @@ class Options:
     @property
     def fallback(self) -> frozenset[str]:
         return self["FALLBACK_POLICY"]
+
+    @property
+    def without(self) -> frozenset[str]:
+        """The engine's passes that are switched off."""
+        return frozenset(name for name, settings in _PASSES.items() if not all(self[s] for s in settings))
 
     @staticmethod
     def read(debug: DebugOptions | None = None) -> Options:

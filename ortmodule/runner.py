@@ -197,7 +197,7 @@ class Runner:
         start = time.perf_counter()
         begins("read")
         try:
-            graph = Graph(captured, call.tree, guards, call.inputs)
+            graph = Graph(captured, call.tree, guards, call.inputs, self.options.without)
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()
             begins("check")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -125,8 +125,10 @@ class Session:
     model with operators the engine does not have.
     """
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, without: Iterable[str] = ()) -> None:
+        """``without``: names of passes that are not to run. KeyError for one that there is not."""
         self.model = _core.Model(model)
+        self.disabled = sum({_core.passes()[name] for name in without})
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
@@ -152,7 +154,7 @@ class Session:
             self.plans.move_to_end(key)
             return plan
         start = time.perf_counter()
-        plan = self.model.plan(key[0], key[1], key[2], sizes=sizes)
+        plan = self.model.plan(key[0], key[1], key[2], self.disabled, sizes)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if ENGINE.isEnabledFor(logging.INFO):

@@ -4,7 +4,10 @@
  * seed, this key and an element's index (core/philox.h). So nothing random is kept for backward:
  *     y = x * mask / (1 - ratio),    dx = dy * mask / (1 - ratio)
  * are one operator with one key, and its mask exists in registers only. An element is dropped when its 32 bits are
- * below ratio * 2^32: the rate is the ratio's, not that of its rounding to a few digits. */
+ * below ratio * 2^32: the rate is the ratio's, not that of its rounding to a few digits.
+ *
+ * Where only some rows of a tensor are computed, a second operand says which they are (-1 - r is row r again): every
+ * element is dropped or kept as it would be among all rows. */
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "core/vmath.h"
@@ -33,6 +36,8 @@ struct draw {
     double scale, mean;      /* dropout's factor, or a deviation */
     double low, high, below; /* `below`: the number before high */
     int64_t *bad;            /* an element that is out of range, or -1 */
+    const int64_t *rows;     /* of `width` elements, where not all are there */
+    int64_t width;
 };
 
 #define TEMPLATE "ops/random_draws.h"
@@ -76,13 +81,38 @@ static void drop_bool(const draw *d, int64_t at, int64_t n, const uint32_t *bits
     for (int64_t i = 0; i < n; i++) y[i] = d->scale != 0 && bits[i] >= d->threshold;
 }
 
+/* Elements of a row stand together among all rows, but need not begin where random words are drawn. */
+static void draw_rows(void *arg, int64_t begin, int64_t end) {
+    const draw *d = arg;
+    uint32_t bits[CHUNK];
+
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = d->rows[i] < 0 ? -1 - d->rows[i] : d->rows[i];
+        for (int64_t at = 0, n; at < d->width; at += n) {
+            int64_t position = row * d->width + at, skip = position % PHILOX_GROUP;
+            n = d->width - at < CHUNK - skip ? d->width - at : CHUNK - skip;
+            philox_fill(d->seed, d->key, position / PHILOX_GROUP, (skip + n + PHILOX_GROUP - 1) / PHILOX_GROUP, bits);
+            d->fn(d, i * d->width + at, n, bits + skip);
+        }
+    }
+}
+
 static status run_dropout(const call *k, draw_fn *fn) {
     double ratio = node_float(k->node, "ratio");
     draw d = draw_of(k, fn, 1);
+    int64_t rows;
 
     d.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
     d.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-    run_draw(&d);
+    if (k->n_in < 2 || !tensor_present(&k->in[1])) {
+        run_draw(&d);
+        return OK;
+    }
+    rows = tensor_count(&k->in[1]);
+    if (d.count == 0) return OK;
+    d.rows = k->in[1].data;
+    d.width = d.count / rows;
+    parallel_for(rows, parallel_rows(2 * d.width), draw_rows, &d);
     return OK;
 }
 
@@ -126,7 +156,21 @@ static status lower_dropout(graph *g, const node *n, value **out) {
 
 static status grad_dropout(graph *g, const node *n, value *const dy[], value *dx[]) {
     return emit_with(g, &dx[0], "DropoutTrain",
-                     NODE_ATTRS(FLOAT("ratio", node_float(n, "ratio")), INT("key", node_int(n, "key"))), dy[0]);
+                     NODE_ATTRS(FLOAT("ratio", node_float(n, "ratio")), INT("key", node_int(n, "key"))), dy[0],
+                     node_in(n, 1));
+}
+
+static status infer_dropout(graph *g, node *n) {
+    const value *rows = node_in(n, 1);
+    char tx[SHAPE_TEXT], tr[SHAPE_TEXT];
+
+    TRY(infer_same(g, n));
+    if (!rows) return OK;
+    if (rows->type == I64 && rows->shape.rank == 1 && n->in[0]->shape.rank > 0 &&
+        rows->shape.dim[0] == n->in[0]->shape.dim[0])
+        return OK;
+    return fail(g->c, E_SHAPE, "%s of %s with row numbers %s", n->op->name, shape_text(&n->in[0]->shape, tx),
+                shape_text(&rows->shape, tr));
 }
 
 /* --- tensors of random numbers ------------------------------------------------------------------------------------ */
@@ -271,7 +315,7 @@ static double uniform_at(const draw *d, int64_t position) {
 
 /* Rows of unnormalised log probabilities: the first index at which their running sum exceeds a random part of the
  * whole. One of probability 0 leaves the sum as it is, so it is never the first. */
-static void draw_rows(void *arg, int64_t begin, int64_t end) {
+static void choose_rows(void *arg, int64_t begin, int64_t end) {
     const draw *d = arg;
     const call *k = d->in;
     const tensor *x = &k->in[0], *y = &k->out[0];
@@ -304,7 +348,7 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
 
     d.in = k;
     d.bad = &bad;
-    parallel_for(k->in[0].shape.dim[0], 1, draw_rows, &d);
+    parallel_for(k->in[0].shape.dim[0], 1, choose_rows, &d);
     if (bad < 0) return OK;
     return fail(c, E_RUNTIME,
                 "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
@@ -321,17 +365,17 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
 #define ONNX(name_, since_, least, most, outputs, types)                                                               \
     .name = name_, .domain = "", .since = since_, .min_in = least, .max_in = most, .max_out = outputs,                 \
     .dtypes = types, .flags = RANDOM
-#define OURS(name_, operands, types)                                                                                   \
-    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands, .max_in = operands, .max_out = 1,             \
-    .dtypes = types
+#define SOME(name_, least, most, types)                                                                                \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = least, .max_in = most, .max_out = 1, .dtypes = types
+#define OURS(name_, operands, types) SOME(name_, operands, operands, types)
 
 /* clang-format off */
 const op_def random_ops[] = {
     /* As many outputs as are asked for, so that the mask is not made for nobody. */
     {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed", FLOAT)), .lower = lower_dropout},
-    {OURS("DropoutTrain", 1, FLOATS), .flags = RANDOM | INPLACE_0,
+    {SOME("DropoutTrain", 1, 2, FLOATS), .flags = RANDOM | INPLACE_0,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT)),
-     .infer = infer_same, .grad = grad_dropout, .cpu = dropout_train_cpu},
+     .infer = infer_dropout, .grad = grad_dropout, .cpu = dropout_train_cpu},
     {OURS("DropoutMask", 0, 0), .flags = RANDOM | NO_GRAD,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), NO_DEFAULT("shape", INTS)),
      .infer = infer_mask, .cpu = dropout_mask_cpu},

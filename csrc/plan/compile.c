@@ -11,6 +11,15 @@
 #define VERIFY(g, when) (void)(g)
 #endif
 
+/* A pass that needs a size which is not known ends them all: the plan is a prologue. */
+static status rewrite(graph *g, const compile_options *o, int *fired) {
+    status s = passes_run(g, BEFORE_GRADIENT, o->disabled_passes, fired);
+    if (s != E_PENDING) return s;
+    TRY(make_prologue(g));
+    graph_remove_dead(g);
+    return OK;
+}
+
 status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     int fired[MAX_PASSES] = {0};
     graph *g;
@@ -18,7 +27,7 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, &g));
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
-    TRY(passes_run(g, BEFORE_GRADIENT, o->disabled_passes, fired));
+    TRY(rewrite(g, o, fired));
     if (o->output_grads && !g->pending) {
         TRY(grad_build(g, o->output_grads));
         graph_remove_dead(g);

@@ -3,6 +3,7 @@
 
 #include "core/memory.h"
 #include "ops/op.h"
+#include "passes/pipeline.h"
 
 #include <string.h>
 
@@ -64,6 +65,18 @@ static PyObject *core_memory(PyObject *module, PyObject *unused) {
                          (Py_ssize_t)m.peak);
 }
 
+static PyObject *core_passes(PyObject *module, PyObject *unused) {
+    PyObject *bits = PyDict_New();
+
+    (void)module, (void)unused;
+    for (int i = 0; bits && passes[i]; i++) {
+        PyObject *bit = PyLong_FromUnsignedLong(pass_bit(passes[i]->name));
+        if (!bit || PyDict_SetItemString(bits, passes[i]->name, bit) < 0) Py_CLEAR(bits);
+        Py_XDECREF(bit);
+    }
+    return bits;
+}
+
 static PyMethodDef methods[] = {
     {"empty", core_empty, METH_VARARGS,
      PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
@@ -77,6 +90,7 @@ static PyMethodDef methods[] = {
                "weight_decay, grad_factor, correct_bias, maximize, clear_gradients): one step of all")},
     {"sum_of_squares", core_sum_of_squares, METH_O, PyDoc_STR("sum_of_squares(tensors) -> float, added up in double")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
+    {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},
 };
 

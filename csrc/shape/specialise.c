@@ -45,10 +45,11 @@ static status emit_model_node(graph *g, const node *n, value **map, value **buff
     return OK;
 }
 
-/* Cuts the graph off at the size that is not known: nothing else is computed or written. */
-static status make_prologue(graph *g) {
+status make_prologue(graph *g) {
+    g->before = NULL;
     g->emit_name = NULL;
     g->writes = NULL;
+    g->n_outputs = 0;
     return graph_add_output(g, g->pending);
 }
 

@@ -17,5 +17,7 @@ typedef struct input_spec {
  * it tells the size, and specialise goes on from there when it is called with one size more. */
 MUST_USE status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
                            graph **out);
+/* Cuts a graph off at its pending size, which a pass may have asked for too: nothing else is computed or written. */
+MUST_USE status make_prologue(graph *g);
 
 #endif

@@ -1,0 +1,100 @@
+/* row_selection.c -- a selection of rows moves up: only they are computed
+ *
+ *   f(x)[:, 0],  f(x)[i, j],  f(x)[rows]   ->  f(x[rows])
+ *
+ * for everything row by row between x and the selection (StridedSlice, Gather, GatherND): of a classifier's last layer
+ * the first token, of a language model's the last one. The same selection from the numbers 0, 1, ... of all rows says
+ * which they are, wraps what is negative, and refuses what is out of range. */
+#include "passes/pipeline.h"
+#include "passes/rowwise.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { MOST_ROWS = 1 << 20 };
+
+/* The axes that a selection takes rows of; 0: it is none. */
+static int selected_axes(const node *n) {
+    const shape *x;
+
+    if (!node_in(n, 0)) return 0;
+    x = &n->in[0]->shape;
+    if (strcmp(n->op->name, "StridedSlice") == 0) {
+        int k = x->rank;
+        while (k > 0 && n->out[0]->shape.dim[k - 1] == x->dim[k - 1]) k--;
+        return k;
+    }
+    if (strcmp(n->op->name, "Gather") == 0) {
+        int64_t axis = node_int(n, "axis");
+        return (int)(axis < 0 ? axis + x->rank : axis) + 1;
+    }
+    if (strcmp(n->op->name, "GatherND") == 0) {
+        const shape *index = &n->in[1]->shape;
+        return (int)(node_int(n, "batch_dims") + index->dim[index->rank - 1]);
+    }
+    return 0;
+}
+
+/* The numbers of all rows, in the shape of the selected axes. */
+static status row_numbers(graph *g, const shape *s, int64_t all, value **out) {
+    int64_t *numbers;
+    TRY(NEW(g->c, numbers, all));
+    for (int64_t i = 0; i < all; i++) numbers[i] = i;
+    return graph_add_constant(g, I64, s, numbers, out);
+}
+
+/* A node's attribute without what belongs to the axes behind the rows. */
+static status select_numbers(graph *g, const node *n, int k, value *numbers, value **rows) {
+    attr attrs[4] = {{0}};
+    int count = 0;
+
+    for (const attr *a = n->attrs; a && a->name && count < 3; a++, count++) {
+        attrs[count] = *a;
+        if (a->kind == ATTR_INTS && a->count > k) attrs[count].count = k;
+        if (strcmp(a->name, "axis") == 0) attrs[count].i = k - 1;
+    }
+    TRY(graph_emit_op(g, n->op, attrs, n->n_in, (value *[]){numbers, node_in(n, 1)}, 1, rows));
+    return emit_reshape(g, *rows, &SHAPE(shape_count(&(*rows)->shape)), rows);
+}
+
+static status select_rows(graph *g, node *n, bool *fired) {
+    int k = selected_axes(n);
+    shape lead = {.rank = k};
+    value *numbers, *rows, *out;
+    int64_t all = 1;
+    row_set r;
+
+    if (k == 0) return OK;
+    for (int i = 0; i < k; i++) all *= lead.dim[i] = n->in[0]->shape.dim[i];
+    if (all < 2 || all > MOST_ROWS) return OK;
+    TRY(rows_begin(g, all, NULL, false, &r));
+    if (rows_axes(&r, n->in[0]) == 0 || rows_mark_above(&r, n, 0) == 0) return OK;
+    TRY(row_numbers(g, &lead, all, &numbers));
+    TRY(select_numbers(g, n, k, numbers, &rows));
+    if (!rows_pay(rows->shape.dim[0], all)) return OK;
+    r.rows = rows;
+    r.count = rows->shape.dim[0];
+    TRY(rows_compute_above(&r, n, 0, &out));
+    TRY(emit_reshape(g, out, &n->out[0]->shape, &out));
+    *fired = true;
+    return graph_replace(g, n->out[0], out);
+}
+
+static status run(graph *g, int *fired) {
+    if (g->pending) return OK;
+    for (node *n = g->first; n; n = n->next) {
+        bool here = false;
+        if (!n->n_out || !n->out[0] || (!n->out[0]->n_uses && !value_is_end(g, n->out[0]))) continue;
+        g->before = n;
+        g->emit_name = n->name;
+        TRY(select_rows(g, n, &here));
+        *fired += here;
+    }
+    g->before = NULL;
+    g->emit_name = NULL;
+    graph_remove_dead(g);
+    return OK;
+}
+
+const pass_def row_selection = {.name = "row_selection", .stage = BEFORE_GRADIENT, .level = 1, .run = run};

@@ -1,0 +1,47 @@
+/* rowwise.h -- computing a tensor's rows that are wanted, and no others.
+ *
+ * A *row* is what lies at one place of a tensor's leading axes: of [B, S, H] and of [B * S, H] each of N = B * S rows.
+ * Of nodes that compute every row from the same row of their operands (linear layers, norms, activations, dropout,
+ * embeddings) any set of rows can be computed alone. */
+#ifndef ORT_PASSES_ROWWISE_H
+#define ORT_PASSES_ROWWISE_H
+
+#include "graph/graph.h"
+
+typedef struct row_set {
+    graph *g;
+    int64_t all, count; /* rows there are, and that are computed */
+    value *rows;        /* their numbers, int64 [count] */
+    bool packed;        /* they come from RowIndex (ops/rows.c); otherwise in any order, and a row may come twice */
+    value **known;      /* [n_known], by value id: the rows of a value */
+    int n_known;
+} row_set;
+
+/* The rows of every value that the graph has now. `rows` may be NULL while only questions are asked. */
+MUST_USE status rows_begin(graph *g, int64_t all, value *rows, bool packed, row_set *out);
+/* How many rows a plan computes where `live`, bool [all], says which matter. E_PENDING when data decides (see
+ * graph_data_size). */
+MUST_USE status rows_count(graph *g, value *live, int64_t *count);
+/* The number of leading axes that make up the rows; 0: `v` has none. */
+int rows_axes(const row_set *r, const value *v);
+/* Can `n` be computed row by row? */
+bool rows_apart(const row_set *r, const node *n);
+/* Is operand `i` of such a node cut into rows, too? Otherwise all rows share it. */
+bool rows_operand(const row_set *r, const node *n, int i);
+/* The wanted rows of `v`, [count, ...]: as computed before, or taken from all. */
+MUST_USE status rows_take(row_set *r, value *v, value **out);
+/* Computes the wanted rows of n->out[0] from those of its operands, and remembers them. */
+MUST_USE status rows_compute(row_set *r, const node *n);
+
+/* --- rows move up ----------------------------------------------------------------------------------------------------
+ * Where operand `i` of `sink` is all that is seen of a value, and of what it is computed from row by row. */
+
+/* Marks these nodes with 1, all others with 0, and returns the number of matrix products among them. */
+int rows_mark_above(const row_set *r, const node *sink, int i);
+/* Computes the marked nodes for the wanted rows; *out are those of the operand. */
+MUST_USE status rows_compute_above(row_set *r, const node *sink, int i, value **out);
+
+/* Whether so many rows of all are few enough for computing them alone. */
+static inline bool rows_pay(int64_t count, int64_t all) { return count <= all - all / 8 && count < all; }
+
+#endif

@@ -1,0 +1,257 @@
+"""Rows that nothing depends on are not computed: losses and gradients stay what they are, with the same dropout masks.
+
+One captured graph runs twice from one seed, once with all passes and once without those for rows.
+"""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from ortmodule import ORTModule, explain
+from tests.models.compare import assert_same_step, step
+from tests.models.zoo import SMALL, VOCABULARY
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROWS = ("row_selection", "label_sparsity")
+BATCH, LENGTH = 4, 12
+KV = {"num_key_value_heads": 2, "head_dim": 8}
+
+
+# --- models and batches -----------------------------------------------------------------------------------------------
+
+
+class Loss(nn.Module):
+    """A model of which nobody sees more than the loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        return self.model(**batch).loss
+
+
+def model(model_type, head, **config):
+    made = transformers.AutoConfig.for_model(model_type, **{**SMALL, **config})
+    torch.manual_seed(0)
+    return getattr(transformers, f"AutoModelFor{head}").from_config(made).train()
+
+
+def mask_of(kind):
+    """Which tokens are there: lengths of 3, 12, 5, 1; and `holes` has gaps."""
+    lengths = torch.tensor([[3], [12], [5], [1]])
+    right = torch.arange(LENGTH) < lengths
+    if kind == "holes":
+        return torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.4
+    return {"right": right, "left": right.flip(1), "full": torch.ones_like(right)}[kind]
+
+
+def language(kind, labelled=0.4):
+    generator = torch.Generator().manual_seed(0)
+    mask = mask_of(kind)
+    ids = torch.randint(3, VOCABULARY, mask.shape, generator=generator) * mask
+    labels = ids.masked_fill(~mask | (torch.rand(mask.shape, generator=generator) > labelled), -100)
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def sentence(kind):
+    batch = language(kind)
+    return batch | {"labels": torch.arange(BATCH) % 5}
+
+
+# --- with and without -------------------------------------------------------------------------------------------------
+
+
+def graphs(wrapped):
+    return [graph for variants in wrapped._ortmodule.graphs.values() for graph in variants]
+
+
+def seeded_step(wrapped, batch, seed=0):
+    torch.manual_seed(seed)
+    return step(wrapped, batch)
+
+
+def without(wrapped, passes=ROWS):
+    """The module goes on without these passes."""
+    from ortmodule import _core
+
+    for graph in graphs(wrapped):
+        graph.session.disabled = sum(_core.passes()[name] for name in passes)
+        graph.session.plans.clear()
+        graph.plans.clear()
+
+
+def check(module, batches, fires):
+    """`fires`: the passes that change something for the first of the batches."""
+    wrapped = ORTModule(module)
+    found = [seeded_step(wrapped, batch) for batch in batches]
+    seeded_step(wrapped, batches[0])
+    report = explain(wrapped)
+    assert report.captured, report.fallback
+    assert set(report.fused) & set(ROWS) == set(fires), report.fused
+    without(wrapped)
+    for ours, batch in zip(found, batches, strict=True):
+        ours = ours[0], {name: None if g is None else g.clone() for name, g in ours[1].items()}
+        assert_same_step(ours, seeded_step(wrapped, batch), "rows left out")
+    assert not set(explain(wrapped).fused) & set(ROWS)
+
+
+SEQ2SEQ = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SEQ2SEQ |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 32, "decoder_start_token_id": 1}
+LANGUAGE = {
+    "gpt2": ("gpt2", "CausalLM", {}),
+    "llama": ("llama", "CausalLM", KV),
+    "opt": ("opt", "CausalLM", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "gptj": ("gptj", "CausalLM", {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}),
+    "bert": ("bert", "MaskedLM", {}),
+    "albert": ("albert", "MaskedLM", {"embedding_size": 16}),
+    "bart": ("bart", "Seq2SeqLM", SEQ2SEQ),
+}
+SENTENCE = {
+    "bert": ("bert", "SequenceClassification", {}),
+    "roberta": ("roberta", "SequenceClassification", {}),
+    "distilbert": ("distilbert", "SequenceClassification", {"hidden_dim": 64}),
+    "gpt2": ("gpt2", "SequenceClassification", {"pad_token_id": 0}),
+}
+
+
+# --- ignored labels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_ignored_labels(name):
+    kind, head, config = LANGUAGE[name]
+    batches = [language("right"), language("full", 0.2), language("full", 1.1), language("holes")]
+    check(Loss(model(kind, head, **config)), batches, {"label_sparsity"})
+
+
+def test_no_label_counts():
+    module = Loss(model("bert", "MaskedLM"))
+    wrapped, batch = ORTModule(module), language("right", -1)
+    loss, grads = seeded_step(wrapped, batch)
+    assert loss.isnan() and module(**batch).isnan()
+    assert "label_sparsity" in explain(wrapped).fused
+    _, expected = step(module, batch)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad.isfinite(), expected[name].isfinite(), msg=name)
+
+
+def test_visible_scores_are_all_computed():
+    wrapped = ORTModule(model("bert", "MaskedLM").eval())
+    batch = language("right")
+    assert wrapped(**batch).logits.shape == (BATCH, LENGTH, VOCABULARY)
+    assert "label_sparsity" not in explain(wrapped).fused
+
+
+class Tagger(nn.Module):
+    def __init__(self, reduction="mean", weight=None):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 5))
+        self.loss = nn.CrossEntropyLoss(weight, ignore_index=7, reduction=reduction)
+
+    def forward(self, x, labels):
+        return self.loss(self.body(x).flatten(0, -2), labels.flatten()).square().sum()
+
+
+def tagged(*shape, kept):
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 5, shape, generator=generator)
+    labels[torch.rand(shape, generator=generator) > kept] = 7
+    return {"x": torch.randn(*shape, 6, generator=generator), "labels": labels}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 1, 2, 3, 0])])
+def test_reductions_and_weights(reduction, weight):
+    batches = [tagged(*shape, kept=kept) for shape in ((9, 11), (40,), (2, 3, 5)) for kept in (0.2, 0.6)]
+    for shape in {batch["labels"].dim(): batch for batch in batches}:
+        check(Tagger(reduction, weight), [b for b in batches if b["labels"].dim() == shape], {"label_sparsity"})
+
+
+def test_plans_serve_many_counts():
+    wrapped = ORTModule(Tagger())
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.full((16, 16), 7).masked_fill(torch.rand(16, 16, generator=generator) < 0.15, 3)
+        wrapped(x=torch.randn(16, 16, 6, generator=generator), labels=labels).backward()
+    assert explain(wrapped).plans <= 6
+
+
+# --- selected rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SENTENCE)
+def test_first_or_last_token(name):
+    kind, head, config = SENTENCE[name]
+    check(Loss(model(kind, head, **config)), [sentence("right"), sentence("full")], {"row_selection"})
+
+
+class Selected(nn.Module):
+    def __init__(self, select):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 5))
+        self.select = select
+
+    def forward(self, x, i):
+        return self.select(self.body(x), i).square().sum()
+
+
+SELECTIONS = {
+    "first": lambda x, i: x[:, 0],
+    "last": lambda x, i: x[:, -1],
+    "some": lambda x, i: x[1:, 2:9:3],
+    "batch": lambda x, i: x[1:2],
+    "pairs": lambda x, i: x[torch.arange(len(x)), i],
+    "rows": lambda x, i: x.flatten(0, 1)[i],
+    "twice": lambda x, i: x[:, i],
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_selections(name):
+    batches = [{"x": torch.randn(4, 9, 6), "i": torch.tensor([3, 1, 0, 3])}]
+    check(Selected(SELECTIONS[name]), batches, {"row_selection"})
+
+
+def test_selection_out_of_range():
+    wrapped = ORTModule(Selected(SELECTIONS["rows"]))
+    x = torch.randn(4, 9, 6)
+    wrapped(x=x, i=torch.tensor([0, 1, 2, 3]))
+    with pytest.raises((RuntimeError, IndexError), match="out of range|out of bounds"):
+        wrapped(x=x, i=torch.tensor([0, 1, 36, 3]))
+
+
+def test_what_others_see_is_computed_whole():
+    class Both(Selected):
+        def forward(self, x, i):
+            y = self.body(x)
+            return y[:, 0].square().sum() + y.abs().sum()
+
+    wrapped = ORTModule(Both(None))
+    wrapped(x=torch.randn(4, 9, 6), i=torch.tensor([0])).backward()
+    assert not explain(wrapped).fused.get("row_selection")
+
+
+# --- switches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        ("ENABLE_COMPUTE_OPTIMIZER", {"label_sparsity"}),
+        ("ENABLE_SPARSE_OPTIMIZER", {"row_selection"}),
+        ("ENABLE_LABEL_SPARSE_OPTIMIZER", {"row_selection"}),
+        ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", {"row_selection", "label_sparsity"}),
+    ],
+)
+def test_settings(setting, left, monkeypatch):
+    monkeypatch.setenv(f"ORTMODULE_{setting}", "0")
+    fused = set()
+    selection = {"x": torch.randn(4, 9, 6), "i": torch.tensor([0])}
+    for module, batch in [(Tagger(), tagged(4, 9, kept=0.3)), (Selected(SELECTIONS["first"]), selection)]:
+        wrapped = ORTModule(module)
+        wrapped(**batch)
+        fused |= set(explain(wrapped).fused)
+    assert fused & {"label_sparsity", "row_selection"} == left
