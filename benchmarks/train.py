@@ -1,6 +1,7 @@
 """Training steps per model: PyTorch as it is against ORTModule, taking turns in one process.
 
-    python -m benchmarks.train                          every row
+    python -m benchmarks.train                          the usual rows
+    python -m benchmarks.train --rows all               and those that take long
     python -m benchmarks.train --rows gpt2 minilm --steps 10 --out results/bench
 
 Both sides get the same fresh batches, their models' default attention and dropout, and AdamW(fused=True); a step is
@@ -26,7 +27,7 @@ from statistics import median, quantiles
 import torch
 import transformers
 
-from benchmarks.rows import ROWS
+from benchmarks.rows import EVERY, ROWS
 
 TOUCHED = 3 << 30  # bytes
 PHASES = ("forward", "backward", "optimizer")
@@ -162,7 +163,7 @@ def peak_memory(name, column, args):
 def print_peak(name, column, args):
     """Three steps, at the end of which the peak is what every further step needs."""
     torch.manual_seed(0)
-    row, generator = ROWS[name], torch.Generator().manual_seed(0)
+    row, generator = EVERY[name], torch.Generator().manual_seed(0)
     trainee = Trainee(Column(optimizer=COLUMNS[column].optimizer), row.build().train(), args.autocast)
     before = status_bytes("VmRSS")
     trainee.model = COLUMNS[column].wrap(trainee.model)
@@ -206,7 +207,7 @@ def markdown(report):
         for column, figures in columns.items():
             speed, new, peak = figures["speedup"], figures["new_shape"], figures.get("peak_bytes")
             cells = [
-                ROWS[name].title,
+                EVERY[name].title,
                 column,
                 milliseconds(figures["step"]),
                 f"{speed['median']:.2f}× ({speed['low']:.2f}–{speed['high']:.2f})",
@@ -228,7 +229,7 @@ def write(report, table, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=[*EVERY, "all"], default=list(ROWS))
     parser.add_argument("--columns", nargs="+", choices=list(COLUMNS), default=["eager", "ortmodule"])
     parser.add_argument("--steps", type=int, default=15, help="measured steps")
     parser.add_argument("--warmup", type=int, default=3, help="steps after the first that are not counted")
@@ -238,13 +239,14 @@ def main():
     parser.add_argument("--peak-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="results/train")
     args = parser.parse_args()
+    args.rows = list(EVERY) if "all" in args.rows else args.rows
     transformers.utils.logging.set_verbosity_error()
     if args.peak_only:
         return print_peak(args.rows[0], args.columns[0], args)
 
     report = {"machine": machine(), "autocast": str(args.autocast), "steps": args.steps, "rows": {}}
     for name in args.rows:
-        figures = measure(ROWS[name], args.columns, args)
+        figures = measure(EVERY[name], args.columns, args)
         for column in args.columns:
             if not args.no_memory:
                 figures[column]["peak_bytes"] = peak_memory(name, column, args)

@@ -489,6 +489,7 @@ void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, vo
     const chunk largest = plan_chunks(v);
     direct d = {.v = v, .x = x, .dy = dy, .out = dw};
 
+    if (count == 0) return;
     if (v->images == 0 || volume(v->w.out) == 0) {
         memset(dw, 0, (size_t)count * dtype_size(v->type));
         return;
