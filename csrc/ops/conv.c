@@ -15,6 +15,11 @@
 
 /* --- geometry ----------------------------------------------------------------------------------------------------- */
 
+/* Also where there are no channels: the number of groups is multiplied with sizes. */
+static bool divides(int64_t groups, int64_t channels) {
+    return groups >= 1 && groups <= (channels ? channels : 1) && channels % groups == 0;
+}
+
 /* The convolution between images of shape `x` and `w`; its window is that of the attributes. */
 static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const shape *w, conv *out) {
     char tx[SHAPE_TEXT], tw[SHAPE_TEXT];
@@ -25,7 +30,7 @@ static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const s
     TRY(window_of(c, n, x, w->dim + 2, &v.w));
     v.images = x->dim[0];
     v.in = w->dim[1];
-    if (v.groups < 1 || w->dim[0] % v.groups || x->dim[1] != v.in * v.groups)
+    if (!divides(v.groups, w->dim[0]) || x->dim[1] != v.in * v.groups)
         return fail(c, E_SHAPE, "%s: %" PRId64 " groups of weights %s do not go with images %s", n->op->name, v.groups,
                     shape_text(w, tw), shape_text(x, tx));
     v.out = w->dim[0] / v.groups;
@@ -211,7 +216,8 @@ static status lower_conv_transpose(graph *g, const node *n, value **out) {
     window t;
 
     TRY(check_pair(g, n));
-    if (w->shape.rank != x->shape.rank || w->shape.rank < 3 || v.groups < 1 || w->shape.dim[0] != x->shape.dim[1])
+    if (w->shape.rank != x->shape.rank || w->shape.rank < 3 || w->shape.dim[0] != x->shape.dim[1] ||
+        !divides(v.groups, w->shape.dim[0]))
         return fail(g->c, E_SHAPE, "ConvTranspose of images %s with weights %s, in %" PRId64 " groups",
                     shape_text(&x->shape, tx), shape_text(&w->shape, tw), v.groups);
     /* Only its numbers are wanted: as a window over the operand it may be larger than that. */
