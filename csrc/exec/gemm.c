@@ -1,5 +1,5 @@
-/* gemm.c -- which implementation multiplies: our own for AVX-512 where BLAS has none, BLAS as torch carries it, torch's
- * own 16-bit product, the reference. */
+/* gemm.c -- which implementation multiplies: our own for AVX-512 and AMX where it is faster, BLAS as torch carries it,
+ * torch's own 16-bit product, the reference. */
 #include "exec/gemm.h"
 
 #include "core/parallel.h"
@@ -156,6 +156,7 @@ static bool shim(gemm *g) {
     torch_quiet q;
 
     if (!torch_has_narrow(g->type) || !t->aoti_torch_cpu_baddbmm_out) return false;
+    if (g->wide_a || g->wide_b || g->wide_c) return false;
     if (g->a_row < 0 || g->a_col < 0 || g->b_row < 0 || g->b_col < 0) return false; /* no tensor of torch's */
     for (int i = 0; i < g->n_batch; i++)
         if (g->a_step[i] < 0 || g->b_step[i] < 0) return false;

@@ -8,9 +8,11 @@
 #include "core/shape.h"
 
 typedef struct gemm {
-    dtype type;         /* of A, B and C: any number; 16-bit floats are summed in float32 */
-    int64_t m, n, k;    /* A is m x k, B is k x n, C is m x n; any of them may be 0 */
-    double alpha, beta; /* C is not read when beta is 0 */
+    dtype type;          /* what is multiplied: any number; 16-bit floats are summed in float32 */
+    bool wide_a, wide_b; /* A or B is float32, rounded to the 16-bit `type` while it is read; else it is of `type` */
+    bool wide_c;         /* C is float32, sums not rounded to the 16-bit `type`; else it is of `type` */
+    int64_t m, n, k;     /* A is m x k, B is k x n, C is m x n; any of them may be 0 */
+    double alpha, beta;  /* C is not read when beta is 0 */
     const void *a, *b;
     void *c;              /* overlaps neither A nor B */
     int64_t a_row, a_col; /* strides in elements; any, 0 included */
@@ -21,6 +23,10 @@ typedef struct gemm {
     int64_t a_step[MAX_RANK], b_step[MAX_RANK], c_step[MAX_RANK]; /* 0 where an operand is shared */
 } gemm;
 
+static inline dtype gemm_type_a(const gemm *g) { return g->wide_a ? F32 : g->type; }
+static inline dtype gemm_type_b(const gemm *g) { return g->wide_b ? F32 : g->type; }
+static inline dtype gemm_type_c(const gemm *g) { return g->wide_c ? F32 : g->type; }
+
 /* Uses torch's threads; called within a parallel loop it stays on its thread. Allocates nothing of ours. */
 void gemm_run(const gemm *g);
 
@@ -30,7 +36,8 @@ typedef struct gemm_offsets {
 } gemm_offsets;
 gemm_offsets gemm_batch_at(const gemm *g, int64_t index);
 
-/* float32 with AVX-512 (gemm_packed.c): false, with nothing done, where it cannot; whether it is faster than BLAS. */
+/* Our own with AVX-512 and AMX (gemm_packed.c): false, with nothing done, where it cannot; whether it is faster than a
+ * library. */
 bool gemm_packed(gemm *g);
 bool gemm_packed_pays(const gemm *g);
 

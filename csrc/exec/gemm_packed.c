@@ -1,174 +1,33 @@
-/* gemm_packed.c -- float32 products with AVX-512, for CPUs that have it and whose library does not use it.
+/* gemm_packed.c -- products of our own for CPUs with AVX-512: blocks, panels and threads around the inner kernels.
  *
- * C is cut among the threads. A thread goes through its part by slices of K, in each by blocks of A's rows that fit the
- * second-level cache, and lays both operands out as the inner kernel reads them:
+ * C is cut among the threads. A thread goes through its part by blocks of A's rows that fit the second-level cache, and
+ * in each by slices of K; it lays both operands out as the inner kernel reads them:
  *
- *     A panel: MR rows      a[k][0..MR)      a block of them stays in the second-level cache
- *     B panel: NR columns   b[k][0..NR)      one stays in the first-level cache while the block passes by
+ *     A panel: rows         a block of them stays in the second-level cache
+ *     B panel: PANEL_COLS columns   one stays near while the block passes by
  *
- * The kernel keeps MR x NR sums in registers: for each k two vectors of B, and MR numbers of A spread over a vector. */
-#include "exec/gemm.h"
+ * The kernel keeps a block of sums in registers over a slice. Sums over several slices are kept in float32 until the
+ * last one: in C itself when that is float32, else, for SUM_COLS columns at a time, beside it. */
+#include "exec/gemm_packed.h"
 
 #include "core/parallel.h"
+#include "exec/torch_lib.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
 
-#define AVX512 __attribute__((target("avx512f")))
-#define INLINE static inline __attribute__((always_inline)) AVX512
+#include <pthread.h>
 
 enum {
-    LANES = 16,
-    MR = 14, /* 28 registers of sums, 2 of B, 1 of A */
-    NR = 2 * LANES,
-    DEPTH = 256,     /* of a slice of K: a B panel is 32 KB */
-    BLOCK = 32 * MR, /* rows of A: 458 KB */
-    WORTH_CUTTING = 1 << 18
+    BLOCK_UNITS = 448 * 256, /* of A: 458 KB */
+    SUM_COLS = 256,
+    MOST_UNITS = 512, /* of a slice of K: a B panel is 64 KB at most */
+    WORTH_CUTTING = 1 << 18,
+    LONG = 1024 /* from here on torch's bfloat16 product is as fast as ours with AVX-512-BF16 */
 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
-static inline __mmask16 first(int64_t n) { return (__mmask16)(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1); }
-
-/* --- laying out ------------------------------------------------------------------------------------------------------- */
-
-/* Rows become columns: out[i] holds element i of every row. */
-INLINE void transpose(__m512 r[LANES]) {
-    __m512 t[LANES];
-
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < LANES; i += 4) {
-        __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 1]);
-        __m512d c = _mm512_castps_pd(t[i + 2]), d = _mm512_castps_pd(t[i + 3]);
-        r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-        r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-        r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-        r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
-    }
-}
-
-/* Up to LANES lines of the panel [depth][width], from memory where a line's steps lie side by side. */
-INLINE void pack_lines(float *out, const float *in, int64_t lines, int64_t depth, int64_t line_step, int width) {
-    const __mmask16 stored = first(least(width, LANES));
-
-    for (int64_t k = 0; k < depth; k += LANES) {
-        const __mmask16 wanted = first(depth - k);
-        __m512 r[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            r[i] = i < lines ? _mm512_maskz_loadu_ps(wanted, in + i * line_step + k) : _mm512_setzero_ps();
-        transpose(r);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            if (k + i < depth) _mm512_mask_storeu_ps(out + (k + i) * width, stored, r[i]);
-    }
-}
-
-/* The panel [depth][width] of `lines` lines, zeros after them. */
-INLINE void pack(float *out, const float *in, int64_t lines, int64_t depth, int64_t line_step, int64_t depth_step,
-                 int width) {
-    if (line_step == 1) {
-        for (int64_t k = 0; k < depth; k++)
-            for (int i = 0; i < width; i += LANES)
-                _mm512_mask_storeu_ps(out + k * width + i, first(width - i),
-                                      _mm512_maskz_loadu_ps(first(lines - i), in + k * depth_step + i));
-    } else if (depth_step == 1) {
-        for (int i = 0; i < width; i += LANES)
-            pack_lines(out + i, in + i * line_step, lines - i, depth, line_step, width);
-    } else {
-        for (int64_t k = 0; k < depth; k++)
-            for (int i = 0; i < width; i++) out[k * width + i] = i < lines ? in[i * line_step + k * depth_step] : 0;
-    }
-}
-
-AVX512 static void pack_a(float *out, const float *in, int64_t rows, int64_t depth, int64_t row, int64_t col) {
-    for (int64_t i = 0; i < rows; i += MR, out += MR * depth)
-        pack(out, in + i * row, least(MR, rows - i), depth, row, col, MR);
-}
-
-AVX512 static void pack_b(float *out, const float *in, int64_t cols, int64_t depth, int64_t row, int64_t col) {
-    pack(out, in, cols, depth, col, row, NR);
-}
-
-/* --- the inner kernel ------------------------------------------------------------------------------------------------- */
-
-/* Where sums go: c = alpha * sum + beta * c, for the columns of two masks. */
-typedef struct target {
-    float *c;
-    int64_t row;
-    float alpha, beta;
-    __mmask16 mask[2];
-} target;
-
-INLINE void store(const target *t, int i, int half, __m512 sum) {
-    float *c = t->c + i * t->row + half * LANES;
-
-    sum = _mm512_mul_ps(_mm512_set1_ps(t->alpha), sum);
-    if (t->beta != 0) sum = _mm512_fmadd_ps(_mm512_set1_ps(t->beta), _mm512_maskz_loadu_ps(t->mask[half], c), sum);
-    _mm512_mask_storeu_ps(c, t->mask[half], sum);
-}
-
-/* `rows` and `halves` are constants where this is inlined. */
-INLINE void kernel(int rows, int halves, int64_t depth, const float *a, const float *b, const target *t) {
-    __m512 s[MR][2];
-
-#pragma GCC unroll 14
-    for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = _mm512_setzero_ps();
-#pragma GCC unroll 14
-    for (int i = 0; i < rows; i++) { /* C is far away: on its way while the sums are made */
-        _mm_prefetch((const char *)(t->c + i * t->row), _MM_HINT_T0);
-        if (halves == 2) _mm_prefetch((const char *)(t->c + i * t->row + LANES), _MM_HINT_T0);
-    }
-    for (int64_t k = 0; k < depth; k++, a += MR, b += NR) {
-        const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
-#pragma GCC unroll 14
-        for (int i = 0; i < rows; i++) {
-            const __m512 x = _mm512_set1_ps(a[i]);
-            s[i][0] = _mm512_fmadd_ps(x, b0, s[i][0]);
-            if (halves == 2) s[i][1] = _mm512_fmadd_ps(x, b1, s[i][1]);
-        }
-    }
-#pragma GCC unroll 14
-    for (int i = 0; i < rows; i++) {
-        store(t, i, 0, s[i][0]);
-        if (halves == 2) store(t, i, 1, s[i][1]);
-    }
-}
-
-typedef void kernel_fn(int64_t depth, const float *a, const float *b, const target *t);
-
-#define KERNEL(rows, halves)                                                                                           \
-    AVX512 static void kernel_##rows##_##halves(int64_t depth, const float *a, const float *b, const target *t) {      \
-        kernel(rows, halves, depth, a, b, t);                                                                          \
-    }
-/* clang-format off */
-#define KERNELS(X, halves)                                                                                             \
-    X(1, halves) X(2, halves) X(3, halves) X(4, halves) X(5, halves) X(6, halves) X(7, halves) X(8, halves)            \
-    X(9, halves) X(10, halves) X(11, halves) X(12, halves) X(13, halves) X(14, halves)
-/* clang-format on */
-#define NAME(rows, halves) kernel_##rows##_##halves,
-KERNELS(KERNEL, 1)
-KERNELS(KERNEL, 2)
-static kernel_fn *const kernels[2][MR] = {{KERNELS(NAME, 1)}, {KERNELS(NAME, 2)}};
+static inline int64_t whole(int64_t n, int64_t size) { return parts(n, size) * size; }
 
 /* --- the parts of C --------------------------------------------------------------------------------------------------- */
 
@@ -176,35 +35,59 @@ typedef struct area {
     int64_t row, col, rows, cols;
 } area;
 
-static void run_area(const gemm *g, gemm_offsets at, area r) {
-    const float *a = (const float *)g->a + at.a + r.row * g->a_row, *b = (const float *)g->b + at.b + r.col * g->b_col;
-    float *c = (float *)g->c + at.c + r.row * g->c_row + r.col;
-    _Alignas(64) float a_block[BLOCK * DEPTH], b_panel[DEPTH * NR];
+static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area r) {
+    const dtype c_type = gemm_type_c(g);
+    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
+    const int64_t c_size = (int64_t)dtype_size(c_type), units = parts(g->k, kn->per_unit);
+    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
+    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
+    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
+    _Alignas(64) uint32_t a_block[BLOCK_UNITS], b_panel[MOST_UNITS * PANEL_COLS];
+    _Alignas(64) float sums[BLOCK_UNITS];
+    const int64_t slice = whole(parts(units, parts(units, kn->most_units)), kn->unit_step),
+                  depth = slice * kn->per_unit;
+    const bool beside = c_type != F32 && depth < g->k;
+    const int64_t most_rows = least(BLOCK_UNITS / slice, beside ? BLOCK_UNITS / SUM_COLS : r.rows + kn->rows);
+    const int64_t block_rows = most_rows / kn->rows * kn->rows, block_cols = beside ? SUM_COLS : r.cols;
 
-    for (int64_t k = 0; k < g->k; k += DEPTH) {
-        const int64_t depth = least(DEPTH, g->k - k);
-        for (int64_t top = 0; top < r.rows; top += BLOCK) {
-            const int64_t rows = least(BLOCK, r.rows - top);
-            pack_a(a_block, a + top * g->a_row + k * g->a_col, rows, depth, g->a_row, g->a_col);
-            for (int64_t j = 0; j < r.cols; j += NR) {
-                const int64_t cols = least(NR, r.cols - j);
-                target t = {.row = g->c_row,
-                            .alpha = (float)g->alpha,
-                            .beta = k ? 1 : (float)g->beta,
-                            .mask = {first(cols), first(cols - LANES)}};
-                pack_b(b_panel, b + j * g->b_col + k * g->b_row, cols, depth, g->b_row, g->b_col);
-                for (int64_t i = 0; i < rows; i += MR) {
-                    t.c = c + (top + i) * g->c_row + j;
-                    kernels[cols > LANES][least(MR, rows - i) - 1](depth, a_block + i * depth, b_panel, &t);
+    for (int64_t top = 0; top < r.rows; top += block_rows)
+        for (int64_t left = 0; left < r.cols; left += block_cols)
+            for (int64_t k = 0; k < g->k; k += depth) {
+                const int64_t rows = least(block_rows, r.rows - top), cols = least(block_cols, r.cols - left);
+                const int64_t deep = least(depth, g->k - k),
+                              deep_units = whole(parts(deep, kn->per_unit), kn->unit_step);
+                const bool last = k + depth >= g->k;
+                gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
+
+                if (beside && k > 0) t.more_row = SUM_COLS;
+                if (beside && !last) {
+                    t.type = F32;
+                    t.row = SUM_COLS;
+                    t.alpha = 1;
+                    t.beta = 0;
+                } else if (!beside && k > 0) {
+                    t.beta = 1;
+                }
+                kn->pack_a(a_block, a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, deep, g->a_row,
+                           g->a_col);
+                for (int64_t j = 0; j < cols; j += PANEL_COLS) {
+                    const int64_t wide = least(PANEL_COLS, cols - j);
+                    kn->pack_b(b_panel, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g), wide, deep,
+                               g->b_col, g->b_row);
+                    for (int64_t i = 0; i < rows; i += kn->rows) {
+                        t.c = beside && !last ? (void *)(sums + i * SUM_COLS + j)
+                                              : c + ((top + i) * g->c_row + left + j) * c_size;
+                        t.more = t.more_row ? sums + i * SUM_COLS + j : NULL;
+                        kn->run(deep_units, a_block + i * deep_units, b_panel, least(kn->rows, rows - i), wide, &t);
+                    }
                 }
             }
-        }
-    }
 }
 
 /* How one pair's C is cut: `down` times `across` areas. */
 typedef struct cut {
     const gemm *g;
+    const gemm_kernel *kernel;
     int64_t down, across, rows, cols;
 } cut;
 
@@ -212,13 +95,15 @@ static void run_areas(void *arg, int64_t begin, int64_t end) {
     const cut *x = arg;
     const gemm *g = x->g;
 
+    if (x->kernel->enter) x->kernel->enter();
     for (int64_t i = begin; i < end; i++) {
         int64_t within = i % (x->down * x->across);
         area r = {.row = within / x->across * x->rows, .col = within % x->across * x->cols};
         r.rows = least(x->rows, g->m - r.row);
         r.cols = least(x->cols, g->n - r.col);
-        if (r.rows > 0 && r.cols > 0) run_area(g, gemm_batch_at(g, i / (x->down * x->across)), r);
+        if (r.rows > 0 && r.cols > 0) run_area(g, x->kernel, gemm_batch_at(g, i / (x->down * x->across)), r);
     }
+    if (x->kernel->leave) x->kernel->leave();
 }
 
 /* As many areas as there are threads, cut so that least is laid out twice. */
@@ -234,28 +119,58 @@ static void cut_among(cut *x, int64_t threads) {
         x->down = down;
         x->across = across;
     }
-    x->rows = parts(parts(g->m, x->down), MR) * MR;
-    x->cols = parts(parts(g->n, x->across), NR) * NR;
+    x->rows = whole(parts(g->m, x->down), x->kernel->rows);
+    x->cols = whole(parts(g->n, x->across), PANEL_COLS);
 }
 
-/* MKL takes its way for older CPUs on those of other makers. */
-static bool library_is_narrow(void) {
-    __builtin_cpu_init();
-    return __builtin_cpu_is("amd");
-}
-
-bool gemm_packed_pays(const gemm *g) { return g->type == F32 && g->m >= 4 && g->n >= 8 && library_is_narrow(); }
-
-bool gemm_packed(gemm *g) {
-    cut x = {.g = g, .down = 1, .across = 1, .rows = g->m, .cols = g->n};
+void gemm_packed_with(const gemm *g, const gemm_kernel *kernel) {
+    cut x = {.g = g, .kernel = kernel, .down = 1, .across = 1, .rows = g->m, .cols = g->n};
     const int64_t threads = parallel_threads();
     int64_t pairs = 1, work = g->m * g->n * g->k;
 
-    if (g->type != F32 || !__builtin_cpu_supports("avx512f")) return false;
     for (int i = 0; i < g->n_batch; i++) pairs *= g->batch[i];
     if (pairs < 4 * threads && work >= WORTH_CUTTING) cut_among(&x, threads);
     work /= x.down * x.across;
-    parallel_for(pairs * x.down * x.across, parallel_rows(work / LANES), run_areas, &x);
+    parallel_for(pairs * x.down * x.across, parallel_rows(work / 16), run_areas, &x);
+}
+
+/* --- which kernel ----------------------------------------------------------------------------------------------------- */
+
+static struct {
+    const gemm_kernel *f32, *bf16; /* NULL: this CPU has none */
+    bool library_is_narrow;        /* MKL takes its way for older CPUs on those of other makers */
+} here;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void look(void) {
+    __builtin_cpu_init();
+    here.f32 = gemm_kernel_f32.can() ? &gemm_kernel_f32 : NULL;
+    here.bf16 = gemm_kernel_amx.can() ? &gemm_kernel_amx : gemm_kernel_bf16.can() ? &gemm_kernel_bf16 : here.f32;
+    here.library_is_narrow = __builtin_cpu_is("amd");
+}
+
+static const gemm_kernel *kernel_for(const gemm *g) {
+    pthread_once(&once, look);
+    return g->type == F32 || g->type == F16 ? here.f32 : g->type == BF16 ? here.bf16 : NULL;
+}
+
+bool gemm_packed_pays(const gemm *g) {
+    const gemm_kernel *kernel = kernel_for(g);
+
+    if (!kernel) return false;
+    if (g->wide_a || g->wide_b || g->wide_c) return true; /* no library takes them */
+    if (g->m < 4 || g->n < 8) return false;
+    if (g->type == F32) return here.library_is_narrow;
+    if (kernel == &gemm_kernel_bf16) return g->k <= LONG;
+    return kernel == &gemm_kernel_amx || !torch_has_narrow(g->type);
+}
+
+bool gemm_packed(gemm *g) {
+    const gemm_kernel *kernel = kernel_for(g);
+
+    if (!kernel) return false;
+    if (kernel == here.f32 && (gemm_type_a(g) != g->type || gemm_type_b(g) != g->type)) return false;
+    gemm_packed_with(g, kernel);
     return true;
 }
 

@@ -52,7 +52,7 @@ typedef void pack_fn(void *out, const void *in, int64_t lanes, int64_t depth, in
 typedef void store_fn(void *c, const void *sum, int64_t n, double alpha, double beta);
 
 /* S is stored, T is summed in; WIDEN and NARROW are conversions of `x` from one to the other. */
-#define STORED(name, S, T, WIDEN, NARROW)                                                                              \
+#define READ(name, S, T, WIDEN)                                                                                        \
     SIMD static void pack_##name(void *out, const void *in, int64_t lanes, int64_t depth, int64_t lane_step,           \
                                  int64_t depth_step, int width) {                                                      \
         T *o = out;                                                                                                    \
@@ -73,7 +73,9 @@ typedef void store_fn(void *c, const void *sum, int64_t n, double alpha, double 
                 for (int64_t i = n; i < width; i++) o[k * width + i] = 0;                                              \
             }                                                                                                          \
         }                                                                                                              \
-    }                                                                                                                  \
+    }
+#define STORED(name, S, T, WIDEN, NARROW)                                                                              \
+    READ(name, S, T, WIDEN)                                                                                            \
     SIMD static void store_##name(void *c, const void *sum, int64_t n, double alpha_, double beta_) {                  \
         const T *s = sum, alpha = (T)alpha_, beta = (T)beta_;                                                          \
         S *o = c;                                                                                                      \
@@ -98,6 +100,9 @@ STORED(f32, float, float, x, x)
 STORED(f64, double, double, x, x)
 STORED(bf16, bf16, float, bf16_to_f32(x), f32_to_bf16(x))
 STORED(f16, f16, float, (float)x, (f16)x)
+/* float32 that a 16-bit product reads: rounded first. */
+READ(f32_as_bf16, float, float, bf16_to_f32(f32_to_bf16(x)))
+READ(f32_as_f16, float, float, (float)(f16)x)
 STORED(i64, uint64_t, uint64_t, x, x)
 STORED(i32, int32_t, uint64_t, (uint64_t)x, (int32_t)x)
 STORED(i16, int16_t, uint64_t, (uint64_t)x, (int16_t)x)
@@ -119,6 +124,10 @@ static const kind kinds[DTYPE_COUNT] = {
     [U8] = {8, inner_int, pack_u8, store_u8},
 };
 
+static pack_fn *pack_of(dtype type, bool wide) {
+    return !wide ? kinds[type].pack : type == BF16 ? pack_f32_as_bf16 : pack_f32_as_f16;
+}
+
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -129,25 +138,28 @@ typedef struct tile {
 
 static void run_tile(const gemm *g, gemm_offsets at, tile t) {
     const kind *kd = &kinds[g->type];
-    const int64_t size = (int64_t)dtype_size(g->type), nr = NR_BYTES / kd->wide;
-    const char *a = (const char *)g->a + (at.a + t.row * g->a_row) * size;
-    const char *b = (const char *)g->b + (at.b + t.col * g->b_col) * size;
-    char *c = (char *)g->c + (at.c + t.row * g->c_row + t.col) * size;
+    pack_fn *const pack_a = pack_of(g->type, g->wide_a), *const pack_b = pack_of(g->type, g->wide_b);
+    store_fn *const store = kinds[gemm_type_c(g)].store;
+    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
+    const int64_t c_size = (int64_t)dtype_size(gemm_type_c(g)), nr = NR_BYTES / kd->wide;
+    const char *a = (const char *)g->a + (at.a + t.row * g->a_row) * a_size;
+    const char *b = (const char *)g->b + (at.b + t.col * g->b_col) * b_size;
+    char *c = (char *)g->c + (at.c + t.row * g->c_row + t.col) * c_size;
     _Alignas(VECTOR) char a_panels[TILE_M * TILE_K * sizeof(double)], b_panels[TILE_K * TILE_N_BYTES];
     _Alignas(VECTOR) char sum[TILE_M * TILE_N_BYTES];
 
     __builtin_memset(sum, 0, sizeof sum);
     for (int64_t k = 0; k < g->k; k += TILE_K) {
         int64_t depth = least(TILE_K, g->k - k);
-        kd->pack(a_panels, a + k * g->a_col * size, t.rows, depth, g->a_row, g->a_col, MR);
-        kd->pack(b_panels, b + k * g->b_row * size, t.cols, depth, g->b_col, g->b_row, (int)nr);
+        pack_a(a_panels, a + k * g->a_col * a_size, t.rows, depth, g->a_row, g->a_col, MR);
+        pack_b(b_panels, b + k * g->b_row * b_size, t.cols, depth, g->b_col, g->b_row, (int)nr);
         for (int64_t j = 0; j < t.cols; j += nr)
             for (int64_t i = 0; i < t.rows; i += MR)
                 kd->inner(depth, a_panels + i * depth * kd->wide, b_panels + j * depth * kd->wide,
                           sum + i * TILE_N_BYTES + j * kd->wide);
     }
     for (int64_t i = 0; i < t.rows; i++)
-        kd->store(c + i * g->c_row * size, sum + i * TILE_N_BYTES, t.cols, g->alpha, g->beta);
+        store(c + i * g->c_row * c_size, sum + i * TILE_N_BYTES, t.cols, g->alpha, g->beta);
 }
 
 typedef struct tiling {

@@ -1,6 +1,6 @@
 /* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
  * these are our own kernels, which the Python tests see only where torch has none. */
-#include "exec/gemm.h"
+#include "exec/gemm_packed.h"
 #include "ops/conv.h"
 
 #include "test.h"
@@ -37,9 +37,9 @@ static int64_t expected_product(const gemm *g, int64_t pair, int64_t i, int64_t 
     int64_t sum = 0;
 
     for (int64_t k = 0; k < g->k; k++)
-        sum += dtype_get_int(g->type, g->a, at.a + i * g->a_row + k * g->a_col) *
-               dtype_get_int(g->type, g->b, at.b + k * g->b_row + j * g->b_col);
-    return wrap(g->type, (int64_t)g->alpha * sum + (int64_t)g->beta * before);
+        sum += dtype_get_int(gemm_type_a(g), g->a, at.a + i * g->a_row + k * g->a_col) *
+               dtype_get_int(gemm_type_b(g), g->b, at.b + k * g->b_row + j * g->b_col);
+    return wrap(gemm_type_c(g), (int64_t)g->alpha * sum + (int64_t)g->beta * before);
 }
 
 /* Whether or not it pays here; where this CPU cannot, what would run instead. */
@@ -48,18 +48,41 @@ static void run_packed(const gemm *g) {
     if (g->k == 0 || !gemm_packed(&copy)) gemm_run(g);
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+extern const gemm_kernel gemm_kernel_amx_emulated; /* amx_emulated.c */
+
+static bool reads(const gemm_kernel *kernel, const gemm *g) {
+    if (kernel == &gemm_kernel_f32) return dtype_is_float(g->type) && g->type != F64 && !g->wide_a && !g->wide_b;
+    return g->type == BF16;
+}
+
+static void run_with(const gemm_kernel *kernel, const gemm *g) {
+    if (g->k > 0 && kernel->can() && reads(kernel, g)) gemm_packed_with(g, kernel);
+    else gemm_run(g);
+}
+
+static void run_f32(const gemm *g) { run_with(&gemm_kernel_f32, g); }
+static void run_bf16(const gemm *g) { run_with(&gemm_kernel_bf16, g); }
+static void run_amx(const gemm *g) { run_with(&gemm_kernel_amx, g); }
+static void run_amx_emulated(const gemm *g) { run_with(&gemm_kernel_amx_emulated, g); }
+static void (*const kernels[])(const gemm *) = {run_f32, run_bf16, run_amx, run_amx_emulated, NULL};
+#else
+static void (*const kernels[])(const gemm *) = {NULL};
+#endif
+
 /* Runs `g`, whose C is dense, one way, and counts the elements that differ. */
 static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
+    const dtype type = gemm_type_c(g);
     int64_t count = pairs * g->m * g->n;
-    void *c = numbers(g->type, count), *old = calloc((size_t)(count + 1), dtype_size(g->type));
+    void *c = numbers(type, count), *old = calloc((size_t)(count + 1), dtype_size(type));
     int wrong = 0;
 
-    memcpy(old, c, (size_t)count * dtype_size(g->type));
+    memcpy(old, c, (size_t)count * dtype_size(type));
     g->c = c;
     run(g);
     for (int64_t e = 0; e < count; e++) {
         int64_t pair = e / (g->m * g->n), i = e / g->n % g->m, j = e % g->n;
-        wrong += dtype_get_int(g->type, c, e) != expected_product(g, pair, i, j, dtype_get_int(g->type, old, e));
+        wrong += dtype_get_int(type, c, e) != expected_product(g, pair, i, j, dtype_get_int(type, old, e));
     }
     free(c);
     free(old);
@@ -67,8 +90,10 @@ static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
 }
 
 static int count_wrong(gemm *g, int64_t pairs) {
-    return count_wrong_by(gemm_run, g, pairs) + count_wrong_by(run_packed, g, pairs) +
-           (g->k > 0 ? count_wrong_by(gemm_reference, g, pairs) : 0);
+    int wrong = count_wrong_by(gemm_run, g, pairs) + count_wrong_by(run_packed, g, pairs);
+
+    for (int i = 0; kernels[i] && dtype_is_float(g->type); i++) wrong += count_wrong_by(kernels[i], g, pairs);
+    return wrong + (g->k > 0 ? count_wrong_by(gemm_reference, g, pairs) : 0);
 }
 
 static const dtype types[] = {F32, F64, BF16, F16, I64, I32, I16, I8, U8};
@@ -94,28 +119,41 @@ TEST(products_of_every_type_and_layout) {
         g.b_row = b_turned ? 1 : random_below(3) ? g.n : 0;
         g.b_col = b_turned ? g.k : 1;
         g.c_row = g.n;
+        if (g.type == BF16 || g.type == F16) {
+            g.wide_a = random_below(3) == 0;
+            g.wide_b = random_below(3) == 0;
+            g.wide_c = random_below(3) == 0;
+        }
         g.n_batch = 1;
         g.batch[0] = pairs;
         g.a_step[0] = random_below(2) ? spread * (g.m + 1) * (g.k + 1) : 0;
         g.b_step[0] = random_below(2) ? g.k * g.n : 0;
         g.c_step[0] = g.m * g.n;
-        g.a = numbers(g.type, pairs * spread * (g.m + 1) * (g.k + 1));
-        g.b = numbers(g.type, pairs * g.k * g.n + 1);
+        g.a = numbers(gemm_type_a(&g), pairs * spread * (g.m + 1) * (g.k + 1));
+        g.b = numbers(gemm_type_b(&g), pairs * g.k * g.n + 1);
         CHECK(count_wrong(&g, pairs) == 0);
         free((void *)(uintptr_t)g.a);
         free((void *)(uintptr_t)g.b);
     }
 }
 
+/* Several blocks of rows, panels of columns and slices of K; sums are small enough to be exact in bfloat16. */
 TEST(products_larger_than_any_block) {
-    for (int turned = 0; turned < 4; turned++) {
-        gemm g = {.type = F32, .m = 470, .n = 67, .k = 530, .alpha = 1, .beta = 1, .c_row = 67};
+    static const dtype narrow[] = {F32, BF16, F16, BF16};
+
+    for (int trial = 0; trial < 16; trial++) {
+        int turned = trial % 4;
+        gemm g = {.type = narrow[trial / 4], .m = 470, .n = 291, .k = 531, .alpha = 1, .beta = 1, .c_row = 291};
+        g.wide_c = g.type != F32 && trial < 12;
+        if (!g.wide_c && g.type != F32) g.k = 1031; /* slices, whose sums are not in C */
         g.a_row = turned & 1 ? 1 : g.k;
         g.a_col = turned & 1 ? g.m : 1;
         g.b_row = turned & 2 ? 1 : g.n;
         g.b_col = turned & 2 ? g.k : 1;
-        g.a = numbers(F32, g.m * g.k);
-        g.b = numbers(F32, g.k * g.n);
+        g.a = numbers(g.type, g.m * g.k);
+        g.b = numbers(g.type, g.k * g.n);
+        for (int64_t i = 0; !g.wide_c && g.type != F32 && i < g.m * g.k; i++)
+            if (i % 9) dtype_set_int(g.type, (void *)(uintptr_t)g.a, i, 0);
         CHECK(count_wrong(&g, 1) == 0);
         free((void *)(uintptr_t)g.a);
         free((void *)(uintptr_t)g.b);

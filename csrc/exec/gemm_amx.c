@@ -1,0 +1,149 @@
+/* gemm_amx.c -- the inner kernel that multiplies tiles of bfloat16 with AMX-BF16: 32 x 32 sums in four tiles.
+ *
+ * A tile is 16 lines of 64 bytes. One of A holds 16 rows of 16 units, one of B 16 units of 16 columns; the sums of four
+ * products of two of each stay in the tiles until the slice of K ends. Compiled with AMX_EMULATED, tiles are arrays:
+ * tests check everything but the instructions on any CPU that has AVX-512-BF16. */
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#ifndef AMX_EMULATED
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+#else
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#endif
+#include "exec/gemm_avx512.h"
+#include "exec/gemm_pairs.h"
+
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { ROWS = 32, TILE_LINES = 16, TILE_LINE = 64 };
+
+#ifdef AMX_EMULATED
+static _Thread_local float tiles[8][TILE_LINES][LANES];
+
+static void tile_multiply(float c[TILE_LINES][LANES], float a[TILE_LINES][LANES], float b[TILE_LINES][LANES]) {
+    for (int i = 0; i < TILE_LINES; i++)
+        for (int k = 0; k < LANES; k++)
+            for (int j = 0; j < LANES; j++) {
+                const bf16 *x = (const bf16 *)&a[i][k], *y = (const bf16 *)&b[k][j];
+                c[i][j] += bf16_to_f32(x[0]) * bf16_to_f32(y[0]) + bf16_to_f32(x[1]) * bf16_to_f32(y[1]);
+            }
+}
+
+static void tile_copy(void *out, int64_t out_line, const void *in, int64_t in_line) {
+    for (int i = 0; i < TILE_LINES; i++) memcpy((char *)out + i * out_line, (const char *)in + i * in_line, TILE_LINE);
+}
+
+#define ZERO(t) memset(tiles[t], 0, sizeof tiles[t])
+#define LOAD(t, from, line) tile_copy(tiles[t], TILE_LINE, from, line)
+#define STORE(t, to, line) tile_copy(to, line, tiles[t], TILE_LINE)
+#define MULTIPLY(c, a, b) tile_multiply(tiles[c], tiles[a], tiles[b])
+#else
+#define ZERO(t) _tile_zero(t)
+#define LOAD(t, from, line) _tile_loadd(t, from, line)
+#define STORE(t, to, line) _tile_stored(t, to, line)
+#define MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
+#endif
+
+/* Tiles 0 to 3 are sums, 4 and 5 rows of A, 6 and 7 columns of B. */
+INLINE void multiply(bool tall, bool wide, int64_t units, const uint32_t *a, const uint32_t *b,
+                     float sums[ROWS][PANEL_COLS]) {
+    const int64_t line = PANEL_COLS * sizeof(float);
+
+    ZERO(0);
+    if (wide) ZERO(1);
+    if (tall) ZERO(2);
+    if (tall && wide) ZERO(3);
+    for (int64_t u = 0; u < units; u += LANES, a += ROWS * LANES, b += LANES * PANEL_COLS) {
+        LOAD(4, a, TILE_LINE);
+        LOAD(6, b, line);
+        MULTIPLY(0, 4, 6);
+        if (wide) {
+            LOAD(7, b + LANES, line);
+            MULTIPLY(1, 4, 7);
+        }
+        if (tall) {
+            LOAD(5, a + TILE_LINES * LANES, TILE_LINE);
+            MULTIPLY(2, 5, 6);
+        }
+        if (tall && wide) MULTIPLY(3, 5, 7);
+    }
+    STORE(0, sums[0], line);
+    if (wide) STORE(1, sums[0] + LANES, line);
+    if (tall) STORE(2, sums[TILE_LINES], line);
+    if (tall && wide) STORE(3, sums[TILE_LINES] + LANES, line);
+}
+
+AVX512 static void run_block(int64_t units, const uint32_t *a, const uint32_t *b, int64_t rows, int64_t cols,
+                             const gemm_target *t) {
+    _Alignas(64) float sums[ROWS][PANEL_COLS];
+    const bool tall = rows > TILE_LINES, wide = cols > LANES;
+
+    if (tall && wide) multiply(true, true, units, a, b, sums);
+    else if (tall) multiply(true, false, units, a, b, sums);
+    else if (wide) multiply(false, true, units, a, b, sums);
+    else multiply(false, false, units, a, b, sums);
+    for (int64_t i = 0; i < rows; i++) {
+        store_sums(t, i, 0, first(cols), _mm512_load_ps(sums[i]));
+        if (wide) store_sums(t, i, LANES, first(cols - LANES), _mm512_load_ps(sums[i] + LANES));
+    }
+}
+
+AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                          int64_t depth_step) {
+    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, true, LANES);
+}
+
+AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                          int64_t depth_step) {
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, false, LANES);
+}
+
+/* --- the tiles of a thread -------------------------------------------------------------------------------------------- */
+
+#ifdef AMX_EMULATED
+static bool can(void) { return can_pairs(); }
+static void enter(void) {}
+static void leave(void) {}
+#else
+/* The system keeps room for tiles only for processes that have asked; it answers the same to all threads. */
+static bool can(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+
+    if (!can_pairs() || !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+AVX512 static void enter(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t line[16]; /* bytes */
+        uint8_t lines[16];
+    } config = {.palette = 1};
+
+    _Static_assert(sizeof config == 64, "as the instruction reads it");
+    for (int i = 0; i < 8; i++) {
+        config.line[i] = TILE_LINE;
+        config.lines[i] = TILE_LINES;
+    }
+    _tile_loadconfig(&config);
+}
+
+AVX512 static void leave(void) { _tile_release(); }
+#endif
+
+const gemm_kernel gemm_kernel_amx = {
+    .rows = ROWS,
+    .per_unit = 2,
+    .unit_step = LANES,
+    .most_units = 192,
+    .can = can,
+    .pack_a = pack_a,
+    .pack_b = pack_b,
+    .run = run_block,
+    .enter = enter,
+    .leave = leave,
+};
+
+#endif

@@ -1,0 +1,200 @@
+/* gemm_avx512.h -- what the AVX-512 kernels share: laying out panels, storing sums, the loop over K.
+ *
+ * Included once a file. Before it, AVX512 is the attribute of the CPU features that the file's functions need. After
+ * it, functions take constants (sources, widths, rows), and are inlined where these are given. */
+#include "exec/gemm_packed.h"
+
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline)) AVX512
+
+enum { LANES = 16 };
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline __mmask16 first(int64_t n) { return (__mmask16)(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1); }
+
+/* --- laying out ------------------------------------------------------------------------------------------------------- */
+
+/* Rows become columns: out[i] holds element i of every row. */
+INLINE void transpose(__m512 r[LANES]) {
+    __m512 t[LANES];
+
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i += 4) {
+        __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 1]);
+        __m512d c = _mm512_castps_pd(t[i + 2]), d = _mm512_castps_pd(t[i + 3]);
+        r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* What elements in memory become in a unit. `along`: 16 units of neighbouring elements, `n` elements from `p` on.
+ * `across`: the unit at `p` of `n` neighbouring lines; `q` is its second element, NULL beyond the edge. */
+typedef struct source {
+    int64_t size; /* of an element */
+    __m512 (*along)(const void *p, int64_t n);
+    __m512 (*across)(const void *p, const void *q, int64_t n);
+    uint32_t (*one)(const void *p, const void *q);
+} source;
+
+INLINE __m512 halves(const void *p, int64_t n) { /* 16-bit floats as the upper halves of floats */
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
+}
+
+INLINE void put_block(uint32_t *out, const __m512 r[LANES], int64_t rows, int64_t step, __mmask16 mask) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (i < rows) _mm512_mask_storeu_ps(out + i * step, mask, r[i]);
+}
+
+/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]. */
+INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
+                       int64_t depth_step, source s, int per_unit, int width, bool lines_first, int unit_step) {
+    const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
+    const int64_t line = line_step * s.size, deep = depth_step * s.size;
+
+    for (int i = 0; i < width; i += LANES) {
+        const int64_t here = lines - i;
+        for (int64_t u = 0; u < padded; u += LANES) {
+            const char *p = in + i * line + u * per_unit * deep;
+            const int64_t left = depth - u * per_unit;
+            bool have_lines = depth_step == 1; /* r[] holds lines, not units */
+            __m512 r[LANES];
+
+            if (have_lines) {
+#pragma GCC unroll 16
+                for (int j = 0; j < LANES; j++) r[j] = j < here ? s.along(p + j * line, left) : _mm512_setzero_ps();
+            } else if (line_step == 1) {
+#pragma GCC unroll 16
+                for (int j = 0; j < LANES; j++) {
+                    const char *q = p + j * per_unit * deep;
+                    const int64_t rest = left - j * per_unit;
+                    r[j] = rest > 0 ? s.across(q, rest > 1 ? q + deep : NULL, here) : _mm512_setzero_ps();
+                }
+            } else {
+                uint32_t x[LANES][LANES] = {{0}};
+                for (int64_t j = 0; j < least(here, LANES); j++)
+                    for (int64_t k = 0; k < LANES && k * per_unit < left; k++) {
+                        const char *q = p + j * line + k * per_unit * deep;
+                        x[j][k] = s.one(q, k * per_unit + 1 < left ? q + deep : NULL);
+                    }
+#pragma GCC unroll 16
+                for (int j = 0; j < LANES; j++) r[j] = _mm512_loadu_ps(x[j]);
+                have_lines = true;
+            }
+            if (have_lines != lines_first) transpose(r);
+            if (lines_first) put_block(out + (u * width + i * LANES), r, width - i, LANES, 0xffff);
+            else put_block(out + u * width + i, r, padded - u, width, first(width - i));
+        }
+    }
+}
+
+/* --- the block of sums ------------------------------------------------------------------------------------------------ */
+
+/* To the nearest, ties to even; a NaN stays one. */
+INLINE __m256i to_bf16(__m512 x) {
+    const __m512i u = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x400000)), 16));
+}
+
+INLINE __m512 load_c(const void *c, dtype type, __mmask16 mask) {
+    if (type == F32) return _mm512_maskz_loadu_ps(mask, c);
+    const __m256i x = _mm256_maskz_loadu_epi16(mask, c);
+    if (type == F16) return _mm512_cvtph_ps(x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+INLINE void store_sums(const gemm_target *t, int64_t i, int64_t j, __mmask16 mask, __m512 sum) {
+    char *c = (char *)t->c + (i * t->row + j) * (t->type == F32 ? 4 : 2);
+
+    if (t->more) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, t->more + i * t->more_row + j));
+    sum = _mm512_mul_ps(_mm512_set1_ps(t->alpha), sum);
+    if (t->beta != 0) sum = _mm512_fmadd_ps(_mm512_set1_ps(t->beta), load_c(c, t->type, mask), sum);
+    if (t->type == F32) _mm512_mask_storeu_ps(c, mask, sum);
+    else if (t->type == F16) _mm256_mask_storeu_epi16(c, mask, _mm512_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+    else _mm256_mask_storeu_epi16(c, mask, to_bf16(sum));
+}
+
+/* --- sums in registers ------------------------------------------------------------------------------------------------ */
+
+#ifdef MULTIPLY_ADD /* (vector of A's units, vector of B's, sums) */
+
+enum { MR = 14 }; /* 28 registers of sums, 2 of B, 1 of A */
+
+/* `rows` and `wide`, whether there are more columns than lanes, are constants where this is inlined. */
+INLINE void block(int rows, bool wide, int64_t units, const uint32_t *a, const uint32_t *b, int64_t cols,
+                  const gemm_target *t) {
+    const __mmask16 left = first(cols), right = first(cols - LANES);
+    const int64_t size = t->type == F32 ? 4 : 2;
+    __m512 s[MR][2];
+
+#pragma GCC unroll 14
+    for (int i = 0; i < rows; i++) s[i][0] = s[i][1] = _mm512_setzero_ps();
+#pragma GCC unroll 14
+    for (int i = 0; i < rows; i++) { /* C is far away: on its way while the sums are made */
+        const char *c = (const char *)t->c + i * t->row * size;
+        _mm_prefetch(c, _MM_HINT_T0);
+        if (wide && size == 4) _mm_prefetch(c + LANES * size, _MM_HINT_T0);
+    }
+    for (int64_t k = 0; k < units; k++, a += MR, b += PANEL_COLS) {
+        const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
+#pragma GCC unroll 14
+        for (int i = 0; i < rows; i++) {
+            const __m512 x = _mm512_castsi512_ps(_mm512_set1_epi32((int)a[i]));
+            s[i][0] = MULTIPLY_ADD(x, b0, s[i][0]);
+            if (wide) s[i][1] = MULTIPLY_ADD(x, b1, s[i][1]);
+        }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < rows; i++) {
+        store_sums(t, i, 0, left, s[i][0]);
+        if (wide) store_sums(t, i, LANES, right, s[i][1]);
+    }
+}
+
+typedef void block_fn(int64_t units, const uint32_t *a, const uint32_t *b, int64_t cols, const gemm_target *t);
+
+#define BLOCK_FN(rows, wide)                                                                                           \
+    AVX512 static void block_##rows##_##wide(int64_t units, const uint32_t *a, const uint32_t *b, int64_t cols,        \
+                                             const gemm_target *t) {                                                   \
+        block(rows, wide, units, a, b, cols, t);                                                                       \
+    }
+/* clang-format off */
+#define BLOCKS(X, wide)                                                                                                \
+    X(1, wide) X(2, wide) X(3, wide) X(4, wide) X(5, wide) X(6, wide) X(7, wide) X(8, wide)                            \
+    X(9, wide) X(10, wide) X(11, wide) X(12, wide) X(13, wide) X(14, wide)
+/* clang-format on */
+#define NAME(rows, wide) block_##rows##_##wide,
+BLOCKS(BLOCK_FN, 0)
+BLOCKS(BLOCK_FN, 1)
+static block_fn *const blocks[2][MR] = {{BLOCKS(NAME, 0)}, {BLOCKS(NAME, 1)}};
+
+static void run_block(int64_t units, const uint32_t *a, const uint32_t *b, int64_t rows, int64_t cols,
+                      const gemm_target *t) {
+    blocks[cols > LANES][rows - 1](units, a, b, cols, t);
+}
+
+#endif

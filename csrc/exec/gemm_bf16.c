@@ -1,0 +1,30 @@
+/* gemm_bf16.c -- the inner kernel that multiplies pairs of bfloat16 with AVX-512-BF16. */
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define MULTIPLY_ADD(x, b, sum) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(b))
+#include "exec/gemm_avx512.h"
+#include "exec/gemm_pairs.h"
+
+AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                          int64_t depth_step) {
+    pack(out, in, from, lines, depth, line_step, depth_step, MR, false, 1);
+}
+
+AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                          int64_t depth_step) {
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, false, 1);
+}
+
+const gemm_kernel gemm_kernel_bf16 = {
+    .rows = MR,
+    .per_unit = 2,
+    .unit_step = 1,
+    .most_units = 512,
+    .can = can_pairs,
+    .pack_a = pack_a,
+    .pack_b = pack_b,
+    .run = run_block,
+};
+
+#endif

@@ -1,0 +1,47 @@
+/* gemm_packed.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
+ *
+ * Operands are laid out in units of 32 bits along K: a float, or two neighbouring bfloat16. A *panel* of A holds `rows`
+ * rows and one of B PANEL_COLS columns, unit by unit; places beyond the operand's edge are zeros. */
+#ifndef ORT_EXEC_GEMM_PACKED_H
+#define ORT_EXEC_GEMM_PACKED_H
+
+#include "exec/gemm.h"
+
+enum { PANEL_COLS = 32 };
+
+/* Where a block of sums goes: c = alpha * (sum + more) + beta * c. */
+typedef struct gemm_target {
+    void *c;
+    dtype type; /* of C: F32, BF16, F16 */
+    int64_t row;
+    const float *more; /* sums of what came before along K, or NULL */
+    int64_t more_row;
+    float alpha, beta;
+} gemm_target;
+
+/* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. */
+typedef void gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                          int64_t depth_step);
+
+typedef struct gemm_kernel {
+    int rows;       /* of a panel of A */
+    int per_unit;   /* elements along K */
+    int unit_step;  /* the units of a panel are a multiple of this */
+    int most_units; /* what a slice of K should have at most */
+    bool (*can)(void);
+    gemm_pack_fn *pack_a, *pack_b; /* panels one after another */
+    /* One block of at most rows x PANEL_COLS. */
+    void (*run)(int64_t units, const uint32_t *a, const uint32_t *b, int64_t rows, int64_t cols, const gemm_target *t);
+    void (*enter)(void), (*leave)(void); /* around blocks, on the thread that runs them; or NULL */
+} gemm_kernel;
+
+/* The product with one kernel, which must be one that can multiply g->type and reads A and B as they are. */
+void gemm_packed_with(const gemm *g, const gemm_kernel *kernel);
+
+#if defined(__x86_64__) && defined(__GNUC__)
+extern const gemm_kernel gemm_kernel_f32;  /* AVX-512; operands of any float type but float64, widened */
+extern const gemm_kernel gemm_kernel_bf16; /* AVX-512-BF16; bfloat16, and float32 that is rounded to it */
+extern const gemm_kernel gemm_kernel_amx;  /* AMX-BF16; the same */
+#endif
+
+#endif

@@ -1,0 +1,4 @@
+/* amx_emulated.c -- the AMX kernel with arrays for tiles, so that what surrounds the instructions is tested everywhere. */
+#define AMX_EMULATED
+#define gemm_kernel_amx gemm_kernel_amx_emulated
+#include "exec/gemm_amx.c"
