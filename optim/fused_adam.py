@@ -108,13 +108,17 @@ class FusedAdam(Optimizer):
         Raises RuntimeError for a norm that is not finite, if ``error_if_nonfinite``.
         """
         grads = [_dense(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = math.sqrt(_core.sum_of_squares(grads))
+        norm = math.sqrt(sum(_core.sums_of_squares(grads)))
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(f"the norm of the gradients is {norm}: it cannot be clipped")
         factor = max_norm / (norm + 1e-6)
         if not factor >= 1.0:  # NaN as well
-            self._factor *= factor
+            self.scale_gradients(factor)
         return torch.tensor(norm, dtype=torch.float32)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all gradients by ``factor`` while the next step reads them; they are not written."""
+        self._factor *= float(factor)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, clear_gradients: bool = False) -> Any:

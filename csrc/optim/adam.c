@@ -204,25 +204,28 @@ void adam_update(const adam_tensor *tensors, int count, const adam_settings *s) 
 
 /* --- the norm --------------------------------------------------------------------------------------------------------- */
 
+/* In double: no square of a float32 overflows, so a sum is infinite or NaN only when an element is. */
 #define SQUARES(name, A)                                                                                               \
     SIMD static double name(const void *data, int64_t n) {                                                             \
         const A *x = data;                                                                                             \
-        A sum = 0;                                                                                                     \
-        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];                     \
-        return (double)sum;                                                                                            \
+        double sum = 0;                                                                                                \
+        _Pragma("omp simd reduction(+ : sum)") for (int64_t i = 0; i < n; i++) sum += (double)x[i] * x[i];             \
+        return sum;                                                                                                    \
     }
 
 SQUARES(squares_float, float)
 SQUARES(squares_double, double)
 
-/* A stretch of tiles is added up by one thread, in order: the result does not depend on the number of threads. */
+/* A stretch of tiles is added up by one thread, in order: the results do not depend on the number of threads. The tiles
+ * of a tensor that began in an earlier stretch go into the stretch's head; nobody else writes the sums of the others. */
 enum { STRETCH = 64, STRETCHES = 1024 };
 
 typedef struct norm_job {
     const dense *tensors;
     int count;
-    int64_t tiles, from; /* of all tensors; the first tile of these sums */
-    double sums[STRETCHES];
+    int64_t tiles, from; /* of all tensors; the first tile of these stretches */
+    double *sums, heads[STRETCHES];
+    int owners[STRETCHES]; /* whose head it is; -1: there is none */
 } norm_job;
 
 static double squares_of_tile(const dense *t, int64_t first, int64_t n) {
@@ -239,21 +242,28 @@ static void sum_stretches(void *arg, int64_t begin, int64_t end) {
 
     for (int64_t s = begin; s < end; s++) {
         const int64_t from = j->from + s * STRETCH, to = from + STRETCH < j->tiles ? from + STRETCH : j->tiles;
-        j->sums[s] = 0;
-        FOR_TILES(from, to, j->tensors, j->count, j->sums[s] += squares_of_tile(&j->tensors[i], first, n));
+        j->heads[s] = 0;
+        j->owners[s] = -1;
+        FOR_TILES(from, to, j->tensors, j->count, {
+            const bool head = base_ < from;
+            *(head ? &j->heads[s] : &j->sums[i]) += squares_of_tile(&j->tensors[i], first, n);
+            if (head) j->owners[s] = i;
+        });
     }
 }
 
-double sum_of_squares(const dense *tensors, int count) {
-    norm_job j = {.tensors = tensors, .count = count};
-    double total = 0;
+void sums_of_squares(const dense *tensors, int count, double *sums) {
+    norm_job j = {.tensors = tensors, .count = count, .sums = sums};
 
-    for (int i = 0; i < count; i++) j.tiles += tiles_of(tensors[i].count);
+    for (int i = 0; i < count; i++) {
+        sums[i] = 0;
+        j.tiles += tiles_of(tensors[i].count);
+    }
     for (; j.from < j.tiles; j.from += STRETCH * STRETCHES) {
         int64_t stretches = (j.tiles - j.from + STRETCH - 1) / STRETCH;
         if (stretches > STRETCHES) stretches = STRETCHES;
         parallel_for(stretches, 1, sum_stretches, &j);
-        for (int64_t s = 0; s < stretches; s++) total += j.sums[s];
+        for (int64_t s = 0; s < stretches; s++)
+            if (j.owners[s] >= 0) sums[j.owners[s]] += j.heads[s];
     }
-    return total;
 }

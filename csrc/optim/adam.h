@@ -35,14 +35,14 @@ typedef struct adam_settings {
 /* Parameters, gradients and states may be any floats; sums are float, double for a double parameter. */
 void adam_update(const adam_tensor *tensors, int count, const adam_settings *s);
 
-/* Sum of squares of all elements of some tensors, each in blocks that are added up in double: infinite or NaN when an
- * element is. */
+/* The sum of squares of each of some tensors, in double: infinite or NaN exactly when an element is (or for float64
+ * elements beyond 1e154). */
 typedef struct dense {
     dtype type;
     int64_t count;
     const void *data;
 } dense;
 
-double sum_of_squares(const dense *tensors, int count);
+void sums_of_squares(const dense *tensors, int count, double *sums);
 
 #endif

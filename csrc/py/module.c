@@ -88,7 +88,7 @@ static PyMethodDef methods[] = {
     {"adam", core_adam, METH_VARARGS,
      PyDoc_STR("adam([(param, grad, m, v, v_most | None, exact | None, step), ...], mode, lr, beta_1, beta_2, eps, "
                "weight_decay, grad_factor, correct_bias, maximize, clear_gradients): one step of all")},
-    {"sum_of_squares", core_sum_of_squares, METH_O, PyDoc_STR("sum_of_squares(tensors) -> float, added up in double")},
+    {"sums_of_squares", core_sums_of_squares, METH_O, PyDoc_STR("sums_of_squares(tensors) -> a float for each")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},

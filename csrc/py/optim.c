@@ -103,16 +103,31 @@ PyObject *core_adam(PyObject *module, PyObject *args) {
     return n == count && !PyErr_Occurred() ? Py_NewRef(Py_None) : NULL;
 }
 
-PyObject *core_sum_of_squares(PyObject *module, PyObject *list) {
+static PyObject *list_of_floats(const double *values, int count) {
+    PyObject *list = PyList_New(count);
+
+    for (int i = 0; list && i < count; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
+        if (!value || PyList_SetItem(list, i, value) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+PyObject *core_sums_of_squares(PyObject *module, PyObject *list) {
     Py_ssize_t count = PySequence_Size(list);
+    PyObject *result = NULL;
     dense *tensors;
-    double sum = 0;
+    double *sums;
     int n = 0;
 
     (void)module;
     if (count < 0) return NULL;
-    if (!(tensors = calloc((size_t)count + 1, sizeof *tensors))) return PyErr_NoMemory();
-    for (; n < count; n++) {
+    tensors = calloc((size_t)count + 1, sizeof *tensors);
+    sums = calloc((size_t)count + 1, sizeof *sums);
+    for (; tensors && sums && n < count; n++) {
         PyObject *item = PySequence_GetItem(list, n);
         elements e = {0};
         int bad = item ? tensor_elements(item, "tensor", n, &e) : -1;
@@ -124,10 +139,13 @@ PyObject *core_sum_of_squares(PyObject *module, PyObject *list) {
         }
         tensors[n] = (dense){e.type, e.count, e.data};
     }
-    if (n == count) {
-        Py_BEGIN_ALLOW_THREADS sum = sum_of_squares(tensors, n);
-        Py_END_ALLOW_THREADS
+    if (!tensors || !sums) {
+        PyErr_NoMemory();
+    } else if (n == count) {
+        Py_BEGIN_ALLOW_THREADS sums_of_squares(tensors, n, sums);
+        Py_END_ALLOW_THREADS result = list_of_floats(sums, n);
     }
     free(tensors);
-    return n == count ? PyFloat_FromDouble(sum) : NULL;
+    free(sums);
+    return result;
 }

@@ -63,9 +63,9 @@ PyObject *core_empty(PyObject *module, PyObject *args);
 PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 
-/* Functions of the module: adam(tensors, settings...), sum_of_squares(tensors). */
+/* Functions of the module: adam(tensors, settings...), sums_of_squares(tensors). */
 PyObject *core_adam(PyObject *module, PyObject *args);
-PyObject *core_sum_of_squares(PyObject *module, PyObject *tensors);
+PyObject *core_sums_of_squares(PyObject *module, PyObject *tensors);
 
 /* What a graph assumes of a plain tensor. */
 typedef struct tensor_kind {

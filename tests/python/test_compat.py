@@ -96,6 +96,21 @@ def test_without_an_installed_onnxruntime(site):
     assert code and "install onnxruntime for it" in error
 
 
+def test_optimizers(site):
+    compat.enable(site)
+    text = "from onnxruntime.training.optim.fused_adam import FusedAdam, AdamWMode as M; import torch_ort.optim as t; "
+    text += "from onnxruntime.training.optim import fp16_optimizer as f, FP16_Optimizer, AdamWMode; import ortmodule; "
+    text += (
+        "from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer as G; from ortmodule import optim as o; "
+    )
+    text += (
+        "print(t.FusedAdam is FusedAdam is o.FusedAdam, G is FP16_Optimizer is t.FP16_Optimizer is o.FP16_Optimizer, "
+    )
+    text += "M is AdamWMode, 'deepspeed' in sys.modules)"
+    code, out, error = python(site, "-c", text)
+    assert (code, out) == (0, "True True True False\n"), error
+
+
 def test_torch_ort(site):
     compat.enable(site)
     text = "import torch, torch_ort; torch_ort.set_seed(5); a = torch.rand(1); torch_ort.set_seed(5); "

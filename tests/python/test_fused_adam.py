@@ -218,16 +218,27 @@ def test_clipping():
 def test_norm_is_summed_in_blocks():
     x = torch.full((30_000_000,), 0.1)
     exact = x.double().square().sum().item()
-    assert abs(_core.sum_of_squares([x[:7], x[7:]]) / exact - 1) < 2e-6
+    assert abs(sum(_core.sums_of_squares([x[:7], x[7:]])) / exact - 1) < 1e-12
     threads = torch.get_num_threads()
     try:
         y, sums = torch.randn(3_000_001), []
         for n in (1, 2, 3):
             torch.set_num_threads(n)
-            sums.append(_core.sum_of_squares([y, y[1:]]))
+            sums.append(_core.sums_of_squares([y, y[:3], y[:0], y[1:], *y[:2000].view(100, 20)]))
     finally:
         torch.set_num_threads(threads)
     assert sums[0] == sums[1] == sums[2]
+    tensors = [y, y[:3], y[:0], y[1:], *y[:2000].view(100, 20)]
+    assert sums[0] == pytest.approx([t.double().square().sum().item() for t in tensors], rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_sums_are_infinite_only_where_an_element_is(dtype):
+    most = torch.full((5000,), min(torch.finfo(dtype).max, 1e150), dtype=dtype)
+    bad = [most.clone() for _ in range(3)]
+    bad[0][17], bad[1][4999], bad[2][0] = math.inf, -math.inf, math.nan
+    sums = _core.sums_of_squares([most, *bad, most])
+    assert [math.isfinite(value) for value in sums] == [True, False, False, False, True]
 
 
 def test_gradients_are_cleared():

@@ -1,0 +1,105 @@
+"""ORTModule, FusedAdam and FP16_Optimizer under DeepSpeed, in two processes: all as without them."""
+
+import functools
+import importlib.util
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("worker.py")
+LIMIT = 240  # seconds; two busy cores need 45
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+@functools.cache
+def cells(dtype, folder):
+    """What each of both ranks has seen, by cell: (stage, number of options) -> [rank 0's, rank 1's]."""
+    path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    port = free_port()
+    commands = [[sys.executable, str(WORKER), str(rank), port, dtype, str(folder)] for rank in range(2)]
+    logs = [folder / f"log-{rank}" for rank in range(2)]
+    workers = []
+    try:
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("w") as file:
+                workers.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
+        codes = [worker.wait(LIMIT) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    texts = [log.read_text() for log in logs]
+    assert codes == [0, 0], "".join(text[-3000:] for text in texts)
+    rows = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts]
+    return {(pair[0]["stage"], len(pair[0]["options"])): pair for pair in zip(*rows, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return functools.cache(lambda dtype: tmp_path_factory.mktemp(dtype))
+
+
+def assert_same(ours, theirs, tolerance):
+    """Losses and norms as close as the type allows; the same steps are skipped, the scale is the same."""
+    for (loss, scale, skipped, norm), (their_loss, their_scale, their_skipped, their_norm) in zip(
+        ours, theirs, strict=True
+    ):
+        assert (scale, skipped) == (their_scale, their_skipped)
+        if math.isfinite(their_loss):
+            assert loss == pytest.approx(their_loss, rel=tolerance)
+        assert (norm is None) == (their_norm is None)
+        if norm is not None:
+            assert norm == pytest.approx(their_norm, rel=5 * tolerance)
+
+
+CELLS = [(dtype, stage, 0) for dtype in TOLERANCE for stage in range(4)] + [("bfloat16", 1, 1)]
+#: By optimizer: what one pass over the gradients does instead of several.
+REPLACED = {
+    "FusedAdam": [],
+    "FP16_UnfusedOptimizer": ["has_overflow_serial", "unscale_and_clip_grads"],
+    "DeepSpeedZeroOptimizer": [
+        "get_grad_norm_direct", "has_overflow_partitioned_grads_serial", "unscale_and_clip_grads",
+    ],
+    "DeepSpeedZeroOptimizer_Stage3": [
+        "get_grad_norm_direct", "has_overflow", "has_overflow_partitioned_grads_serial", "unscale_and_clip_grads",
+    ],
+    "BF16_Optimizer": ["get_grads_for_norm"],
+}  # fmt: skip
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("dtype, stage, options", CELLS)
+def test_training(dtype, stage, options, folder):
+    for cell in cells(dtype, folder(dtype))[stage, options]:
+        assert cell["replaced"] == REPLACED[cell["optimizer"]]
+        if stage == 3:
+            assert "hooks" in cell["fallback"] and not cell["captured"]
+        else:
+            assert cell["captured"], cell["fallback"]
+        assert_same(cell["ours"], cell["theirs"], TOLERANCE[dtype])
+        skipped = [row[2] for row in cell["ours"]]
+        assert skipped == [dtype != "float32" and i == 2 for i in range(6)]
+        scales = [row[1] for row in cell["ours"]]
+        assert scales == ([256, 256, 128, 128, 128, 256] if dtype == "float16" else [1] * 6)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("dtype, stage, options", CELLS)
+def test_checkpoints_load_across(dtype, stage, options, folder):
+    for cell in cells(dtype, folder(dtype))[stage, options]:
+        for direction in ("ours from theirs", "theirs from ours"):
+            assert_same(*cell[direction], TOLERANCE[dtype])
