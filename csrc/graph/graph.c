@@ -153,13 +153,26 @@ static void link_node(graph *g, node *n) {
     else g->last = n;
 }
 
-static void unlink_node(graph *g, node *n) {
-    for (int i = 0; i < n->n_in; i++) drop_use(n->in[i], n, i);
+static void take_out(graph *g, node *n) {
     if (n->prev) n->prev->next = n->next;
     else g->first = n->next;
     if (n->next) n->next->prev = n->prev;
     else g->last = n->prev;
     n->prev = n->next = NULL;
+}
+
+void graph_move(graph *g, node *n, node *before) {
+    node *cursor = g->before;
+
+    take_out(g, n);
+    g->before = before;
+    link_node(g, n);
+    g->before = cursor;
+}
+
+static void unlink_node(graph *g, node *n) {
+    for (int i = 0; i < n->n_in; i++) drop_use(n->in[i], n, i);
+    take_out(g, n);
     n->mark = -1; /* the hash table may still point here: an unlinked node is never reused */
     n->op = NULL;
 }
@@ -294,4 +307,18 @@ void graph_remove_dead(graph *g) {
         if (n->mark) mark_list(n->in, n->n_in);
         else unlink_node(g, n);
     }
+}
+
+static void want(value *const *list, int count, int mark) {
+    for (int i = 0; list && i < count; i++)
+        if (list[i] && list[i]->def && list[i]->def->mark < mark) list[i]->def->mark = mark;
+}
+
+void graph_mark_parts(graph *g) {
+    for (node *n = g->first; n; n = n->next) n->mark = n->op->flags & EFFECT ? PART_FORWARD : PART_NONE;
+    want(g->outputs, g->n_outputs, PART_FORWARD);
+    for (state_write *w = g->writes; w; w = w->next) want(&w->value, 1, PART_FORWARD);
+    want(g->input_grads, g->n_input_grads, PART_BACKWARD);
+    /* Backwards over a topological order: a node's mark is final when it is reached. */
+    for (node *n = g->last; n; n = n->prev) want(n->in, n->n_in, n->mark);
 }

@@ -156,6 +156,11 @@ MUST_USE status graph_replace(graph *g, value *from, value *to);
 /* Removes nodes that nothing needs. */
 void graph_remove_dead(graph *g);
 MUST_USE status graph_set_operand(graph *g, node *n, int index, value *v);
+/* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */
+void graph_move(graph *g, node *n, node *before);
+/* Sets every node's mark: whether forward computes it, only backward, or nobody. */
+enum { PART_NONE, PART_BACKWARD, PART_FORWARD };
+void graph_mark_parts(graph *g);
 
 /* --- asking ------------------------------------------------------------------------------------------------------- */
 

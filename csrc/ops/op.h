@@ -74,6 +74,17 @@ extern const op_def *const op_families[];
 /* For grad rules: does operand i need a gradient? */
 static inline bool need(const node *n, int i) { return i < n->n_in && n->in[i] && n->in[i]->needs_grad; }
 
+/* --- chains of pointwise operators (ops/fused.c) -------------------------------------------------------------------- */
+
+/* The most steps, operands and results of one chain. */
+enum { FUSED_STEPS = 24, FUSED_OPERANDS = 12, FUSED_RESULTS = 8 };
+
+/* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */
+bool fused_holds(const node *n);
+/* One node that computes `steps`, nodes in an order in which operands come first and whose results are of one shape;
+ * out[i] is what stands for the result of the step results[i]. Bit for bit what the nodes compute one by one. */
+MUST_USE status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, const int *results, value **out);
+
 /* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
 
 status infer_same(graph *g, node *n);      /* out[0] like in[0] */

@@ -23,6 +23,7 @@ static const int64_t class_size[TILE_CLASSES] = {
 };
 
 tile_class tile_class_of(dtype t) { return class_of[t]; }
+int64_t tile_element(dtype t) { return class_size[class_of[t]]; }
 
 /* Loads: `rows` runs of `n` elements, `stride` elements apart inside a run and `row_stride` between runs. */
 typedef void load_fn(const void *from, int64_t rows, int64_t row_stride, int64_t n, int64_t stride, void *to);
@@ -82,6 +83,25 @@ static store_fn *const store_of[DTYPE_COUNT] = {
 };
 
 void tile_store(dtype t, const void *tile, int64_t n, void *to) { store_of[t](tile, n, to); }
+
+#define ROUND(name, C, T, narrow, widen)                                                                               \
+    SIMD static void name(void *tile, int64_t n) {                                                                     \
+        C *t = tile;                                                                                                   \
+        for (int64_t i = 0; i < n; i++) t[i] = (C)widen((T)narrow(t[i]));                                              \
+    }
+
+ROUND(round_bf16, float, bf16, f32_to_bf16, bf16_to_f32)
+ROUND(round_f16, float, uint16_t, f32_to_f16_bits, f16_bits_to_f32)
+ROUND(round_i16, int32_t, int16_t, SAME, SAME)
+ROUND(round_i8, int32_t, int8_t, SAME, SAME)
+ROUND(round_u8, int32_t, uint8_t, SAME, SAME)
+
+void tile_round(dtype t, void *tile, int64_t n) {
+    static void (*const rounds[DTYPE_COUNT])(void *, int64_t) = {
+        [BF16] = round_bf16, [F16] = round_f16, [I16] = round_i16, [I8] = round_i8, [U8] = round_u8,
+    };
+    if (rounds[t]) rounds[t](tile, n);
+}
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
@@ -192,8 +212,8 @@ const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffe
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
-tile_fn *tile_function(const node *n, dtype last_operand, dtype output) {
-    const pointwise_def *def = n->op->pointwise;
+tile_fn *tile_function(const op_def *op, dtype last_operand, dtype output) {
+    const pointwise_def *def = op->pointwise;
     if (def->choose) return def->choose(class_of[last_operand], class_of[output]);
     return def->fn[class_of[last_operand]];
 }
@@ -235,7 +255,7 @@ status pointwise_cpu(ctx *c, const call *k) {
     const tensor *last = &k->in[k->n_in - 1];
     job j = {.n_in = k->n_in, .type = out->type, .out = out->data};
 
-    j.fn = tile_function(k->node, last->type, out->type);
+    j.fn = tile_function(k->node->op, last->type, out->type);
     if (!j.fn) return fail(c, E_UNSUPPORTED, "%s does not compute %s", k->node->op->name, dtype_name(last->type));
     for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &out->shape);
     tile_parameters(k->node, j.param);

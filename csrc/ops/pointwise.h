@@ -23,6 +23,9 @@ typedef struct pointwise_def {
     const char *params[TILE_PARAMS];                    /* attributes handed to the tile function */
     tile_fn *fn[TILE_CLASSES];                          /* by the class of the last operand; NULL: not for that class */
     tile_fn *(*choose)(tile_class from, tile_class to); /* instead of fn, where the output's class matters too */
+    /* The last operand of fn is 32 random bits an element, those of the element's place in the stream of the attribute
+     * "key", which is params[1]. Only steps of a fused chain are computed so. */
+    bool draws;
 } pointwise_def;
 
 tile_class tile_class_of(dtype t);
@@ -62,8 +65,11 @@ const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffe
 static inline bool tile_is_native(dtype t) { return t == F32 || t == F64 || t == I64 || t == I32 || t == BOOL; }
 /* n elements of a tile into memory of a type that is not native, narrowed. */
 void tile_store(dtype t, const void *tile, int64_t n, void *to);
-/* The tile function of a node with operands and output of these types (NULL: there is none), and its parameters. */
-tile_fn *tile_function(const node *n, dtype last_operand, dtype output);
+/* What storing a tile as `t` and loading it again leaves of it. */
+void tile_round(dtype t, void *tile, int64_t n);
+int64_t tile_element(dtype t); /* bytes of an element in a tile */
+/* The tile function of an operator with operands and output of these types (NULL: there is none); a node's parameters. */
+tile_fn *tile_function(const op_def *op, dtype last_operand, dtype output);
 void tile_parameters(const node *n, double param[TILE_PARAMS]);
 
 /* --- tile functions --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "core/vmath.h"
-#include "ops/op.h"
+#include "ops/pointwise.h"
 
 #include <inttypes.h>
 
@@ -97,13 +97,19 @@ static void draw_rows(void *arg, int64_t begin, int64_t end) {
     }
 }
 
+static uint32_t threshold_of(double ratio) {
+    return ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
+}
+
+static double scale_of(double ratio) { return ratio < 1 ? 1 / (1 - ratio) : 0; }
+
 static status run_dropout(const call *k, draw_fn *fn) {
     double ratio = node_float(k->node, "ratio");
     draw d = draw_of(k, fn, 1);
     int64_t rows;
 
-    d.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
-    d.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
+    d.threshold = threshold_of(ratio);
+    d.scale = scale_of(ratio);
     if (k->n_in < 2 || !tensor_present(&k->in[1])) {
         run_draw(&d);
         return OK;
@@ -115,6 +121,19 @@ static status run_dropout(const call *k, draw_fn *fn) {
     parallel_for(rows, parallel_rows(2 * d.width), draw_rows, &d);
     return OK;
 }
+
+/* As a step of a fused chain: `in[1]` holds the random bits. */
+_Static_assert(TILE == CHUNK, "a tile takes one chunk of random words");
+#define DROP_TILE(name, T)                                                                                             \
+    SIMD static void name(int64_t n, void *out, const void *const *in, const double *param) {                          \
+        const T *x = in[0], scale = (T)scale_of(param[0]);                                                             \
+        const uint32_t *bits = in[1], threshold = threshold_of(param[0]);                                              \
+        T *o = out;                                                                                                    \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) o[i] = x[i] * (bits[i] >= threshold ? scale : 0);         \
+    }
+
+DROP_TILE(drop_tile_f32, float)
+DROP_TILE(drop_tile_f64, double)
 
 static status dropout_train_cpu(ctx *c, const call *k) {
     static draw_fn *const drop[DTYPE_COUNT] = FLOAT_TABLE(drop);
@@ -375,7 +394,8 @@ const op_def random_ops[] = {
     {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed", FLOAT)), .lower = lower_dropout},
     {SOME("DropoutTrain", 1, 2, FLOATS), .flags = RANDOM | INPLACE_0,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT)),
-     .infer = infer_dropout, .grad = grad_dropout, .cpu = dropout_train_cpu},
+     .infer = infer_dropout, .grad = grad_dropout, .cpu = dropout_train_cpu,
+     .pointwise = &(const pointwise_def){.params = {"ratio", "key"}, .fn = {FLOAT_TILES(drop_tile)}, .draws = true}},
     {OURS("DropoutMask", 0, 0), .flags = RANDOM | NO_GRAD,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), NO_DEFAULT("shape", INTS)),
      .infer = infer_mask, .cpu = dropout_mask_cpu},

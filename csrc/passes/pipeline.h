@@ -4,7 +4,8 @@
 
 #include "passes/match.h"
 
-typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT } pass_stage;
+/* AFTER_GRADIENT: only where there is one. LAST: always, after all others. */
+typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT, LAST } pass_stage;
 
 typedef struct pass_def {
     const char *name;

@@ -1,5 +1,7 @@
 /* build.c -- graphs for tests. */
 #include "build.h"
+#include "passes/pipeline.h"
+#include "test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,3 +73,24 @@ int count_nodes(const graph *g, const char *op) {
     for (const node *n = g->first; n; n = n->next) count += !op || strcmp(n->op->name, op) == 0;
     return count;
 }
+
+void check_rewrite(graph *g, const char *name, const char *after) {
+    int fired[MAX_PASSES] = {0}, total = 0;
+    const char *before = graph_text(g);
+
+    CHECK(pass_bit(name) != 0);
+    for (pass_stage stage = BEFORE_GRADIENT; stage <= LAST; stage++)
+        CHECK_OK(g->c, passes_run(g, stage, ~UINT32_C(0), fired));
+    CHECK_TEXT(g, before);
+    for (pass_stage stage = BEFORE_GRADIENT; stage <= LAST; stage++)
+        CHECK_OK(g->c, passes_run(g, stage, ~pass_bit(name), fired));
+    CHECK_OK(g->c, graph_verify(g));
+    CHECK_TEXT(g, after);
+    for (int i = 0; passes[i]; i++) {
+        CHECK(fired[i] == 0 || pass_bit(name) == UINT32_C(1) << i);
+        total += fired[i];
+    }
+    CHECK((total > 0) == (strcmp(before, after) != 0));
+}
+
+void check_untouched(graph *g, const char *name) { check_rewrite(g, name, graph_text(g)); }

@@ -31,6 +31,9 @@ const char *graph_text(graph *g);
 /* Compares it with `expected`, and shows it when it differs. */
 #define CHECK_TEXT(g, expected)                                                                                        \
     test_check(strcmp(graph_text(g), expected) == 0, __FILE__, __LINE__, "another graph:", graph_text(g))
+/* Runs one pass alone on `g` and expects the text `after`; expects the text to stay. */
+void check_rewrite(graph *g, const char *name, const char *after);
+void check_untouched(graph *g, const char *name);
 /* Nodes of one operator; NULL: all. */
 int count_nodes(const graph *g, const char *op);
 

@@ -32,6 +32,7 @@ def records_of(case):
     trial.plan(training=bool(trial.wrt))
     text = "".join(plan.text() for plan in trial.session.plans.values())
     names = set(re.findall(r"= (\w+)\(", text))
+    names |= {step for steps in re.findall(r'steps="([^"]*)"', text) for step in steps.split()}
     ours = [r for r in registry() if r["domain"] and r["name"] in names]
     if case.nodes and case.op not in [op for op, *_ in case.nodes]:  # the case of a pass that makes it
         return ours

@@ -1,0 +1,355 @@
+/* fused.c -- owns Fused: a chain or tree of pointwise operators that runs tile by tile, and FusedRandom, the same with a
+ * dropout among its steps.
+ *
+ * The node's attributes are a program. Each step names a pointwise operator; its operands are numbered, the node's own
+ * first and then the steps' results:
+ *     Fused(a, b, c, steps="Mul Add", operands=[0, 1, 3, 2], results=[1])     a * b + c
+ * For one tile after the other all operands are loaded, and the steps' own tile functions run over buffers that stay in
+ * the first cache; only results are written to memory. A step of a narrow type is rounded to it, as if it had been
+ * stored: so every result has the same bits as the nodes would give one by one, and a value may be computed again where
+ * it is needed instead of being kept. Tiles begin at multiples of TILE, which is where random bits are drawn from.
+ *
+ * The first result may be the memory of the first operand: then it is written when all steps of a tile have run. */
+#include "core/philox.h"
+#include "ops/pointwise.h"
+
+#include <alloca.h>
+#include <string.h>
+
+enum { NOWHERE = -1, NAME_LENGTH = 64 };
+
+/* --- the program -------------------------------------------------------------------------------------------------- */
+
+typedef struct step {
+    tile_fn *fn;
+    double param[TILE_PARAMS];
+    dtype type;
+    int n_in, in[TILE_OPERANDS]; /* below n_in of the program an operand of the node, else a step */
+    int last;                    /* the step that reads it last; n_steps: it is written at the end; NOWHERE: nobody */
+    int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
+    bool draws, wanted, late;    /* late: written when all steps have run */
+} step;
+
+typedef struct program {
+    int n_in, n_steps, n_buffers;
+    bool read[FUSED_OPERANDS]; /* by a step that is wanted */
+    step steps[FUSED_STEPS];
+} program;
+
+static bool native(const step *s) { return tile_is_native(s->type); }
+
+/* The next name of a list with spaces. */
+static const op_def *next_operator(const char **names) {
+    char name[NAME_LENGTH];
+    size_t length = strcspn(*names, " ");
+
+    if (length == 0 || length >= NAME_LENGTH) return NULL;
+    memcpy(name, *names, length);
+    name[length] = '\0';
+    *names += length + ((*names)[length] == ' ');
+    return op_find(NULL, name, 0);
+}
+
+static const attr *list_of(const node *n, const char *name) { return node_attr(n, name); }
+
+static dtype operand_type(const program *p, const tensor *in, int i) {
+    return i < p->n_in ? in[i].type : p->steps[i - p->n_in].type;
+}
+
+/* Steps with their functions, from the attributes. */
+static status read_steps(ctx *c, const call *k, program *p) {
+    const char *names = node_string(k->node, "steps");
+    const attr *operands = list_of(k->node, "operands"), *types = list_of(k->node, "types");
+    const attr *params = list_of(k->node, "params");
+    int at = 0;
+
+    p->n_in = k->n_in;
+    p->n_steps = types->count;
+    for (int i = 0; i < p->n_steps; i++) {
+        step *s = &p->steps[i];
+        const op_def *op = next_operator(&names);
+        if (!op || !op->pointwise) return fail(c, E_INVALID, "step %d of a fused chain has no operator", i);
+        *s = (step){.type = (dtype)types->ints[i], .n_in = op->min_in, .draws = op->pointwise->draws};
+        s->last = s->result = s->buffer = NOWHERE;
+        for (int j = 0; j < s->n_in; j++) s->in[j] = (int)operands->ints[at++];
+        for (int j = 0; j < TILE_PARAMS; j++) s->param[j] = params->floats[i * TILE_PARAMS + j];
+        s->fn = tile_function(op, operand_type(p, k->in, s->in[s->n_in - 1]), s->type);
+        if (!s->fn) return fail(c, E_UNSUPPORTED, "%s does not compute %s", op->name, dtype_name(s->type));
+    }
+    return OK;
+}
+
+/* From the results that somebody wants back to the steps and operands that they need. */
+static void find_wanted(const call *k, program *p) {
+    const attr *results = list_of(k->node, "results");
+    const bool in_place = p->n_in && k->n_out && k->out[0].data && k->out[0].data == k->in[0].data;
+
+    for (int i = 0; i < k->n_out; i++) {
+        step *s = &p->steps[results->ints[i]];
+        if (!tensor_present(&k->out[i])) continue;
+        s->wanted = true;
+        s->result = i;
+        s->late = in_place && i == 0;
+        if (s->late) s->last = p->n_steps;
+    }
+    for (int i = p->n_steps - 1; i >= 0; i--) {
+        const step *s = &p->steps[i];
+        for (int j = 0; s->wanted && j < s->n_in; j++) {
+            if (s->in[j] < p->n_in) {
+                p->read[s->in[j]] = true;
+                continue;
+            }
+            step *from = &p->steps[s->in[j] - p->n_in];
+            from->wanted = true;
+            if (from->last < i) from->last = i;
+        }
+    }
+}
+
+/* A buffer for every step that is not written straight to its place; one that is read for the last time is free for
+ * the step that reads it, when that is its first or second operand and of the same size. */
+static void assign_buffers(program *p) {
+    bool used[FUSED_STEPS + 1] = {false};
+
+    for (int i = 0; i < p->n_steps; i++) {
+        step *s = &p->steps[i];
+        if (!s->wanted) continue;
+        const bool direct = s->result >= 0 && native(s) && !s->late;
+        for (int j = 0; j < s->n_in && j < 2 && !direct && s->buffer < 0; j++) {
+            step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
+            if (from && from->last == i && from->buffer >= 0 && tile_element(from->type) == tile_element(s->type))
+                s->buffer = from->buffer;
+        }
+        if (!direct && s->buffer < 0) {
+            s->buffer = 0;
+            while (used[s->buffer]) s->buffer++;
+            if (s->buffer >= p->n_buffers) p->n_buffers = s->buffer + 1;
+        }
+        for (int j = 0; j < s->n_in; j++) {
+            step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
+            if (from && from->last == i && from->buffer >= 0) used[from->buffer] = false;
+        }
+        if (s->buffer >= 0) used[s->buffer] = s->last >= 0;
+    }
+}
+
+/* --- running it --------------------------------------------------------------------------------------------------- */
+
+typedef union buffer {
+    _Alignas(64) char bytes[TILE * 8];
+} buffer;
+
+typedef struct job {
+    program program;
+    tile_source in[FUSED_OPERANDS];
+    char *out[FUSED_RESULTS];
+    int64_t count;
+    uint64_t seed;
+} job;
+
+typedef struct scratch {
+    tile_buffer *in;
+    buffer *steps;
+    uint32_t *bits;
+    const void *at[FUSED_OPERANDS + FUSED_STEPS]; /* the tile of each operand and step */
+} scratch;
+
+static void store(const step *s, const void *tile, int64_t n, char *to) {
+    if (native(s)) memcpy(to, tile, (size_t)n * dtype_size(s->type));
+    else tile_store(s->type, tile, n, to);
+}
+
+static void run_step(const job *j, int index, int64_t start, int64_t n, scratch *w) {
+    const program *p = &j->program;
+    const step *s = &p->steps[index];
+    const void *in[TILE_OPERANDS + 1];
+    char *place = s->result < 0 ? NULL : j->out[s->result] + start * (int64_t)dtype_size(s->type);
+    void *out = s->buffer < 0 ? (void *)place : w->steps[s->buffer].bytes;
+
+    for (int i = 0; i < s->n_in; i++) in[i] = w->at[s->in[i]];
+    if (s->draws) {
+        philox_fill(j->seed, (uint32_t)s->param[1], start / PHILOX_GROUP, TILE / PHILOX_GROUP, w->bits);
+        in[s->n_in] = w->bits;
+    }
+    s->fn(n, out, in, s->param);
+    if (!native(s) && s->last >= 0) tile_round(s->type, out, n);
+    if (place && s->buffer >= 0 && !s->late) store(s, out, n, place);
+    w->at[p->n_in + index] = out;
+}
+
+static void run_tiles(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    const program *p = &j->program;
+    uint32_t bits[TILE];
+    scratch w = {.bits = bits};
+    const int64_t most = j->count < TILE ? j->count : TILE;
+
+    w.in = alloca(sizeof *w.in * (size_t)(p->n_in + 1) + 64);
+    w.in = (tile_buffer *)(((uintptr_t)w.in + 63) & ~(uintptr_t)63);
+    w.steps = alloca(sizeof *w.steps * (size_t)(p->n_buffers + 1) + 64);
+    w.steps = (buffer *)(((uintptr_t)w.steps + 63) & ~(uintptr_t)63);
+    for (int i = 0; i < p->n_in; i++)
+        if (p->read[i]) tile_begin(&j->in[i], most, &w.in[i]);
+    for (int64_t tile = begin; tile < end; tile++) {
+        const int64_t start = tile * TILE, n = j->count - start < TILE ? j->count - start : TILE;
+        for (int i = 0; i < p->n_in; i++)
+            if (p->read[i]) w.at[i] = tile_read(&j->in[i], start, n, &w.in[i]);
+        for (int i = 0; i < p->n_steps; i++)
+            if (p->steps[i].wanted) run_step(j, i, start, n, &w);
+        for (int i = 0; i < p->n_steps; i++) {
+            const step *s = &p->steps[i];
+            if (s->late) store(s, w.at[p->n_in + i], n, j->out[s->result] + start * (int64_t)dtype_size(s->type));
+        }
+    }
+}
+
+static status fused_cpu(ctx *c, const call *k) {
+    const tensor *any = NULL;
+    job j = {.seed = k->seed};
+
+    TRY(read_steps(c, k, &j.program));
+    find_wanted(k, &j.program);
+    assign_buffers(&j.program);
+    for (int i = 0; i < k->n_out; i++) {
+        if (!tensor_present(&k->out[i])) continue;
+        any = &k->out[i];
+        j.out[i] = any->data;
+    }
+    if (!any) return OK;
+    for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &any->shape);
+    j.count = tensor_count(any);
+    parallel_for((j.count + TILE - 1) / TILE, 1 + GRAIN / TILE / j.program.n_steps, run_tiles, &j);
+    return OK;
+}
+
+/* --- making one --------------------------------------------------------------------------------------------------- */
+
+static bool is_random(const node *n) { return (n->op->flags & RANDOM) != 0; }
+
+bool fused_holds(const node *n) {
+    const op_def *op = n->op;
+    shape s = SCALAR;
+
+    if (!op->pointwise || n->n_in != op->min_in || n->n_out != 1) return false;
+    if (op_find(NULL, op->name, 0) != op || strlen(op->name) >= NAME_LENGTH) return false;
+    for (int i = 0; i < n->n_in; i++) {
+        const shape *si = n->in[i] ? &n->in[i]->shape : NULL;
+        if (!si || si->rank > n->out[0]->shape.rank) return false;
+        for (int d = 1; d <= si->rank; d++) {
+            int64_t size = n->out[0]->shape.dim[n->out[0]->shape.rank - d];
+            if (si->dim[si->rank - d] != size && si->dim[si->rank - d] != 1) return false;
+            if (d > s.rank) s.dim[s.rank++] = 1; /* counted from the last */
+            if (si->dim[si->rank - d] != 1) s.dim[d - 1] = size;
+        }
+    }
+    /* What the operands broadcast to must be the result's shape: nothing else tells a chain its shape. */
+    if (s.rank != n->out[0]->shape.rank) return false;
+    for (int d = 1; d <= s.rank; d++)
+        if (s.dim[d - 1] != n->out[0]->shape.dim[s.rank - d]) return false;
+    const dtype last = n->in[n->n_in - 1]->type;
+    /* Another kernel than the usual one checks for a division of integers by zero, or is a dropout. */
+    if (op->cpu != pointwise_cpu && !op->pointwise->draws && !dtype_is_float(last)) return false;
+    return tile_function(op, last, n->out[0]->type) != NULL;
+}
+
+static int find(value *const *list, int count, const value *v) {
+    for (int i = 0; i < count; i++)
+        if (list[i] == v) return i;
+    return NOWHERE;
+}
+
+static bool used_elsewhere(const value *v, node *const *steps, int n_steps) {
+    for (const use *u = v->uses; u; u = u->next) {
+        bool inside = false;
+        for (int i = 0; i < n_steps; i++) inside |= steps[i] == u->user;
+        if (!inside) return true;
+    }
+    return false;
+}
+
+/* The operand whose memory the first result may take goes first. */
+static void prefer_first(value **in, int n_in, const value *result, node *const *steps, int n_steps) {
+    for (int i = 0; i < n_in; i++) {
+        value *v = in[i];
+        if (!v->def || v->type != result->type || !shape_equal(&v->shape, &result->shape)) continue;
+        if (used_elsewhere(v, steps, n_steps)) continue;
+        in[i] = in[0];
+        in[0] = v;
+        return;
+    }
+}
+
+status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, const int *results, value **out) {
+    value *in[FUSED_OPERANDS], *made[FUSED_STEPS];
+    int64_t operands[FUSED_STEPS * TILE_OPERANDS], types[FUSED_STEPS], ends[FUSED_RESULTS];
+    double params[FUSED_STEPS * TILE_PARAMS];
+    char names[FUSED_STEPS * NAME_LENGTH];
+    int n_in = 0, n_operands = 0;
+    size_t length = 0;
+    bool random = false;
+
+    for (int i = 0; i < n_steps; i++) made[i] = steps[i]->out[0];
+    for (int i = 0; i < n_steps; i++)
+        for (int j = 0; j < steps[i]->n_in; j++) {
+            value *v = steps[i]->in[j];
+            if (find(made, i, v) < 0 && find(in, n_in, v) < 0) {
+                if (n_in == FUSED_OPERANDS) return fail(g->c, E_INVALID, "a fused chain has too many operands");
+                in[n_in++] = v;
+            }
+        }
+    prefer_first(in, n_in, made[results[0]], steps, n_steps);
+    for (int i = 0; i < n_steps; i++) {
+        size_t more = strlen(steps[i]->op->name);
+        if (i) names[length++] = ' ';
+        memcpy(names + length, steps[i]->op->name, more);
+        length += more;
+        for (int j = 0; j < steps[i]->n_in; j++) {
+            int from = find(made, i, steps[i]->in[j]);
+            operands[n_operands++] = from >= 0 ? n_in + from : find(in, n_in, steps[i]->in[j]);
+        }
+        types[i] = steps[i]->out[0]->type;
+        tile_parameters(steps[i], params + i * TILE_PARAMS);
+        random |= is_random(steps[i]);
+    }
+    names[length] = '\0';
+    for (int i = 0; i < n_results; i++) ends[i] = results[i];
+    const attr attrs[] = {
+        STRING("steps", names),
+        INTS("operands", n_operands, operands),
+        INTS("types", n_steps, types),
+        {.name = "params", .kind = ATTR_FLOATS, .count = n_steps * TILE_PARAMS, .floats = params},
+        INTS("results", n_results, ends),
+        {.name = NULL},
+    };
+    return graph_emit(g, random ? "FusedRandom" : "Fused", attrs, n_in, in, n_results, out);
+}
+
+static status infer_fused(graph *g, node *n) {
+    const attr *types = list_of(n, "types"), *results = list_of(n, "results");
+    shape s = SCALAR;
+
+    for (int i = 0; i < n->n_in; i++) {
+        TRY(require(g, n, i));
+        TRY(shape_broadcast(g->c, &s, &n->in[i]->shape, &s));
+    }
+    for (int i = 0; i < n->n_out; i++) TRY(set_out(g, n, i, (dtype)types->ints[results->ints[i]], &s));
+    return OK;
+}
+
+/* --- records ------------------------------------------------------------------------------------------------------ */
+
+static const attr fused_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("operands", INTS),
+                                   NO_DEFAULT("types", INTS),   NO_DEFAULT("params", FLOATS),
+                                   NO_DEFAULT("results", INTS), {.name = NULL}};
+
+#define CHAIN(name_, flags_)                                                                                           \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
+    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .cpu = fused_cpu
+
+/* clang-format off */
+const op_def fused_ops[] = {
+    {CHAIN("Fused", 0)},
+    {CHAIN("FusedRandom", RANDOM)},
+    {0},
+};
+/* clang-format on */

@@ -1,0 +1,296 @@
+/* pointwise_fusion.c -- pointwise nodes that are connected  ->  one Fused, which runs them tile by tile in cache
+ *
+ * A group begins with a node and takes others of the same shape that read a member's result, are read by a member, or
+ * read an operand that a member reads. It stays convex: nothing outside it stands between two of its members, so that it
+ * can run at once. It runs where its last member did; what depends on it and stood before that moves behind it.
+ *
+ * Forward and backward have groups of their own. A backward group computes a value of forward again when its operands
+ * are at hand there and nobody else needs the value in backward: then it is neither written nor kept. The bits are the
+ * same, a Fused rounds as its steps do. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+/* Nodes between the last member and the next; between two that have only an operand in common; sweeps. */
+enum { WINDOW = 96, NEIGHBOURS = 24, SWEEPS = 3 };
+/* A node's mark when a group has taken it; see PART_NONE. */
+enum { TAKEN = -1 };
+
+typedef struct group {
+    node *members[FUSED_STEPS]; /* in program order, once complete */
+    int count;
+    const value *operands[FUSED_OPERANDS]; /* what members read of others */
+    int n_operands;
+    const shape *shape;
+} group;
+
+typedef struct fuser {
+    graph *g;
+    int *seen;    /* [node id] what the walk of this number found */
+    node **steps; /* [value id] the node that a result of a Fused stands for; NULL: none */
+    int n_seen, n_steps;
+    int walk;
+    int fired;
+} fuser;
+
+/* What a walk finds about a node, added to twice its number. */
+enum { MEMBER = 0, DEPENDENT = 1 };
+
+static int found(const fuser *f, const node *n) { return n->id < f->n_seen ? f->seen[n->id] - 2 * f->walk : -1; }
+static void set_found(fuser *f, const node *n, int what) { f->seen[n->id] = 2 * f->walk + what; }
+
+static bool may_join(const group *gr, const node *n) {
+    const node *first = gr->members[0];
+    return n->mark == first->mark && n->backward == first->backward && n->n_out == 1 &&
+           shape_equal(&n->out[0]->shape, gr->shape) && fused_holds(n);
+}
+
+static bool is_live(const node *n) { return n->mark > PART_NONE; }
+
+/* --- operands and results ----------------------------------------------------------------------------------------- */
+
+static bool makes(const group *gr, const value *v) {
+    for (int i = 0; i < gr->count; i++)
+        if (gr->members[i]->out[0] == v) return true;
+    return false;
+}
+
+static bool reads(const group *gr, const value *v) {
+    for (int i = 0; i < gr->n_operands; i++)
+        if (gr->operands[i] == v) return true;
+    return false;
+}
+
+/* Lists the operands; false when they are too many. */
+static bool list_operands(group *gr) {
+    gr->n_operands = 0;
+    for (int i = 0; i < gr->count; i++)
+        for (int j = 0; j < gr->members[i]->n_in; j++) {
+            const value *v = gr->members[i]->in[j];
+            if (makes(gr, v) || reads(gr, v)) continue;
+            if (gr->n_operands == FUSED_OPERANDS) return false;
+            gr->operands[gr->n_operands++] = v;
+        }
+    return true;
+}
+
+static bool is_member(const group *gr, const node *n) {
+    for (int i = 0; i < gr->count; i++)
+        if (gr->members[i] == n) return true;
+    return false;
+}
+
+/* Somebody outside the group needs what the member computes. */
+static bool is_result(const fuser *f, const group *gr, const node *member) {
+    const value *v = member->out[0];
+    for (const use *u = v->uses; u; u = u->next)
+        if (is_live(u->user) && !is_member(gr, u->user)) return true;
+    return value_is_end(f->g, v);
+}
+
+static int list_results(const fuser *f, const group *gr, int results[FUSED_STEPS]) {
+    int count = 0;
+    for (int i = 0; i < gr->count; i++)
+        if (is_result(f, gr, gr->members[i])) results[count++] = i;
+    return count;
+}
+
+/* --- groups ------------------------------------------------------------------------------------------------------- */
+
+static bool consumes(const group *gr, const node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (makes(gr, n->in[i])) return true;
+    return false;
+}
+
+static bool feeds(const group *gr, const node *n) { return reads(gr, n->out[0]); }
+
+/* An operand of the whole shape: reading it once saves something. */
+static bool shares_operand(const group *gr, const node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && shape_equal(&n->in[i]->shape, gr->shape) && reads(gr, n->in[i])) return true;
+    return false;
+}
+
+static bool depends(const fuser *f, const node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->def && found(f, n->in[i]->def) >= MEMBER) return true;
+    return false;
+}
+
+static bool depends_through_others(const fuser *f, const node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->def && found(f, n->in[i]->def) == DEPENDENT) return true;
+    return false;
+}
+
+/* Finds what depends on the group between its first and its last member; false when a member does through others. */
+static bool is_convex(fuser *f, const group *gr, const node *first, const node *last) {
+    f->walk++;
+    for (const node *n = first;; n = n->next) {
+        bool member = is_member(gr, n);
+        if (member && depends_through_others(f, n)) return false;
+        if (member) set_found(f, n, MEMBER);
+        else if (is_live(n) && depends(f, n)) set_found(f, n, DEPENDENT);
+        if (n == last) return true;
+    }
+}
+
+/* Takes `n` in if the group stays small enough and convex. */
+static bool join(fuser *f, group *gr, node *n, const node *first, const node *last) {
+    int results[FUSED_STEPS];
+
+    if (gr->count == FUSED_STEPS) return false;
+    gr->members[gr->count++] = n;
+    if (list_operands(gr) && list_results(f, gr, results) <= FUSED_RESULTS && is_convex(f, gr, first, last))
+        return true;
+    gr->count--;
+    list_operands(gr);
+    return false;
+}
+
+/* One walk from the first member on; returns how many nodes have joined. */
+static int sweep(fuser *f, group *gr, node *first, node **last) {
+    int joined = 0, distance = 0;
+    bool past = first == *last; /* behind the last member */
+
+    for (node *n = first->next; n && distance < WINDOW && n->mark <= first->mark; n = n->next) {
+        distance += past;
+        past |= n == *last;
+        if (!is_live(n) || !n->op->pointwise || is_member(gr, n)) continue;
+        bool near = consumes(gr, n) || feeds(gr, n) || (distance < NEIGHBOURS && shares_operand(gr, n));
+        if (!near || !may_join(gr, n) || !join(f, gr, n, first, past ? n : *last)) continue;
+        joined++;
+        if (!past) continue;
+        *last = n;
+        distance = 0;
+    }
+    return joined;
+}
+
+static void sort_members(group *gr, const node *first) {
+    node *sorted[FUSED_STEPS];
+    int count = 0;
+
+    for (const node *n = first; count < gr->count; n = n->next)
+        for (int i = 0; i < gr->count; i++)
+            if (gr->members[i] == n) sorted[count++] = gr->members[i];
+    for (int i = 0; i < count; i++) gr->members[i] = sorted[i];
+}
+
+/* --- values of forward, computed again in backward ------------------------------------------------------------------ */
+
+/* The forward node behind an operand of a backward group, when it can be a step of it. */
+static node *source_of(const fuser *f, const group *gr, const value *v) {
+    node *n = v->id < f->n_steps && f->steps[v->id] ? f->steps[v->id] : v->def;
+
+    if (!n || n->backward || !n->op || !shape_equal(&v->shape, gr->shape)) return NULL;
+    if (n->mark == PART_BACKWARD || n->n_out != 1 || !fused_holds(n)) return NULL;
+    for (const use *u = v->uses; u; u = u->next)
+        if (u->user->mark == PART_BACKWARD && !is_member(gr, u->user)) return NULL;
+    for (int i = 0; i < n->n_in; i++)
+        if (!n->in[i]->data && !reads(gr, n->in[i])) return NULL;
+    return value_is_end(f->g, v) ? NULL : n;
+}
+
+/* A copy of `n` for `v`, at the front of the group: its members read the copy's result. */
+static status compute_again(fuser *f, group *gr, node *n, value *v) {
+    node *copy;
+
+    TRY(graph_make_node(f->g, n->op, n->name, n->attrs, n->n_in, n->in, 1, &copy));
+    copy->out[0]->type = v->type;
+    copy->out[0]->shape = v->shape;
+    copy->mark = TAKEN;
+    for (int i = 0; i < gr->count; i++)
+        for (int j = 0; j < gr->members[i]->n_in; j++)
+            if (gr->members[i]->in[j] == v) TRY(graph_set_operand(f->g, gr->members[i], j, copy->out[0]));
+    for (int i = gr->count++; i > 0; i--) gr->members[i] = gr->members[i - 1];
+    gr->members[0] = copy;
+    list_operands(gr);
+    return OK;
+}
+
+static status compute_forward_again(fuser *f, group *gr) {
+    for (int i = 0; i < gr->n_operands && gr->count < FUSED_STEPS; i++) {
+        value *v = (value *)(uintptr_t)gr->operands[i];
+        node *n = source_of(f, gr, v);
+        if (!n) continue;
+        TRY(compute_again(f, gr, n, v));
+        i = -1; /* the list is another one */
+    }
+    return OK;
+}
+
+/* --- the pass ------------------------------------------------------------------------------------------------------- */
+
+static status note_step(fuser *f, const value *v, node *n) {
+    if (v->id < f->n_steps) f->steps[v->id] = n;
+    return OK;
+}
+
+static status replace_group(fuser *f, group *gr, node *first, node *last) {
+    graph *g = f->g;
+    value *out[FUSED_RESULTS];
+    int results[FUSED_STEPS], n_results, mark = first->mark;
+    node *behind, *next;
+
+    if (!is_convex(f, gr, first, last)) return OK;
+    behind = last->next;
+    for (node *n = first->next; n != behind; n = next) {
+        next = n->next;
+        if (is_live(n) && !is_member(gr, n) && found(f, n) == DEPENDENT) graph_move(g, n, behind);
+        if (n == last) break;
+    }
+    if (first->backward && mark == PART_BACKWARD) TRY(compute_forward_again(f, gr));
+    n_results = list_results(f, gr, results);
+    /* In front of what has moved. */
+    g->before = last->next;
+    g->emit_name = last->name;
+    g->in_backward = last->backward;
+    TRY(fused_emit(g, gr->count, gr->members, n_results, results, out));
+    for (int i = 0; i < n_results; i++) {
+        node *n = gr->members[results[i]];
+        TRY(graph_replace(g, n->out[0], out[i]));
+        TRY(note_step(f, out[i], n));
+    }
+    for (int i = 0; i < gr->count; i++) gr->members[i]->mark = TAKEN;
+    if (out[0]->def) out[0]->def->mark = mark;
+    f->fired++;
+    return OK;
+}
+
+static status fuse_from(fuser *f, node *seed) {
+    group gr = {.members = {seed}, .count = 1, .shape = &seed->out[0]->shape};
+    node *last = seed;
+
+    if (seed->n_out != 1 || !fused_holds(seed) || !list_operands(&gr)) return OK;
+    for (int i = 0; i < SWEEPS && sweep(f, &gr, seed, &last); i++);
+    if (gr.count < 2) return OK;
+    sort_members(&gr, seed);
+    return replace_group(f, &gr, seed, last);
+}
+
+static status fuse_all(fuser *f) {
+    for (node *n = f->g->first; n; n = n->next)
+        if (is_live(n)) TRY(fuse_from(f, n));
+    return OK;
+}
+
+static status run(graph *g, int *fired) {
+    fuser f = {.g = g, .n_seen = 2 * g->n_nodes, .n_steps = 2 * g->n_values};
+    status s;
+
+    graph_mark_parts(g);
+    TRY(NEW(g->c, f.seen, f.n_seen));
+    TRY(NEW(g->c, f.steps, f.n_steps));
+    s = fuse_all(&f);
+    g->before = NULL;
+    g->emit_name = NULL;
+    g->in_backward = false;
+    TRY(s);
+    graph_remove_dead(g);
+    *fired = f.fired;
+    return OK;
+}
+
+const pass_def pointwise_fusion = {.name = "pointwise_fusion", .stage = LAST, .level = 1, .run = run};

@@ -1,0 +1,76 @@
+/* test_fusion.c -- the pass pointwise_fusion as text before and after. */
+#include "build.h"
+#include "passes/pipeline.h"
+#include "test.h"
+
+#define PASS "pointwise_fusion"
+/* The parameters of steps that have none. */
+#define NONE "0, 0, 0, 0"
+
+TEST(a_chain_becomes_one_node) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *scale = INPUT(g, "scale", F32, 3);
+
+    make_output(g, NODE(g, "Tanh", NODE(g, "Add", NODE(g, "Mul", x, scale), number(g, F32, 2))));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 scale float32[3] grad\n"
+                  "%2 = Fused(%0 x, %1 scale, 2, steps=\"Mul Add Tanh\", operands=[0, 1, 3, 2, 4], types=[1, 1, 1], "
+                  "params=[" NONE ", " NONE ", " NONE "], results=[2]) float32[2, 3]\n"
+                  "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(what_others_need_is_a_result_too) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *e = NODE(g, "Exp", x);
+
+    make_output(g, e);
+    make_output(g, NODE(g, "Softmax", NODE(g, "Add", e, x)));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[2, 3] grad\n"
+                  "%1, %2 = Fused(%0 x, steps=\"Exp Add\", operands=[0, 1, 0], types=[1, 1], params=[" NONE ", " NONE
+                  "], results=[0, 1]) float32[2, 3], float32[2, 3]\n"
+                  "%3 = Softmax(%2) float32[2, 3]\n"
+                  "output %1\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+/* Exp and Add have a Softmax between them: they cannot run at once. Exp and Neg can, though the Softmax comes first. */
+TEST(nothing_stands_between_members) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *e = NODE(g, "Exp", x), *s = NODE(g, "Softmax", e);
+
+    make_output(g, NODE(g, "Add", s, e));
+    make_output(g, NODE(g, "Neg", e));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[2, 3] grad\n"
+                  "%1, %2 = Fused(%0 x, steps=\"Exp Neg\", operands=[0, 1], types=[1, 1], params=[" NONE ", " NONE
+                  "], results=[0, 1]) float32[2, 3], float32[2, 3]\n"
+                  "%3 = Softmax(%1) float32[2, 3]\n"
+                  "%4 = Add(%3, %1) float32[2, 3]\n"
+                  "output %4\n"
+                  "output %2\n");
+    ctx_release(&c);
+}
+
+/* A smaller value that is broadcast later, another shape, a division of integers that may fail, a single node. */
+TEST(what_does_not_go_together_stays) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *row = INPUT(g, "row", F32, 3), *i = INPUT(g, "i", I32, 2, 3);
+
+    make_output(g, NODE(g, "Mul", x, NODE(g, "Exp", row)));
+    make_output(g, NODE(g, "Neg", NODE(g, "Div", i, INPUT(g, "j", I32, 2, 3))));
+    make_output(g, NODE(g, "Sin", NODE(g, "Softmax", x)));
+    check_untouched(g, PASS);
+    ctx_release(&c);
+}

@@ -1,0 +1,110 @@
+"""Chains of pointwise nodes as one kernel: the same bits as node by node, whatever the graph and the type."""
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule.session import DTYPES
+from tests.passes.test_passes import NO_PASSES, Function, export, run
+
+DTYPE = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+UNARY = [torch.tanh, torch.sigmoid, torch.exp, torch.sin, torch.relu, torch.abs, torch.neg, torch.erf]
+UNARY += [lambda x: nn.functional.dropout(x, 0.3), lambda x: x.float().to(x.dtype), lambda x: x * 0.37 + 1]
+BINARY = [torch.add, torch.sub, torch.mul, torch.maximum, lambda x, y: torch.where(x < y, x, y * 0.5)]
+
+
+def bit_of(session, tensors, dy):
+    """The switch of the pass."""
+    for bit in range(32):
+        if run(session, tensors, dy, NO_PASSES ^ (1 << bit))[0].keys() == {"pointwise_fusion"}:
+            return 1 << bit
+    raise AssertionError("the pass does not fire")
+
+
+def check(module, operands):
+    session = export(module, operands)
+    dy = torch.randn_like(module(*operands), memory_format=torch.contiguous_format)
+    bit = bit_of(session, operands, dy)
+    apart, together = run(session, operands, dy, bit), run(session, operands, dy, 0)
+    assert "pointwise_fusion" not in apart[0]
+    for a, b in zip(apart[1], together[1], strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def random_graph(seed):
+    """Twenty operators on whatever there is; some values are broadcast, transposed or normalised in between."""
+    pick = torch.Generator().manual_seed(seed)
+
+    def choice(options):
+        return options[int(torch.randint(len(options), (), generator=pick))]
+
+    recipe = [(choice(UNARY), choice(BINARY), torch.rand(3, generator=pick).tolist()) for _ in range(20)]
+
+    def forward(x, y, row):
+        values = [x, y, x * row]
+        for unary, binary, (a, b, how) in recipe:
+            first, second = (values[int(r * len(values))] for r in (a, b))
+            new = unary(first) if how < 0.5 else binary(first, second) if how < 0.85 else binary(first, row)
+            if how > 0.97:
+                new = new.softmax(-1)
+            elif how > 0.94:
+                new = new.transpose(0, 1).contiguous().sin().transpose(0, 1)
+            values.append(new)
+        return sum(values[-6:], values[0] + values[1] * row)
+
+    return Function(forward)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dtype", DTYPE, ids=DTYPES.get)
+def test_random_graphs(seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(3, 5, 7), (2, 9, 130), (40, 1, 33), (1, 1, 1)][seed % 4]
+    operands = [torch.randn(s, generator=generator).to(dtype) for s in (sizes, sizes, sizes[-1:])]
+    check(random_graph(seed), operands)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_tiles(threads):
+    """More than one thread's share; tiles that do not fill."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check(random_graph(3), [torch.randn(37, 3, 1001), torch.randn(37, 3, 1001), torch.randn(1001)])
+    finally:
+        torch.set_num_threads(before)
+
+
+class Gated(nn.Module):
+    def forward(self, gate, up):
+        return nn.functional.silu(gate) * up
+
+
+def test_backward_computes_again_what_forward_need_not_keep():
+    """silu(gate) is neither a result of forward nor kept: backward has gate anyway."""
+    operands = [torch.randn(8, 64), torch.randn(8, 64)]
+    session = export(Gated(), operands)
+    dy = torch.randn(8, 64)
+    specs = tuple(("float32", tuple(x.shape)) for x in operands)
+    plan = session.model.plan(specs, (True, True), (True,), 0)
+    forward, backward = plan.text().split("backward\n")
+    assert forward.count(" = ") == 1 and 'steps="Swish Mul"' in forward
+    assert backward.count("Fused(") == 1 and "Swish Mul Mul SwishGrad" in backward
+    assert plan.arena_bytes == 0
+    leaves = [x.clone().requires_grad_() for x in operands]
+    expected = torch.autograd.grad(Gated()(*leaves), leaves, dy)
+    for ours, theirs in zip(run(session, operands, dy, 0)[1][1:], expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_dropout_is_drawn_once():
+    """The mask of forward is the mask of backward, and the same with and without the pass."""
+    operands = [torch.randn(5, 2000), torch.randn(5, 2000)]
+    module = Function(lambda x, y: nn.functional.dropout(x * 2, 0.4) + y)
+    session = export(module, operands)
+    y, dx, _ = run(session, operands, torch.ones(5, 2000), 0)[1]
+    kept = (y - operands[1]).abs() > 1e-6
+    assert 0.5 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dx, kept * (2 / 0.6))
+    check(module, operands)
