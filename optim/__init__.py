@@ -2,8 +2,9 @@
 
 from ortmodule.optim.fp16_optimizer import FP16_Optimizer
 from ortmodule.optim.fused_adam import AdamWMode, FusedAdam
+from ortmodule.optim.loss_scaler import DynamicLossScaler, StaticLossScaler
 from ortmodule.optim.zero import register
 
-__all__ = ["AdamWMode", "FP16_Optimizer", "FusedAdam"]
+__all__ = ["AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdam", "StaticLossScaler"]
 
 register()

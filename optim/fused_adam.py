@@ -83,10 +83,17 @@ class FusedAdam(Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a FusedAdam, or of `torch.optim.Adam` or `AdamW` in the matching mode."""
+        """Loads the state of a FusedAdam, or of `torch.optim.Adam` or `AdamW` in the matching mode.
+
+        Raises ValueError, with nothing changed, for the state of another optimizer or of other parameters.
+        """
+        saved = [p for group in state_dict["param_groups"] for p in group["params"]]
+        mine = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(saved, mine, strict=False):  # how many they must be, PyTorch says
+            if state_dict["state"].get(key):
+                _check_state(state_dict["state"][key], p)
         super().load_state_dict(state_dict)
         # PyTorch casts states to the type of their parameter: those of float32 weights stay as they were.
-        saved = [p for group in state_dict["param_groups"] for p in group["params"]]
         ours = [(group, p) for group in self.param_groups for p in group["params"]]
         for key, (group, p) in zip(saved, ours, strict=True):
             if group["master_weights"] and key in state_dict["state"]:
@@ -218,6 +225,17 @@ def _check_group(group: dict[str, Any]) -> None:
     for p in group["params"]:
         if p.dtype not in _FLOATS:
             raise TypeError(f"FusedAdam updates float parameters, not {p.dtype} (shape {list(p.shape)})")
+
+
+def _check_state(state: dict[str, Any], p: torch.Tensor) -> None:
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        if name not in state:
+            raise ValueError(f"this is not the state of an Adam: it has {sorted(state)}, no {name}")
+    for name, value in state.items():
+        if name != "step" and isinstance(value, torch.Tensor) and value.shape != p.shape:
+            raise ValueError(
+                f"{name} is of shape {list(value.shape)} in the state dict, its parameter of {list(p.shape)}"
+            )
 
 
 def _check_gradient(p: torch.Tensor) -> None:

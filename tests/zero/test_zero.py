@@ -25,11 +25,16 @@ def free_port():
         return str(listener.getsockname()[1])
 
 
+def environment():
+    path = os.pathsep.join(
+        [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    )
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
 @functools.cache
 def cells(dtype, folder):
     """What each of both ranks has seen, by cell: (stage, number of options) -> [rank 0's, rank 1's]."""
-    path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     port = free_port()
     commands = [[sys.executable, str(WORKER), str(rank), port, dtype, str(folder)] for rank in range(2)]
     logs = [folder / f"log-{rank}" for rank in range(2)]
@@ -37,7 +42,7 @@ def cells(dtype, folder):
     try:
         for command, log in zip(commands, logs, strict=True):
             with log.open("w") as file:
-                workers.append(subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT))
+                workers.append(subprocess.Popen(command, env=environment(), stdout=file, stderr=subprocess.STDOUT))
         codes = [worker.wait(LIMIT) for worker in workers]
     finally:
         for worker in workers:
@@ -103,3 +108,11 @@ def test_checkpoints_load_across(dtype, stage, options, folder):
     for cell in cells(dtype, folder(dtype))[stage, options]:
         for direction in ("ours from theirs", "theirs from ours"):
             assert_same(*cell[direction], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", [pytest.param("DeepSpeed", marks=needs_deepspeed), "Plain"])
+def test_example(way):
+    command = [sys.executable, "-m", "examples.mixed_precision.train", "--steps", "2", "--batch-size", "4"]
+    command += ["--dtype", "float16"] + ["--plain"] * (way == "Plain")
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0 and f"{way}, float16: " in done.stdout, done.stderr[-3000:]

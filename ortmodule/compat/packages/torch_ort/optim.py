@@ -1,5 +1,5 @@
 """`torch_ort.optim`, which is `ortmodule.optim`."""
 
-from ortmodule.optim import AdamWMode, FP16_Optimizer, FusedAdam
+from ortmodule.optim import AdamWMode, DynamicLossScaler, FP16_Optimizer, FusedAdam, StaticLossScaler
 
-__all__ = ["AdamWMode", "FP16_Optimizer", "FusedAdam"]
+__all__ = ["AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdam", "StaticLossScaler"]

@@ -1,0 +1,271 @@
+"""Loss scalers and autocast around a wrapped module and FusedAdam; neighbours that take the optimizer."""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ortmodule import ORTModule, explain
+from ortmodule.optim import AdamWMode, DynamicLossScaler, FusedAdam, StaticLossScaler
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+SETTINGS = {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.01}
+
+
+def rows(i):
+    generator = torch.Generator().manual_seed(i)
+    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 2))
+
+
+def fused(parameters):
+    return FusedAdam(parameters, adam_w_mode=AdamWMode.ADAMW_TORCH, **SETTINGS)
+
+
+# --- torch's own ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+@pytest.mark.parametrize("clip", [False, True])
+def test_autocast_with_grad_scaler(clip, dtype, tolerance):
+    """The guideline's step in plain PyTorch: same losses, same skipped step, same scale."""
+    seen = []
+    for ours in (True, False):
+        model = ORTModule(net()) if ours else net()
+        optimizer = fused(model.parameters()) if ours else torch.optim.AdamW(model.parameters(), **SETTINGS)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        losses, scales = [], []
+        for i in range(10):
+            x, y = rows(i)
+            with torch.autocast("cpu", dtype):
+                loss = nn.functional.mse_loss(model(x).float(), y)
+            scaler.scale(loss * (math.inf if i == 4 else 1)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            scales.append(scaler.get_scale())
+        if ours:
+            assert explain(model).captured, explain(model).fallback
+        seen.append((losses, scales))
+    assert seen[0][1] == seen[1][1] and seen[0][1][4] == seen[0][1][3] / 2
+    assert seen[0][0] == pytest.approx(seen[1][0], rel=tolerance)
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [fused, lambda p: torch.optim.SGD(p, lr=0.1)], ids=["FusedAdam", "SGD"])
+@pytest.mark.parametrize("clip", [False, True])
+def test_loss_scalers(clip, make):
+    """Scaled and unscaled by powers of two: the bits of a training without. Overflows are skipped."""
+    plain, scaled = net(), net()
+    first, second = make(plain.parameters()), make(scaled.parameters())
+    scaler = DynamicLossScaler(loss_scale=256.0, up_scale_window=2, max_loss_scale=512.0, min_loss_scale=128.0)
+    scales, stepped = [], []
+    for i in range(9):
+        x, y = rows(i)
+        overflow = i in (4, 5, 6)
+        scaler.scale(nn.functional.mse_loss(scaled(x), y) * (math.nan if overflow else 1)).backward()
+        if not overflow:
+            nn.functional.mse_loss(plain(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            first.step()
+        if clip:
+            assert scaler.unscale_(second) is not overflow
+            with pytest.raises(RuntimeError, match="unscaled already"):
+                scaler.unscale_(second)
+            nn.utils.clip_grad_norm_(scaled.parameters(), 0.5)
+        stepped.append(scaler.step(second))
+        scales.append(scaler.loss_scale)
+        first.zero_grad(), second.zero_grad()
+    assert scales == [256, 512, 512, 512, 256, 128, 128, 128, 256]
+    assert stepped == [i not in (4, 5, 6) for i in range(9)]
+    for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_loss_scaler_states():
+    model = net()
+    optimizers = [fused(model[0].parameters()), fused(model[3].parameters())]
+    scaler = DynamicLossScaler(automatic_update=False, loss_scale=4.0, up_scale_window=1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    model[3].bias.grad[0] = math.inf
+    assert [scaler.step(o) for o in optimizers] == [True, False] and scaler.loss_scale == 4.0
+    scaler.update()
+    assert scaler.loss_scale == 2.0
+    again = DynamicLossScaler()
+    again.load_state_dict(copy.deepcopy(scaler.state_dict()))
+    again.step(optimizers[0])
+    again.update()
+    assert again.loss_scale == 4.0 and scaler.loss_scale == 2.0
+    again.reset()
+    assert again.loss_scale == 4.0 and again.state_dict()["_stable_steps"] == 0
+    static = StaticLossScaler(8.0)
+    assert not static.step(optimizers[1]) and static.loss_scale == 8.0
+    assert static.scale(torch.tensor(60000.0, dtype=torch.float16)) == 480000
+    assert static.scale(torch.tensor(1.0, dtype=torch.float64)).dtype == torch.float64
+    with pytest.raises(ValueError, match="not the state of a DynamicLossScaler"):
+        again.load_state_dict(static.state_dict())
+
+
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda: StaticLossScaler(0.0), "above 0, not 0"),
+        (lambda: StaticLossScaler(math.nan), "above 0, not nan"),
+        (lambda: DynamicLossScaler(loss_scale=0.5), "0.5 is not between 1.0"),
+        (lambda: DynamicLossScaler(max_loss_scale=math.inf), "not between"),
+        (lambda: DynamicLossScaler(up_scale_window=0), "must be 1 or more, not 0"),
+    ],
+)
+def test_bad_loss_scalers(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+# --- neighbours -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_accelerate(accumulate):
+    accelerate = pytest.importorskip("accelerate")
+    losses = []
+    for ours in (True, False):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        model = ORTModule(net()) if ours else net()
+        optimizer = fused(model.parameters()) if ours else torch.optim.AdamW(model.parameters(), **SETTINGS)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=20)
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        losses.append([])
+        for i in range(8):
+            x, y = rows(i)
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_trainer(tmp_path):
+    """`optimizer_cls_and_kwargs`, with saving and resuming."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    ids = torch.randint(0, 20, (16, 8), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": row} for row in ids]
+
+    def trained(folder, kind, wrap, **options):
+        torch.manual_seed(0)
+        model = wrap(transformers.GPT2LMHeadModel(config))
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / folder), per_device_train_batch_size=4, max_steps=6, logging_steps=1,
+            save_steps=3, learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7,
+        )  # fmt: skip
+        trainer = transformers.Trainer(
+            model=model, args=arguments, train_dataset=data, optimizer_cls_and_kwargs=(kind, SETTINGS | options)
+        )
+        return trainer
+
+    ours = trained("ours", FusedAdam, ORTModule, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    theirs = trained("theirs", torch.optim.AdamW, lambda model: model)
+    for trainer in (ours, theirs):
+        trainer.train()
+    assert type(getattr(ours.optimizer, "optimizer", ours.optimizer)) is FusedAdam
+    history = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (ours, theirs)]
+    assert len(history[0]) == 6 and history[0] == pytest.approx(history[1], rel=2e-3)
+    again = trained("again", FusedAdam, ORTModule, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    again.train(resume_from_checkpoint=str(tmp_path / "theirs" / "checkpoint-3"))
+    assert [e["loss"] for e in again.state.log_history if "loss" in e] == pytest.approx(history[1], rel=2e-3)
+
+
+def test_averaged_weights():
+    """SWA: its schedule, its averages, its statistics of batch norm."""
+    found = []
+    for make in (fused, lambda p: torch.optim.AdamW(p, **SETTINGS)):
+        model = net()
+        model[0] = nn.Linear(4, 16, bias=False)  # it would have no gradient but rounding
+        model.insert(1, nn.BatchNorm1d(16))
+        optimizer = make(model.parameters())
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        decayed = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        schedule = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=3)
+        for i in range(6):
+            x, y = rows(i)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            averaged.update_parameters(model)
+            decayed.update_parameters(model)
+            schedule.step()
+        torch.optim.swa_utils.update_bn([rows(i)[0] for i in range(3)], averaged)
+        found.append(
+            [optimizer.param_groups[0]["lr"], *averaged.parameters(), *decayed.parameters(), *averaged.buffers()]
+        )
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks():
+    """All hooks of an optimizer fire, those that replace what passes through them included."""
+    model = net()
+    optimizer, fired = fused(model.parameters()), []
+    optimizer.register_step_pre_hook(lambda *_: fired.append("step"))
+    optimizer.register_step_post_hook(lambda *_: fired.append("stepped"))
+    optimizer.register_state_dict_pre_hook(lambda *_: fired.append("save"))
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "note": 7})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: {k: v for k, v in state.items() if k != "note"})
+    optimizer.register_load_state_dict_post_hook(lambda *_: fired.append("loaded"))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert saved["note"] == 7
+    optimizer.load_state_dict(saved)
+    assert fired == ["step", "stepped", "save", "loaded"]
+    everywhere = register_optimizer_step_post_hook(lambda *_: fired.append("any optimizer"))
+    optimizer.step()
+    everywhere.remove()
+    assert fired[4:] == ["step", "stepped", "any optimizer"]
+
+
+def test_wrong_states():
+    model = net()
+    optimizer = fused(model.parameters())
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step(), other.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"not the state of an Adam: it has \['momentum_buffer'\], no step"):
+        optimizer.load_state_dict(other.state_dict())
+    wrong = copy.deepcopy(before)
+    wrong["state"][1]["exp_avg_sq"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"exp_avg_sq is of shape \[3\] in the state dict, its parameter of \[16\]"):
+        optimizer.load_state_dict(wrong)
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="group"):
+        optimizer.load_state_dict(fused(model[0].parameters()).state_dict())
+    for key, state in before["state"].items():
+        for name, value in state.items():
+            assert torch.equal(optimizer.state_dict()["state"][key][name], value)
