@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 
+from ortmodule import patterns
 from ortmodule._core import Error, InvalidModelError, UnsupportedError
 from ortmodule.explain import Report, explain
 from ortmodule.module import ORTModule
@@ -23,4 +24,5 @@ __all__ = [
     "Report",
     "UnsupportedError",
     "explain",
+    "patterns",
 ]

@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import cache, export, io
+from ortmodule import cache, export, io, patterns
 from ortmodule.reads import NotTraceable
 from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
@@ -47,6 +47,7 @@ class Capture:
     pinned: dict[Dim, int]
     traces: int
     seconds: float
+    replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
 
 
 @dataclass
@@ -77,11 +78,12 @@ class _Sizes:
 
 def capture(
     forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor],
-    opset: int, part: int = SMALL,
+    opset: int, part: int = SMALL, rewritten: bool = True,
 ) -> Capture:  # fmt: skip
     """Captures ``forward`` for calls like this one.
 
-    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less.
+    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less. ``rewritten``: by
+    the patterns that a user has registered.
     Raises CaptureError.
     """
     start, made = time.perf_counter(), 0
@@ -112,7 +114,8 @@ def capture(
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     first.graph = first.module = None
-    return Capture(model, first, pinned, made, time.perf_counter() - start)
+    replaced = patterns.apply(model, opset) if rewritten else {}
+    return Capture(model, first, pinned, made, time.perf_counter() - start, replaced)
 
 
 def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:

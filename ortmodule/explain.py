@@ -18,7 +18,7 @@ class Report:
     fallback: str | None  #: why PyTorch ran it, or None
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
     python_ops: list[str] = field(default_factory=list)  #: autograd functions that Python runs inside the graph
-    fused: dict[str, int] = field(default_factory=dict)  #: how often each pass found something to fuse
+    fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
     exports: int = 0  #: graphs that were made
@@ -61,7 +61,7 @@ def explain(model: Any) -> Report:
         True,
         None,
         aten_ops=sorted(plan.foreign),
-        fused=plan.fired,
+        fused=graph.capture.replaced | plan.fired,
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),
         exports=runner.exports,
