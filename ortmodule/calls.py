@@ -18,14 +18,19 @@ _FILLS = {
 }  # fmt: skip
 _CHOICES = (torch.where, torch.Tensor.where)
 
-#: They trust the indices that they are given, which need not fit a part of a tensor: PyTorch writes where it must not.
-_UNCHECKED = frozenset({torch.lu_unpack, torch.lu_solve, torch.linalg.lu_solve, torch.linalg.ldl_solve, torch.ormqr})
+#: They trust the indices or sizes that they are given, which need not fit a part of a tensor: PyTorch writes where it
+#: must not.
+_UNCHECKED = frozenset({
+    torch.lu_unpack, torch.lu_solve, torch.linalg.lu_solve, torch.linalg.ldl_solve, torch.ormqr,
+    torch.native_batch_norm, torch._native_batch_norm_legit, torch.ops.aten.native_batch_norm,
+    torch.ops.aten._native_batch_norm_legit, torch.ops.aten._batch_norm_with_update,
+})  # fmt: skip
 
 
 def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The arguments to call ``function`` with. Raises NotTraceable for one that cannot be called in a trace."""
     if function in _UNCHECKED:
-        raise NotTraceable(f"{function.__name__} does not check its indices")
+        raise NotTraceable(f"{function.__name__} does not check its operands")
     place = _FILLS.get(function)
     if place is not None:
         return _filled(function, args, kwargs, *place)

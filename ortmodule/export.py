@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.torchscript_exporter import registration, utils
 
-from ortmodule import symbolics
+from ortmodule import symbolics, types
 
 OPSETS = range(17, 21)
 DEFAULT_OPSET = 18
@@ -134,6 +134,7 @@ def _quiet() -> Iterator[None]:
         (torch._C, "_jit_onnx_log", _nothing),
         (torch._C, "_jit_pass_onnx_graph_shape_type_inference", _nothing),
         (torch._C, "_jit_pass_lint", _nothing),
+        (torch._C, "_jit_pass_onnx_scalar_type_analysis", types.settle),
         (nn.functional, "_verify_batch_size", _verify_batch_size),
     ]
     originals = [getattr(owner, name) for owner, name, _ in replaced]

@@ -8,6 +8,7 @@ that changes its operand becomes one that does not, and a copy.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def rewrite(graph: torch._C.Graph, opset: int) -> None:
     replaced: dict[str, bool] = {}  # kinds of operators
     for _ in range(MOST_ROUNDS):
         changed = False
-        for node in list(graph.nodes()):
+        # With an operator that returns a list goes the node that takes it apart.
+        for node in [n for n in graph.nodes() if n.kind() != "prim::ListUnpack"]:
             kind = node.kind()
             if kind not in replaced:
                 replaced[kind] = kind in DEFINITIONS or (kind.startswith("aten::") and not export.knows(kind, opset))
@@ -61,8 +63,9 @@ def _out_of_place(graph: torch._C.Graph, node: torch._C.Node) -> None:
 
 def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> bool:
     tensors: list[torch._C.Value] = []
+    own = DEFINITIONS.get(node.kind())
     try:
-        arguments = [_argument(value, tensors) for value in node.inputs()]
+        arguments = [_argument(value, tensors, own is None or getattr(own, "sizes", False)) for value in node.inputs()]
         types = tuple((str(v.type().scalarType()), tuple(v.type().sizes())) for v in tensors)
         key = node.schema(), types, _text(arguments)
     except (Keep, RuntimeError):  # conversions of numbers have no schema
@@ -78,10 +81,28 @@ def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> b
     for _ in definition.nodes():
         inserted.copyMetadata(node)
         inserted = inserted.prev()
-    for old, new in zip(node.outputs(), results, strict=True):
+    unpacked = _unpacked(node)
+    for old, new in zip(_outputs(node), results, strict=True):
         old.replaceAllUsesWith(new)
+    if unpacked is not None:
+        unpacked.destroy()
     node.destroy()
     return True
+
+
+def _unpacked(node: torch._C.Node) -> torch._C.Node | None:
+    """Where the list that an operator returns is taken apart."""
+    outputs = list(node.outputs())
+    if len(outputs) == 1 and isinstance(outputs[0].type(), torch._C.ListType):
+        users = [use.user for use in outputs[0].uses()]
+        if len(users) == 1 and users[0].kind() == "prim::ListUnpack":
+            return users[0]
+    return None
+
+
+def _outputs(node: torch._C.Node) -> list[torch._C.Value]:
+    """The tensors that an operator returns."""
+    return list((_unpacked(node) or node).outputs())
 
 
 class _Place(int):
@@ -91,7 +112,8 @@ class _Place(int):
         return f"tensor {int(self)}"
 
 
-def _argument(value: torch._C.Value, tensors: list[torch._C.Value]) -> Any:
+def _argument(value: torch._C.Value, tensors: list[torch._C.Value], sizes: bool) -> Any:
+    """``sizes``: numbers computed from sizes as they are in the trace; otherwise they are none of a definition's."""
     if value.node().kind() == "prim::Constant":
         return value.toIValue()
     if isinstance(value.type(), torch._C.TensorType):
@@ -100,8 +122,37 @@ def _argument(value: torch._C.Value, tensors: list[torch._C.Value]) -> Any:
         tensors.append(value)
         return _Place(len(tensors) - 1)
     if value.node().kind() == "prim::ListConstruct":
-        return [_argument(item, tensors) for item in value.node().inputs()]
+        return [_argument(item, tensors, sizes) for item in value.node().inputs()]
+    if sizes and (number := _number(value)) is not None:
+        return number
     raise Keep
+
+
+#: Arithmetic of sizes.
+_NUMBERS = {
+    "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul, "aten::neg": operator.neg,
+    "aten::floor_divide": operator.floordiv, "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod,
+    "aten::Int": lambda x: int(x), "prim::NumToTensor": lambda x: x,
+}  # fmt: skip
+
+
+def _number(value: torch._C.Value) -> int | None:
+    """What a number that is computed from sizes is in the trace; None if it depends on data."""
+    node = value.node()
+    kind, operands = node.kind(), list(node.inputs())
+    if kind == "prim::Constant":
+        constant = value.toIValue()
+        constant = constant.item() if isinstance(constant, torch.Tensor) and constant.numel() == 1 else constant
+        return constant if type(constant) is int else None
+    if kind == "aten::size" and len(operands) == 2:
+        sizes, dim = operands[0].type().sizes(), _number(operands[1])
+        return None if sizes is None or dim is None else sizes[dim]
+    if kind not in _NUMBERS:
+        return None
+    if kind in ("aten::add", "aten::sub") and len(operands) == 3 and _number(operands.pop()) != 1:
+        return None
+    numbers = [_number(operand) for operand in operands]
+    return None if None in numbers else _NUMBERS[kind](*numbers)
 
 
 def _text(arguments: Any) -> Any:
@@ -130,7 +181,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     # An operator that is defined by itself would be replaced for ever.
     if node.kind() in {n.kind() for n in graph.nodes()} and not getattr(own, "again", False):
         return None
-    return graph if len(list(graph.outputs())) == node.outputsSize() else None
+    return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
 def _trace(module: nn.Module, tensors: Sequence[torch._C.Value]) -> torch._C.Graph:
@@ -169,9 +220,9 @@ def _filled(arguments: list, tensors: Sequence[torch.Tensor]) -> list:
 def _decomposition(node: torch._C.Node) -> Callable | None:
     schema = torch._C.parse_schema(node.schema())
     packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"), None)
-    operator = getattr(packet, schema.overload_name or "default", None)
-    if operator is None or operator._schema.is_mutable or not torch._C._dispatch_has_kernel(operator.name()):
+    overload = getattr(packet, schema.overload_name or "default", None)
+    if overload is None or overload._schema.is_mutable or not torch._C._dispatch_has_kernel(overload.name()):
         return None
-    if operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-        return operator.decompose
-    return torch._decomp.decomposition_table.get(operator)
+    if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return overload.decompose
+    return torch._decomp.decomposition_table.get(overload)

@@ -1,6 +1,6 @@
 """Operators of torch in terms of others: `table.py` says what a definition is, the other files hold them."""
 
-from ortmodule.definitions import indices, layers, norms, order, pointwise
+from ortmodule.definitions import indices, layers, norms, order, pointwise, ranks, spatial, statistics
 from ortmodule.definitions.table import DEFINITIONS, Keep
 
-__all__ = ["DEFINITIONS", "Keep", "indices", "layers", "norms", "order", "pointwise"]
+__all__ = ["DEFINITIONS", "Keep", "indices", "layers", "norms", "order", "pointwise", "ranks", "spatial", "statistics"]

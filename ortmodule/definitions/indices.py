@@ -13,7 +13,7 @@ from ortmodule.definitions.table import Keep, defines
 @defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", again=True)
 def _index_put(x, indices, values, accumulate=False, unsafe=False):
     if not accumulate:
-        raise Keep
+        return _assigned(x, indices, values)
     places = [d for d, i in enumerate(indices) if i is not None]
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in places):  # a mask names no element twice
         return x + torch.zeros_like(x).index_put(indices, values)
@@ -35,6 +35,16 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     flat, values = flat.reshape(-1), values.reshape([-1, *kept])
     sums = index_add(moved.reshape([count, *kept]), 0, flat, values)
     return sums.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
+
+
+def _assigned(x, indices, values):
+    """Values that are broadcast."""
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        raise Keep
+    replaced = x[tuple(slice(None) if i is None else i for i in indices)]
+    if values.dim() == replaced.dim():
+        raise Keep
+    return x.index_put(indices, values.expand_as(replaced))
 
 
 @defines("aten::index_fill")
@@ -77,7 +87,10 @@ def _index_copy(x, dim, index, source):
 @defines("aten::scatter_reduce", again=True)
 def _scatter_reduce(x, dim, index, source, reduce, include_self=True):
     """With the elements of x, or with what changes nothing in their place."""
-    if x.dim() == 0 or (include_self and reduce != "mean"):
+    if x.dim() == 0:
+        parts = x.reshape(1), dim, index.reshape(-1), source.reshape(-1)
+        return torch.scatter_reduce(*parts, reduce, include_self=include_self).reshape(())
+    if include_self and reduce != "mean":
         raise Keep
     if reduce == "mean":
         ones = torch.ones_like(source)

@@ -77,6 +77,20 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
     return each.sum() / share.sum()
 
 
+@defines("aten::binary_cross_entropy_with_logits")
+def _binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=1):
+    each = (1 - target) * x
+    softplus = F.softplus(-x)
+    each = each + (softplus if pos_weight is None else ((pos_weight - 1) * target + 1) * softplus)
+    each = each if weight is None else each * weight
+    return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
+
+
+@defines("aten::log_sigmoid", "aten::log_sigmoid_forward")
+def _log_sigmoid(x):
+    return 0.0 - F.softplus(-x)  # of infinity: 0, not -0
+
+
 @defines("aten::diff")
 def _diff(x, n=1, dim=-1, prepend=None, append=None):
     """By ends that are counted from behind: no size becomes a number."""
@@ -148,23 +162,6 @@ def index_add(x, dim, index, source, alpha=1):
     return x.scatter_add(dim, index, source * alpha)
 
 
-@defines("aten::take_along_dim")
-def _take_along_dim(x, index, dim=None):
-    if dim is None:
-        return x.reshape(-1).gather(0, index.reshape(-1))
-    if x.dim() != index.dim() or any(int(n) == 1 or int(m) == 1 for n, m in zip(x.shape, index.shape, strict=True)):
-        raise Keep
-    return x.gather(dim, index)
-
-
-@defines("aten::diag_embed")
-def _diag_embed(x, offset=0, dim1=-2, dim2=-1):
-    if offset or (dim1 % (x.dim() + 1), dim2 % (x.dim() + 1)) != (x.dim() - 1, x.dim()):
-        raise Keep
-    places = torch.arange(x.shape[-1])
-    return x.unsqueeze(-1).masked_fill(places[:, None] != places, 0)
-
-
 @defines("aten::diagonal")
 def _diagonal(x, offset=0, dim1=0, dim2=1):
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
@@ -175,7 +172,7 @@ def _diagonal(x, offset=0, dim1=0, dim2=1):
     return x.flatten(-2).index_select(-1, torch.arange(count) * (columns + 1) + first)
 
 
-@defines("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d")
+@defines("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", sizes=True)
 def _adaptive_avg_pool(x, sizes):
     """Means of slices along one dimension after the other; the mean of all where one is left."""
     for d, wanted in zip(range(-len(sizes), 0), sizes, strict=True):
@@ -188,7 +185,7 @@ def _adaptive_avg_pool(x, sizes):
     return x
 
 
-@defines("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+@defines("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", sizes=True)
 def _adaptive_max_pool(x, sizes):
     """Windows of one width: the last element of a shorter one is repeated, and the first of the largest is taken."""
     rank = len(sizes)
@@ -220,11 +217,18 @@ def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=
     """Sums of windows, by a divisor that is not their size."""
     if divisor is None:
         raise Keep
-    if ceil_mode:
-        raise NotImplementedError("windows that are cut, and a divisor")
-    pool = F.avg_pool2d if x.dim() - len(kernel) < 3 and len(kernel) == 2 else F.avg_pool3d
-    kernel = kernel * (2 if len(kernel) == 1 else 1)
-    return pool(x, kernel, stride or None, padding, False, True) * (math.prod(kernel) / divisor)
+    rank = x.dim() - (1 if x.dim() == 3 and len(kernel) != 1 or x.dim() == 4 and len(kernel) == 3 else 2)
+    kernel, padding = (v * rank if len(v) == 1 else v for v in (kernel, padding))
+    stride = stride * rank if len(stride) == 1 else stride or kernel
+    if ceil_mode:  # zeros make the windows at the end whole
+        sides = []
+        for n, k, s, p in zip(map(int, x.shape[-rank:]), kernel, stride, padding, strict=True):
+            count = -(-(n + 2 * p - k) // s) + 1
+            count -= (count - 1) * s >= n + p
+            sides = [p, max(0, (count - 1) * s + k - n - p), *sides]
+        x, padding = F.pad(x, sides), [0] * rank
+    pool = F.avg_pool2d if rank == 2 else F.avg_pool3d
+    return pool(x, kernel, stride, padding, False, True) * (math.prod(kernel) / divisor)
 
 
 @defines("aten::col2im")

@@ -83,9 +83,9 @@ def _pairwise_distance(a, b, p=2.0, eps=1e-6, keepdim=False):
 @defines("aten::cosine_similarity")
 def _cosine_similarity(a, b, dim=1, eps=1e-8):
     """The gradient passes the bound of the norms as if it were not there."""
-    if a.dim() == 0 or b.dim() == 0:
-        raise NotImplementedError("tensors of rank 0")
     a, b = torch.broadcast_tensors(a, b)
+    if a.dim() == 0:
+        return _cosine_similarity(a.reshape(1), b.reshape(1), 0, eps)
 
     def unit(x):
         norm = _vector_norm(x, 2, [dim], True)
@@ -128,7 +128,8 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     count = 1
     for d in dim:
         count = count * x.shape[d]
-    return squares / (count - correction), mean if keepdim else x.mean(dim)
+    divisor = torch.as_tensor(count).to(x.dtype) - correction
+    return squares / divisor, mean if keepdim else x.mean(dim)
 
 
 def _root(x):

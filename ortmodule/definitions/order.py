@@ -18,9 +18,16 @@ def _min(x, dim=None, keepdim=False):
 
 
 def _extreme(x, dim, keepdim, arg):
-    """Over a dimension: the whole gradient goes to the element that the index names."""
-    if not isinstance(dim, int) or x.dim() == 0:
+    """Over a dimension: the whole gradient goes to the element that the index names. Over all of them: it is shared by
+    those that are equal, NaN among them."""
+    if isinstance(dim, torch.Tensor) or x.dim() == 0:
         raise Keep
+    if dim is None:
+        if not x.is_floating_point():
+            raise Keep
+        value = (x.detach().amax if arg is torch.argmax else x.detach().amin)()
+        taken = (x == value) | (x.isnan() & value.isnan())
+        return torch.where(taken, x, 0).sum() / taken.sum()
     index = arg(x.byte() if x.dtype == torch.bool else x, dim, keepdim=True)
     return picked(x, index, dim, keepdim)
 

@@ -70,6 +70,15 @@ def _log10(x):
     return x.log() / math.log(10)
 
 
+@defines("aten::sinc")
+def _sinc(x):
+    """At zero it is one, with a gradient of zero."""
+    x = (x if x.is_floating_point() else x.to(torch.get_default_dtype())) * math.pi
+    zero = x == 0
+    divisor = x.masked_fill(zero, 1)
+    return (divisor.sin() / divisor).masked_fill(zero, 1)
+
+
 @defines("aten::float_power")
 def _float_power(x, y):
     x, y = (v.double() if isinstance(v, torch.Tensor) else float(v) for v in (x, y))
@@ -213,6 +222,8 @@ def _searchsorted(sequence, values, narrow=False, right=False, side=None, sorter
         sequence = sequence.unsqueeze(-2)
     values = values.unsqueeze(-1)
     before = sequence <= values if right or side == "right" else sequence < values
+    if values.is_floating_point():  # NaN comes after everything
+        before = before | values.isnan()
     return before.sum(-1).int() if narrow else before.sum(-1)
 
 
@@ -234,7 +245,6 @@ def _vdot(a, b):
 DEFINITIONS |= {
     "aten::fmax": lambda a, b: torch.where(b.isnan() | (a >= b), a, b),
     "aten::fmin": lambda a, b: torch.where(b.isnan() | (a <= b), a, b),
-    "aten::copysign": lambda a, b: torch.where((b < 0) | ((b == 0) & (1 / b < 0)), -a.abs(), a.abs()),
     "aten::addcdiv": lambda x, a, b, value=1: x + value * (a / b),
     "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
@@ -245,6 +255,13 @@ DEFINITIONS |= {
     "aten::bilinear": lambda a, b, w, bias=None: _plus(torch.einsum("...i,kij,...j->...k", a, w, b), bias),
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
 }
+
+
+@defines("aten::copysign")
+def _copysign(a, b):
+    if not isinstance(b, torch.Tensor):
+        return -a.abs() if math.copysign(1, b) < 0 else a.abs()
+    return torch.where((b < 0) | ((b == 0) & (1 / b < 0)), -a.abs(), a.abs())
 
 
 def _sum(x, dim, keepdim, dtype):

@@ -18,11 +18,12 @@ class Keep(Exception):
     """A definition declines: the operator stays."""
 
 
-def defines(*kinds: str, again: bool = False) -> Callable:
-    """``again``: the definition uses the operator itself, in a form that it keeps."""
+def defines(*kinds: str, again: bool = False, sizes: bool = False) -> Callable:
+    """``again``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are computed
+    from sizes come as they are in the trace."""
 
     def register(function):
-        function.again = again
+        function.again, function.sizes = again, sizes
         DEFINITIONS.update(dict.fromkeys(kinds, function))
         return function
 

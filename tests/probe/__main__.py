@@ -7,8 +7,10 @@ import argparse
 import fnmatch
 import sys
 
+import torch
+
 from tests.probe import table, workers
-from tests.probe.trial import ENTRIES, FEW
+from tests.probe.trial import ENTRIES, FEW, names_of
 
 
 def show(outcome):
@@ -26,7 +28,11 @@ def main():
     parser.add_argument("--few", action="store_true", help=f"at most {FEW} samples of each entry")
     parser.add_argument("--write", action="store_true", help="put them into docs/ops_torch.md")
     options = parser.parse_args()
-    names = [n for n in ENTRIES if not options.names or any(fnmatch.fnmatch(n, p) for p in options.names)]
+    names = [
+        n
+        for n in names_of(getattr(torch, options.dtype))
+        if not options.names or any(fnmatch.fnmatch(n, p) for p in options.names)
+    ]
     outcomes = workers.probe_all(names, options.dtype, FEW if options.few else None, report=show)
     states = [outcome.state for outcome in outcomes.values()]
     print(", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))), f"of {len(states)}")

@@ -4,8 +4,10 @@ A few samples of each; ``python -m tests.probe`` runs all, in processes of their
 """
 
 import pytest
+import torch
 
 from tests.probe import table
+from tests.probe.common import MODELS, compare
 from tests.probe.trial import ENTRIES, FEW, NATIVE, WRONG, probe
 
 STATES = table.states()
@@ -28,3 +30,23 @@ def test_entry(name):
 def test_table_is_complete():
     assert set(STATES) == set(ENTRIES), "run: python -m tests.probe --write"
     assert WRONG not in STATES.values()
+
+
+#: Of the common models those whose ways are unlike the others'; all of them with --full.
+FEW_MODELS = {
+    "quantile.linear", "cov", "tensor_split.places", "bce_with_logits.mean", "nn.LSTM.dropout", "nn.MaxUnpool2d",
+    "interpolate.nearest-exact", "put.accumulate", "multilabel_margin.mean", "max.all",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW_MODELS else pytest.mark.full) for n in MODELS])
+def test_common(name):
+    wrong, _ = compare(name)
+    assert not wrong
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["var", "nn.functional.binary_cross_entropy_with_logits", "norm.fro", "sort"])
+def test_types(name, dtype):
+    outcome = probe(name, getattr(torch, dtype), most=FEW)
+    assert outcome.state == NATIVE, outcome.wrong or dict(outcome.reasons)
