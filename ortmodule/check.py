@@ -22,6 +22,7 @@ from ortmodule.state import Tree
 
 # How far results may be apart, relative to their largest element.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_NARROW = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
 
 
 def difference(capture: Capture, forward: Callable, arguments: io.Structure, tree: Tree) -> str:
@@ -46,19 +47,30 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     sources = [source for source in capture.trace.sources if source.kind != "number"]
     if len(sources) != len(expected):
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
+    least = _narrowest(capture.model, feeds)
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
-        if source.kind == "graph" and (apart := _apart(found[source.key], tensor.detach())):
+        if source.kind == "graph" and (apart := _apart(found[source.key], tensor.detach(), least)):
             return f"tensor {i} of the result {apart}"
     return ""
 
 
-def _apart(found: torch.Tensor, expected: torch.Tensor) -> str:
+def _narrowest(model: onnx.ModelProto, feeds: list[torch.Tensor]) -> float:
+    """The tolerance of the narrowest type of a float that the graph computes with, as under autocast."""
+    types = {tensor.dtype for tensor in feeds}
+    for node in model.graph.node:
+        if node.op_type == "Cast":
+            types |= {_NARROW.get(attribute.i) for attribute in node.attribute if attribute.name == "to"}
+    return max((_TOLERANCE[dtype] for dtype in types & _TOLERANCE.keys()), default=0.0)
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (found, expected)]
         return "is {}, not {}".format(*kinds)
     tolerance = _TOLERANCE.get(expected.dtype)
     if tolerance is None:
         return "" if torch.equal(found, expected) else "is not the same"
+    tolerance = max(tolerance, least)
     found, expected = (t if t.dtype is torch.float64 else t.float() for t in (found, expected))
     off, largest = (found - expected).abs(), expected.abs().nan_to_num(posinf=0.0)
     # Infinities that agree leave NaN behind, like NaN themselves: they have to be in the same places.

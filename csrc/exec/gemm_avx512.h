@@ -74,6 +74,22 @@ INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t dep
     const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
     const int64_t line = line_step * s.size, deep = depth_step * s.size;
 
+    if (line_step == 1 && !lines_first) { /* as it lies */
+        const int64_t full = depth / per_unit;
+        for (int64_t u = 0; u < padded; u++) {
+            const char *p = in + u * per_unit * deep;
+            if (u < full) {
+#pragma GCC unroll 2
+                for (int i = 0; i < width; i += LANES, p += LANES * s.size)
+                    _mm512_mask_storeu_ps(out + u * width + i, first(width - i), s.across(p, p + deep, lines - i));
+            } else {
+                for (int i = 0; i < width; i += LANES, p += LANES * s.size)
+                    _mm512_mask_storeu_ps(out + u * width + i, first(width - i),
+                                          u < units ? s.across(p, NULL, lines - i) : _mm512_setzero_ps());
+            }
+        }
+        return;
+    }
     for (int i = 0; i < width; i += LANES) {
         const int64_t here = lines - i;
         for (int64_t u = 0; u < padded; u += LANES) {
@@ -127,15 +143,21 @@ INLINE __m512 load_c(const void *c, dtype type, __mmask16 mask) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
 
-INLINE void store_sums(const gemm_target *t, int64_t i, int64_t j, __mmask16 mask, __m512 sum) {
-    char *c = (char *)t->c + (i * t->row + j) * (t->type == F32 ? 4 : 2);
+/* `type`, and whether there are sums from before, are constants where this is inlined. */
+INLINE void store_as(dtype type, bool more, const gemm_target *t, int64_t i, int64_t j, __mmask16 mask, __m512 sum) {
+    char *c = (char *)t->c + (i * t->row + j) * (type == F32 ? 4 : 2);
 
-    if (t->more) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, t->more + i * t->more_row + j));
+    if (more) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, t->more + i * t->more_row + j));
     sum = _mm512_mul_ps(_mm512_set1_ps(t->alpha), sum);
-    if (t->beta != 0) sum = _mm512_fmadd_ps(_mm512_set1_ps(t->beta), load_c(c, t->type, mask), sum);
-    if (t->type == F32) _mm512_mask_storeu_ps(c, mask, sum);
-    else if (t->type == F16) _mm256_mask_storeu_epi16(c, mask, _mm512_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+    if (t->beta != 0) sum = _mm512_fmadd_ps(_mm512_set1_ps(t->beta), load_c(c, type, mask), sum);
+    if (type == F32) _mm512_mask_storeu_ps(c, mask, sum);
+    else if (type == F16) _mm256_mask_storeu_epi16(c, mask, _mm512_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
     else _mm256_mask_storeu_epi16(c, mask, to_bf16(sum));
+}
+
+INLINE void store_sums(const gemm_target *t, int64_t i, int64_t j, __mmask16 mask, __m512 sum) {
+    if (t->more) store_as(t->type, true, t, i, j, mask, sum);
+    else store_as(t->type, false, t, i, j, mask, sum);
 }
 
 /* --- sums in registers ------------------------------------------------------------------------------------------------ */
@@ -167,6 +189,14 @@ INLINE void block(int rows, bool wide, int64_t units, const uint32_t *a, const u
             s[i][0] = MULTIPLY_ADD(x, b0, s[i][0]);
             if (wide) s[i][1] = MULTIPLY_ADD(x, b1, s[i][1]);
         }
+    }
+    if (t->type == F32 && !t->more) { /* the usual case without its branches */
+#pragma GCC unroll 14
+        for (int i = 0; i < rows; i++) {
+            store_as(F32, false, t, i, 0, left, s[i][0]);
+            if (wide) store_as(F32, false, t, i, LANES, right, s[i][1]);
+        }
+        return;
     }
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++) {

@@ -297,6 +297,19 @@ def test_autocast():
     assert explain(pair.ours).exports == 3
 
 
+def test_float32_results_of_a_bfloat16_computation():
+    """The engine rounds GELU once, PyTorch each of its steps: that is no sign of another computation."""
+
+    def forward(self, x):
+        x = x.bfloat16()
+        return (0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))).float()
+
+    pair = Pair(forward)
+    found, expected = pair.ours(rows(64, 4)), pair.eager(rows(64, 4))
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-2)
+    assert explain(pair.ours).captured
+
+
 def test_unused_inputs_and_parameters():
     pair = Pair(lambda self, x, unused, nothing=None: x * self.buffer)
     pair.check(rows(2, 4), rows(3, 3))
