@@ -70,7 +70,7 @@ static void (*const kernels[])(const gemm *) = {run_f32, run_bf16, run_amx, run_
 static void (*const kernels[])(const gemm *) = {NULL};
 #endif
 
-/* Runs `g`, whose C is dense, one way, and counts the elements that differ. */
+/* Runs `g`, whose C is dense, one way, and counts the elements that differ; of a large C, every 37th is looked at. */
 static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
     const dtype type = gemm_type_c(g);
     int64_t count = pairs * g->m * g->n;
@@ -80,7 +80,7 @@ static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
     memcpy(old, c, (size_t)count * dtype_size(type));
     g->c = c;
     run(g);
-    for (int64_t e = 0; e < count; e++) {
+    for (int64_t e = 0; e < count; e += count > 50000 ? 37 : 1) {
         int64_t pair = e / (g->m * g->n), i = e / g->n % g->m, j = e % g->n;
         wrong += dtype_get_int(type, c, e) != expected_product(g, pair, i, j, dtype_get_int(type, old, e));
     }
