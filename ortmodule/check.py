@@ -30,13 +30,15 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     inputs = capture.trace.tensors
     with tree.isolated():
         args, kwargs = arguments.rebuild([t.detach().clone().requires_grad_(t.requires_grad) for t in inputs])
-        try:
-            with only_pytorch(), _KeepAll():
-                result = forward(*args, **kwargs)
-                sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
-                expected, _ = io.flatten((result, sets), results=True)
-        except _Random:
-            return ""
+        with only_pytorch(), _KeepAll() as draws:
+            result = forward(*args, **kwargs)
+            sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
+            expected, _ = io.flatten((result, sets), results=True)
+    sources = [source for source in capture.trace.sources if source.kind != "number"]
+    if len(sources) != len(expected):
+        return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
+    if draws.random:
+        return ""
     session = Session(_without_dropout(capture.model).SerializeToString())
     feeds = [
         inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
@@ -44,9 +46,6 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     ]
     feeds = [t.detach().contiguous() for t in feeds]
     found = session.run(feeds, [False] * len(feeds)).outputs
-    sources = [source for source in capture.trace.sources if source.kind != "number"]
-    if len(sources) != len(expected):
-        return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
     least = _narrowest(capture.model, feeds)
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
         if source.kind == "graph" and (apart := _apart(found[source.key], tensor.detach(), least)):
@@ -85,12 +84,12 @@ def _apart(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
 # --- without dropout --------------------------------------------------------------------------------------------------
 
 
-class _Random(Exception):
-    """The module draws random numbers other than those of dropout."""
-
-
 class _KeepAll(TorchDispatchMode):
-    """Dropout changes nothing: its mask is constant, and scaled back to ones."""
+    """Dropout changes nothing: its mask is constant, and scaled back to ones. ``random``: other numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -103,7 +102,16 @@ class _KeepAll(TorchDispatchMode):
             return args[0].fill_(args[1] if len(args) > 1 else 0.5)
         if function is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        raise _Random
+        names = [argument.name for argument in function._schema.arguments]
+        if "dropout_p" in names:  # attention, which only draws numbers for its dropout
+            place = names.index("dropout_p")
+            if place < len(args):
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            else:
+                kwargs = {k: v for k, v in (kwargs or {}).items() if k != "dropout_p"}
+        else:
+            self.random = True
+        return function(*args, **(kwargs or {}))
 
 
 def _without_dropout(model: onnx.ModelProto) -> onnx.ModelProto:

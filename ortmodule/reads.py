@@ -147,6 +147,16 @@ def _is_plain(constant: Any) -> bool:
 
 
 @contextmanager
+def secretly() -> Iterator[None]:
+    """Inside, in this thread, code that asks `torch.jit.is_tracing()` is told that it is not."""
+    _current.secret = True
+    try:
+        yield
+    finally:
+        _current.secret = False
+
+
+@contextmanager
 def recording() -> Iterator[Recorder]:
     """Watches the tensors of this thread. One thread at a time records (exporting holds a lock)."""
     recorder = _current.recorder = Recorder()
@@ -319,6 +329,36 @@ def _refused(owner: Any, name: str, what: str) -> _Patch:
     return _patch(owner, name, make)
 
 
+def _told() -> _Patch:
+    """torch itself has to know; a module may do less when it is traced."""
+
+    def make(original):
+        def is_tracing():
+            secret = getattr(_current, "secret", False) and _active() is not None
+            return original() and not (secret and not _is_torch(sys._getframe(1).f_code.co_filename))
+
+        return is_tracing
+
+    return _patch(torch.jit, "is_tracing", make)
+
+
+def _checks() -> _Patch:
+    """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
+
+    def make(original):
+        def check(error_type, condition, message):
+            traced = isinstance(condition, torch.Tensor) and _active() is not None
+            return original(error_type, bool(condition) if traced else condition, message)
+
+        return check
+
+    return _patch(torch, "_check_with", make)
+
+
+def _is_torch(file: str) -> bool:
+    return file.startswith(torch.__path__[0])
+
+
 _WAYS_OUT = {
     "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
@@ -339,6 +379,8 @@ _PATCHES = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
     *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
     _attribute_reads(),
+    _told(),
+    _checks(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),

@@ -481,6 +481,15 @@ def _stop_gradient(a, n, x):
     return x.detach()
 
 
+@_operator("GroupedMatMul", domain="ortmodule")
+def _grouped(a, n, rows, matrices, ends):
+    parts, begin = [], 0
+    for end, matrix in zip(ends.tolist(), matrices, strict=True):
+        parts.append(rows[begin:end] @ matrix)
+        begin = max(begin, end)
+    return torch.cat([*parts, rows.new_zeros(max(0, len(rows) - begin), matrices.shape[2])])
+
+
 def _own(**functions: Callable) -> None:
     for name, function in functions.items():
         _TABLE["ortmodule", name] = lambda a, n, *x, function=function: function(a, *x)

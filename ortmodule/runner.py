@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import _core, cache, check, export, io
+from ortmodule import _core, cache, check, export, io, reads
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
@@ -180,6 +181,23 @@ class Runner:
 
     def _build(self, call: _Call, part: int, variants: list[Graph], begins: Callable[[str], None]) -> Graph:
         """A new graph, first among ``variants``. ``begins`` is told of every phase."""
+        captured, graph, wrong = self._checked(call, part, begins)
+        if wrong:
+            # Some modules leave something out when they are traced: they need not know.
+            with reads.secretly(), contextlib.suppress(NotInEngine):
+                captured, graph, still = self._checked(call, part, begins)
+                wrong = wrong if still else ""
+        if wrong:
+            text = f"its graph does not compute what the module does: {wrong}"
+            raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
+        captured.trace.tensors = captured.trace.outputs = None
+        graph.failed = functools.partial(self._failed_backward, call.key)
+        self.exports += 1
+        variants.insert(0, graph)
+        return graph
+
+    def _checked(self, call: _Call, part: int, begins: Callable[[str], None]) -> tuple[Capture, Graph, str]:
+        """A capture, its graph, and what is wrong with it."""
         begins("capture")
         try:
             captured = capture(
@@ -205,14 +223,7 @@ class Runner:
             self.seconds["check"] += time.perf_counter() - start
         except ENGINE_ERRORS as error:
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
-        if wrong:
-            text = f"its graph does not compute what the module does: {wrong}"
-            raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
-        captured.trace.tensors = captured.trace.outputs = None
-        graph.failed = functools.partial(self._failed_backward, call.key)
-        self.exports += 1
-        variants.insert(0, graph)
-        return graph
+        return captured, graph, wrong
 
     def _failed_backward(self, key: object, error: Exception) -> None:
         """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""

@@ -188,6 +188,16 @@ def _dropout(g, x, p, train):
     return g.op("Mul", x, g.op("Constant", value_t=torch.zeros((), dtype=_result(g).dtype())))
 
 
+@_symbolic("aten::_grouped_mm")
+def _grouped_mm(g, rows, matrices, ends=None, bias=None, dtype=None):
+    """Of one matrix for each group of rows; PyTorch has more forms."""
+    given = [symbolic_helper._is_none(x) for x in (ends, bias, dtype)]
+    ranks = [_tensor_type(x).dim() for x in list(g.original_node.inputs())[:2]]
+    if given != [False, True, True] or ranks != [2, 3]:
+        raise errors.SymbolicValueError("a grouped product of this form", rows)
+    return _own(g, "GroupedMatMul", rows, matrices, ends)
+
+
 # --- along a dimension ------------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,15 @@
-/* matmul.c -- matrix products: MatMul, Gemm, MatMulInteger, and MatMulBias behind Gemm.
+/* matmul.c -- matrix products: MatMul, Gemm, MatMulInteger, MatMulBias behind Gemm, and products by groups of rows.
  *
- *     MatMul       y = a b
- *     MatMulBias   y = alpha a b + c      c broadcast to y, and optional
+ *     MatMul              y = a b
+ *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional
+ *     GroupedMatMul       y[r] = a[r] b[e]       rows r of group e: from ends[e - 1] to ends[e]; others are 0
+ *     GroupedMatMulOuter  y[e] = sum of a[r]' b[r] over the rows r of group e: the gradient of GroupedMatMul's b
  *
  * Operands are multiplied where they lie: transposed and sliced views become strides of exec/gemm.h, broadcast batch
  * dimensions strides of 0. A linear layer over [batch, length, width] is one product of batch * length rows, and so is
  * the gradient of its weight. Backward keeps a and b alive, not y. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "exec/gemm.h"
 #include "ops/move.h"
@@ -249,6 +252,92 @@ static status matmul_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+/* --- groups of rows ----------------------------------------------------------------------------------------------- */
+
+/* A mixture of experts multiplies the rows that it sends to each expert, sorted by expert, by that expert's matrix. */
+static status infer_grouped(graph *g, node *n) {
+    const shape *a = &n->in[0]->shape, *b = &n->in[1]->shape, *ends = &n->in[2]->shape;
+    const bool outer = !strcmp(n->op->name, "GroupedMatMulOuter");
+    char ta[SHAPE_TEXT], tb[SHAPE_TEXT], te[SHAPE_TEXT];
+
+    if (n->in[1]->type != n->in[0]->type || (n->in[2]->type != I32 && n->in[2]->type != I64))
+        return fail(g->c, E_TYPE, "%s multiplies two tensors of one type by ends that are int32 or int64", n->op->name);
+    if (a->rank != 2 || ends->rank != 1 || b->rank != (outer ? 2 : 3) ||
+        a->dim[outer ? 0 : 1] != b->dim[outer ? 0 : 1] || (!outer && ends->dim[0] != b->dim[0]))
+        return fail(g->c, E_SHAPE, "%s of shapes %s and %s by ends of shape %s", n->op->name, shape_text(a, ta),
+                    shape_text(b, tb), shape_text(ends, te));
+    if (outer) return set_out(g, n, 0, n->in[0]->type, &SHAPE(ends->dim[0], a->dim[1], b->dim[1]));
+    return set_out(g, n, 0, n->in[0]->type, &SHAPE(a->dim[0], b->dim[2]));
+}
+
+static status grad_grouped(graph *g, const node *n, value *const dy[], value *dx[]) {
+    value *a = n->in[0], *b = n->in[1], *ends = n->in[2], *turned;
+
+    if (need(n, 0)) {
+        TRY(transposed(g, b, &turned));
+        TRY(emit(g, &dx[0], "GroupedMatMul", dy[0], turned, ends));
+    }
+    if (!need(n, 1)) return OK;
+    if (!is_transposed(b)) return emit(g, &dx[1], "GroupedMatMulOuter", a, dy[0], ends);
+    TRY(emit(g, &turned, "GroupedMatMulOuter", dy[0], a, ends)); /* in the layout of the weight */
+    return transposed(g, turned, &dx[1]);
+}
+
+/* Where group e ends: not before `begin`, not after the last row. */
+static int64_t group_end(const tensor *ends, int64_t e, int64_t begin, int64_t rows) {
+    int64_t at = e * ends->stride[0];
+    int64_t end = ends->type == I32 ? ((const int32_t *)ends->data)[at] : ((const int64_t *)ends->data)[at];
+    return end < begin ? begin : end > rows ? rows : end;
+}
+
+static status grouped_cpu(ctx *c, const call *k) {
+    const tensor *a = &k->in[0], *b = &k->in[1], *ends = &k->in[2], *y = &k->out[0];
+    const size_t item = dtype_size(y->type);
+    const int64_t rows = a->shape.dim[0];
+    gemm g = {.type = y->type, .alpha = 1, .k = a->shape.dim[1], .n = y->shape.dim[1]};
+    int64_t begin = 0;
+
+    (void)c;
+    g.a_row = a->stride[0], g.a_col = a->stride[1];
+    g.b_row = b->stride[1], g.b_col = b->stride[2];
+    g.c_row = g.n;
+    for (int64_t e = 0; e < ends->shape.dim[0]; e++) {
+        int64_t end = group_end(ends, e, begin, rows);
+        g.m = end - begin;
+        g.a = (const char *)a->data + (ptrdiff_t)item * begin * a->stride[0];
+        g.b = (const char *)b->data + (ptrdiff_t)item * e * b->stride[0];
+        g.c = (char *)y->data + (ptrdiff_t)item * begin * g.n;
+        if (g.m) gemm_run(&g);
+        begin = end;
+    }
+    if (begin < rows) memset((char *)y->data + (ptrdiff_t)item * begin * g.n, 0, item * (size_t)((rows - begin) * g.n));
+    return OK;
+}
+
+static status grouped_outer_cpu(ctx *c, const call *k) {
+    const tensor *a = &k->in[0], *b = &k->in[1], *ends = &k->in[2], *y = &k->out[0];
+    const size_t item = dtype_size(y->type);
+    const int64_t rows = a->shape.dim[0];
+    gemm g = {.type = y->type, .alpha = 1, .m = a->shape.dim[1], .n = b->shape.dim[1]};
+    int64_t begin = 0;
+
+    (void)c;
+    g.a_row = a->stride[1], g.a_col = a->stride[0];
+    g.b_row = b->stride[0], g.b_col = b->stride[1];
+    g.c_row = g.n;
+    for (int64_t e = 0; e < ends->shape.dim[0]; e++) {
+        int64_t end = group_end(ends, e, begin, rows);
+        g.k = end - begin;
+        g.a = (const char *)a->data + (ptrdiff_t)item * begin * a->stride[0];
+        g.b = (const char *)b->data + (ptrdiff_t)item * begin * b->stride[0];
+        g.c = (char *)y->data + (ptrdiff_t)item * e * g.m * g.n;
+        if (g.k) gemm_run(&g);
+        else memset(g.c, 0, item * (size_t)(g.m * g.n));
+        begin = end;
+    }
+    return OK;
+}
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 #define PRODUCT(name_, domain_, since_, most_)                                                                         \
@@ -262,6 +351,9 @@ const op_def matmul_ops[] = {
      .attrs = NODE_ATTRS(FLOAT("alpha", 1)), .infer = infer_matmul_bias, .grad = grad_matmul_bias, .cpu = matmul_cpu},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
+    {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,
+     .cpu = grouped_cpu},
+    {"GroupedMatMulOuter", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED, NULL, .infer = infer_grouped, .cpu = grouped_outer_cpu},
     {PRODUCT("MatMulInteger", "", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };

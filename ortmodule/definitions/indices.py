@@ -7,7 +7,7 @@ import math
 import torch
 
 from ortmodule.definitions.layers import index_add
-from ortmodule.definitions.table import Keep, defines
+from ortmodule.definitions.table import Keep, defines, dtype_of
 
 
 @defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", again=True)
@@ -45,6 +45,22 @@ def _assigned(x, indices, values):
     if values.dim() == replaced.dim():
         raise Keep
     return x.index_put(indices, values.expand_as(replaced))
+
+
+@defines("aten::tril_indices")
+def _tril_indices(rows, columns, offset=0, dtype=4, layout=None, device=None, pinned=None):
+    return _places(rows, columns, lambda i, j: j - i <= offset, dtype)
+
+
+@defines("aten::triu_indices")
+def _triu_indices(rows, columns, offset=0, dtype=4, layout=None, device=None, pinned=None):
+    return _places(rows, columns, lambda i, j: j - i >= offset, dtype)
+
+
+def _places(rows, columns, wanted, dtype):
+    """A constant: the numbers of rows and columns are numbers here."""
+    found = [(i, j) for i in range(rows) for j in range(columns) if wanted(i, j)]
+    return torch.tensor(found, dtype=dtype_of(dtype)).reshape(-1, 2).T.contiguous()
 
 
 @defines("aten::index_fill")

@@ -102,3 +102,14 @@ def _clamp(x, low=None, high=None):
 
 def _beyond(outside, bound):
     return outside | bound.isnan() if bound.is_floating_point() else outside
+
+
+@defines("aten::histc")
+def _histc(x, bins=100, low=0, high=0):
+    """How many elements fall into each bin; the last one includes its end, and what is outside counts nowhere."""
+    if low == high:
+        raise Keep
+    x = x.reshape(-1)
+    place = ((x - low) * (bins / (high - low))).floor().clamp(max=bins - 1)
+    place = place.masked_fill((x < low) | (x > high), -1)
+    return (place[:, None] == torch.arange(bins)).sum(0).to(x.dtype)

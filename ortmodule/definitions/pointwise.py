@@ -32,6 +32,21 @@ def _all(x, *arguments):
     return (x != 0).all(*arguments)
 
 
+@defines("aten::_is_all_true")
+def _is_all_true(x):
+    return x.all()
+
+
+@defines("aten::_is_any_true")
+def _is_any_true(x):
+    return x.any()
+
+
+@defines("aten::copy")
+def _copy(x, source, non_blocking=False):
+    return source.to(x.dtype).expand_as(x)
+
+
 @defines("aten::logaddexp")
 def _logaddexp(a, b):
     """Equal infinities stay: their difference is NaN."""

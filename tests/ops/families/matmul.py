@@ -1,6 +1,8 @@
 """Matrix products."""
 
-from tests.ops.cases import FLOAT, NUMBER, Case, ints, t
+import torch
+
+from tests.ops.cases import FLOAT, NUMBER, Case, ints, t, value
 
 
 def matmul(a, b):
@@ -14,6 +16,26 @@ def gemm(alpha=1.0, beta=1.0, trans_a=0, trans_b=0):
         return y if c is None or beta == 0 else y + (c if beta == 1 else beta * c)
 
     return product
+
+
+def groups(ends, rows):
+    """Slices of rows that end at `ends`; one that ends before it begins is empty."""
+    found, begin = [], 0
+    for end in ends.tolist():
+        end = min(max(end, begin), rows)
+        found.append(slice(begin, end))
+        begin = end
+    return found, rows - begin
+
+
+def grouped(a, b, ends):
+    parts, rest = groups(ends, len(a))
+    products = [a[rows] @ b[e] for e, rows in enumerate(parts)]
+    return torch.cat([*products, a.new_zeros(rest, b.shape[2])])
+
+
+def experts(ends, *more, **kwargs):
+    return Case("ortmodule::GroupedMatMul", [t(12, 6), t(4, 6, 5), value(ends, *more)], grouped, resize=False, **kwargs)
 
 
 def matmul_integer(a, b, a_zero=None, b_zero=None):
@@ -82,6 +104,9 @@ CASES = [
     Case("Gemm", [t(4, 0), t(0, 3), t(3)], gemm()),
     Case("Gemm", [t(4, 0), t(0, 3), t(3)], gemm(2.0, 3.0), attrs={"alpha": 2.0, "beta": 3.0}),
     Case("Gemm", [t(96, 200), t(70, 200), t(70)], gemm(trans_b=1), attrs={"transB": 1}),
+    experts([3, 3, 8, 12], "int32", name="int32"),
+    experts([0, 7, 9, 10], "int64", name="rest"),
+    experts([5, 2, 40, 12], "int64", name="unsorted"),
     Case("MatMulInteger", [t(4, 5), t(5, 3)], matmul_integer, dtypes=("int8", "uint8"), grad=False),
     Case(
         "MatMulInteger",

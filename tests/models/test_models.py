@@ -1,0 +1,36 @@
+"""Every row of docs/models.md is right, and the engine runs what the table says that it runs.
+
+A few of them; all with --full. ``python -m tests.models`` runs each in a process of its own.
+"""
+
+import pytest
+
+from tests.models import layers, subjects, table
+from tests.models.trial import UNBUILT, WRONG, attempt
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+
+STATES = table.states()
+#: A few that reach every part of the way.
+SHORT = {
+    "mixtral", "whisper", "nn.GLU", "nn.GroupNorm", "nn.CTCLoss", "nn.MaxPool2d", "nn.ModuleDict", "nn.LSTMCell",
+    "unet", "graph-net", "dlrm", "vae",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.full) for n in STATES])
+def test_model(name):
+    outcome = attempt(name, subjects.subject(name))
+    assert outcome.state not in (WRONG, UNBUILT), outcome.reason
+    if STATES[name][1] == table.ENGINE:
+        assert outcome.captured, outcome.reason
+
+
+def test_table():
+    assert STATES.keys() <= set(subjects.names())
+    assert all(state != WRONG for state, _ in STATES.values())
+    assert len([name for name in STATES if not name.startswith("nn.")]) > 100
+
+
+def test_no_class_of_torch_is_left_out():
+    assert not layers.missing()

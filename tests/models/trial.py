@@ -1,0 +1,250 @@
+"""One module, of any kind, through the engine and in PyTorch: what came out, and what ran it.
+
+A :class:`Subject` builds a module and makes batches of two sizes. Loss, every gradient (of parameters and of inputs
+that want one), buffers and everything that forward returns have to be PyTorch's. Where float32 does not agree,
+float64 decides: a badly conditioned model magnifies rounding, and then PyTorch's own float32 is as far from the exact
+gradients.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ortmodule import DebugOptions, LogLevel, ORTModule, explain
+from tests.models.compare import InDouble, to
+
+#: Deviations that are allowed: of the loss from max(1, |loss|); of a gradient from |g| + SHARE * |all gradients|.
+TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-10, 1e-8)}
+SHARE = 1e-2
+TIMES = 10  # times the tolerance of the loss: what the results may be apart
+STEPS = ((0, 0), (1, 0), (0, 1))  # (size, seed) of the batches that are compared
+
+RIGHT, DOUBLE, WRONG, UNBUILT = "right", "right in float64", "wrong", "not built"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``build()``: a module ready to train. ``batch(module, size, generator)``: arguments of its forward, by name."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[nn.Module, int, torch.Generator], dict]
+    group: str
+
+
+@dataclass
+class Outcome:
+    """What became of a subject."""
+
+    name: str
+    group: str = ""
+    state: str = RIGHT
+    captured: bool = False
+    reason: str = ""  # why PyTorch ran it, or what is wrong
+    mode: str = "train"
+    loss_off: float = 0.0
+    grad_off: float = 0.0
+    exports: int = 0
+    nodes: int = 0
+    outside: list[str] = field(default_factory=list)  # operators that PyTorch runs inside the graph
+    seconds: float = 0.0
+
+
+class Different(AssertionError):
+    """Not what PyTorch gives; the sentence says what."""
+
+
+def tensors_of(result):
+    """Every tensor of a result, in order, with numbers as tensors."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (bool, int, float)):
+        return [torch.tensor(result)]
+    if isinstance(result, dict):
+        result = result.values()
+    elif not isinstance(result, (tuple, list)):
+        result = vars(result).values() if hasattr(result, "__dict__") and not isinstance(result, type) else ()
+    return [tensor for part in result for tensor in tensors_of(part)]
+
+
+def loss_of(result):
+    """The loss that a model computes, or else fixed weights on everything that carries a gradient."""
+    loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+        return loss.reshape(())
+    parts, generator = [], torch.Generator().manual_seed(7)
+    for tensor in tensors_of(result):
+        if tensor.requires_grad:
+            tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            weight = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+            parts.append((tensor * weight).mean())
+    if not parts:
+        raise ValueError("nothing that forward returns carries a gradient")
+    return sum(parts)
+
+
+def step(module, batch):
+    """(loss, gradients by name, results, buffers) of one forward and backward."""
+    module.zero_grad(set_to_none=True)
+    batch = {k: _fresh(v) for k, v in batch.items()}
+    result = module(**batch)
+    loss = loss_of(result)
+    loss.backward()
+    grads = {name: p.grad for name, p in module.named_parameters()}
+    grads |= {f"input {k}": v.grad for k, v in batch.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    return loss.detach(), grads, [t.detach() for t in tensors_of(result)], dict(module.named_buffers())
+
+
+def _fresh(value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def deviation(ours, eager):
+    """(of the loss, the largest of a gradient). Raises Different for what no rounding explains."""
+    (loss, grads, results, buffers), (eager_loss, eager_grads, eager_results, eager_buffers) = ours, eager
+    if [(t.shape, t.dtype) for t in results] != [(t.shape, t.dtype) for t in eager_results]:
+        raise Different(f"returns {_kinds(results)}, not {_kinds(eager_results)}")
+    if bool(loss.isfinite()) != bool(eager_loss.isfinite()):
+        raise Different(f"loss {loss}, not {eager_loss}")
+    if not eager_loss.isfinite():
+        raise ValueError(f"PyTorch's loss is {eager_loss}")
+    off = ((loss - eager_loss).abs() / eager_loss.abs().clamp(min=1)).item()
+    norms = [g.detach().double().norm() for g in eager_grads.values() if g is not None and not g.is_sparse]
+    everything = torch.stack(norms).norm() if norms else 0.0
+    worst = 0.0
+    for name, expected in eager_grads.items():
+        found = grads[name]
+        if (found is None) != (expected is None):
+            raise Different(f"{name} has {'no' if found is None else 'a'} gradient")
+        if expected is not None and expected.norm() + found.norm() > 0:
+            apart = (found.double() - expected.double()).norm()
+            share = (apart / (expected.double().norm() + SHARE * everything)).item()
+            worst = max(worst, share if share == share else float("inf"))
+    for tensor, expected in zip([*results, *buffers.values()], [*eager_results, *eager_buffers.values()], strict=True):
+        if not tensor.is_floating_point() or not tensor.numel():
+            if not torch.equal(tensor, expected):
+                raise Different(f"returns other numbers ({_kinds([tensor])})")
+        elif not torch.equal(tensor.isfinite(), expected.isfinite()):
+            raise Different("is not finite in the same places")
+        else:
+            finite = expected.isfinite()
+            tensor, expected = tensor[finite].double(), expected[finite].double()
+            if tensor.numel():
+                scale = expected.norm() + 1e-2 * expected.numel() ** 0.5
+                off = max(off, ((tensor - expected).norm() / scale).item() / TIMES)
+    return off, worst
+
+
+def _kinds(tensors):
+    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:8])
+
+
+class _Pair:
+    """A subject's module in PyTorch and in the engine."""
+
+    def __init__(self, subject, dtype, mode):
+        torch.manual_seed(0)
+        self.subject, self.dtype = subject, dtype
+        self.eager = subject.build().to(dtype)
+        self.eager.train(mode == "train")
+        self.ours = ORTModule(copy.deepcopy(self.eager), DebugOptions(log_level=LogLevel.FATAL))
+
+    def batch(self, size, seed):
+        torch.manual_seed(1000 + seed)
+        return to(self.dtype, self.subject.batch(self.eager, size, torch.Generator().manual_seed(seed)))
+
+    def compare(self, outcome):
+        """Deviations over all steps; what ran them goes into ``outcome``."""
+        worst = 0.0, 0.0
+        outcome.captured = True
+        for size, seed in STEPS:
+            batch = self.batch(size, seed)
+            torch.manual_seed(5)
+            eager = step(self.eager, batch)
+            torch.manual_seed(5)
+            try:
+                ours = step(self.ours, batch)
+            finally:
+                report = explain(self.ours)
+                if not report.captured:
+                    outcome.captured, outcome.reason = False, report.fallback or "not called"
+            worst = tuple(map(max, worst, deviation(ours, eager)))
+        if outcome.captured:
+            outcome.exports, outcome.nodes = report.exports, report.nodes_run
+            outcome.outside = [*report.aten_ops, *report.python_ops]
+        return worst
+
+
+def is_random(subject, mode):
+    """Does PyTorch give another loss with another seed?"""
+    pair = _Pair(subject, torch.float32, mode)
+    batch, losses = pair.batch(0, 0), []
+    start = copy.deepcopy(pair.eager.state_dict())
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        pair.eager.load_state_dict(start)
+        losses.append(step(pair.eager, batch))
+    same = torch.equal(losses[0][0], losses[1][0])
+    return not same or any(not torch.equal(a, b) for a, b in zip(losses[0][2], losses[1][2], strict=True))
+
+
+def attempt(name, subject):
+    """The outcome of one subject. Never raises."""
+    outcome = Outcome(name, subject.group)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if is_random(subject, outcome.mode):
+                outcome.mode = "eval"
+        except Exception as error:
+            outcome.state, outcome.reason = UNBUILT, _line(error)
+            return outcome
+        try:
+            _judge(subject, outcome)
+        except Exception as error:
+            outcome.state, outcome.reason = WRONG, _line(error)
+    outcome.reason = general(outcome.reason)
+    return outcome
+
+
+def _judge(subject, outcome):
+    wrong = ""
+    try:
+        outcome.loss_off, outcome.grad_off = _Pair(subject, torch.float32, outcome.mode).compare(outcome)
+    except Different as error:
+        wrong = str(error)
+    if not wrong and _within(outcome, torch.float32):
+        return
+    loss_off, grad_off = outcome.loss_off, outcome.grad_off
+    try:
+        with InDouble():
+            wide = Outcome(outcome.name)
+            wide.loss_off, wide.grad_off = _Pair(subject, torch.float64, outcome.mode).compare(wide)
+    except Exception as error:
+        outcome.state = WRONG
+        outcome.reason = wrong or f"off by {loss_off:.1e}, {grad_off:.1e}; float64: {_line(error)}"
+        return
+    outcome.state = DOUBLE if _within(wide, torch.float64) and not wrong else WRONG
+    if outcome.state == WRONG:
+        found = f"off by {loss_off:.1e}, {grad_off:.1e}, in float64 by {wide.loss_off:.1e}, {wide.grad_off:.1e}"
+        outcome.reason = wrong or found
+
+
+def _within(outcome, dtype):
+    loss, grad = TOLERANCE[dtype]
+    return outcome.loss_off <= loss and outcome.grad_off <= grad
+
+
+def general(reason):
+    """A reason without the places of this machine."""
+    return re.sub(r"(?:/[\w.+-]+)+/(\w+\.py)", r"\1", reason).partition("\n")[0][:300]
+
+
+def _line(error):
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:250]}"
