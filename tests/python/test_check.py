@@ -1,0 +1,60 @@
+"""What is compared before a graph is used: modules that do something else when they are traced, and rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ortmodule import ORTModule, check, explain
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter
+
+
+class Attention(nn.Module):
+    """Asks whether it is traced, and leaves out a part of its result, or computes another one."""
+
+    def __init__(self, ask, less):
+        super().__init__()
+        self.linear, self.ask, self.less = nn.Linear(8, 8), ask, less
+
+    def forward(self, x):
+        y = F.scaled_dot_product_attention(self.linear(x), x, x)
+        traced = self.ask()
+        if self.less:
+            return {"y": y} if traced else {"y": y, "kept": y * 2}
+        return {"y": y * 2 if traced else y * 3}
+
+
+@pytest.mark.parametrize("less", [True, False])
+def test_a_module_need_not_know_that_it_is_traced(less):
+    torch.manual_seed(0)
+    eager = Attention(lambda: torch.jit.is_tracing(), less)
+    ours = ORTModule(eager)
+    x = torch.randn(2, 5, 8)
+    expected, found = eager(x), ours(x)
+    assert explain(ours).captured, explain(ours).fallback
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+@pytest.mark.parametrize("less", [True, False])
+def test_one_that_knows_is_left_to_pytorch(less):
+    torch.manual_seed(0)
+    eager = Attention(lambda: torch._C._get_tracing_state() is not None, less)
+    ours = ORTModule(eager)
+    x = torch.randn(2, 5, 8)
+    expected, found = eager(x), ours(x)
+    assert not explain(ours).captured and "does not compute what the module does" in explain(ours).fallback
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def test_rounding_is_told_from_another_result():
+    torch.manual_seed(0)
+    expected = torch.randn(100)
+    moved = expected + 1e-3 * torch.randn(100)
+    assert check._is_rounding(expected + 2e-3 * torch.randn(100), expected, moved)
+    assert not check._is_rounding(expected + 1e-1 * torch.randn(100), expected, moved)
+    assert not check._is_rounding(expected * torch.nan, expected, moved)
+    assert not check._is_rounding(expected[:50], expected, moved)
