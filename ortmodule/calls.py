@@ -15,6 +15,8 @@ _FILLS = {
     torch.Tensor.fill_: (1, "value"), torch.Tensor.new_full: (2, "fill_value"), torch.Tensor.masked_fill: (2, "value"),
     torch.Tensor.masked_fill_: (2, "value"), torch.Tensor.eq: (1, "other"), torch.Tensor.ne: (1, "other"),
     torch.Tensor.__eq__: (1, "other"), torch.Tensor.__ne__: (1, "other"),
+    torch.scatter: (3, "value"), torch.Tensor.scatter: (3, "value"), torch.Tensor.scatter_: (3, "value"),
+    torch.index_fill: (3, "value"), torch.Tensor.index_fill: (3, "value"), torch.Tensor.index_fill_: (3, "value"),
 }  # fmt: skip
 _CHOICES = (torch.where, torch.Tensor.where)
 

@@ -58,3 +58,16 @@ def test_rounding_is_told_from_another_result():
     assert not check._is_rounding(expected + 1e-1 * torch.randn(100), expected, moved)
     assert not check._is_rounding(expected * torch.nan, expected, moved)
     assert not check._is_rounding(expected[:50], expected, moved)
+
+
+def test_a_bool_is_scattered():
+    class Chosen(nn.Module):
+        def forward(self, x):
+            taken = torch.ones_like(x, dtype=torch.bool).scatter(-1, x.topk(2, -1).indices, False)
+            taken = taken.index_fill(0, torch.tensor([0]), True)
+            return x.masked_fill(taken, 0.0)
+
+    x = torch.randn(3, 6)
+    ours = ORTModule(Chosen())
+    torch.testing.assert_close(ours(x), Chosen()(x))
+    assert explain(ours).captured, explain(ours).fallback
