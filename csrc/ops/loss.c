@@ -1,4 +1,4 @@
-/* loss.c -- owns SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss, with PyTorch's meaning: a sample whose label is
+/* loss.c -- owns SoftmaxCrossEntropyLoss, also of a linear layer, and NegativeLogLikelihoodLoss, with PyTorch's meaning: a sample whose label is
  * ignore_index counts for nothing; "mean" divides by the weights of the labels that count (NaN when none does).
  *
  * For logits x [N, C, D...] and labels t [N, D...], per sample
@@ -7,6 +7,7 @@
  * nothing else of their size ever exists. Samples that do not count are not even read. */
 #include "core/parallel.h"
 #include "core/vmath.h"
+#include "exec/gemm.h"
 #include "ops/op.h"
 
 #include <inttypes.h>
@@ -164,6 +165,147 @@ static status cross_entropy_grad_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+/* --- cross entropy of a linear layer: hidden, weight, labels, bias, class weights -> loss, and its gradients ---------
+ *
+ * The logits h W' + bias of some rows are computed, and while they are at hand turned into their gradient and that into
+ * what the rows add to the gradients of hidden, weight and bias: all for an upstream gradient of 1, by which backward
+ * multiplies. Nothing as large as all logits ever exists. The parts are added up in their order, in the type of the
+ * weight, which is a wide one. */
+
+enum { HIDDEN, WEIGHT, LABELS, BIAS, CLASS_WEIGHTS, LINEAR_OPERANDS };
+/* So many that reading and writing the weight's gradient once a part does not count. */
+enum { PART_ROWS = 512 };
+
+static int64_t part_rows(int64_t samples) { return samples < PART_ROWS ? samples : PART_ROWS; }
+
+typedef struct linear {
+    const call *k;
+    dtype type;
+    size_t size;
+    int64_t samples, width, classes;
+    void *logits; /* [part_rows, classes] */
+    double *dbias;
+} linear;
+
+static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k, const void *a, const void *b, void *c) {
+    return (gemm){.type = l->type,
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .alpha = 1,
+                  .a = a,
+                  .b = b,
+                  .c = c,
+                  .a_row = k,
+                  .a_col = 1,
+                  .b_row = n,
+                  .b_col = 1,
+                  .c_row = n};
+}
+
+static const void *hidden_row(const linear *l, int64_t row) {
+    return (const char *)l->k->in[HIDDEN].data + (size_t)(row * l->width) * l->size;
+}
+
+static void compute_logits(const linear *l, int64_t from, int64_t rows) {
+    const tensor *bias = operand(l->k, BIAS);
+    gemm g = product_of(l, rows, l->classes, l->width, hidden_row(l, from), l->k->in[WEIGHT].data, l->logits);
+
+    g.b_row = 1; /* the weight is [classes, width] */
+    g.b_col = l->width;
+    g.beta = tensor_present(bias);
+    for (int64_t i = 0; tensor_present(bias) && i < rows; i++)
+        memcpy((char *)l->logits + (size_t)(i * l->classes) * l->size, bias->data, (size_t)l->classes * l->size);
+    gemm_run(&g);
+}
+
+static void add_bias_columns(void *arg, int64_t begin, int64_t end) {
+    const linear *l = ((void **)arg)[0];
+    const int64_t rows = *(const int64_t *)((void **)arg)[1];
+
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = begin; i < end; i++) l->dbias[i] += dtype_get(l->type, l->logits, row * l->classes + i);
+}
+
+/* What the gradient of a part's logits adds to those of the operands. */
+static void spread_gradient(const linear *l, int64_t from, int64_t rows) {
+    const tensor *dhidden = &l->k->out[1], *dweight = &l->k->out[2], *dbias = &l->k->out[3];
+
+    if (tensor_present(dhidden)) {
+        void *to = (char *)dhidden->data + (size_t)(from * l->width) * l->size;
+        gemm g = product_of(l, rows, l->width, l->classes, l->logits, l->k->in[WEIGHT].data, to);
+        gemm_run(&g);
+    }
+    if (tensor_present(dweight)) {
+        gemm g = product_of(l, l->classes, l->width, rows, l->logits, hidden_row(l, from), dweight->data);
+        g.a_row = 1;
+        g.a_col = l->classes;
+        g.beta = from > 0;
+        gemm_run(&g);
+    }
+    if (tensor_present(dbias))
+        parallel_for(l->classes, parallel_rows(rows), add_bias_columns, (void *[]){(void *)(uintptr_t)l, &rows});
+}
+
+static bool wants_gradients(const call *k) {
+    return tensor_present(&k->out[1]) || tensor_present(&k->out[2]) || tensor_present(&k->out[3]);
+}
+
+/* Losses, lse, the bias's gradient, the logits of a part. */
+static size_t linear_cross_entropy_workspace(const node *n) {
+    int64_t samples = n->in[HIDDEN]->shape.dim[0], classes = n->in[WEIGHT]->shape.dim[0];
+    return 8 * (size_t)(2 * samples + classes) + (size_t)(part_rows(samples) * classes) * dtype_size(n->in[0]->type);
+}
+
+static status linear_cross_entropy_cpu(ctx *c, const call *k) {
+    static rows_fn *const forward[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_rows);
+    static rows_fn *const backward[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_grad_rows);
+    static const double one = 1;
+    const tensor upstream = {.data = (void *)(uintptr_t)&one, .type = F64, .shape = SCALAR};
+    const tensor *h = &k->in[HIDDEN], *w = &k->in[WEIGHT];
+    linear l = {.k = k,
+                .type = h->type,
+                .size = dtype_size(h->type),
+                .samples = h->shape.dim[0],
+                .width = h->shape.dim[1],
+                .classes = w->shape.dim[0]};
+    const shape logits = SHAPE(l.samples, l.classes);
+    job all = job_of(k, &logits, LABELS, CLASS_WEIGHTS);
+    double weight;
+
+    TRY(check_labels(c, &all, &weight));
+    all.losses = k->work;
+    all.lse = all.losses + l.samples;
+    l.dbias = all.lse + l.samples;
+    l.logits = l.dbias + l.classes;
+    memset(l.dbias, 0, (size_t)l.classes * sizeof *l.dbias);
+    for (int64_t from = 0; from < l.samples; from += PART_ROWS) {
+        tensor labels = k->in[LABELS];
+        job part = all;
+
+        part.samples = l.samples - from < PART_ROWS ? l.samples - from : PART_ROWS;
+        part.batch = part.samples;
+        labels.data = (char *)labels.data + (size_t)from * dtype_size(labels.type);
+        part.labels = &labels;
+        part.losses = all.losses + from;
+        part.lse = all.lse + from;
+        part.x = part.dx = l.logits;
+        part.rows = forward[l.type];
+        compute_logits(&l, from, part.samples);
+        each_sample(&part);
+        if (!wants_gradients(k)) continue;
+        part.dloss = &upstream;
+        part.divisor = strcmp(node_string(k->node, "reduction"), "mean") == 0 ? weight : 1;
+        part.rows = backward[l.type];
+        each_sample(&part);
+        spread_gradient(&l, from, part.samples);
+    }
+    for (int64_t i = 0; tensor_present(&k->out[3]) && i < l.classes; i++)
+        dtype_set_value(l.type, k->out[3].data, i, l.dbias[i]);
+    deliver(k, &all, weight, &absent);
+    return OK;
+}
+
 /* --- negative log likelihood: log probabilities, labels, weights -> loss, divisor --------------------------------- */
 
 /* Where the element of a sample and its label is. */
@@ -299,6 +441,29 @@ static status grad_nll(graph *g, const node *n, value *const dy[], value *dx[]) 
     return emit_with(g, &dx[0], "NllGrad", attrs, dy[0], n->in[1], n->out[1], node_in(n, 2));
 }
 
+static status infer_linear_cross_entropy(graph *g, node *n) {
+    const value *bias = node_in(n, BIAS);
+    const shape *h, *w;
+
+    for (int i = 0; i <= LABELS; i++) TRY(require(g, n, i));
+    h = &n->in[HIDDEN]->shape;
+    w = &n->in[WEIGHT]->shape;
+    if (h->rank != 2 || w->rank != 2 || h->dim[1] != w->dim[1] || n->in[LABELS]->shape.rank != 1 ||
+        n->in[LABELS]->shape.dim[0] != h->dim[0])
+        return fail(g->c, E_SHAPE, "%s of operands that do not go together", n->op->name);
+    TRY(set_out(g, n, 0, n->in[HIDDEN]->type, &SCALAR));
+    TRY(set_out(g, n, 1, n->in[HIDDEN]->type, h));
+    TRY(set_out(g, n, 2, n->in[WEIGHT]->type, w));
+    return bias ? set_out(g, n, 3, bias->type, &bias->shape) : OK;
+}
+
+static status grad_linear_cross_entropy(graph *g, const node *n, value *const dy[], value *dx[]) {
+    static const int operands[] = {HIDDEN, WEIGHT, BIAS}; /* of out[1], out[2], out[3] */
+    for (int i = 0; i < 3; i++)
+        if (need(n, operands[i])) TRY(emit(g, &dx[operands[i]], "Mul", dy[0], n->out[i + 1]));
+    return OK;
+}
+
 /* Labels that are probabilities, as F.cross_entropy takes them: -Σ w t log softmax x, the mean over samples. */
 static status lower_soft_labels(graph *g, const node *n, value *log_prob, value **out) {
     const shape *s = &n->in[0]->shape;
@@ -369,6 +534,8 @@ const op_def loss_ops[] = {
      .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu},
     {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
      .cpu = cross_entropy_grad_cpu},
+    {OURS("LinearCrossEntropy", 3, LINEAR_OPERANDS, 4), .infer = infer_linear_cross_entropy,
+     .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},
     {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},
     {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
     {0},

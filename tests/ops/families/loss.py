@@ -91,4 +91,8 @@ CASES = [
     *(soft(t(6, 7), w, reduction) for w in (None, weights(7)) for reduction in ("mean", "sum", "none")),
     soft(t(2, 7, 3), weights(7)),
     soft(t(7)),
+    Case("ortmodule::LinearCrossEntropy", [t(1024, 8), t(1024, 8), ints(1024, high=1024)],
+         lambda h, w, labels: F.cross_entropy(h @ w.T, labels), resize=False, fd=False, dtypes=("float32", "float64"),
+         nodes=[("Transpose", "x1", "turned", {"perm": [1, 0]}), ("MatMul", "x0 turned", "logits"),
+                ("SoftmaxCrossEntropyLoss", "logits x2", "y0")]),
 ]  # fmt: skip

@@ -1,0 +1,82 @@
+/* linear_loss.c -- CrossEntropy(h W' + bias, labels)  ->  LinearCrossEntropy(h, W, labels, bias)
+ *
+ * where nothing else looks at the logits, which are the largest values of a language model: with the loss they are gone,
+ * and so is their gradient. The new operator keeps the gradients of h and W instead, so it pays where there are more
+ * rows than the weight is wide. Only for wide floats: the gradient of W is a sum of parts. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { LOGITS, LABELS, WEIGHTS };
+/* Fewer rows, or fewer bytes of logits, are better computed at once. */
+enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
+
+static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
+
+static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
+
+/* The value that was reshaped to `v`, its last axis as it is; NULL when others see it. */
+static value *before_reshapes(const graph *g, value *v) {
+    const int64_t last = v->shape.dim[v->shape.rank - 1];
+
+    while (is_private(g, v) && is(v, "Reshape")) {
+        value *x = v->def->in[0];
+        if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
+        v = x;
+    }
+    return is_private(g, v) ? v : NULL;
+}
+
+static bool is_product(const value *v) {
+    return is(v, "MatMul") || (is(v, "MatMulBias") && node_float(v->def, "alpha") == 1);
+}
+
+/* The product behind `v`, and its bias: of the product, or added to it. */
+static const node *product_behind(const graph *g, const value *v, value **bias) {
+    *bias = is(v, "MatMulBias") ? node_in(v->def, 2) : NULL;
+    if (is_product(v)) return v->def;
+    for (int i = 0; is(v, "Add") && i < 2; i++) {
+        *bias = v->def->in[1 - i];
+        if (is(v->def->in[i], "MatMul") && is_private(g, v->def->in[i])) return v->def->in[i]->def;
+    }
+    return NULL;
+}
+
+/* The weight of a linear layer: the operand is its transpose. */
+static value *weight_of(const value *transpose) {
+    return is(transpose, "Transpose") && transpose->shape.rank == 2 ? transpose->def->in[0] : NULL;
+}
+
+static bool pays(const shape *h, const shape *w, dtype type) {
+    const int64_t rows = shape_span(h, 0, h->rank - 1);
+    return rows >= LEAST_ROWS && rows >= 2 * w->dim[1] && rows * w->dim[0] * (int64_t)dtype_size(type) >= LEAST_BYTES;
+}
+
+static status to_linear_loss(graph *g, value *const v[], const node *root, value **out) {
+    value *logits = v[LOGITS], *h, *w, *bias;
+    attr attrs[3] = {STRING("reduction", node_string(root, "reduction")), {.name = NULL}, {.name = NULL}};
+    const node *product;
+    const int64_t classes = logits->shape.rank == 2 ? logits->shape.dim[1] : 0;
+
+    if (logits->shape.rank != 2 || (logits->type != F32 && logits->type != F64)) return OK;
+    if (strcmp(node_string(root, "reduction"), "none") == 0) return OK;
+    if (v[WEIGHTS] && v[WEIGHTS]->needs_grad) return OK;
+    if (!(logits = before_reshapes(g, logits)) || !(product = product_behind(g, logits, &bias))) return OK;
+    h = product->in[0];
+    w = weight_of(product->in[1]);
+    if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes || !pays(&h->shape, &w->shape, h->type)) return OK;
+    if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != classes)) return OK;
+    if (node_has(root, "ignore_index")) attrs[1] = (attr)INT("ignore_index", node_int(root, "ignore_index"));
+    TRY(emit_reshape(g, h, &SHAPE(shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1]), &h));
+    return emit_with(g, out, "LinearCrossEntropy", attrs, h, w, v[LABELS], bias, v[WEIGHTS]);
+}
+
+static const rule rules[] = {
+    {OP("CrossEntropy", VAR(LOGITS), VAR(LABELS)), to_linear_loss},
+    {OP("CrossEntropy", VAR(LOGITS), VAR(LABELS), VAR(WEIGHTS)), to_linear_loss},
+    {0},
+};
+
+const pass_def linear_loss = {.name = "linear_loss", .stage = BEFORE_GRADIENT, .level = 1, .rules = rules};
