@@ -137,6 +137,8 @@ def _quiet() -> Iterator[None]:
         (torch._C, "_jit_pass_onnx_scalar_type_analysis", types.settle),
         (nn.functional, "_verify_batch_size", _verify_batch_size),
     ]
+    if hasattr(nn.functional, "_check_unpool_output_size"):  # of numbers that are tensors in a trace
+        replaced.append((nn.functional, "_check_unpool_output_size", _nothing))
     originals = [getattr(owner, name) for owner, name, _ in replaced]
     try:
         for owner, name, function in replaced:

@@ -8,6 +8,7 @@ that changes its operand becomes one that does not, and a copy.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from ortmodule import export
 from ortmodule.definitions import DEFINITIONS, Keep
 from ortmodule.promotion import promote
+from ortmodule.reads import NotTraceable
 
 MOST_ROUNDS = 4  # definitions that use operators which need a definition
 
@@ -31,6 +33,9 @@ def rewrite(graph: torch._C.Graph, opset: int) -> None:
     for node in list(graph.nodes()):
         if node.kind().removesuffix("_") in DEFINITIONS and node.kind() not in DEFINITIONS:
             _out_of_place(graph, node)
+    for node in graph.findAllNodes("aten::floor_divide"):
+        if node.output().requires_grad():
+            raise NotTraceable("floor_divide has no gradient")
     promote(graph)
     traced: dict[Any, torch._C.Graph | None] = {}
     replaced: dict[str, bool] = {}  # kinds of operators
@@ -123,7 +128,7 @@ def _argument(value: torch._C.Value, tensors: list[torch._C.Value], sizes: bool)
         return _Place(len(tensors) - 1)
     if value.node().kind() == "prim::ListConstruct":
         return [_argument(item, tensors, sizes) for item in value.node().inputs()]
-    if sizes and (number := _number(value)) is not None:
+    if sizes and type(number := _number(value)) is int:
         return number
     raise Keep
 
@@ -132,18 +137,22 @@ def _argument(value: torch._C.Value, tensors: list[torch._C.Value], sizes: bool)
 _NUMBERS = {
     "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul, "aten::neg": operator.neg,
     "aten::floor_divide": operator.floordiv, "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod,
-    "aten::Int": lambda x: int(x), "prim::NumToTensor": lambda x: x,
+    "aten::Int": int, "prim::NumToTensor": lambda x: x, "aten::floor": math.floor,
+    "aten::detach": lambda x: x,
 }  # fmt: skip
 
 
-def _number(value: torch._C.Value) -> int | None:
-    """What a number that is computed from sizes is in the trace; None if it depends on data."""
+def _number(value: torch._C.Value) -> int | float | None:
+    """What a number that is computed from sizes is in the trace; None if it depends on data. Fractions are float32, as
+    interpolation has them."""
     node = value.node()
     kind, operands = node.kind(), list(node.inputs())
     if kind == "prim::Constant":
         constant = value.toIValue()
         constant = constant.item() if isinstance(constant, torch.Tensor) and constant.numel() == 1 else constant
-        return constant if type(constant) is int else None
+        return constant if type(constant) in (int, float) else None
+    if kind == "aten::to" and _float32(value):
+        return _number(operands[0])
     if kind == "aten::size" and len(operands) == 2:
         sizes, dim = operands[0].type().sizes(), _number(operands[1])
         return None if sizes is None or dim is None else sizes[dim]
@@ -152,7 +161,14 @@ def _number(value: torch._C.Value) -> int | None:
     if kind in ("aten::add", "aten::sub") and len(operands) == 3 and _number(operands.pop()) != 1:
         return None
     numbers = [_number(operand) for operand in operands]
-    return None if None in numbers else _NUMBERS[kind](*numbers)
+    if None in numbers:
+        return None
+    result = _NUMBERS[kind](*numbers)
+    return torch.tensor(result, dtype=torch.float32).item() if type(result) is float else result
+
+
+def _float32(value: torch._C.Value) -> bool:
+    return isinstance(value.type(), torch._C.TensorType) and value.type().dtype() == torch.float32
 
 
 def _text(arguments: Any) -> Any:

@@ -77,6 +77,17 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
     return each.sum() / share.sum()
 
 
+@defines("aten::binary_cross_entropy")
+def _binary_cross_entropy(x, target, weight=None, reduction=1):
+    """Logarithms are at least -100, and the slope is what PyTorch says it is where x is 0 or 1."""
+    p = x.detach()
+    each = (target - 1) * torch.log1p(-p).clamp(min=-100) - target * p.log().clamp(min=-100)
+    slope = ((p - target) / ((1 - p) * p).clamp(min=1e-12)).detach()
+    each = each + (x - p) * slope
+    each = each if weight is None else each * weight
+    return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
+
+
 @defines("aten::binary_cross_entropy_with_logits")
 def _binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=1):
     each = (1 - target) * x

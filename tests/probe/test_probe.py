@@ -5,10 +5,12 @@ A few samples of each; ``python -m tests.probe`` runs all, in processes of their
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from ortmodule import ORTModule, explain
 from tests.probe import table
-from tests.probe.common import MODELS, compare
-from tests.probe.trial import ENTRIES, FEW, NATIVE, WRONG, probe
+from tests.probe.common import MODELS, Behind, compare
+from tests.probe.trial import ENTRIES, FEW, NATIVE, WRONG, difference, probe, run
 
 STATES = table.states()
 #: A few that reach every part of the way; all of them with --full.
@@ -50,3 +52,25 @@ def test_common(name):
 def test_types(name, dtype):
     outcome = probe(name, getattr(torch, dtype), most=FEW)
     assert outcome.state == NATIVE, outcome.wrong or dict(outcome.reasons)
+
+
+@pytest.mark.parametrize(
+    "loss", [F.binary_cross_entropy_with_logits, lambda x, t: F.binary_cross_entropy(x.sigmoid(), t)]
+)
+def test_losses_of_large_logits(loss):
+    """Where the probability is 0 or 1, both the loss and its gradient are finite."""
+    logits = torch.tensor([-200.0, -30.0, -1.0, 0.0, 1.0, 18.0, 30.0, 200.0]).requires_grad_()
+    target = torch.tensor([1.0, 0.0]).repeat(4)
+    module = Behind(lambda x: loss(x, target), (8,))
+    module.linear = torch.nn.Identity()
+    ours = ORTModule(module)
+    assert not difference(run(ours, [logits]), run(module, [logits]))
+    assert explain(ours).captured
+
+
+def test_a_gradient_that_pytorch_refuses():
+    """Floor division has none: PyTorch runs such a module, and says so."""
+    module = Behind(lambda x: x // 0.5, (4, 6))
+    ours = ORTModule(module)
+    with pytest.raises(RuntimeError, match="floor_divide"):
+        ours(torch.ones(4, 6, requires_grad=True)).sum().backward()
