@@ -19,10 +19,13 @@ def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
 
 @defines("aten::linalg_vector_norm")
 def _vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
-    """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p."""
+    """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p. Powers of 16-bit numbers
+    are added up in float32, where they do not overflow."""
     x = x if dtype is None else x.to(dtype_of(dtype))
     if not x.is_floating_point():
         raise Keep
+    if x.dtype in (torch.float16, torch.bfloat16) and p not in (0, math.inf, -math.inf):
+        return _vector_norm(x.float(), p, dim, keepdim).to(x.dtype)
     dim = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     if x.dim() == 0:
         return x.abs() if p != 0 else (x != 0).to(x.dtype)

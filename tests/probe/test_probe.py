@@ -48,7 +48,7 @@ def test_common(name):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["var", "nn.functional.binary_cross_entropy_with_logits", "norm.fro", "sort"])
+@pytest.mark.parametrize("name", ["var", "nn.functional.binary_cross_entropy_with_logits", "norm.fro", "dist", "sort"])
 def test_types(name, dtype):
     outcome = probe(name, getattr(torch, dtype), most=FEW)
     assert outcome.state == NATIVE, outcome.wrong or dict(outcome.reasons)
