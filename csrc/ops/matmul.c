@@ -1,7 +1,8 @@
 /* matmul.c -- matrix products: MatMul, Gemm, MatMulInteger, MatMulBias behind Gemm, and products by groups of rows.
  *
  *     MatMul              y = a b
- *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional
+ *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional; without it, and `wide`, y is float32
+ *                                                where a and b are 16-bit floats: the sums as they are
  *     GroupedMatMul       y[r] = a[r] b[e]       rows r of group e: from ends[e - 1] to ends[e]; others are 0
  *     GroupedMatMulOuter  y[e] = sum of a[r]' b[r] over the rows r of group e: the gradient of GroupedMatMul's b
  *
@@ -53,7 +54,11 @@ static status infer_matmul(graph *g, node *n) {
            shape_text(&n->in[0]->shape, ta), shape_text(&n->in[1]->shape, tb));
     if (n->in[0]->shape.rank > 1) y.dim[y.rank++] = a.dim[a.rank - 2];
     if (n->in[1]->shape.rank > 1) y.dim[y.rank++] = b.dim[b.rank - 1];
-    return set_out(g, n, 0, n->in[0]->type, &y);
+    bool wide = node_attr(n, "wide") && node_int(n, "wide");
+    if (wide && n->in[0]->type != BF16 && n->in[0]->type != F16)
+        return fail(g->c, E_TYPE, "%s leaves float32 sums of 16-bit floats, not of %s", n->op->name,
+                    dtype_name(n->in[0]->type));
+    return set_out(g, n, 0, wide ? F32 : n->in[0]->type, &y);
 }
 
 static status infer_matmul_bias(graph *g, node *n) {
@@ -63,6 +68,7 @@ static status infer_matmul_bias(graph *g, node *n) {
 
     TRY(infer_matmul(g, n));
     if (!c) return OK;
+    if (node_int(n, "wide")) return fail(g->c, E_TYPE, "%s adds nothing to float32 sums", n->op->name);
     TRY_AT(g->c, shape_broadcast(g->c, &y->shape, &c->shape, &both), "adding to a product");
     if (!shape_equal(&both, &y->shape))
         return fail(g->c, E_SHAPE, "%s adds %s to a product of shape %s", n->op->name, shape_text(&c->shape, tc),
@@ -174,8 +180,10 @@ static status grad_matmul(graph *g, const node *n, value *const dy[], value *dx[
 }
 
 static status grad_matmul_bias(graph *g, const node *n, value *const dy[], value *dx[]) {
-    if (n->n_in > 2) dx[2] = dy[0];
-    return grad_products(g, n, dy[0], node_float(n, "alpha"), dx);
+    value *dproduct = dy[0];
+    if (n->n_in > 2) dx[2] = dproduct;
+    if (dproduct->type != n->in[0]->type) TRY(emit_cast(g, dproduct, n->in[0]->type, &dproduct));
+    return grad_products(g, n, dproduct, node_float(n, "alpha"), dx);
 }
 
 /* --- lowering ----------------------------------------------------------------------------------------------------- */
@@ -223,10 +231,11 @@ static status matmul_cpu(ctx *c, const call *k) {
     const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
     const bool row = a->shape.rank == 1, column = b->shape.rank == 1, bias = k->n_in > 2 && tensor_present(&k->in[2]);
     const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
-    gemm g = {.type = y->type, .alpha = 1, .beta = bias, .a = a->data, .b = b->data, .c = y->data};
+    gemm g = {.type = a->type, .alpha = 1, .beta = bias, .a = a->data, .b = b->data, .c = y->data};
     shape batch = y->shape;
 
     (void)c;
+    g.wide_c = y->type != a->type;
     batch.rank -= !row + !column;
     if (node_attr(k->node, "alpha")) g.alpha = node_float(k->node, "alpha");
     g.m = row ? 1 : a->shape.dim[a_last - 1];
@@ -348,7 +357,8 @@ const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
      .cpu = matmul_cpu},
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
-     .attrs = NODE_ATTRS(FLOAT("alpha", 1)), .infer = infer_matmul_bias, .grad = grad_matmul_bias, .cpu = matmul_cpu},
+     .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
+     .cpu = matmul_cpu},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

@@ -144,6 +144,43 @@ TEST(silu) {
     ctx_release(&c);
 }
 
+/* --- product_cast ------------------------------------------------------------------------------------------------- */
+
+static value *widened(graph *g, value *x, dtype to) {
+    value *y = NULL;
+    CHECK_OK(g->c, emit_cast(g, x, to, &y));
+    return y;
+}
+
+TEST(a_widened_product_keeps_its_sums) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *b = INPUT(g, "b", BF16, 3, 4);
+
+    make_output(g, widened(g, NODE(g, "MatMul", a, b), F32));
+    check_rewrite(g, "product_cast",
+                  "input %0 a bfloat16[2, 3] grad\n"
+                  "input %1 b bfloat16[3, 4] grad\n"
+                  "%2 = MatMulBias(%0 a, %1 b, alpha=1, wide=1) float32[2, 4]\n"
+                  "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(products_that_are_seen_or_otherwise_cast_are_rounded) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *b = INPUT(g, "b", BF16, 3, 4), *x = INPUT(g, "x", F64, 2, 3), *seen;
+
+    make_output(g, seen = NODE(g, "MatMul", a, b));
+    make_output(g, widened(g, seen, F32));
+    make_output(g, widened(g, NODE(g, "MatMul", b, INPUT(g, "d", BF16, 4, 2)), F64));
+    make_output(g, widened(g, NODE(g, "MatMul", x, INPUT(g, "y", F64, 3, 2)), F32));
+    check_untouched(g, "product_cast");
+    ctx_release(&c);
+}
+
 /* --- rotary_fusion ------------------------------------------------------------------------------------------------ */
 
 /* Columns `from` to `to` of x[3, 6]. */

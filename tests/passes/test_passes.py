@@ -220,6 +220,23 @@ def test_angles_with_a_gradient_stay():
     assert "rotary_fusion" not in fired
 
 
+@pytest.mark.parametrize("narrow", [BF16, torch.float16])
+@pytest.mark.parametrize(("rows", "width", "columns"), [(5, 7, 9), (64, 40, 48), (3, 1, 2), (1, 5, 1), (70, 1100, 33)])
+def test_sums_that_stay_wide(narrow, rows, width, columns):
+    """As under autocast: result and gradients in float32, nearer to the exact ones than those that are rounded."""
+    torch.manual_seed(0)
+    x, w = torch.randn(2, rows, width), torch.randn(columns, width)
+    session = export(Function(lambda x, w: (x.type(narrow) @ w.type(narrow).t()).float()), [x, w])
+    leaves = [t.to(narrow).double().requires_grad_() for t in (x, w)]
+    dy = torch.randn(2, rows, columns).to(narrow).float()
+    exact = leaves[0] @ leaves[1].mT
+    exact = [exact.detach(), *torch.autograd.grad(exact, leaves, dy.double())]
+    fired, results = run(session, [x, w], dy, ALL_PASSES)
+    assert fired["product_cast"] == 3
+    for ours, truth in zip(results, exact, strict=True):
+        assert ours.dtype == F32 and difference(ours, truth) <= 1e-5
+
+
 def test_a_mask_of_minus_infinity():
     """As `masked_attention`, with the other number that hides."""
     module = Function(lambda q, k, v: masked_attention(q, k, v, -math.inf))
