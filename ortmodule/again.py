@@ -8,7 +8,7 @@ with the masks that the engine drew; buffers, attributes and random generators a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,11 +47,12 @@ class Modes:
 
 def results_again(
     graph: Any, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor], seed: int,
+    tensors: Sequence[torch.Tensor], seed: int, generator: torch.Tensor | None = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """The tensors of the result of ``eager(inputs)``, in the order of the graph's sources; and what stands for leaves.
 
-    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run. What stands for a leaf is a
+    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the state of
+    torch's, where nodes that PyTorch runs draw from it. What stands for a leaf is a
     view of it: gradients with respect to it pass no hooks of the caller's.
 
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
@@ -63,7 +64,10 @@ def results_again(
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))
     try:
         draws = Draws(graph.capture.model).of({n: t.detach() for n, t in feeds.items()}, seed)
-        with tree.isolated() as copies, graph.modes.set(), only_pytorch(), Redraw(draws):
+        masks = Redraw(draws) if draws or generator is None else nullcontext()
+        with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
+            if generator is not None:
+                torch.set_rng_state(generator)
             given = _inputs(graph, inputs, tensors)
             stands = _replace_state(graph, tree, copies, tensors)
             result = eager(given)

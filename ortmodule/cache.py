@@ -34,7 +34,7 @@ from ortmodule.trace import Trace
 
 MAGIC = b"ortmodule graph 1\n"
 #: Kinds of nodes whose meaning is an object of this process.
-_OBJECTS = {"prim::PythonOp", "prim::CallFunction", "prim::CallMethod"}
+_OBJECTS = {"ortmodule::call", "prim::PythonOp", "prim::CallFunction", "prim::CallMethod"}
 
 
 class _Uncacheable(Exception):

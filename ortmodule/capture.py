@@ -19,8 +19,9 @@ from torch import nn
 
 from ortmodule import cache, export, io, patterns
 from ortmodule.reads import NotTraceable
+from ortmodule.regions import Opaque
 from ortmodule.state import Tree
-from ortmodule.trace import Trace, Write, difference, hide_sizes, trace
+from ortmodule.trace import Trace, Write, difference, hide_sizes, located, trace
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing
@@ -28,7 +29,12 @@ SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
 
 
 class CaptureError(Exception):
-    """The module cannot be captured; the sentence says why."""
+    """The module cannot be captured; the sentence says why. ``submodule``: the path of the one that is to blame."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        """``kind``: of the ATen operator that the exporter does not translate."""
+        super().__init__(reason)
+        self.kind, self.submodule = kind, None
 
 
 _MISSING = object()
@@ -36,6 +42,14 @@ _MISSING = object()
 
 class _Failed(Exception):
     """One trace failed."""
+
+    submodule: str | None = None
+
+
+def _blaming(error: Exception, submodule: str | None) -> Exception:
+    # (No frame may know the exception that it raises: tensors would live on.)
+    error.submodule = submodule
+    return error
 
 
 @dataclass
@@ -78,7 +92,7 @@ class _Sizes:
 
 def capture(
     forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, tensors: Sequence[torch.Tensor],
-    opset: int, part: int = SMALL, rewritten: bool = True,
+    opset: int, opaque: Opaque, part: int = SMALL, rewritten: bool = True,
 ) -> Capture:  # fmt: skip
     """Captures ``forward`` for calls like this one.
 
@@ -92,25 +106,28 @@ def capture(
         nonlocal made
         made += 1
         try:
-            found = trace(forward, module, tree, arguments, sizes.cut(tensors), opset)
-            return _settle(found, lambda: trace(forward, module, tree, arguments, sizes.cut(tensors), opset))
+            given = forward, module, tree, arguments
+            found = trace(*given, sizes.cut(tensors), opset, opaque, made)
+            return _settle(found, lambda: trace(*given, sizes.cut(tensors), opset, opaque, made))
         except NotTraceable as error:
-            raise _Failed(str(error)) from None
+            raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:
-            raise _Failed(f"{type(error).__name__}: {error}") from error
+            text = f"{type(error).__name__}: {error}"
+            raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
     dims, model = _Dims(tensors), None
     with export.CAPTURING:
         while model is None:
-            first, second, varied = _two_traces(at, dims, part)
+            first, second, varied = _two_traces(at, dims, part, tree)
             hide_sizes(first, second)
+            first.seen += second.seen
             try:
                 model = cache.exported(first, varied, opset)
             except export.ExportError as error:
                 # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
                 dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
-                if dims.pinned == BATCH:
-                    raise CaptureError(str(error)) from error
+                if dims.pinned == BATCH or "support" in str(error):
+                    raise CaptureError(str(error), error.kind) from error
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     first.graph = first.module = None
@@ -136,20 +153,24 @@ def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:
     raise NotTraceable(f"forward sets {found.settled[0][0].name}, and does something else from then on")
 
 
-def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, Trace, frozenset[Dim]]:
+def _two_traces(
+    at: Callable[[_Sizes], Trace], dims: _Dims, part: int, tree: Tree
+) -> tuple[Trace, Trace, frozenset[Dim]]:
     """Two traces that agree, and the dimensions whose sizes differ between them."""
     first, sizes = _first(at, dims, part)
-    reason = ""
+    reason, submodule = "", None
 
     def second(varied: frozenset[Dim]) -> Trace | None:
         """Another trace, if it agrees with the first."""
-        nonlocal reason
+        nonlocal reason, submodule
         try:
             other = at(dims.probe(sizes, varied))
         except _Failed as error:
-            reason = str(error)
+            reason, submodule = str(error), error.submodule
             return None
-        reason = difference(first, other)
+        reason, submodule = difference(first, other), None
+        if reason:
+            submodule = located(first, other, tree.modules)
         return None if reason else other
 
     groups = dims.groups(sizes)
@@ -170,9 +191,10 @@ def _two_traces(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[
             first = at(sizes)
             other = second(varied)
         except _Failed as error:
-            reason, other = str(error), None
+            reason, submodule, other = str(error), error.submodule, None
         if other is None and not varied:
-            raise CaptureError(f"traces of two parts of one batch do not agree: {reason}")
+            text = f"traces of two parts of one batch do not agree: {reason}"
+            raise _blaming(CaptureError(text), submodule)
         varied = varied if other is not None else frozenset()
 
 
@@ -186,7 +208,7 @@ def _first(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace
             return at(sizes), sizes
         except _Failed as error:
             cause = error
-    raise CaptureError(str(cause)) from cause
+    raise _blaming(CaptureError(str(cause)), cause.submodule) from cause
 
 
 def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:

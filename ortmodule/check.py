@@ -17,6 +17,7 @@ from ortmodule import io
 from ortmodule.capture import Capture
 from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
+from ortmodule.foreign import Raised
 from ortmodule.session import Session
 from ortmodule.state import Tree
 
@@ -32,7 +33,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
 
     def in_pytorch(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
         """What the module gives for other contents of the inputs; whether it draws random numbers."""
-        with tree.isolated():
+        with tree.isolated(), tree.unhooked():
             args, kwargs = arguments.rebuild([t.clone().requires_grad_(t.requires_grad) for t in tensors])
             with only_pytorch(), _KeepAll() as draws:
                 result = forward(*args, **kwargs)
@@ -45,13 +46,20 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
     if random:
         return ""
-    session = Session(_without_dropout(capture.model).SerializeToString())
+    session = Session(_without_dropout(capture.model).SerializeToString(), nodes=capture.trace.nodes)
     feeds = [
         inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
         for name in session.inputs
     ]
     feeds = [t.detach().contiguous() for t in feeds]
-    found = session.run(feeds, [False] * len(feeds)).outputs
+    if not capture.trace.nodes:
+        found = session.run(feeds, [False] * len(feeds)).outputs
+    else:
+        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll():
+            try:
+                found = session.run([t.clone() for t in feeds], [False] * len(feeds)).outputs
+            except Raised as raised:
+                return f"{type(raised.error).__name__}: {raised.error}"
     least = _narrowest(capture.model, feeds)
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
         if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):

@@ -70,6 +70,8 @@ class Draws:
             self.nodes.append((node, ratio))
         self.session = None
         if self.nodes:
+            if any(node.op_type == "PythonOp" for node in model.graph.node):
+                raise Incomparable("the engine draws some, PyTorch others")
             del model.graph.output[:]
             model.graph.output.extend(onnx.ValueInfoProto(name=node.output[-1]) for node, _ in self.nodes)
             self.session = Session(model.SerializeToString())

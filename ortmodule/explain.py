@@ -17,7 +17,7 @@ class Report:
     captured: bool  #: the engine ran the latest call
     fallback: str | None  #: why PyTorch ran it, or None
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
-    python_ops: list[str] = field(default_factory=list)  #: autograd functions that Python runs inside the graph
+    python_ops: list[str] = field(default_factory=list)  #: autograd functions, submodules: the same
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
@@ -56,11 +56,13 @@ def explain(model: Any) -> Report:
     if graph is None or reason is not None:
         return Report(name, False, reason, exports=runner.exports, seconds=seconds)
     plan = next(reversed(graph.plans.values())).plan
+    nodes = graph.capture.trace.nodes
     return Report(
         name,
         True,
         None,
-        aten_ops=sorted(plan.foreign),
+        aten_ops=sorted(plan.foreign | {name for node in nodes for name in node.aten}),
+        python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
         fused=graph.capture.replaced | plan.fired,
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),

@@ -11,7 +11,7 @@ import io
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,11 @@ CAPTURING = threading.RLock()
 
 class ExportError(Exception):
     """The exporter refused the module; the sentence says why."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        """``kind``: of the operator of the trace that it is about."""
+        super().__init__(reason)
+        self.kind = kind
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def export(
                 },
             )
     except Exception as error:
-        raise ExportError(f"torch.onnx: {_first_line(error)}") from error
+        raise ExportError(f"torch.onnx: {_first_line(error)}", symbolics.record.failed) from error
     finally:
         utils._trace_and_get_graph_from_model = original
     return onnx.load_model_from_string(file.getvalue())
@@ -94,6 +99,12 @@ def knows(kind: str, opset: int) -> bool:
     utils._trigger_symbolic_function_registration()
     name = kind.removesuffix("_")
     return symbolics.knows(name) or registration.registry.is_registered_op(name, opset)
+
+
+def kinds_behind(operators: Iterable[str]) -> frozenset[str]:
+    """The operators of the latest trace that became these of ONNX."""
+    found = [symbolics.record.made.get(operator, ()) for operator in operators]
+    return frozenset(kind for kinds in found for kind in kinds if kind.startswith("aten::"))
 
 
 def _first_line(error: Exception) -> str:

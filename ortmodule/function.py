@@ -13,14 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import torch
 
-from ortmodule import _core, export
+from ortmodule import _core, blame, export
 from ortmodule.again import Modes, results_again
 from ortmodule.capture import Capture
 from ortmodule.fallback import Cause, NotInEngine
+from ortmodule.foreign import Calls, DryCalls, Mismatch, Node, NotKnown, Raised
 from ortmodule.guards import Guards
-from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, overwrite
+from ortmodule.reference import RANDOM
+from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, overwrite, run_planned
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
 
@@ -63,7 +66,7 @@ class Graph:
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
-        self.session = Session(capture.model.SerializeToString(), without)
+        self.session = Session(capture.model.SerializeToString(), without, trace.nodes)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
@@ -79,6 +82,15 @@ class Graph:
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.plans: OrderedDict[tuple, _Prepared] = OrderedDict()
+        self._early: Session | None = None  # what is read of data and sizes, where effects must not come first
+        if trace.nodes:
+            self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
+            self.session.known.plans.append(self.plans)
+            for seen in trace.seen:
+                self.session.known.learn(*seen)
+            self._draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
+            if trace.size_reads or trace.data_reads:
+                self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
         self._holds: dict[tuple, DoesNotHold | None] = {}
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
@@ -115,17 +127,19 @@ class Graph:
         # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
         return tuple(i in self.differentiable for i in range(len(self.session.outputs)))
 
-    def prepare(self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = ()) -> _Prepared:
-        """The plan for these shapes of the inputs; ``sizes`` as in :meth:`Session.plan`."""
+    def prepare(
+        self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = (), calls: Calls | None = None
+    ) -> _Prepared:
+        """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`."""
         key = (shapes, output_grads, sizes)
         prepared = self.plans.get(key)
         if prepared is not None:
-            self.plans.move_to_end(key)
+            self.plans[key] = self.plans.pop(key, prepared)
             return prepared
         specs = list(self._specs)
         for i, feed in self._varying:
             specs[i] = (specs[i][0], tuple(shapes[feed]))
-        plan = self.session.plan(specs, self.needs, output_grads, sizes)
+        plan = self.session.plan(specs, self.needs, output_grads, sizes, calls)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
         self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads)
         while len(self.plans) > MOST_PLANS:
@@ -145,26 +159,62 @@ class Graph:
             self._check_memory(inputs)
         leaves = [tensors[i] for i in self.leaves]
         grads = self._predicted() if self.differentiable else None
-        prepared = self.prepare(sizes, grads)
         contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        seed = draw_seed() if prepared.random else None
-        while prepared.plan.prologue:
-            more = self.session.next_size(prepared.plan, contiguous, seed or 0)
-            prepared = self.prepare(sizes, grads, (*prepared.sizes, more))
-            if seed is None and prepared.random:
-                seed = draw_seed()
-        seed = seed or 0
-        run = Run(prepared.plan, contiguous, seed)
+        calls = self.session.calls()
+        if calls is None:
+            prepared, run = self._started(sizes, grads, contiguous)
+            generator = None
+        else:
+            if self._early is not None:
+                self._check_early(sizes, contiguous)
+            seed = draw_seed() if self._draws else 0
+            generator = torch.get_rng_state() if grads is not None else None
+            prepared, run = self.run(sizes, grads, contiguous, seed, calls)
         outputs = run.outputs
         self._check(sizes, outputs)
         fed = contiguous
         if self.writes or run.writes:
             fed = self._write(run, inputs, contiguous)
         if grads is not None:
-            call = _Call(self, prepared, run, sizes, inputs, tensors, fed, eager)
+            call = _Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
             for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
+
+    def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[_Prepared, Run]:
+        prepared = self.prepare(shapes, grads)
+        seed = draw_seed() if prepared.random else None
+        while prepared.plan.prologue:
+            more = self.session.next_size(prepared.plan, tensors, seed or 0)
+            prepared = self.prepare(shapes, grads, (*prepared.sizes, more))
+            if seed is None and prepared.random:
+                seed = draw_seed()
+        return prepared, Run(prepared.plan, tensors, seed or 0)
+
+    def run(
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
+    ) -> tuple[_Prepared, Run]:
+        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
+        prepared = None
+
+        def plan(sizes: tuple[int, ...]) -> _core.Plan:
+            nonlocal prepared
+            prepared = self.prepare(shapes, grads, sizes, calls)
+            return prepared.plan
+
+        _, run = run_planned(plan, tensors, seed, calls)
+        return prepared, run
+
+    def _check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """What Python would decide, before a node has effects."""
+        feeds = dict(zip(self.session.inputs, tensors, strict=True))
+        given = [feeds[name] for name in self._early.inputs]
+        try:
+            outputs = self._early.run(given, [False] * len(given), calls=DryCalls(self.session.known)).outputs
+        except NotKnown:
+            return
+        first = len(self.session.outputs) - self._tokens - len(outputs)
+        self._check(shapes, [None] * first + outputs)
 
     def _check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
         """Would Python decide as it did in the trace? Sizes are compared once for each shape, data every time."""
@@ -221,6 +271,15 @@ class Graph:
         for slot, value in zip(self.capture.trace.sets, sets, strict=True):
             slot.set(value)
         return result
+
+
+def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:
+    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs."""
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
+    del part.graph.output[len(part.graph.output) - tokens :]
+    del part.graph.output[:first]
+    return Session(blame.without_dead(part).SerializeToString(), nodes=nodes)
 
 
 def _raise(error: Exception) -> None:
@@ -294,13 +353,17 @@ class _Bridge(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *ctx.call.eager_backward(grads)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        user = None
         try:
             return None, *ctx.call.backward(saved, grads, keep)
+        except Raised as raised:
+            user = raised.error
         except ENGINE_ERRORS as error:
             ctx.call.graph.failed(error)
             with torch.enable_grad():
                 found = ctx.call.eager_backward(grads)
             return None, *[None if grad is None else grad.detach() for grad in found]
+        raise user
 
 
 class _Call:
@@ -308,10 +371,12 @@ class _Call:
 
     def __init__(
         self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, inputs: Sequence, held: list, tensors: list,
-        eager: Callable[[Sequence[torch.Tensor]], Any],
+        eager: Callable[[Sequence[torch.Tensor]], Any], generator: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
         self.inputs, self.tensors = inputs, tensors
+        self.replaced = False  # what `run` was planned for is not so
+        self.generator = generator  # torch's, as the nodes found it that PyTorch runs
         # Of what was written there are copies: it may be written again.
         kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
         self.versions = [(t, t._version) for t in kept]
@@ -326,7 +391,9 @@ class _Call:
             output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
         wanted = tuple(grad is not None for grad in output_grads)
         graph.prediction = wanted if not graph.writes else graph.prediction
-        if any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
+        if self.run.calls is not None and (self.replaced or wanted != prepared.output_grads):
+            found = self._foreign(wanted, self._again(wanted), output_grads, keep)
+        elif any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
             found = self._again(wanted).backward(output_grads)
         else:
             inputs: list[torch.Tensor | None] = [None] * len(graph.feeds)
@@ -335,7 +402,10 @@ class _Call:
                 inputs[i] = tensor
             for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
                 outputs[i] = tensor
-            found = self.run.backward(output_grads, inputs, outputs, keep)
+            if self.run.calls is None:
+                found = self.run.backward(output_grads, inputs, outputs, keep)
+            else:
+                found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
             if wanted != prepared.output_grads:
                 # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
                 specs = graph.prepare(self.shapes, wanted, prepared.sizes).plan.input_grads
@@ -343,6 +413,15 @@ class _Call:
         if not keep:
             self.run = self.inputs = self.tensors = self.versions = self.eager = None
         return [found[i] for i in graph.leaves]
+
+    def _foreign(self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence) -> list:
+        """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
+        while True:
+            try:
+                return run.backward(output_grads, *saved, keep=keep)
+            except Mismatch:
+                self.graph.session.known.changed()
+                run, saved, self.replaced = self._again(wanted), (), True
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:
@@ -355,6 +434,8 @@ class _Call:
     def _again(self, wanted: Flags) -> Run:
         """The same forward, planned for gradients of other outputs."""
         self._check_versions()
+        if self.run.calls is not None:
+            return self.graph.run(self.shapes, wanted, self.tensors, self.run.seed, self.run.calls)[1]
         plan = self.graph.prepare(self.shapes, wanted, self.prepared.sizes).plan
         return Run(plan, self.tensors, self.run.seed)
 
@@ -362,7 +443,7 @@ class _Call:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
         graph = self.graph
         self._check_versions()
-        results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed)
+        results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed, self.generator)
         sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
         outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
         wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]

@@ -237,9 +237,9 @@ _TABLE = (
              "how convolutions on a GPU choose an algorithm; the CPU has one"),
     _later("EXPORTER", _one_of("torchscript", "dynamo", "auto"), "torchscript",
            "which exporter of PyTorch captures the module; `torchscript` always does"),
-    _later("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
-           "a `torch.autograd.Function` inside the module runs with its own backward; off: what its forward does is "
-           "captured, where that can be"),
+    Variable("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
+             "a `torch.autograd.Function` inside the module becomes a node of the graph, which PyTorch runs; off: the "
+             "module that uses it is left to PyTorch"),
     Variable("ENABLE_COMPUTE_OPTIMIZER", FLAG, True,
              "where a module selects rows (the first token, the last one), compute only these, as far up as operators "
              "work row by row"),

@@ -23,6 +23,7 @@ from torch import nn
 from ortmodule import blame, export, io
 from ortmodule.logger import LOGGER
 from ortmodule.reference import DTYPES
+from ortmodule.regions import Opaque
 from ortmodule.state import Tree
 
 Tensors = Sequence[torch.Tensor]
@@ -132,9 +133,14 @@ class _Pattern:
             raise ValueError("a tensor stands twice among the examples")
         try:
             with torch.enable_grad():
-                found = capture(module.forward, module, Tree(module), arguments, inputs, opset, rewritten=False)
+                opaque = Opaque({}, frozenset(), functions=False)
+                found = capture(module.forward, module, Tree(module), arguments, inputs, opset, opaque, rewritten=False)
         except (CaptureError, io.Unflattenable) as error:
             raise ValueError(f"{what} of {self.name!r} cannot be exported: {error}") from error
+        if found.trace.nodes:
+            raise ValueError(
+                f"{what} of {self.name!r} has an operator that PyTorch would run: {found.trace.nodes[0].name}"
+            )
         graph = found.model.graph
         strange = [v.name for v in graph.input if not v.name.startswith(export.INPUT)]
         if strange:

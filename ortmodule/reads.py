@@ -30,7 +30,7 @@ _SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len
 _RANDOM = {
     "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::randint", "aten::randint_like",
     "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
-    "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout",
+    "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout", "ortmodule::call",
 }  # fmt: skip
 _ARITHMETIC = {
     "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
@@ -54,6 +54,7 @@ class Read:
     value: float
     depends: int
     place: str
+    submodule: str | None = None  # whose forward it is in
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Recorder:
 
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
+    where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     _depends: dict[int, int] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
     _paused: bool = False
@@ -90,12 +92,14 @@ class Recorder:
             return
         self._seen.add(value.unique())
         if depends == RANDOM:
-            raise NotTraceable(f"{_place()} decides something with a random number")
+            raise NotTraceable(
+                f"{_place()} decides something with a random number, or with what a part left to PyTorch computes"
+            )
         if tensor.numel() > MOST_ELEMENTS:
             raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {list(tensor.shape)}")
         place = _place()
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
-            self.reads.append(Read(element, _untraced(_item, element), depends, place))
+            self.reads.append(Read(element, _untraced(_item, element), depends, place, self.where()))
 
     def depends(self, value: torch._C.Value) -> int:
         """What a traced value depends on."""

@@ -18,6 +18,7 @@ import torch._decomp
 from torch import nn
 
 from ortmodule import export
+from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep
 from ortmodule.promotion import promote
 from ortmodule.reads import NotTraceable
@@ -25,7 +26,7 @@ from ortmodule.reads import NotTraceable
 MOST_ROUNDS = 4  # definitions that use operators which need a definition
 
 
-def rewrite(graph: torch._C.Graph, opset: int) -> None:
+def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
     """Replaces what has to be replaced in a TorchScript trace, in place. Draws random numbers.
 
     Raises what a definition raises.
@@ -37,6 +38,7 @@ def rewrite(graph: torch._C.Graph, opset: int) -> None:
         if node.output().requires_grad():
             raise NotTraceable("floor_divide has no gradient")
     promote(graph)
+    left = regions.opaque.kinds
     traced: dict[Any, torch._C.Graph | None] = {}
     replaced: dict[str, bool] = {}  # kinds of operators
     for _ in range(MOST_ROUNDS):
@@ -45,10 +47,13 @@ def rewrite(graph: torch._C.Graph, opset: int) -> None:
         for node in [n for n in graph.nodes() if n.kind() != "prim::ListUnpack"]:
             kind = node.kind()
             if kind not in replaced:
-                replaced[kind] = kind in DEFINITIONS or (kind.startswith("aten::") and not export.knows(kind, opset))
+                replaced[kind] = kind not in left and (
+                    kind in DEFINITIONS or (kind.startswith("aten::") and not export.knows(kind, opset))
+                )
             changed = (replaced[kind] and _rewrite_node(graph, node, traced)) or changed
         if not changed:
             break
+    leave_to_torch(graph, opset, regions)
     torch._C._jit_pass_dce(graph)
 
 
@@ -195,7 +200,10 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
             return None
         raise RuntimeError(f"{node.kind()} with these arguments: {error}") from error
     # An operator that is defined by itself would be replaced for ever.
-    if node.kind() in {n.kind() for n in graph.nodes()} and not getattr(own, "again", False):
+    kinds = {n.kind() for n in graph.nodes()}
+    if own is None and any(kind.startswith("prims::") for kind in kinds):
+        return None
+    if node.kind() in kinds and not getattr(own, "again", False):
         return None
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,14 @@ from ortmodule import _core, cache, check, export, io, reads
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
+from ortmodule.foreign import Raised
 from ortmodule.function import DoesNotHold, Graph, overlap, shapes
 from ortmodule.guards import Guards, Unguardable
 from ortmodule.logger import Log
 from ortmodule.observe import Observers
 from ortmodule.options import DebugOptions, Options
 from ortmodule.reads import CHECKPOINT
+from ortmodule.regions import Opaque
 from ortmodule.save import Saver
 from ortmodule.session import ENGINE_ERRORS
 from ortmodule.state import Tree
@@ -59,6 +62,7 @@ class Runner:
         self.observers, self.saver = Observers.of(self), Saver.of(self)
         self.cache = cache.Cache(self.options["CACHE_DIR"]) if self.options["CACHE_DIR"] else None
         self._trees: list[Tree] = []
+        self._told: set[str] = set()  # submodules that PyTorch runs
         self._state: _State | None = None
         self._epochs = itertools.count()
         self._lock = threading.RLock()
@@ -74,6 +78,10 @@ class Runner:
             return self._in_engine(args, kwargs)
         except NotInEngine as error:
             reason = error
+        except Raised as raised:
+            reason = raised.error
+        if not isinstance(reason, NotInEngine):
+            raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         result = self.forward(*args, **kwargs)
@@ -145,9 +153,8 @@ class Runner:
         if state is None or state.watch.changed() or state.tree.attributes.polled:
             with self._lock:
                 self._state = state = self._look()
-        if state.hooked is not None:
-            reason = f"there are hooks on {state.hooked}, which a graph would not call"
-            raise NotInEngine(Cause.TORCH_MODEL, reason)
+        if "" in state.hooked:
+            raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         return state
 
     def _look(self) -> _State:
@@ -200,9 +207,7 @@ class Runner:
         """A capture, its graph, and what is wrong with it."""
         begins("capture")
         try:
-            captured = capture(
-                self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, part
-            )
+            captured = self._captured_in_parts(call, part)
             _check_memory(captured, call.tree)
             guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
         except (CaptureError, Unguardable) as error:
@@ -222,8 +227,55 @@ class Runner:
             wrong = check.difference(captured, self.forward, call.arguments, call.tree)
             self.seconds["check"] += time.perf_counter() - start
         except ENGINE_ERRORS as error:
+            if self._leave_kinds(call.tree, captured, error):
+                return self._checked(call, part, begins)
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
         return captured, graph, wrong
+
+    def _captured_in_parts(self, call: _Call, part: int) -> Capture:
+        """The module with as many submodules left to PyTorch as it takes. Raises CaptureError."""
+        known = call.tree.opaque.setdefault(call.state.key, {})
+        hooked = {path: f"there are hooks on {path}, which a graph would not call" for path in call.state.hooked}
+        while True:
+            modules = _outermost(known | hooked)
+            for path, reason in modules.items():
+                self._leave(path, reason)
+            opaque = Opaque(modules, call.tree.kinds, self.options["ENABLE_CUSTOM_AUTOGRAD"])
+            try:
+                return capture(
+                    self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, opaque, part
+                )
+            except CaptureError as error:
+                if error.kind.startswith("aten::") and error.kind not in call.tree.kinds:
+                    call.tree.kinds |= {error.kind}
+                    continue
+                path = _to_leave(error.submodule, modules)
+                if not path:
+                    raise
+                reason = str(error)
+                cls = type(call.tree.modules[path])
+                if any(type(call.tree.modules[p]) is cls and why == reason for p, why in known.items()):
+                    # The second layer that fails at this place: the others will, too.
+                    known |= {p: reason for p, m in call.tree.modules.items() if p and type(m) is cls}
+                known[path] = reason
+
+    def _leave_kinds(self, tree: Tree, captured: Capture, error: Exception) -> bool:
+        """Leaves the operators to PyTorch that the engine lacks. False: it is not about such ones, or they are left."""
+        if not isinstance(error, _core.UnsupportedError):
+            return False
+        named = {node.name: node.op_type for node in captured.model.graph.node}
+        operators = re.findall(r"(\w+) \(\d+\)", str(error))
+        operators += [named[name] for name in re.findall(r"\(([^()]+)\)", str(error)) if name in named]
+        kinds = export.kinds_behind(operators) - tree.kinds
+        tree.kinds |= kinds
+        return bool(kinds)
+
+    def _leave(self, path: str, reason: str) -> None:
+        """PyTorch runs a submodule inside the graph. Raises when it must not."""
+        self.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
+        if path not in self._told and not any(text in reason for text in self.fallback.silent):
+            self._told.add(path)
+            self.log.warn_once(f"PyTorch runs the submodule {path} inside the graph: {reason}")
 
     def _failed_backward(self, key: object, error: Exception) -> None:
         """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""
@@ -268,6 +320,18 @@ class Runner:
         return result
 
 
+def _outermost(modules: dict[str, str]) -> dict[str, str]:
+    """Without those that are inside of others."""
+    return {p: why for p, why in modules.items() if not any(p.startswith(f"{other}.") for other in modules)}
+
+
+def _to_leave(path: str | None, modules: dict[str, str]) -> str:
+    """The submodule to leave to PyTorch next: the one that is to blame, or what is around it. "": there is none."""
+    while path and any(path == other or path.startswith(f"{other}.") for other in modules):
+        path = path.rpartition(".")[0]
+    return path or ""
+
+
 def _check_memory(captured: Capture, tree: Tree) -> None:
     """A tensor that forward changes has to be alone in its memory: to a graph, the others would stay as they are."""
     tree.refresh()
@@ -292,7 +356,7 @@ class _State(NamedTuple):
 
     tree: Tree
     watch: _core.Watch
-    hooked: str | None
+    hooked: tuple[str, ...]  # submodules with hooks
     key: int  # stands for what the tree says of its tensors and training flags
     epoch: int  # another one after every change
 
@@ -315,4 +379,5 @@ class _Call:
             torch.get_default_dtype(),
             torch.get_deterministic_debug_mode(),
             state.key,
+            state.hooked,
         )

@@ -10,25 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from ortmodule import _core
+from ortmodule.dtypes import DTYPES
+from ortmodule.foreign import Calls, Known, Mismatch, Node
 from ortmodule.logger import ENGINE
 
-DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.int16: "int16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 #: Plans kept for shapes seen before; the least recently used goes first.
@@ -57,20 +47,21 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "_arena")
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "_arena")
 
-    def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int) -> None:
-        self.plan, self.inputs, self.seed = plan, inputs, seed
+    def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int, calls: Calls | None = None) -> None:
+        """``calls``: the nodes that PyTorch runs, if there are any."""
+        self.plan, self.inputs, self.seed, self.calls = plan, inputs, seed, calls
         self.outputs = plan.empty_outputs(torch.Tensor)
         self.writes = {index: _empty(spec) for index, spec in plan.writes}
         self._arena = _empty(("uint8", (plan.arena_bytes,))) if plan.arena_bytes else None
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed)
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls)
         except BaseException:
-            self.release()
+            self._arena = None
             raise
         if not plan.differentiates:
-            self.release()
+            self._arena = None
 
     def backward(
         self,
@@ -90,7 +81,7 @@ class Run:
         plan, arena = self.plan, self._arena
         if not plan.differentiates:
             return [None] * len(plan.input_grads)
-        if arena is None and plan.arena_bytes:
+        if (arena is None and plan.arena_bytes) or (self.calls is not None and not self.calls.done):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
             arena = arena.clone()
@@ -99,6 +90,8 @@ class Run:
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
         ]
         grads = plan.empty_input_grads(torch.Tensor)
+        if self.calls is not None:
+            self.calls.keep = keep
         try:
             plan.backward(
                 arena,
@@ -107,15 +100,50 @@ class Run:
                 output_grads,
                 grads,
                 self.seed,
+                self.calls,
             )
-        finally:
-            if not keep:
-                self.release()
+        except Mismatch:
+            self._arena = None
+            raise
+        except BaseException:
+            self.release()
+            raise
+        if not keep:
+            self.release()
+        elif self.calls is not None:
+            self.calls.grads = {}
         return grads
 
     def release(self) -> None:
         """Lets the arena go: the engine keeps its memory for the next run. No backward can follow."""
         self._arena = None
+        if self.calls is not None:
+            self.calls.release()
+
+
+def run_planned(
+    plan: Callable[[tuple[int, ...]], _core.Plan], tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None
+) -> tuple[tuple[int, ...], Run]:
+    """Forward by what ``plan(sizes)`` returns, after as many prologues as it takes: (the sizes, the run)."""
+    sizes: tuple[int, ...] = ()
+    while True:
+        try:
+            found = plan(sizes)
+        except ENGINE_ERRORS:
+            if calls is None or not calls.without_guesses():
+                raise
+            continue
+        try:
+            run = Run(found, tensors, seed, calls)
+        except Mismatch:
+            calls.known.changed()
+            continue
+        if not found.prologue:
+            return sizes, run
+        if found.probe:
+            calls.known.changed()
+        else:
+            sizes += (run.outputs[0].tolist(),)
 
 
 class Session:
@@ -125,13 +153,17 @@ class Session:
     model with operators the engine does not have.
     """
 
-    def __init__(self, model: bytes, without: Iterable[str] = ()) -> None:
-        """``without``: names of passes that are not to run. KeyError for one that there is not."""
+    def __init__(self, model: bytes, without: Iterable[str] = (), nodes: Sequence[Node] = ()) -> None:
+        """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
+        PyTorch runs, by their numbers in the model."""
         self.model = _core.Model(model)
+        self.known = Known(nodes) if nodes else None
         self.disabled = sum({_core.passes()[name] for name in without})
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
+        if self.known is not None:
+            self.known.plans.append(self.plans)
         self.plans_made = 0
         self.plan_seconds = 0.0
 
@@ -141,20 +173,21 @@ class Session:
         needs_grad: Sequence[bool],
         output_grads: Sequence[bool] | None = None,
         sizes: tuple[int, ...] = (),
+        calls: Calls | None = None,
     ) -> _core.Plan:
         """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
         ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
-        ``prologue`` only computes the next of them (:meth:`next_size`).
+        ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
         """
         key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes)
         plan = self.plans.get(key)
         if plan is not None:
-            self.plans.move_to_end(key)
+            self.plans[key] = self.plans.pop(key, plan)
             return plan
         start = time.perf_counter()
-        plan = self.model.plan(key[0], key[1], key[2], self.disabled, sizes)
+        plan = self.model.plan(key[0], key[1], key[2], self.disabled, sizes, calls)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if ENGINE.isEnabledFor(logging.INFO):
@@ -172,16 +205,21 @@ class Session:
         """Runs a plan that is a ``prologue``: the next size that data decides."""
         return Run(prologue, tensors, seed).outputs[0].tolist()
 
+    def calls(self) -> Calls | None:
+        """For one run: its nodes that PyTorch runs."""
+        return None if self.known is None else Calls(self.known)
+
     def run(
         self,
         tensors: Sequence[torch.Tensor],
         needs_grad: Sequence[bool],
         output_grads: Sequence[bool] | None = None,
         seed: int = 0,
+        calls: Calls | None = None,
     ) -> Run:
         """Forward over contiguous CPU ``tensors``, one for each input. ``seed``: 64 bits that random operators use."""
         specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
-        sizes: tuple[int, ...] = ()
-        while (plan := self.plan(specs, needs_grad, output_grads, sizes)).prologue:
-            sizes += (self.next_size(plan, tensors, seed),)
-        return Run(plan, tensors, seed)
+        calls = calls or self.calls()
+        return run_planned(
+            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls), tensors, seed, calls
+        )[1]

@@ -93,6 +93,8 @@ class Tree:
         self.values: dict[tuple, int] = {}
         self.refused: dict[object, Exception] = {}
         self.failures: dict[tuple, int] = {}
+        self.opaque: dict[int, dict[str, str]] = {}  # submodules that PyTorch runs, and why, by :meth:`number`
+        self.kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
         self.reads: dict[tuple[int, str], str] = {}  # what the latest traces read, also those that failed
         self._numbers: dict[tuple, int] = {}
 
@@ -188,15 +190,30 @@ class Tree:
             self._numbers[key] = next(_numbers)
         return self._numbers[key]
 
-    def hooked(self) -> str | None:
-        """What has hooks that a graph would not call (those of the root run around the graph), or None."""
+    def hooked(self) -> tuple[str, ...]:
+        """The submodules with hooks that a graph would not call (those of the root run around it); "": all."""
         if any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
-            return "every module"
-        for name, attributes in self._inner:
-            for hooks in _HOOKS:
-                if attributes[hooks]:
-                    return name
-        return None
+            return ("",)
+        return tuple([name for name, attributes in self._inner if any([attributes[hooks] for hooks in _HOOKS])])
+
+    @contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """Inside, hooks on submodules are not called, those aside with which torch makes weights."""
+        changed = []
+        for _, attributes in self._inner:
+            for name in _HOOKS:
+                hooks = attributes[name]
+                own = {key: hook for key, hook in hooks.items() if not _is_torchs(hook)}
+                if own:
+                    changed.append((hooks, dict(hooks)))
+                    for key in own:
+                        del hooks[key]
+        try:
+            yield
+        finally:
+            for hooks, then in changed:
+                hooks.clear()
+                hooks.update(then)
 
     def foreign(self) -> str | None:
         """The name of a tensor that the engine cannot use, with the reason, or None."""
@@ -271,6 +288,20 @@ class Contents:
             if name not in _APART and not isinstance(value, (torch.Tensor, *CONSTANTS)):
                 self.inside[name] = _describe_once(value, names, known)
 
+    def take(self, now: Contents, holder: dict, key: str) -> None:
+        """One entry, which is in ``holder``, becomes what it is ``now``."""
+        kept = self.attributes if holder is self.module.__dict__ else None
+        for name in _INNER:
+            if holder is self.module.__dict__[name]:
+                kept = self.inner[name]
+        kept.pop(key, None)
+        if key in holder:
+            kept[key] = holder[key]
+        if kept is self.attributes:
+            self.inside.pop(key, None)
+            if key in now.inside:
+                self.inside[key] = now.inside[key]
+
     def changed(self, now: Contents) -> Iterator[tuple[dict, str]]:
         """Dictionaries and keys whose entries were set since, to a value or to other contents."""
         module = self.module
@@ -290,6 +321,11 @@ def _describe_once(value: Any, names: dict, known: dict) -> Description | None:
         except Unguardable:
             known[id(value)] = None
     return known[id(value)]
+
+
+def _is_torchs(hook: Any) -> bool:
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return isinstance(module, str) and module.partition(".")[0] == "torch"
 
 
 def _slots_in(path: str, holder: dict[str, Any]) -> list[Slot]:

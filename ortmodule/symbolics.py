@@ -7,6 +7,7 @@ operators of the engine's own domain say what ONNX cannot: ``Embedding`` (no gra
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,17 @@ DOMAIN = "ortmodule"
 _SYMBOLICS: dict[str, Callable] = {}
 
 
+class _Record(threading.local):
+    """Of the latest export in this thread."""
+
+    def __init__(self) -> None:
+        self.failed = ""  # the operator of the trace whose translation raised
+        self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
+
+
+record = _Record()
+
+
 @contextmanager
 def installed() -> Iterator[None]:
     """Inside, exports use the translations of this file."""
@@ -29,12 +41,18 @@ def installed() -> Iterator[None]:
         opset = utils.GLOBALS.export_onnx_opset_version
         parts = {"params_dict": utils._params_dict, "env": env, "values_in_env": values_in_env, "new_nodes": new_nodes}
         g = jit_utils.GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
+        record.failed = node.kind()
         result = NotImplemented if own is None else own(g, *inputs)
         if result is NotImplemented:
             result = original(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
+        record.failed = ""
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(value, torch._C.Value):
+                record.made.setdefault(value.node().kind().rpartition("::")[2], set()).add(node.kind())
         return result
 
     utils._run_symbolic_function = run
+    record.failed, record.made = "", {}
     try:
         yield
     finally:
@@ -89,6 +107,24 @@ def _detach(g, x):
     if not _is_float(x) or not torch.is_grad_enabled():
         return x
     return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
+
+
+# --- nodes that PyTorch runs ------------------------------------------------------------------------------------------
+
+
+@_symbolic("ortmodule::call")
+def _call(g, operands, number, given):
+    traced = next(iter(next(g.original_node.outputs()).uses())).user
+    numbers = [symbolic_helper._get_const(value, "i", "number") for value in (number, given)]
+    made = g.op(
+        f"{DOMAIN}::PythonOp", *symbolic_helper._unpack_list(operands), number_i=numbers[0], given_i=numbers[1],
+        outputs=traced.outputsSize(),
+    )  # fmt: skip
+    made = made if isinstance(made, (tuple, list)) else [made]
+    for result, output in zip(made, traced.outputs(), strict=True):
+        kind = output.type()
+        result.setType(kind.with_sizes([None] * kind.dim()))
+    return g.op("prim::ListConstruct", *made)
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------

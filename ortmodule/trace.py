@@ -9,20 +9,28 @@ included, so a size or a value that Python put into the graph shows.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ortmodule import export, io, reads
 from ortmodule.calls import recordable
+from ortmodule.foreign import Node
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
+from ortmodule.regions import Opaque, Regions
+from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.state import Contents, Slot, Tree, same_items
 
@@ -66,6 +74,8 @@ class Trace:
     attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
     size_reads: list[reads.Read]
     data_reads: list[reads.Read]
+    nodes: list[Node]  # that PyTorch runs, by their numbers
+    seen: list[tuple]  # what their results were like: (number, operands, results)
 
 
 def trace(
@@ -75,15 +85,25 @@ def trace(
     arguments: io.Structure,
     tensors: Sequence[torch.Tensor],
     opset: int,
+    opaque: Opaque,
+    turn: int = 0,
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
-    Raises NotTraceable, or what forward raises.
+    ``turn``: another one lets Python's and NumPy's generators draw other numbers. Raises NotTraceable, or what forward
+    raises.
     """
     for again in (False, True):
-        flat, failure = _Flat(forward, module, tree, arguments), None
-        with tree.isolated() as flat.copies, reads.recording() as flat.recorder, flat.watch, export.tracing(flat):
+        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
+        with (
+            tree.isolated() as flat.copies, tree.unhooked(), reads.recording() as flat.recorder, flat.watch,
+            export.tracing(flat), recording_regions(flat.regions),
+        ):  # fmt: skip
             try:
+                # What Python draws shows as a difference between two traces.
+                random.seed(turn)
+                numpy.random.seed(turn)
+                flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
                 graph, outputs, _ = torch.jit._get_trace_graph(
                     flat, tuple(tensors), strict=False, _return_inputs_states=True
                 )
@@ -94,6 +114,9 @@ def trace(
                 failure = error
             finally:
                 flat.watch.put_back()
+                if failure is not None:
+                    blame(failure, flat.regions)
+                flat.regions.forget()
                 tree.reads |= flat.recorder.attributes
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
         if not tree.adopt(flat.watch.outside.values(), again):
@@ -107,7 +130,7 @@ def trace(
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
     with tree.isolated():
-        rewrite(graph, opset)
+        rewrite(graph, opset, flat.regions)
     kept = [flat.recorder.of(kind) for kind in (reads.SIZE, reads.DATA)]
     for read in flat.recorder.reads:
         read.tensor = None
@@ -125,7 +148,25 @@ def trace(
         flat.settled,
         flat.recorder.attributes,
         *kept,
+        flat.regions.nodes,
+        flat.regions.seen,
     )
+
+
+def blame(failure: Exception, regions: Regions) -> None:
+    """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
+    if regions.blamed is not None and regions.blamed[0] is failure:
+        with contextlib.suppress(AttributeError):
+            failure.submodule = regions.blamed[1]
+
+
+@dataclass
+class _Before:
+    """What the module held when a submodule began to run by itself."""
+
+    contents: dict[str, Contents]
+    containers: list[tuple[Any, Any]]
+    versions: dict[str, tuple[torch.Tensor, int]]
 
 
 # --- the module that is traced ----------------------------------------------------------------------------------------
@@ -134,8 +175,13 @@ def trace(
 class _Flat(nn.Module):
     """Flat tensors in, flat tensors out; its state is every tensor of the user's module, by our names."""
 
-    def __init__(self, forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure) -> None:
+    def __init__(
+        self, forward: Callable, module: nn.Module, tree: Tree, arguments: io.Structure, regions: Regions
+    ) -> None:
         super().__init__()
+        self.regions = regions
+        regions.entered, regions.left = self._entered, self._left
+        regions.made = lambda tensors: self.watch.know(tensors)
         self.model = module  # a child only for the scopes in node names
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments
@@ -153,9 +199,10 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parameters = [slot.get() for slot in self.tree.parameters]
-        versions = [t._version for t in (*tensors, *parameters, *self.copies.values())]
+        versions = [t._version for t in (*tensors, *parameters)]
+        self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         with self.recorder.paused():
-            before, containers = self.tree.contents(), self.tree.containers()
+            self.before, self.containers = self.tree.contents(), self.tree.containers()
         args, kwargs = self.arguments.rebuild(tensors)
         with self.watch.looking(tensors, parameters, self.copies.values()):
             result = self.call(*args, **kwargs)
@@ -168,14 +215,50 @@ class _Flat(nn.Module):
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
                 if slot.get() is not tensor or tensor._version != next(then):
                     raise NotTraceable(f"forward changes the parameter {slot.name}")
-            self.sets = self._sets(before, containers)
+            self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
-            outputs += self._writes(tensors, changed, then)
+            outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(reads.SIZE), self.recorder.of(reads.DATA)):
                 outputs += [torch.stack([r.tensor.detach().to(torch.float64) for r in read])] if read else []
+            outputs += self.regions.tokens
         if not outputs:
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
+
+    def _entered(self) -> _Before:
+        """A submodule is about to run by itself."""
+        held = {slot.name: slot.holder.get(slot.key) for slot in self.tree.others}
+        versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
+        return _Before(self.tree.contents(), self.tree.containers(), versions)
+
+    def _left(self, before: _Before, node: Node, outputs: list[torch.Tensor]) -> None:
+        """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
+        of its node. Where they carry a gradient the graph's take their place."""
+        now = self.tree.contents()
+        for path, then in before.contents.items():
+            for holder, key in then.changed(now[path]):
+                value = holder.get(key)
+                if isinstance(value, nn.Parameter):
+                    raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, sets a parameter")
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    node.sets.append(Slot(f"{path}.{key}" if path else key, holder, key))
+                    outputs.append(value)
+                else:
+                    self.before[path].take(now[path], holder, key)
+        for i, (container, _) in enumerate(self.containers):
+            if any(c is container and not same_items(c, entered) for c, entered in before.containers):
+                self.containers[i] = container, copy.copy(container)
+        for slot in self.tree.others:
+            (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.holder.get(slot.key)
+            if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
+                continue
+            original, count = self.versions[slot.name]
+            if tensor is not original or version != count:
+                raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, changes {slot.name} again")
+            self.versions[slot.name] = value, value._version
+            if not value.requires_grad:
+                node.sets.append(slot)
+                outputs.append(value)
 
     def _results(self, result: Any, tensors: Sequence, parameters: Sequence) -> list[torch.Tensor]:
         leaves, self.result = io.flatten(result, results=True)
@@ -246,7 +329,7 @@ class _Flat(nn.Module):
         if structure.objects:
             raise NotTraceable(f"forward sets the attribute {slot.name} to an object")
 
-    def _writes(self, tensors: Sequence, changed: Sequence[bool], versions: Iterator[int]) -> list[torch.Tensor]:
+    def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:
         """New contents of the inputs, buffers and plain tensors that forward changed."""
         self.writes, outputs = [], []
 
@@ -263,7 +346,7 @@ class _Flat(nn.Module):
             if changed[i]:
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
-            copy, now, version = self.copies[slot.name], slot.holder.get(slot.key), next(versions)
+            (copy, version), now = self.versions[slot.name], slot.holder.get(slot.key)
             if any(slot.holder is each.holder and slot.key == each.key for each in self.sets):
                 continue
             if now is not copy or copy._version != version:
@@ -333,6 +416,8 @@ class _Watch(TorchFunctionMode):
                     tensor.copy_(self._before[key][1])
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if torch._C._get_tracing_state() is None:
+            return function(*args, **(kwargs or {}))
         if not self._looks:
             return self._call(function, args, kwargs)
         self._look(args)
@@ -340,6 +425,10 @@ class _Watch(TorchFunctionMode):
         result = self._call(function, args, kwargs)
         self._made(result)
         return result
+
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are results of the graph's."""
+        self._known |= {id(tensor): tensor for tensor in tensors}
 
     def _made(self, result: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -401,6 +490,9 @@ def difference(first: Trace, second: Trace) -> str:
         return "the results are not alike"
     if first.requires_grad != second.requires_grad:
         return "not the same results carry a gradient"
+    for a, b in zip(first.nodes, second.nodes, strict=False):
+        if (a.kind, a.name, a.arguments, a.result, a.sources) != (b.kind, b.name, b.arguments, b.result, b.sources):
+            return f"{a.name} is not called alike, or does not return the same"
     texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
     if texts[0] != texts[1]:
         pairs = zip(*(text.splitlines() for text in texts), strict=False)
@@ -409,6 +501,33 @@ def difference(first: Trace, second: Trace) -> str:
         if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a, b):
             return f"a constant of shape {list(a.shape)} is not the same"
     return ""
+
+
+def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
+    """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not _same_value(one, other):
+                return one.submodule if one.submodule == other.submodule else None
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
+        texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
+        if texts[0] != texts[1] or not _same_constant(one, other):
+            paths = [_path(node.scopeName(), names) for node in (one, other)]
+            parts = zip(*(path.split(".") for path in paths), strict=False)
+            common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
+            return ".".join(a for a, _ in common)
+    return None
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    values = [n.t("value") for n in (one, other) if n.hasAttribute("value") and n.kindOf("value") == "t"]
+    return len(values) < 2 or (values[0].shape == values[1].shape and torch.equal(*values))
+
+
+def _path(scope: str, names: Iterable[str]) -> str:
+    """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
+    found = scope.rpartition("::")[2].partition("/")[0]
+    return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")
 
 
 def _same_value(a: reads.Read, b: reads.Read) -> bool:

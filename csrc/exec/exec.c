@@ -77,7 +77,7 @@ static tensor resolve(const run *r, const operand *o) {
 
 static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     const node *n = in->node;
-    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed};
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed, .host = r->host};
     tensor *results = operands + n->n_in;
 
     for (int i = 0; i < n->n_in; i++) operands[i] = resolve(r, &in->in[i]);

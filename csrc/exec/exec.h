@@ -9,7 +9,8 @@ typedef struct run {
     void *arena;                 /* plan->arena_bytes, 64-byte aligned; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
-    double *seconds; /* [plan->n_code] time of each instruction is added here, or NULL */
+    const host *host; /* for nodes that are not the engine's own, or NULL */
+    double *seconds;  /* [plan->n_code] time of each instruction is added here, or NULL */
 } run;
 
 /* Instructions [from, to). An error names the node. */

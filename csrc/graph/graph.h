@@ -13,6 +13,7 @@
 typedef struct graph graph;
 typedef struct node node;
 typedef struct value value;
+typedef struct host host;
 
 /* --- attributes --------------------------------------------------------------------------------------------------- */
 
@@ -101,7 +102,8 @@ struct graph {
     int n_sizes;
     value **sized; /* [n_sized] the values that hold them */
     int n_sized;
-    value *pending; /* the value that holds the first size that is not known */
+    const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
+    value *pending;   /* the value that holds the first size that is not known */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */
     const char *emit_name; /* name given to nodes emitted now */

@@ -11,8 +11,9 @@ typedef struct call {
     const tensor *in;
     tensor *out;
     int n_in, n_out;
-    void *work;    /* op->workspace bytes, 64-byte aligned */
-    uint64_t seed; /* of the run; random operators mix it with their "key" attribute */
+    void *work;       /* op->workspace bytes, 64-byte aligned */
+    uint64_t seed;    /* of the run; random operators mix it with their "key" attribute */
+    const host *host; /* of the run, or NULL (graph/host.h) */
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);

@@ -9,6 +9,7 @@ typedef struct compile_options {
     const bool *output_grads; /* [outputs] which receive gradients; NULL: inference, no backward */
     int n_sizes;              /* sizes that data decides, as far as they are known (shape/specialise.h) */
     const int64_t *sizes;
+    const host *host;         /* tells what its nodes compute; NULL: models must not have any */
     uint32_t disabled_passes; /* bit i: pass i of the pipeline does not run */
 } compile_options;
 

@@ -211,6 +211,7 @@ status plan_make(graph *g, plan **out) {
     merge_in_place(&pl);
     TRY(assign_offsets(&pl));
     TRY(encode_all(&pl));
+    g->host = NULL; /* only of the making */
     *out = pl.p;
     return OK;
 }

@@ -2,6 +2,7 @@
 #include "core/memory.h"
 #include "onnx/read.h"
 #include "plan/compile.h"
+#include "py/host.h"
 #include "py/py.h"
 
 #include <stdlib.h>
@@ -113,16 +114,17 @@ static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
 }
 
 PyDoc_STRVAR(plan_doc,
-             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=()) -> Plan\n\n"
+             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
-             "output, the next of them: run it and ask again.");
+             "output, the next of them: run it and ask again.\n"
+             "host: knows the nodes of Python's, if there are any (ortmodule/foreign.py).");
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
-    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *result = NULL;
+    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0;
     unsigned int disabled = 0;
@@ -134,8 +136,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g ||
-        !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIO:plan", names, &inputs, &needs, &grads, &disabled, &known))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOO:plan", names, &inputs, &needs, &grads, &disabled,
+                                           &known, &object_of_host))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
@@ -150,10 +152,12 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     {
+        python_host from_python;
         compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
                              .disabled_passes = disabled,
                              .n_sizes = n_sizes,
-                             .sizes = sizes};
+                             .sizes = sizes,
+                             .host = python_host_init(&from_python, object_of_host)};
         Py_BEGIN_ALLOW_THREADS s = compile(&c, g, specs, &o, &p);
         Py_END_ALLOW_THREADS
     }

@@ -1,6 +1,7 @@
 /* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
 #include "exec/exec.h"
 #include "onnx/write.h"
+#include "py/host.h"
 #include "py/py.h"
 
 #include <stdlib.h>
@@ -109,20 +110,24 @@ static status run_stretch(plan_object *self, run *r, int from, int to, err *e) {
     return s;
 }
 
-PyDoc_STRVAR(forward_doc, "forward(arena, inputs, outputs, writes, seed): fills outputs and writes.");
+PyDoc_STRVAR(forward_doc, "forward(arena, inputs, outputs, writes, seed, host=None): fills outputs and writes.\n\n"
+                          "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).");
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
     const plan *p = self->p;
-    PyObject *memory, *inputs, *outputs, *writes, *result = NULL;
+    PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, written = {0};
     value *write_values[64];
     unsigned long long seed;
+    python_host from_python;
     int n = 0;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK:forward", &memory, &inputs, &outputs, &writes, &seed)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOK|O:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host))
+        return NULL;
+    r.host = python_host_init(&from_python, object_of_host);
     value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
     if (!targets) return PyErr_NoMemory();
     for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
@@ -143,22 +148,26 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     return result;
 }
 
-PyDoc_STRVAR(backward_doc, "backward(arena, inputs, outputs, output_grads, input_grads, seed): fills input_grads.\n\n"
-                           "arena, inputs, outputs, seed: those of the forward. Entries nobody reads may be None.");
+PyDoc_STRVAR(backward_doc,
+             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None): fills input_grads.\n\n"
+             "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
     const plan *p = self->p;
-    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *result = NULL;
+    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, dy = {0}, dx = {0};
     unsigned long long seed;
     value **read_in, **read_out;
     int n = model_inputs(p);
+    python_host from_python;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed))
+    if (!PyArg_ParseTuple(args, "OOOOOK|O:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host))
         return NULL;
+    r.host = python_host_init(&from_python, object_of_host);
     if (!p->g->input_grads) {
         PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
         return NULL;
@@ -352,6 +361,12 @@ static PyObject *get_prologue(PyObject *object, void *unused) {
     return PyBool_FromLong(plan_of(object)->g->pending != NULL);
 }
 
+static PyObject *get_probe(PyObject *object, void *unused) {
+    const value *pending = plan_of(object)->g->pending;
+    (void)unused;
+    return PyBool_FromLong(pending && pending->def && strcmp(pending->def->op->name, "HostProbe") == 0);
+}
+
 static PyObject *get_fired(PyObject *object, void *unused) {
     PyObject *dict = PyDict_New();
 
@@ -408,6 +423,7 @@ static PyGetSetDef plan_getset[] = {
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
     {"foreign", get_foreign, NULL, "ATen operators that instructions run through torch", NULL},
     {"prologue", get_prologue, NULL, "whether this only computes the next size that data decides", NULL},
+    {"probe", get_probe, NULL, "whether it is a prologue for what the host does not know yet", NULL},
     {"random", get_random, NULL, "whether a run needs a seed", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

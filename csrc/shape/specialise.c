@@ -53,7 +53,8 @@ status make_prologue(graph *g) {
     return graph_add_output(g, g->pending);
 }
 
-status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes, graph **out) {
+status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes, const host *h,
+                  graph **out) {
     graph *g;
     value **map, **buffer;
     int widest = 0;
@@ -62,6 +63,7 @@ status specialise(ctx *c, const graph *model, const input_spec *specs, int n_siz
     g->opset = model->opset;
     g->specialised = true;
     g->sizes = sizes;
+    g->host = h;
     g->n_sizes = n_sizes;
     TRY(NEW(c, map, model->n_values));
     for (int i = 0; i < model->n_inputs; i++) {

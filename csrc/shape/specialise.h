@@ -14,9 +14,10 @@ typedef struct input_spec {
  * result lives in `c`; it shares the model's constants and names, so the model must outlive it. `model` is only read.
  *
  * Where a further size is needed the result is a *prologue*: its pending value is set, and is its only output. Running
- * it tells the size, and specialise goes on from there when it is called with one size more. */
+ * it tells the size, and specialise goes on from there when it is called with one size more. `h` is asked about nodes
+ * that it runs; after a prologue for one of them it knows more itself. NULL: there must be none. */
 MUST_USE status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
-                           graph **out);
+                           const host *h, graph **out);
 /* Cuts a graph off at its pending size, which a pass may have asked for too: nothing else is computed or written. */
 MUST_USE status make_prologue(graph *g);
 

@@ -118,6 +118,7 @@ class Case:
     tol: float = 1.0  # times the tolerance of the dtype
     resize: bool = True  # `ref` and attributes hold at other sizes too (random shapes)
     large: list | None = None  # operands for timing; None: the case's own, scaled up if that makes sense
+    call: Callable | None = None  # what PythonOp runs
     nodes: tuple = ()  # several nodes instead of one, for what a pass makes of them (see harness.build_model)
 
     def __post_init__(self):

@@ -158,22 +158,41 @@ class Trial:
         self.wrt = differentiable(case, dtype) if case.has_gradient else []
         self.expected, self.dys = reference(case, self.tensors, self.wrt)
         self.model = build_model(case, dtype, self.tensors, self.expected.outputs)
+        self.probes = []  # plans that ran to find out what PythonOp returns
 
     @cached_property
     def session(self):
         from ortmodule.session import Session
 
-        return Session(self.model.SerializeToString())
+        return Session(self.model.SerializeToString(), nodes=[] if self.case.call is None else [self._node()])
+
+    def _node(self):
+        from ortmodule import io
+        from ortmodule.foreign import Modes, Node
+
+        count = len(self.tensors)
+        arguments = io.flatten((tuple(self.tensors), {}))[1]
+        needs, flags = [i in self.wrt for i in range(count)], [True] * (len(self.case.wanted) - 1)
+        node = Node("aten", "case", self.case.call, arguments, list(range(count)), needs, frozenset(), Modes.now())
+        node.flags = flags
+        return node
 
     def plan(self, training, tensors=None):
         """The plan; sizes that data decides are found in `tensors`, the case's own if there are no others."""
+        from ortmodule.session import Run
+
         tensors = self.tensors if tensors is None else tensors
         specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]
         needs_grad = [training and i in self.wrt for i in self.fed]
         dys = [dy is not None for dy in self.dys] if training else None
-        sizes = ()
-        while (plan := self.session.plan(specs, needs_grad, dys, sizes)).prologue:
-            sizes += (self.session.next_size(plan, [tensors[i].contiguous() for i in self.fed], 0),)
+        sizes, calls, given = (), self.session.calls(), [tensors[i].contiguous() for i in self.fed]
+        while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls)).prologue:
+            if plan.probe:
+                self.probes.append(plan)
+                Run(plan, given, 0, calls)
+                self.session.plans.clear()
+            else:
+                sizes += (self.session.next_size(plan, given, 0),)
         return plan
 
     def run(self, training=False, tensors=None, seed=0):
@@ -185,11 +204,12 @@ class Trial:
         grads, found = [], [None] * len(tensors)
 
         memory = arena.tensor, tensors_of(given), tensors_of(outputs)
-        plan.forward(*memory, tensors_of(writes), seed)
+        calls = self.session.calls()
+        plan.forward(*memory, tensors_of(writes), seed, calls)
         if training and any(plan.input_grads):
             grads = made(plan.input_grads)
             dys = [dy if spec else None for spec, dy in zip(plan.output_grads, self.dys, strict=True)]
-            plan.backward(*memory, dys, tensors_of(grads), seed)
+            plan.backward(*memory, dys, tensors_of(grads), seed, calls)
             for i, grad in zip(self.fed, tensors_of(grads), strict=True):
                 found[i] = grad
 

@@ -30,7 +30,7 @@ def records_of(case):
     known = [r for r in registry() if r["name"] == name and r["domain"] == domain and r["since"] <= case.opset]
     trial = Trial(case, case.dtypes[0])
     trial.plan(training=bool(trial.wrt))
-    text = "".join(plan.text() for plan in trial.session.plans.values())
+    text = "".join(plan.text() for plan in [*trial.session.plans.values(), *trial.probes])
     names = set(re.findall(r"= (\w+)\(", text))
     names |= {step for steps in re.findall(r'steps="([^"]*)"', text) for step in steps.split()}
     ours = [r for r in registry() if r["domain"] and r["name"] in names]

@@ -417,16 +417,6 @@ def test_modes_and_buffers_are_untouched():
 # --- what PyTorch runs ------------------------------------------------------------------------------------------------
 
 
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 3
-
-
 def _adds_a_module(self, x):
     self.extra = nn.Identity()
     return self.linear(x)
@@ -467,9 +457,6 @@ def _hooks_a_gradient(self, x):
 @pytest.mark.parametrize(
     "forward, words",
     [
-        (lambda self, x: Twice.apply(self.linear(x)), "Python operator Twice"),
-        (lambda self, x: torch.fft.fft(self.linear(x)).real, "fft"),
-        (lambda self, x: self.linear(x).double().mode(0)[0], "mode"),
         (_adds_a_module, "adds or removes extra"),
         (_counts, "attribute count"),
         (_changes_parameter, "parameter linear.weight"),
@@ -520,7 +507,7 @@ def test_hooks_run():
     handle = pair.ours.linear.register_forward_hook(lambda *args: seen.append(1))
     for _ in range(2):
         pair.ours(rows(2, 4))
-    assert seen == [1, 1] and "hooks on linear" in explain(pair.ours).fallback
+    assert seen == [1, 1] and explain(pair.ours).python_ops == ["linear"]
     handle.remove()
     pair.check(rows(2, 4))
     pair.ours.register_forward_hook(lambda module, args, output: output * 2)
@@ -544,7 +531,7 @@ def test_a_failing_call_is_not_remembered():
 
 def test_fallback_disabled(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    ours = ORTModule(module(lambda self, x: torch.fft.fft(self.linear(x)).real))
+    ours = ORTModule(module(lambda self, x: torch.fft.fft(self.linear(x))))
     with pytest.raises(Exception, match="fft"):
         ours(rows(2, 4))
 

@@ -38,12 +38,12 @@ def test_what_torch_runs_inside_the_graph_is_named():
 def test_a_fallback_gives_its_reason():
     class Odd(nn.Module):
         def forward(self, x):
-            return x * float(torch.linalg.matrix_rank(x.detach()) + x.std().item())
+            return x * max(map(max, x.tolist()))
 
     model = ORTModule(Odd())
     with pytest.warns(UserWarning):
-        model(torch.randn(3, 3))
-        model(torch.randn(3, 3))
+        model(torch.randn(5, 5))
+        model(torch.randn(5, 5))
     report = explain(model)
     assert not report.captured and report.fallback and report.fallback in str(report)
 

@@ -1,0 +1,16 @@
+/* host.h -- an object of Python's as the host of a plan or a run. */
+#ifndef ORT_PY_HOST_H
+#define ORT_PY_HOST_H
+
+#include "graph/host.h"
+#include "py/py.h"
+
+typedef struct python_host {
+    host functions;   /* first: the engine's pointer is one to all of it */
+    PyObject *object; /* borrowed: has the methods ask, forward and backward (ortmodule/foreign.py) */
+} python_host;
+
+/* NULL, for no host, when `object` is NULL or None. */
+const host *python_host_init(python_host *self, PyObject *object);
+
+#endif

@@ -1,0 +1,265 @@
+"""What a trace leaves to PyTorch: calls that become nodes of their own (:mod:`ortmodule.foreign`).
+
+While a module is traced, calls of custom autograd functions and of submodules that are to be opaque are not traced:
+they run as in eager mode, on copies, and one operator stands for them in the graph, `ortmodule::call`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import _SingleLevelFunction
+from torch.onnx._internal.torchscript_exporter import utils
+
+from ortmodule import io, reads
+from ortmodule.dtypes import DTYPES
+from ortmodule.fallback import only_pytorch
+from ortmodule.foreign import Modes, Node, leaves_of, specs_of
+from ortmodule.reads import NotTraceable
+from ortmodule.state import Slot, Tree
+
+CALL = "ortmodule::call"
+# The schema by which the passes of TorchScript know that the operator changes nothing.
+_library = torch.library.Library("ortmodule", "FRAGMENT")
+_library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
+
+_current = threading.local()
+
+
+class Opaque:
+    """What is to be left to PyTorch: submodules by path, with the reasons; kinds of ATen operators."""
+
+    def __init__(self, modules: dict[str, str], kinds: frozenset[str], functions: bool) -> None:
+        """``functions``: may custom autograd functions become nodes?"""
+        self.modules, self.kinds, self.functions = modules, kinds, functions
+
+
+class Regions:
+    """The calls that become nodes in one trace."""
+
+    def __init__(self, tree: Tree, opaque: Opaque) -> None:
+        self.tree, self.opaque = tree, opaque
+        self.paths = {id(tree.modules[path]): path for path in opaque.modules}
+        self.names = {id(module): path for path, module in tree.modules.items()}
+        self.nodes: list[Node] = []
+        self.tokens: list[torch.Tensor] = []
+        self.seen: list[tuple] = []  # (number, operands, results)
+        self.stack: list[str] = []
+        self.blamed: tuple[BaseException, str] | None = None
+        self.entered: Callable[[], Any] = lambda: None  # before and after a submodule runs by itself
+        self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
+        self.made: Callable[[Any], None] = lambda result: None
+
+    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if not self.opaque.functions:
+            raise NotTraceable(f"forward uses the autograd function {cls.__name__}, and custom autograd is off")
+        return self._call("function", cls.__qualname__, original, args, kwargs, [])
+
+    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        held, known = [], set()
+        if torch.is_grad_enabled():
+            for part in module.modules():
+                for key, parameter in part._parameters.items():
+                    if parameter is not None and parameter.requires_grad and id(parameter) not in known:
+                        known.add(id(parameter))
+                        held.append(Slot(f"{self.names.get(id(part), path)}.{key}", part._parameters, key))
+
+        def function(*args, **kwargs):
+            return original(module, *args, **kwargs)
+
+        return self._call("module", path, function, args, kwargs, held)
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _call(self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot]) -> Any:
+        try:
+            tensors, arguments = io.flatten((args, kwargs))
+        except io.Unflattenable as error:
+            raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
+        operands, places, numbers = _unique(tensors)
+        needs = [bool(t.requires_grad) for t in operands]
+        node = Node(kind, name, function, arguments, places, needs, numbers, Modes.now(), held)
+        number = len(self.nodes)
+        self.nodes.append(node)
+        for tensor in operands:
+            _check_type(name, tensor)
+        with _untraced():
+            before = self.entered() if kind == "module" else None
+            outputs, mine = self._run(node, operands)
+            if kind == "module":
+                self._find_parameters(node, mine, outputs)
+                known = len(outputs)
+                self.left(before, node, outputs)
+                mine = (*mine, *outputs[known:])
+            if node.result.objects:
+                raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
+            for tensor in outputs:
+                _check_type(name, tensor)
+            node.flags = [t.requires_grad for t in outputs]
+            kept = [slot.get() for slot in node.held]
+            self.seen.append((number, specs_of((*operands, *kept)), specs_of(outputs)))
+        values = self._insert(number, [*operands, *kept], len(operands), outputs)
+        new = sum(kind == "new" for kind, _ in set(node.sources))
+        for i, position in enumerate(node.changed):
+            self._change(node, operands[position], outputs[new + i], values[new + i])
+        result = node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
+        self.made(io.flatten(result, results=True)[0])
+        return result
+
+    def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
+        for clones in (False, True):
+            node.clones = clones
+            copies = [t.detach().clone() for t in operands]
+            try:
+                leaves, outputs = node.run(copies)
+                return outputs, tuple(leaves)
+            except RuntimeError as error:
+                if clones or "in-place" not in str(error) or not any(node.needs):
+                    raise
+                node.result = None
+        raise AssertionError
+
+    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor]) -> None:
+        """Parameters of other modules that it uses."""
+        known = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}
+        for key, tensor in leaves_of(outputs).items():
+            if key in known:
+                continue
+            slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
+            if slot is None:
+                raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
+            node.held.append(slot)
+
+    def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[torch._C.Value]:
+        graph = torch._C._get_tracing_state().graph
+        graph = graph() if callable(graph) else graph
+        listed = graph.insertNode(graph.create("prim::ListConstruct", [_value(t) for t in operands], 1))
+        listed.output().setType(torch._C.ListType.ofTensors())
+        numbers = [graph.insertConstant(number), graph.insertConstant(given)]
+        call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
+        call.output().setType(torch._C.ListType.ofTensors())
+        unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(outputs)))
+        with _untraced():
+            token = torch.zeros((), dtype=torch.int64)
+            detached = [t.detach() for t in outputs]
+        self.tokens.append(token)
+        values = list(unpacked.outputs())
+        for value, tensor in zip(values, [token, *detached], strict=True):
+            value.inferTypeFrom(tensor)
+        for value, tensor in zip(values, [token, *outputs], strict=True):
+            torch._C._set_value_trace(tensor, value)
+        return values[1:]
+
+    def _change(self, node: Node, operand: torch.Tensor, output: torch.Tensor, value: torch._C.Value) -> None:
+        """``operand`` holds what is in ``output`` from now on."""
+        if operand.requires_grad != output.requires_grad:
+            raise NotTraceable(f"{node.name} changes a tensor in place, which carries a gradient from then on")
+        with _untraced(), torch.no_grad():
+            operand.copy_(output)
+        torch._C._set_value_trace(operand, value)
+
+    def forget(self) -> None:
+        """What would keep frames and traced tensors alive."""
+        self.blamed = self.tokens = None
+        self.entered = self.left = self.made = None
+
+    def blame(self, error: BaseException) -> None:
+        """The innermost submodule that an error comes through is where it is from."""
+        if self.stack and (self.blamed is None or self.blamed[0] is not error):
+            self.blamed = error, self.stack[-1]
+
+
+def _value(tensor: torch.Tensor) -> torch._C.Value:
+    return torch._C._get_value_trace(tensor)
+
+
+def _check_type(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        raise NotTraceable(f"{name}: a tensor of type {tensor.dtype}, {tensor.layout} between PyTorch and the engine")
+
+
+def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int], frozenset[int]]:
+    """(each tensor once, where those are that were given, which of them are Python numbers)."""
+    known: dict[int, int] = {}
+    operands: list[torch.Tensor] = []
+    for tensor in tensors:
+        if id(tensor) not in known:
+            known[id(tensor)] = len(operands)
+            operands.append(tensor)
+    numbers = frozenset(i for i, t in enumerate(operands) if reads.is_number(t))
+    return operands, [known[id(t)] for t in tensors], numbers
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Inside, nothing is traced, and nobody is told that it were."""
+    state, exporting = torch._C._get_tracing_state(), utils.GLOBALS.in_onnx_export
+    torch._C._set_tracing_state(None)
+    utils.GLOBALS.in_onnx_export = False
+    try:
+        with only_pytorch():
+            yield
+    finally:
+        torch._C._set_tracing_state(state)
+        utils.GLOBALS.in_onnx_export = exporting
+
+
+# --- where calls are met ----------------------------------------------------------------------------------------------
+
+
+def _active() -> Regions | None:
+    regions = getattr(_current, "regions", None)
+    return None if regions is None or torch._C._get_tracing_state() is None else regions
+
+
+def _module_call(original: Callable) -> Callable:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        regions = _active()
+        if regions is None:
+            return original(module, *args, **kwargs)
+        path = regions.paths.get(id(module))
+        try:
+            if path is not None:
+                return regions.module(module, path, original, args, kwargs)
+            regions.stack.append(regions.names.get(id(module), ""))
+            try:
+                return original(module, *args, **kwargs)
+            except Exception as error:
+                regions.blame(error)
+                raise
+            finally:
+                regions.stack.pop()
+        finally:
+            regions = None
+
+    return call
+
+
+@contextmanager
+def recording(regions: Regions) -> Iterator[None]:
+    """Inside, in this thread, traced calls of functions and submodules go to ``regions``."""
+    # A layer of transformers begins a checkpoint in a `__call__` of its own.
+    callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
+    callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]
+
+    def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
+        regions, original = _active(), super(_SingleLevelFunction, cls).apply
+        return original(*args, **kwargs) if regions is None else regions.function(cls, original, args, kwargs)
+
+    before, _current.regions = getattr(_current, "regions", None), regions
+    for cls, call in callers:
+        cls.__call__ = _module_call(call)
+    # Below `Function.apply`, which user code may have bound already.
+    _SingleLevelFunction.apply = classmethod(applied)
+    try:
+        yield
+    finally:
+        for cls, call in callers:
+            cls.__call__ = call
+        del _SingleLevelFunction.apply
+        _current.regions = before
