@@ -53,7 +53,7 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``: passes of the engine that are not to run. Raises what Session raises.
+    ``without``, ``padding_unseen``: as Session takes them. Raises what Session raises.
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class Graph:
         guards: Guards,
         inputs: Sequence[torch.Tensor],
         without: Iterable[str] = (),
+        padding_unseen: bool = False,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
-        self.session = Session(capture.model.SerializeToString(), without, trace.nodes)
+        self.session = Session(capture.model.SerializeToString(), without, trace.nodes, padding_unseen)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)

@@ -247,7 +247,10 @@ _TABLE = (
              "do not compute what padding and ignored labels make unnecessary"),
     Variable("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True,
              "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees them"),
-    _later("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", FLAG, False, "the part of it for padding"),
+    Variable("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", _one_of("auto", "1", "0"), "auto",
+             "the part of it for padding: between embedding and results only tokens that attention's mask shows are "
+             "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
+             "token, too, which are 0 for padding"),
     _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
     _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
@@ -267,6 +270,7 @@ VARIABLES = {variable.name: variable for variable in _TABLE}
 _PASSES = {
     "row_selection": ("ENABLE_COMPUTE_OPTIMIZER",),
     "label_sparsity": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_LABEL_SPARSE_OPTIMIZER"),
+    "padding_removal": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
 }
 
 #: Defaults that this process uses instead of the table's.
@@ -309,7 +313,13 @@ class Options:
     @property
     def without(self) -> frozenset[str]:
         """The engine's passes that are switched off."""
-        return frozenset(name for name, settings in _PASSES.items() if not all(self[s] for s in settings))
+        off = (False, "0")
+        return frozenset(name for name, settings in _PASSES.items() if any(self[s] in off for s in settings))
+
+    @property
+    def padding_unseen(self) -> bool:
+        """The user says that nobody looks at results for padding."""
+        return self["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "1"
 
     @staticmethod
     def read(debug: DebugOptions | None = None) -> Options:

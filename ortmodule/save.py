@@ -67,7 +67,7 @@ def _stages(graph: Any) -> list[tuple[str, bytes]]:
     for i, feed in graph._varying:
         specs[i] = (specs[i][0], tuple(key[0][feed]))
     plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
-    before = model.plan(specs, needs, None, graph.session.disabled, sizes)
+    before = model.plan(specs, needs, None, graph.session.disabled, sizes, graph.session.padding_unseen)
     ran = prepared.plan.onnx()
     return [
         ("torch_exported", graph.capture.model.SerializeToString()),

@@ -153,12 +153,15 @@ class Session:
     model with operators the engine does not have.
     """
 
-    def __init__(self, model: bytes, without: Iterable[str] = (), nodes: Sequence[Node] = ()) -> None:
+    def __init__(
+        self, model: bytes, without: Iterable[str] = (), nodes: Sequence[Node] = (), padding_unseen: bool = False
+    ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
-        PyTorch runs, by their numbers in the model."""
+        PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
+        zeros."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
-        self.disabled = sum({_core.passes()[name] for name in without})
+        self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
@@ -187,7 +190,7 @@ class Session:
             self.plans[key] = self.plans.pop(key, plan)
             return plan
         start = time.perf_counter()
-        plan = self.model.plan(key[0], key[1], key[2], self.disabled, sizes, calls)
+        plan = self.model.plan(*key[:3], self.disabled, sizes, calls, self.padding_unseen)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if ENGINE.isEnabledFor(logging.INFO):

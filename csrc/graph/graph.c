@@ -164,6 +164,7 @@ static void take_out(graph *g, node *n) {
 void graph_move(graph *g, node *n, node *before) {
     node *cursor = g->before;
 
+    if (n == before) return;
     take_out(g, n);
     g->before = before;
     link_node(g, n);

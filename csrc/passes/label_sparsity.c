@@ -49,7 +49,7 @@ static status rewrite_loss(graph *g, node *loss, bool *fired) {
     row_set r;
 
     TRY(rows_begin(g, all, NULL, true, &r));
-    if (rows_mark_above(&r, loss, LOGITS) == 0) return OK;
+    if (all < FEWEST_ROWS || rows_mark_above(&r, loss, LOGITS) == 0) return OK;
     TRY(emit_live(g, loss, &live));
     TRY(rows_count(g, live, &count));
     if (!rows_pay(count, all)) return OK;

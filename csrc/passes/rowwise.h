@@ -41,6 +41,8 @@ int rows_mark_above(const row_set *r, const node *sink, int i);
 /* Computes the marked nodes for the wanted rows; *out are those of the operand. */
 MUST_USE status rows_compute_above(row_set *r, const node *sink, int i, value **out);
 
+/* With less, finding out which rows matter takes longer than computing them. */
+enum { FEWEST_ROWS = 96 };
 /* Whether so many rows of all are few enough for computing them alone. */
 static inline bool rows_pay(int64_t count, int64_t all) { return count <= all - all / 8 && count < all; }
 

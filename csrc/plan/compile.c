@@ -25,6 +25,7 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     graph *g;
 
     TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, o->host, &g));
+    g->padding_unseen = o->padding_unseen;
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
     TRY(rewrite(g, o, fired));

@@ -114,20 +114,23 @@ static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
 }
 
 PyDoc_STRVAR(plan_doc,
-             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None) -> Plan\n\n"
+             "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
+             "     padding_unseen=False) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
              "output, the next of them: run it and ask again.\n"
-             "host: knows the nodes of Python's, if there are any (ortmodule/foreign.py).");
+             "host: knows the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+             "padding_unseen: results for tokens that are padding may be zeros.");
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", "padding_unseen", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0;
     unsigned int disabled = 0;
+    int unseen = 0;
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
@@ -136,8 +139,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOO:plan", names, &inputs, &needs, &grads, &disabled,
-                                           &known, &object_of_host))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOOp:plan", names, &inputs, &needs, &grads, &disabled,
+                                           &known, &object_of_host, &unseen))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
@@ -157,7 +160,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                              .disabled_passes = disabled,
                              .n_sizes = n_sizes,
                              .sizes = sizes,
-                             .host = python_host_init(&from_python, object_of_host)};
+                             .host = python_host_init(&from_python, object_of_host),
+                             .padding_unseen = unseen};
         Py_BEGIN_ALLOW_THREADS s = compile(&c, g, specs, &o, &p);
         Py_END_ALLOW_THREADS
     }

@@ -14,8 +14,8 @@ from tests.models.zoo import SMALL, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROWS = ("row_selection", "label_sparsity")
-BATCH, LENGTH = 4, 12
+ROWS = ("row_selection", "label_sparsity", "padding_removal")
+BATCH, LENGTH = 8, 16
 KV = {"num_key_value_heads": 2, "head_dim": 8}
 
 
@@ -40,8 +40,8 @@ def model(model_type, head, **config):
 
 
 def mask_of(kind):
-    """Which tokens are there: lengths of 3, 12, 5, 1; and `holes` has gaps."""
-    lengths = torch.tensor([[3], [12], [5], [1]])
+    """Which tokens are there: lengths from 1 to 16; and `holes` has gaps."""
+    lengths = torch.tensor([[3], [16], [5], [1], [9], [2], [7], [4]])
     right = torch.arange(LENGTH) < lengths
     if kind == "holes":
         return torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(3)) < 0.4
@@ -124,7 +124,88 @@ SENTENCE = {
 def test_ignored_labels(name):
     kind, head, config = LANGUAGE[name]
     batches = [language("right"), language("full", 0.2), language("full", 1.1), language("holes")]
-    check(Loss(model(kind, head, **config)), batches, {"label_sparsity"})
+    # GPT-J masks with a number that is added; BART's decoder looks at all tokens, and is as long as the encoder.
+    padding = set() if name in ("gptj", "bart") else {"padding_removal"}
+    check(Loss(model(kind, head, **config)), batches, {"label_sparsity"} | padding)
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["right", "left", "holes"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_padding_alone(name, kind):
+    """Labels on all tokens that are there."""
+    model_type, head, config = LANGUAGE[name]
+    check(
+        Loss(model(model_type, head, **config)),
+        [language(kind, 1.1), language("full", 1.1)],
+        {"label_sparsity", "padding_removal"},
+    )
+
+
+def test_padding_of_an_encoder():
+    batch = language("right", 1.1)
+    check(
+        Loss(model("bart", "Seq2SeqLM", **SEQ2SEQ)),
+        [batch | {"labels": batch["input_ids"][:, :11]}],
+        {"padding_removal"},
+    )
+
+
+class MeanPool(nn.Module):
+    """As sentence embeddings are made."""
+
+    def __init__(self, factor=lambda mask, like: mask.unsqueeze(-1).expand(like.shape).float()):
+        super().__init__()
+        self.model, self.factor = model("bert", "PreTraining").bert, factor
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.model(input_ids, attention_mask).last_hidden_state
+        factor = self.factor(attention_mask, hidden)
+        pooled = (hidden * factor).sum(1) / factor.sum(1).clamp(min=1e-9)
+        return nn.functional.cross_entropy(self.head(pooled), labels)
+
+
+@pytest.mark.parametrize("kind", ["right", "left", "holes"])
+def test_mean_of_the_tokens_that_are_there(kind):
+    check(MeanPool(), [sentence(kind)], {"padding_removal"})
+    check(MeanPool(lambda mask, like: mask[:, :, None]), [sentence(kind)], {"padding_removal"})
+
+
+def test_mean_of_all_tokens_stays():
+    check(MeanPool(lambda mask, like: torch.ones_like(like)), [sentence("right")], set())
+
+
+def test_a_statistic_of_all_tokens_stays():
+    class Scaled(MeanPool):
+        def forward(self, input_ids, attention_mask, labels):
+            loss = super().forward(input_ids, attention_mask, labels)
+            return loss + self.model.embeddings(input_ids).square().mean()
+
+    check(Scaled(), [sentence("right")], set())
+
+
+def test_hidden_states_that_are_seen_are_all_computed():
+    bert = model("bert", "PreTraining").bert.eval()
+    wrapped, batch = ORTModule(bert), {k: v for k, v in sentence("right").items() if k != "labels"}
+    found, expected = wrapped(**batch).last_hidden_state, bert(**batch).last_hidden_state
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert "padding_removal" not in explain(wrapped).fused
+
+
+@pytest.mark.parametrize("kind", ["right", "left", "holes"])
+def test_where_the_user_says_that_padding_is_unseen(kind, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "1")
+    bert = model("bert", "MaskedLM").eval()
+    wrapped, batch = ORTModule(bert), language(kind)
+    there = batch["attention_mask"].bool()
+    found, expected = wrapped(**batch), bert(**batch)
+    assert "padding_removal" in explain(wrapped).fused
+    torch.testing.assert_close(found.loss, expected.loss)
+    torch.testing.assert_close(found.logits[there], expected.logits[there], atol=1e-5, rtol=1e-4)
+    assert (found.logits[~there & (batch["labels"] == -100)] == 0).all()
 
 
 def test_no_label_counts():
@@ -165,7 +246,7 @@ def tagged(*shape, kept):
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 1, 2, 3, 0])])
 def test_reductions_and_weights(reduction, weight):
-    batches = [tagged(*shape, kept=kept) for shape in ((9, 11), (40,), (2, 3, 5)) for kept in (0.2, 0.6)]
+    batches = [tagged(*shape, kept=kept) for shape in ((9, 11), (140,), (5, 5, 7)) for kept in (0.2, 0.6)]
     for shape in {batch["labels"].dim(): batch for batch in batches}:
         check(Tagger(reduction, weight), [b for b in batches if b["labels"].dim() == shape], {"label_sparsity"})
 
@@ -185,7 +266,11 @@ def test_plans_serve_many_counts():
 @pytest.mark.parametrize("name", SENTENCE)
 def test_first_or_last_token(name):
     kind, head, config = SENTENCE[name]
-    check(Loss(model(kind, head, **config)), [sentence("right"), sentence("full")], {"row_selection"})
+    check(
+        Loss(model(kind, head, **config)),
+        [sentence(kind) for kind in ("right", "left", "full", "holes")],
+        {"row_selection", "padding_removal"},
+    )
 
 
 class Selected(nn.Module):
@@ -240,18 +325,20 @@ def test_what_others_see_is_computed_whole():
 @pytest.mark.parametrize(
     ("setting", "left"),
     [
-        ("ENABLE_COMPUTE_OPTIMIZER", {"label_sparsity"}),
+        ("ENABLE_COMPUTE_OPTIMIZER", {"label_sparsity", "padding_removal"}),
         ("ENABLE_SPARSE_OPTIMIZER", {"row_selection"}),
-        ("ENABLE_LABEL_SPARSE_OPTIMIZER", {"row_selection"}),
+        ("ENABLE_LABEL_SPARSE_OPTIMIZER", {"row_selection", "padding_removal"}),
         ("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", {"row_selection", "label_sparsity"}),
+        ("VERIFY", {"row_selection", "label_sparsity", "padding_removal"}),  # no switch of these: all are on
     ],
 )
 def test_settings(setting, left, monkeypatch):
     monkeypatch.setenv(f"ORTMODULE_{setting}", "0")
     fused = set()
     selection = {"x": torch.randn(4, 9, 6), "i": torch.tensor([0])}
-    for module, batch in [(Tagger(), tagged(4, 9, kept=0.3)), (Selected(SELECTIONS["first"]), selection)]:
+    pooled = MeanPool(), sentence("right")
+    for module, batch in [(Tagger(), tagged(12, 9, kept=0.3)), (Selected(SELECTIONS["first"]), selection), pooled]:
         wrapped = ORTModule(module)
         wrapped(**batch)
         fused |= set(explain(wrapped).fused)
-    assert fused & {"label_sparsity", "row_selection"} == left
+    assert fused & set(ROWS) == left

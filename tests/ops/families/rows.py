@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from tests.ops.cases import FLOAT, Case, t, value
 
-LABELS = [7, 7, 2, 7, 7, 0, 7, 7, 7, 3, 7, 7]
+LABELS = [7, 7, 2, 7, 7, 0, 7, 7, 7, 3, 7, 7] * 9
 
 
 def loss(reduction, labels=LABELS, **kwargs):
@@ -23,6 +23,6 @@ CASES = [
     loss("mean"),
     loss("sum"),
     loss("none"),
-    loss("sum", [7] * 5),
-    loss("mean", [7] * 40 + [1, 7, 2] + [7] * 20),
+    loss("sum", [7] * 100),
+    loss("mean", [7] * 90 + [1, 7, 2] + [7] * 20),
 ]
