@@ -98,6 +98,15 @@ def _flag(text: str) -> bool:
     return _FLAGS[text.upper()]
 
 
+def _auto_flag(text: str) -> str:
+    if text.upper() == "AUTO":
+        return "auto"
+    try:
+        return "1" if _flag(text) else "0"
+    except ValueError as error:
+        raise ValueError(f"auto, {error}") from None
+
+
 def _number(least: int, most: int | None = None) -> Kind:
     def parse(text: str) -> int:
         try:
@@ -155,7 +164,7 @@ def _file(text: str) -> str:
     return text
 
 
-FLAG = Kind("flag: 1 or 0", _flag)
+FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
 FOLDER, MADE_FOLDER = Kind("folder", _folder), Kind("folder, made if it is missing", _made_folder)
 FILE, PATH = Kind("file", _file), Kind("path", str)
 LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
@@ -247,7 +256,7 @@ _TABLE = (
              "do not compute what padding and ignored labels make unnecessary"),
     Variable("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True,
              "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees them"),
-    Variable("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", _one_of("auto", "1", "0"), "auto",
+    Variable("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", AUTO_FLAG, "auto",
              "the part of it for padding: between embedding and results only tokens that attention's mask shows are "
              "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
              "token, too, which are 0 for padding"),

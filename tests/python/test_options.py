@@ -86,7 +86,7 @@ def test_every_name_is_there():
 def test_defaults():
     read = Options.read()
     assert read["LOG_LEVEL"] is LogLevel.WARNING and read["DEEPCOPY_BEFORE_MODEL_EXPORT"] is True
-    assert read["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] is False and read["ENABLE_LABEL_SPARSE_OPTIMIZER"] is True
+    assert read["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "auto" and read["ENABLE_LABEL_SPARSE_OPTIMIZER"] is True
     assert read["CONV_ALGO_SEARCH"] == "HEURISTIC" and read["MEMORY_OPT_LEVEL"] == 0 and read["VERIFY"] == 0
     unsupported = {f"FALLBACK_UNSUPPORTED_{what}" for what in ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")}
     assert read["FALLBACK_POLICY"] == unsupported
@@ -104,6 +104,7 @@ BAD = {
     "CONV_ALGO_SEARCH": ("EXHAUSTED", "did you mean EXHAUSTIVE?"),
     "EXPORTER": ("torchscrip", "did you mean TORCHSCRIPT?"),
     "VERIFY": ("-1", "at least 0"),
+    "ENABLE_EMBEDDING_SPARSE_OPTIMIZER": ("AUTOMATIC", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
 }
