@@ -9,6 +9,7 @@ from ortmodule._core import Error, InvalidModelError, UnsupportedError
 from ortmodule.explain import Report, explain
 from ortmodule.module import ORTModule
 from ortmodule.options import DebugOptions, LogLevel
+from ortmodule.with_loss import ModuleWithLoss
 
 try:
     __version__ = version("ortmodule")
@@ -20,6 +21,7 @@ __all__ = [
     "Error",
     "InvalidModelError",
     "LogLevel",
+    "ModuleWithLoss",
     "ORTModule",
     "Report",
     "UnsupportedError",

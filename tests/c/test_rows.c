@@ -126,3 +126,89 @@ TEST(a_selection_of_what_mixes_rows_stays) {
     check_pass(g, "row_selection", 0, graph_text(g));
     ctx_release(&c);
 }
+
+/* --- padding_removal ------------------------------------------------------------------------------------------------ */
+
+/* Attention with one head of all width over an embedding of 8 * 16 tokens, then a layer; `mask` NULL: over all. */
+static value *encoder(graph *g, value *ids, value *mask) {
+    value *x = NODE(g, "Gather", INPUT(g, "table", F32, 9, 4), ids), *heads, *weights;
+
+    x = layer(g, x, "w", 4, 4);
+    heads = NODE(g, "Reshape", x, INT_LIST(g, 8, 1, 16, 4));
+    weights = NODE(g, "MatMul", heads,
+                   NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 4, ((const int64_t[]){0, 1, 3, 2}))), heads));
+    weights = mask ? NODE(g, "MaskedSoftmax", weights, NODE(g, "Reshape", mask, INT_LIST(g, 8, 1, 1, 16)))
+                   : NODE(g, "MaskedSoftmax", weights);
+    x = NODE(g, "Reshape", NODE(g, "MatMul", weights, heads), INT_LIST(g, 8, 16, 4));
+    return layer(g, x, "v", 4, 3);
+}
+
+/* The sum over tokens of x, those that the mask hides left out. */
+static value *pooled(graph *g, value *x, value *mask) {
+    value *factor = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 1)), NODE(g, "Reshape", mask, INT_LIST(g, 8, 16, 1)));
+    return NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), NODE(g, "Mul", x, factor), INT_LIST(g, 1));
+}
+
+TEST(tokens_that_nobody_sees_are_not_computed) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *ids = INPUT(g, "ids", I64, 8, 16), *mask = INPUT(g, "mask", BOOL, 8, 16);
+
+    make_output(g, pooled(g, encoder(g, ids, mask), mask));
+    check_pass(g, "padding_removal", 40,
+               "input %0 ids int64[8, 16]\n"
+               "input %1 mask bool[8, 16]\n"
+               "input %2 table float32[9, 4] grad\n"
+               "input %3 w float32[4, 4] grad\n"
+               "input %4 v float32[4, 3] grad\n"
+               "%5 = Reshape(%1 mask, [8, 1, 1, 16], allowzero=1) bool[8, 1, 1, 16]\n"
+               "%6 = Reshape(%1 mask, [8, 16, 1], allowzero=1) bool[8, 16, 1]\n"
+               "%7 = Cast(%6, to=1) float32[8, 16, 1]\n"
+               "%8 = Reshape(%1 mask, [128], allowzero=1) bool[128]\n"
+               "%9 = Reshape(%1 mask, [128], allowzero=1) bool[128]\n"
+               "%10 = Or(%8, %9) bool[128]\n"
+               "%11 = RowIndex(%10, count=40) int64[40]\n"
+               "%12 = Reshape(%0 ids, [128], allowzero=1) int64[128]\n"
+               "%13 = PackRows(%12, %11) int64[40]\n"
+               "%14 = Gather(%2 table, %13) float32[40, 4]\n"
+               "%15 = MatMul(%14, %3 w) float32[40, 4]\n"
+               "%16 = Gelu(%15) float32[40, 4]\n"
+               "%17 = UnpackRows(%16, %11, size=128) float32[128, 4]\n"
+               "%18 = Reshape(%17, [8, 16, 4], allowzero=1) float32[8, 16, 4]\n"
+               "%19 = Reshape(%18, [8, 1, 16, 4], allowzero=1) float32[8, 1, 16, 4]\n"
+               "%20 = Transpose(%19, perm=[0, 1, 3, 2]) float32[8, 1, 4, 16]\n"
+               "%21 = MatMul(%19, %20) float32[8, 1, 16, 16]\n"
+               "%22 = MaskedSoftmax(%21, %5) float32[8, 1, 16, 16]\n"
+               "%23 = MatMul(%22, %19) float32[8, 1, 16, 4]\n"
+               "%24 = Reshape(%23, [128, 4], allowzero=1) float32[128, 4]\n"
+               "%25 = PackRows(%24, %11) float32[40, 4]\n"
+               "%26 = MatMul(%25, %4 v) float32[40, 3]\n"
+               "%27 = Gelu(%26) float32[40, 3]\n"
+               "%28 = Reshape(%7, [128, 1], allowzero=1) float32[128, 1]\n"
+               "%29 = PackRows(%28, %11) float32[40, 1]\n"
+               "%30 = Mul(%27, %29) float32[40, 3]\n"
+               "%31 = UnpackRows(%30, %11, size=128) float32[128, 3]\n"
+               "%32 = Reshape(%31, [8, 16, 3], allowzero=1) float32[8, 16, 3]\n"
+               "%33 = ReduceSum(%32, [1], keepdims=0) float32[8, 3]\n"
+               "output %33\n");
+    ctx_release(&c);
+}
+
+TEST(tokens_that_somebody_sees_stay) {
+    for (int way = 0; way < 3; way++) { /* no mask; a look at all; so many that it does not pay */
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *ids = INPUT(g, "ids", I64, 8, 16), *mask = INPUT(g, "mask", BOOL, 8, 16);
+        value *other = INPUT(g, "other", BOOL, 8, 16), *x = encoder(g, ids, way == 0 ? NULL : mask);
+
+        make_output(g, pooled(g, x, way == 2 ? other : mask));
+        if (way == 1) make_output(g, NODE_WITH(g, "ReduceMax", NODE_ATTRS(INT("keepdims", 0)), x, INT_LIST(g, 1)));
+        g->sizes = (const int64_t[]){128};
+        g->n_sizes = way == 2;
+        CHECK_OK(&c, passes_run(g, BEFORE_GRADIENT, ~pass_bit("padding_removal"), NULL));
+        CHECK(count_nodes(g, "RowIndex") == 0 && count_nodes(g, "PackRows") == 0);
+        ctx_release(&c);
+    }
+}

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import ModuleWithLoss, ORTModule, explain
 from tests.models.compare import assert_same_step, step
 from tests.models.zoo import SMALL, VOCABULARY
 
@@ -258,6 +258,18 @@ def test_plans_serve_many_counts():
         labels = torch.full((16, 16), 7).masked_fill(torch.rand(16, 16, generator=generator) < 0.15, 3)
         wrapped(x=torch.randn(16, 16, 6, generator=generator), labels=labels).backward()
     assert explain(wrapped).plans <= 6
+
+
+def test_a_module_whose_loss_is_outside():
+    body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.3), nn.Linear(16, 5))
+    loss = nn.CrossEntropyLoss(ignore_index=7)
+    module = ModuleWithLoss(body, lambda y, labels: loss(y.flatten(0, 1), labels.flatten()), labels="target")
+    generator = torch.Generator().manual_seed(0)
+    target = torch.full((12, 10), 7).masked_fill(torch.rand(12, 10, generator=generator) < 0.3, 2)
+    check(module, [{"input": torch.randn(12, 10, 6, generator=generator), "target": target}], {"label_sparsity"})
+    assert module.module is body and list(module.state_dict()) == [f"module.{name}" for name in body.state_dict()]
+    with pytest.raises(TypeError, match="target="):
+        module(torch.randn(2, 3, 6))
 
 
 # --- selected rows ----------------------------------------------------------------------------------------------------
