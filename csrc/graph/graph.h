@@ -102,8 +102,8 @@ struct graph {
     int n_sizes;
     value **sized; /* [n_sized] the values that hold them */
     int n_sized;
-    const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
-    value *pending;   /* the value that holds the first size that is not known */
+    const host *host;    /* runs nodes of its own, or NULL (graph/host.h) */
+    value *pending;      /* the value that holds the first size that is not known */
     bool padding_unseen; /* nobody looks at results for tokens that are padding */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */

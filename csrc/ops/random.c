@@ -123,7 +123,7 @@ static status run_dropout(const call *k, draw_fn *fn) {
 }
 
 /* As a step of a fused chain: `in[1]` holds the random bits. */
-_Static_assert(TILE == CHUNK, "a tile takes one chunk of random words");
+_Static_assert((int)TILE == (int)CHUNK, "a tile takes one chunk of random words");
 #define DROP_TILE(name, T)                                                                                             \
     SIMD static void name(int64_t n, void *out, const void *const *in, const double *param) {                          \
         const T *x = in[0], scale = (T)scale_of(param[0]);                                                             \

@@ -124,7 +124,8 @@ PyDoc_STRVAR(plan_doc,
              "padding_unseen: results for tokens that are padding may be zeros.");
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", "padding_unseen", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads",   "disabled_passes",
+                     "sizes",  "host",       "padding_unseen", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
