@@ -9,7 +9,8 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
     SANITIZE=1          address and undefined-behaviour sanitizers
     DEBUG=1             -O1 -g, and the graph is verified after every stage
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
-    ORTMODULE_CUDA=1    with csrc/cuda, compiled by nvcc
+    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc
+    EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
 """
 
 import importlib.util
@@ -34,8 +35,8 @@ def switch(name):
     return os.environ.get(name, "0") not in ("", "0")
 
 
-SANITIZE, DEBUG, CUDA = switch("SANITIZE"), switch("DEBUG"), switch("ORTMODULE_CUDA")
-BUILD = "-".join(name for name in ("sanitize", "debug", "cuda") if globals()[name.upper()]) or "release"
+SANITIZE, DEBUG, CUDA, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("ORTMODULE_CUDA"), switch("EMULATED")
+BUILD = "-".join(name for name in ("sanitize", "debug", "cuda", "emulated") if globals()[name.upper()]) or "release"
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
 CFLAGS = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
@@ -52,8 +53,9 @@ if SANITIZE:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     CFLAGS += ["-DORT_SANITIZE", "-fno-omit-frame-pointer", *sanitizers]
     LDFLAGS += sanitizers
-if CUDA:
-    CFLAGS += ["-DORT_CUDA"]
+if EMULATED:
+    CFLAGS += ["-DORT_EMULATED"]
+    LDFLAGS += ["-Wl,-rpath,$ORIGIN"]
 CFLAGS += shlex.split(os.environ.get("CFLAGS", ""))
 LDFLAGS += shlex.split(os.environ.get("LDFLAGS", ""))
 
@@ -99,6 +101,8 @@ def compile_c(sources, temp, flags=()):
 
     def compile_one(source):
         target = (source if temp in source.parents else temp / source).with_suffix(".o")
+        if source.suffix == ".cu":  # what of it is for the host
+            return compile_object([*CC, *CFLAGS, *flags, "-DORT_HOST", "-x", "c"], source, target.with_suffix(".cu.o"))
         return compile_object([*CC, *CFLAGS, *flags], source, target)
 
     with ThreadPoolExecutor(JOBS) as pool:
@@ -107,7 +111,7 @@ def compile_c(sources, temp, flags=()):
 
 def link(objects, target, *flags):
     """Replaces `target` at once: a process that has the old one mapped keeps it."""
-    part = target.with_suffix(f".{os.getpid()}")
+    part = target.with_name(f"{target.name}.{os.getpid()}")
     target.parent.mkdir(parents=True, exist_ok=True)
     execute(target, *CC, *objects, "-o", part, *LDFLAGS, *flags)
     part.replace(target)
@@ -142,8 +146,9 @@ def compile_engine(temp):
     generated = generate_onnx(temp / "generated")
     everything = c_sources("csrc")
     onnx = [s for s in everything if s.parts[1] == "onnx"]
-    rest = [s for s in everything if s.parts[1] not in ("onnx", "py")]
-    return compile_c(rest, temp) + compile_c([generated, *onnx], temp, [f"-I{generated.parent}"]) + compile_cuda(temp)
+    rest = [s for s in everything if s.parts[1] not in ("onnx", "py") and s != IMAGE]
+    objects = compile_c([*rest, *KERNELS], temp) + compile_c([generated, *onnx], temp, [f"-I{generated.parent}"])
+    return [*objects, compile_image(temp)]
 
 
 def compile_python_side(temp):
@@ -153,27 +158,65 @@ def compile_python_side(temp):
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------
 
-NVCC = ["nvcc", "-O3", "-std=c++17", "-Icsrc", "-DORT_CUDA", "-cudart", "static"]
+IMAGE = Path("csrc/cuda/image.c")
+KERNELS = sorted(Path("csrc/cuda").glob("*.cu"))
+#: No part of CUDA is linked: the driver is found when there is one (csrc/cuda/driver.c).
+NVCC = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-Icsrc", "-DORT_DEVICE", "-Werror=all-warnings", "-Xptxas=-v"]
 NVCC += ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
 NVCC += ["-gencode=arch=compute_100,code=[sm_100,compute_100]"]
-# Without these the host side needs libstdc++; plain gcc links it as it is.
-NVCC += ["-Xcompiler=-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti"]
+SPILL = re.compile(r"[1-9]\d* bytes spill")
 
 
-def compile_cuda(temp):
-    if not CUDA:
-        return []
-    sources = sorted(Path("csrc/cuda").rglob("*.cu"))
-    return [compile_object(NVCC, source, temp / source.with_suffix(".cu.o")) for source in sources]
+def compile_kernels(source, temp):
+    """The kernels of one family for every architecture. What they use of a GPU is kept beside the result (.log)."""
+    target = temp / source.with_suffix(".fatbin")
+    depends, recorded, log = (target.with_suffix(suffix) for suffix in (".fatbin.d", ".fatbin.command", ".log"))
+    command = [*NVCC, "-MD", "-MF", depends, source, "-o", target]
+    if not is_fresh(shlex.join(map(str, command)), target, depends, recorded):
+        print(f"{source}\n", end="", flush=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        except FileNotFoundError:
+            raise ExecError("nvcc is not installed: CUDA 13 has it, and so has the package nvidia-cuda-nvcc") from None
+        log.write_text(done.stdout + done.stderr)
+        if done.returncode != 0:
+            raise CompileError(f"exit status {done.returncode}: {shlex.join(map(str, command))}\n{done.stderr}")
+        if SPILL.search(log.read_text()):
+            target.unlink()
+            raise CompileError(f"a kernel of {source} does not fit into registers: see {log}")
+        recorded.write_text(shlex.join(map(str, command)))
+    return target
 
 
-def cuda_libraries():
-    """The CUDA runtime, linked statically: the extension loads on a machine without one."""
-    if not CUDA:
-        return []
-    plan = subprocess.run(["nvcc", "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True).stderr
-    folders = re.findall(r'"(-L[^"]+)"', plan)
-    return [*folders, "-lcudart_static", "-lrt", "-lpthread"]
+def compile_image(temp):
+    """The kernels as bytes in an object; without nvcc an object that says that there are none."""
+    images = []
+    if EMULATED:
+        images = [temp / "emulated.image"]
+        temp.mkdir(parents=True, exist_ok=True)
+        images[0].write_text("emulated")
+    elif CUDA:
+        with ThreadPoolExecutor(JOBS) as pool:
+            images = list(pool.map(lambda source: compile_kernels(source, temp), KERNELS))
+    flags = []
+    if images:
+        made = max(image.stat().st_mtime_ns for image in images)
+        rows = temp / "images.h"
+        rows.write_text("".join(f'IMAGE({image.stem}, "{image.resolve()}")\n' for image in images) + f"/* {made} */\n")
+        flags = [f'-DORT_CUDA_IMAGES="{rows.resolve()}"', f"-DORT_CUDA_MADE={made}"]
+    return compile_object([*CC, *CFLAGS, *flags], IMAGE, temp / IMAGE.with_suffix(".o"))
+
+
+def link_emulator(temp, folder):
+    """A libcuda.so.1 beside the extension, which finds it there: an emulated GPU, and the kernels as C."""
+    flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
+    sources = sorted(Path("tests/cuda").glob("*.c"))
+    objects = [compile_object(flags, source, temp / source.with_suffix(".o")) for source in sources]
+    for source in KERNELS:
+        target = temp / source.with_suffix(".emulated.o")
+        objects.append(compile_object([*flags, "-x", "c"], source, target))
+    link(objects, folder / "libcuda.so.1", "-shared", "-Wl,-soname,libcuda.so.1")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -183,7 +226,10 @@ class BuildCore(build_ext):
     def build_extension(self, ext):
         temp = Path(self.build_temp, BUILD)
         objects = compile_engine(temp) + compile_python_side(temp)
-        link(objects, Path(self.get_ext_fullpath(ext.name)), "-shared", *cuda_libraries())
+        target = Path(self.get_ext_fullpath(ext.name))
+        link(objects, target, "-shared")
+        if EMULATED:
+            link_emulator(temp, target.parent)
 
 
 class BuildBroken(Command):
@@ -223,7 +269,7 @@ class TestC(Command):
         temp = Path(self.get_finalized_command("build_ext").build_temp, BUILD)
         program = temp / "test_c"
         objects = compile_engine(temp) + compile_c(c_sources("tests/c"), temp)
-        link(objects, program, *cuda_libraries())
+        link(objects, program)
         code = subprocess.run([program, *([self.only] if self.only else [])]).returncode
         if code != 0:
             sys.exit(1)

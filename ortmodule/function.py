@@ -23,7 +23,7 @@ from ortmodule.fallback import Cause, NotInEngine
 from ortmodule.foreign import Calls, DryCalls, Mismatch, Node, NotKnown, Raised
 from ortmodule.guards import Guards
 from ortmodule.reference import RANDOM
-from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, overwrite, run_planned
+from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
 
@@ -71,6 +71,7 @@ class Graph:
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
+        self._gpu = gpu_of(tensors)
         self._specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
         self._varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.leaves = [i for i, need in enumerate(self.needs) if need]
@@ -140,7 +141,7 @@ class Graph:
         specs = list(self._specs)
         for i, feed in self._varying:
             specs[i] = (specs[i][0], tuple(shapes[feed]))
-        plan = self.session.plan(specs, self.needs, output_grads, sizes, calls)
+        plan = self.session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
         self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads)
         while len(self.plans) > MOST_PLANS:

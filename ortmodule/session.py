@@ -21,18 +21,52 @@ from ortmodule.logger import ENGINE
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
+CPU = torch.device("cpu")
+#: Passes that a GPU cannot use: the host would wait for sizes that data decides; there are no kernels for chains yet.
+CPU_PASSES = (
+    "row_selection",
+    "label_sparsity",
+    "padding_removal",
+    "linear_loss",
+    "product_cast",
+    "pointwise_fusion",
+)
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
 
 
-def _empty(spec: tuple[str, tuple[int, ...]]) -> torch.Tensor:
+def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+    if device is not None:
+        return torch.empty(spec[1], dtype=getattr(torch, spec[0]), device=device)
     return _core.empty(torch.Tensor, spec[0], spec[1])
 
 
-def _zeros(spec: tuple[str, tuple[int, ...]]) -> torch.Tensor:
-    tensor = _empty(spec)
+def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[torch.Tensor | None]:
+    return [None if spec is None else _empty(spec, gpu) for spec in specs]
+
+
+def _zeros(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+    tensor = _empty(spec, device)
+    if device is not None:
+        return tensor.zero_()
     _core.zero(tensor)
     return tensor
+
+
+def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """The GPU that a run over these tensors is for; None: the CPU. The first tensor decides; a plan refuses others.
+
+    In a build for tests (``EMULATED=1``) the GPU is emulated, and its memory is the CPU's.
+    """
+    device = next((t.device for t in tensors), CPU)
+    return device if device.type == "cuda" or _core.emulated else None
+
+
+def _stream(gpu: torch.device | None) -> tuple[int, ...]:
+    """torch's current stream on a GPU, for kernels to run in order with torch's own."""
+    if gpu is None:
+        return ()
+    return (torch.cuda.current_stream(gpu).cuda_stream if gpu.type == "cuda" else 0,)
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -47,16 +81,17 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "_arena")
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "gpu", "_arena")
 
     def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int, calls: Calls | None = None) -> None:
         """``calls``: the nodes that PyTorch runs, if there are any."""
         self.plan, self.inputs, self.seed, self.calls = plan, inputs, seed, calls
-        self.outputs = plan.empty_outputs(torch.Tensor)
-        self.writes = {index: _empty(spec) for index, spec in plan.writes}
-        self._arena = _empty(("uint8", (plan.arena_bytes,))) if plan.arena_bytes else None
+        self.gpu = gpu = gpu_of(inputs)
+        self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
+        self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
+        self._arena = _empty(("uint8", (plan.arena_bytes,)), gpu) if plan.arena_bytes else None
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls)
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_stream(gpu))
         except BaseException:
             self._arena = None
             raise
@@ -86,10 +121,13 @@ class Run:
         if keep and arena is not None:
             arena = arena.clone()
         output_grads = [
-            None if spec is None else _zeros(spec) if grad is None else grad
+            None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
         ]
-        grads = plan.empty_input_grads(torch.Tensor)
+        if self.gpu is None:
+            grads = plan.empty_input_grads(torch.Tensor)
+        else:
+            grads = _all_empty(plan.input_grads, self.gpu)
         if self.calls is not None:
             self.calls.keep = keep
         try:
@@ -101,6 +139,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
+                *_stream(self.gpu),
             )
         except Mismatch:
             self._arena = None
@@ -177,20 +216,22 @@ class Session:
         output_grads: Sequence[bool] | None = None,
         sizes: tuple[int, ...] = (),
         calls: Calls | None = None,
+        gpu: torch.device | None = None,
     ) -> _core.Plan:
         """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
 
         ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
         ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
         ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
+        ``gpu``: where the tensors are, unless on the CPU.
         """
-        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes)
+        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes, gpu)
         plan = self.plans.get(key)
         if plan is not None:
             self.plans[key] = self.plans.pop(key, plan)
             return plan
         start = time.perf_counter()
-        plan = self.model.plan(*key[:3], self.disabled, sizes, calls, self.padding_unseen)
+        plan = self._make(key[:3], sizes, calls, gpu)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if ENGINE.isEnabledFor(logging.INFO):
@@ -202,6 +243,17 @@ class Session:
         self.plans[key] = plan
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
+        return plan
+
+    def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
+        if gpu is None:
+            return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
+        disabled = self.disabled
+        for name in CPU_PASSES:
+            disabled |= _core.passes()[name]
+        plan = self.model.plan(*of, disabled, sizes, calls, False, gpu.index or 0)
+        if plan.constant_bytes:
+            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), *_stream(gpu))
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:
@@ -220,9 +272,12 @@ class Session:
         seed: int = 0,
         calls: Calls | None = None,
     ) -> Run:
-        """Forward over contiguous CPU ``tensors``, one for each input. ``seed``: 64 bits that random operators use."""
+        """Forward over contiguous ``tensors``, one for each input, all on one device.
+
+        ``seed``: 64 bits that random operators use.
+        """
         specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
-        calls = calls or self.calls()
+        calls, gpu = calls or self.calls(), gpu_of(tensors)
         return run_planned(
-            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls), tensors, seed, calls
+            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls, gpu), tensors, seed, calls
         )[1]

@@ -85,3 +85,14 @@ class Resume:
     def pytest_sessionfinish(self, session, exitstatus):
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.passed:
             session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """On the emulated GPU (EMULATED=1) a test of an operator that has no kernel there yet is skipped."""
+    try:
+        return (yield)
+    except Exception as error:
+        if BUILD and ortmodule._core.emulated and "no CUDA kernel" in str(error):
+            pytest.skip(str(error).splitlines()[0])
+        raise

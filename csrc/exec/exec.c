@@ -71,13 +71,14 @@ static double now(void) {
 static tensor resolve(const run *r, const operand *o) {
     tensor t = o->t;
     if (o->place == AT_ARENA) t.data = (char *)r->arena + o->offset;
+    else if (o->place == AT_CONSTANT && r->cuda) t.data = (char *)(uintptr_t)r->constants + o->offset;
     else if (o->place > AT_CONSTANT) t.data = (char *)r->memory[o->place][o->index] + o->offset;
     return t;
 }
 
 static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     const node *n = in->node;
-    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed, .host = r->host};
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .seed = r->seed, .host = r->host, .cuda = r->cuda};
     tensor *results = operands + n->n_in;
 
     for (int i = 0; i < n->n_in; i++) operands[i] = resolve(r, &in->in[i]);
@@ -85,9 +86,14 @@ static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     k.in = operands;
     k.out = results;
     if (in->work >= 0) k.work = (char *)r->arena + in->work;
+    if (r->cuda) return n->op->cuda(c, &k);
     TRY(n->op->cpu(c, &k));
     if (n->n_out) spoil(n, &results[0]);
     return OK;
+}
+
+static status blame_node(ctx *c, status s, const node *n) {
+    return blame(c, s, "running %s (%s)", n->op->name, n->name ? n->name : "-");
 }
 
 status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
@@ -101,11 +107,24 @@ status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
         s = step(c, &p->code[t], r, operands);
         poison_step(p, r, t, false);
         if (r->seconds) r->seconds[t] += now() - start;
-        if (s != OK) {
-            const node *n = p->code[t].node;
-            s = blame(c, s, "running %s (%s)", n->op->name, n->name ? n->name : "-");
-        }
+        if (s != OK) s = blame_node(c, s, p->code[t].node);
     }
     unpoison_all(p, r);
     return s;
+}
+
+status exec_check(ctx *c, const plan *p, const struct cuda_run *where) {
+    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
+
+    for (int t = 0; t < p->n_code; t++) {
+        const instr *in = &p->code[t];
+        const node *n = in->node;
+        call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .cuda = where, .in = operands};
+        for (int i = 0; i < n->n_in; i++) operands[i] = in->in[i].t;
+        for (int i = 0; i < n->n_out; i++) operands[n->n_in + i] = in->out[i].t;
+        k.out = operands + n->n_in;
+        status s = n->op->cuda(c, &k);
+        if (s != OK) return blame_node(c, s, n);
+    }
+    return OK;
 }

@@ -9,11 +9,16 @@ typedef struct run {
     void *arena;                 /* plan->arena_bytes, 64-byte aligned; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
-    const host *host; /* for nodes that are not the engine's own, or NULL */
-    double *seconds;  /* [plan->n_code] time of each instruction is added here, or NULL */
+    const host *host;            /* for nodes that are not the engine's own, or NULL */
+    const struct cuda_run *cuda; /* plans for a GPU: where (cuda/driver.h), else NULL; all memory is there */
+    const void *constants;       /* plan->constant_bytes on that GPU */
+    double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL */
 } run;
 
-/* Instructions [from, to). An error names the node. */
+/* Instructions [from, to). An error names the node. On a GPU they have been started, not finished. */
 MUST_USE status exec_run(ctx *c, const plan *p, int from, int to, const run *r);
+
+/* Whether every instruction of a plan for a GPU can run at `where`, whose `dry` is set: nothing is started. */
+MUST_USE status exec_check(ctx *c, const plan *p, const struct cuda_run *where);
 
 #endif

@@ -119,6 +119,8 @@ static status grad_masked_softmax(graph *g, const node *n, value *const dy[], va
     return emit_with(g, &dx[0], "SoftmaxGrad", NODE_ATTRS(INT("axis", -1)), dy[0], n->out[0]);
 }
 
+kernel_fn masked_softmax_cuda; /* cuda/softmax.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 #define OURS(name_, least, most)                                                                                       \
@@ -128,7 +130,7 @@ static status grad_masked_softmax(graph *g, const node *n, value *const dy[], va
 const op_def attention_ops[] = {
     {OURS("MaskedSoftmax", 1, 2), .flags = INPLACE_0 | IN_MODELS, .infer = infer_masked_softmax,
      .grad = grad_masked_softmax,
-     .cpu = masked_softmax_cpu},
+     .cpu = masked_softmax_cpu, .cuda = masked_softmax_cuda},
     {0},
 };
 /* clang-format on */

@@ -472,18 +472,20 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
     return emit(g, out, "Where", hot, on, off);
 }
 
+kernel_fn gather_cuda, gather_grad_cuda; /* cuda/index.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 /* clang-format off */
 const op_def index_ops[] = {
     {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
-     .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu},
+     .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu, .cuda = gather_cuda},
     {OURS("Embedding", 2, 2, 1, FLOATS), .flags = IN_MODELS, .attrs = NODE_ATTRS(INT("padding_idx", -1)),
      .infer = infer_gather,
-     .lower = lower_embedding, .grad = grad_gather, .cpu = gather_cpu},
+     .lower = lower_embedding, .grad = grad_gather, .cpu = gather_cpu, .cuda = gather_cuda},
     {OURS("GatherGrad", 2, 2, 1, FLOATS),
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
-     .workspace = gather_grad_bytes, .cpu = gather_grad_cpu},
+     .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
      .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu},
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,

@@ -512,6 +512,9 @@ static status lower_nll(graph *g, const node *n, value **out) {
     return graph_emit(g, "Nll", attrs, n->n_in, n->in, 1, out);
 }
 
+kernel_fn cross_entropy_cuda, cross_entropy_grad_cuda; /* cuda/loss.cu */
+size_t cross_entropy_cuda_workspace(const node *n);
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr onnx_attrs[] = {NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), {.name = NULL}};
@@ -531,9 +534,10 @@ const op_def loss_ops[] = {
     {ONNX("SoftmaxCrossEntropyLoss", 12, VARIADIC), .lower = lower_cross_entropy},
     {ONNX("NegativeLogLikelihoodLoss", 12, 1), .lower = lower_nll},
     {OURS("CrossEntropy", 2, 3, 3), .infer = infer_cross_entropy, .grad = grad_cross_entropy,
-     .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu},
+     .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu,
+     .cuda_workspace = cross_entropy_cuda_workspace, .cuda = cross_entropy_cuda},
     {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
-     .cpu = cross_entropy_grad_cpu},
+     .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
     {OURS("LinearCrossEntropy", 3, LINEAR_OPERANDS, 4), .infer = infer_linear_cross_entropy,
      .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},
     {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},

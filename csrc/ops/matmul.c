@@ -346,6 +346,7 @@ static status grouped_outer_cpu(ctx *c, const call *k) {
     }
     return OK;
 }
+kernel_fn matmul_cuda; /* cuda/matmul.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -355,10 +356,11 @@ static status grouped_outer_cpu(ctx *c, const call *k) {
 /* clang-format off */
 const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
-     .cpu = matmul_cpu},
+     .cpu = matmul_cpu,
+     .cuda = matmul_cuda},
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
-     .cpu = matmul_cpu},
+     .cpu = matmul_cpu, .cuda = matmul_cuda},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

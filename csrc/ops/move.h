@@ -29,7 +29,7 @@ tensor tensor_slice(const tensor *t, int axis, int64_t start, int64_t count, int
 
 /* The kernel of every operator with a view rule: copies what the rule describes or, where there is no view, the
  * elements in order. */
-kernel_fn view_cpu;
+kernel_fn view_cpu, view_cuda; /* cuda/move.cu */
 /* `x` broadcast to `s`. */
 MUST_USE status emit_expand(graph *g, value *x, const shape *s, value **out);
 

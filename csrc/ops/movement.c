@@ -423,12 +423,14 @@ static status reverse_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+kernel_fn concat_cuda; /* cuda/move.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 /* clang-format off */
 const op_def movement_ops[] = {
     {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)),
-     .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu},
+     .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu, .cuda = concat_cuda},
     {ONNX("Pad", 2, 1, 1, 1, ANY_TYPE),
      .attrs = NODE_ATTRS(STRING("mode", "constant"), NO_DEFAULT("pads", INTS), FLOAT("value", 0)), .lower = lower_pad},
     {ONNX("Pad", 11, 2, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},

@@ -433,6 +433,9 @@ static status lower_mean_variance(graph *g, const node *n, value **out) {
     return emit(g, out, "Div", centred, deviation);
 }
 
+kernel_fn layer_norm_cuda, rms_norm_cuda, layer_norm_grad_cuda, rms_norm_grad_cuda; /* cuda/norm.cu */
+size_t norm_grad_cuda_workspace(const node *n);
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const int64_t images[] = {0, 2, 3};
@@ -452,14 +455,17 @@ static const attr mean_variance_attrs[] = {INTS("axes", 3, images), {.name = NUL
 /* clang-format off */
 const op_def norm_ops[] = {
     {OP("LayerNormalization", "", 17, 2, 3, 3, layer_attrs), .flags = INPLACE_0, .lower = lower_layer,
-     .infer = infer_layer, .grad = grad_layer, .workspace = layer_workspace, .cpu = layer_norm_cpu},
+     .infer = infer_layer, .grad = grad_layer, .workspace = layer_workspace, .cpu = layer_norm_cpu,
+     .cuda = layer_norm_cuda},
     {OP("LayerNormGrad", ORT_DOMAIN, 1, 5, 5, 3, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
-     .workspace = layer_grad_workspace, .cpu = layer_norm_grad_cpu},
+     .workspace = layer_grad_workspace, .cpu = layer_norm_grad_cpu,
+     .cuda_workspace = norm_grad_cuda_workspace, .cuda = layer_norm_grad_cuda},
     /* The second output, each row's r, is ours. */
     {OP("RMSNormalization", "", 23, 2, 2, 2, layer_attrs), .flags = INPLACE_0, .lower = lower_rms, .infer = infer_rms,
-     .grad = grad_rms, .workspace = layer_workspace, .cpu = rms_norm_cpu},
+     .grad = grad_rms, .workspace = layer_workspace, .cpu = rms_norm_cpu, .cuda = rms_norm_cuda},
     {OP("RMSNormGrad", ORT_DOMAIN, 1, 4, 4, 2, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
-     .workspace = layer_grad_workspace, .cpu = rms_norm_grad_cpu},
+     .workspace = layer_grad_workspace, .cpu = rms_norm_grad_cpu,
+     .cuda_workspace = norm_grad_cuda_workspace, .cuda = rms_norm_grad_cuda},
 
     {OP("InstanceNormalization", "", 6, 3, 3, 1, instance_attrs), .lower = lower_instance},
     /* The form of opset 18, with a scale for each group, was withdrawn. */

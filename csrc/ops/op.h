@@ -11,9 +11,10 @@ typedef struct call {
     const tensor *in;
     tensor *out;
     int n_in, n_out;
-    void *work;       /* op->workspace bytes, 64-byte aligned */
-    uint64_t seed;    /* of the run; random operators mix it with their "key" attribute */
-    const host *host; /* of the run, or NULL (graph/host.h) */
+    void *work;                  /* op->workspace bytes, 64-byte aligned */
+    uint64_t seed;               /* of the run; random operators mix it with their "key" attribute */
+    const host *host;            /* of the run, or NULL (graph/host.h) */
+    const struct cuda_run *cuda; /* where a cuda kernel runs (cuda/driver.h); NULL on the CPU */
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);
@@ -60,7 +61,8 @@ struct op_def {
     status (*view)(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible);
     size_t (*workspace)(const node *n); /* bytes of scratch; NULL: none */
     kernel_fn *cpu;
-    kernel_fn *cuda;                       /* NULL until the CUDA backend has it */
+    kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
+    size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */
     const struct pointwise_def *pointwise; /* the tile functions behind a POINTWISE operator */
 };

@@ -31,8 +31,9 @@ typedef struct pointwise_def {
 tile_class tile_class_of(dtype t);
 /* All operands are present and of one type; out[0] is of that type and their broadcast shape. */
 status infer_pointwise(graph *g, node *n);
-/* The kernel behind every POINTWISE record. */
+/* The kernels behind every POINTWISE record. */
 status pointwise_cpu(ctx *c, const call *k);
+kernel_fn pointwise_cuda; /* cuda/pointwise.cu; not for every operator and type */
 
 /* Gradient rules of an operator F of one operand with its own operator for it and the same attributes:
  * dx = FGrad(dy, x), or FGrad(dy, y). */
@@ -122,7 +123,7 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
 /* The same with a kernel that checks something before. */
 #define TILED_BY(cpu_, name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                 \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
-    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = cpu_,                           \
+    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = cpu_, .cuda = pointwise_cuda,   \
     .pointwise = &(const pointwise_def) {                                                                              \
         __VA_ARGS__                                                                                                    \
     }

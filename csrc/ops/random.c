@@ -375,6 +375,8 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
                 bad);
 }
 
+kernel_fn dropout_train_cuda, dropout_mask_cuda; /* cuda/random.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 #define ATTRS(...)                                                                                                     \
@@ -395,10 +397,11 @@ const op_def random_ops[] = {
     {SOME("DropoutTrain", 1, 2, FLOATS), .flags = RANDOM | INPLACE_0,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT)),
      .infer = infer_dropout, .grad = grad_dropout, .cpu = dropout_train_cpu,
+     .cuda = dropout_train_cuda,
      .pointwise = &(const pointwise_def){.params = {"ratio", "key"}, .fn = {FLOAT_TILES(drop_tile)}, .draws = true}},
     {OURS("DropoutMask", 0, 0), .flags = RANDOM | NO_GRAD,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), NO_DEFAULT("shape", INTS)),
-     .infer = infer_mask, .cpu = dropout_mask_cpu},
+     .infer = infer_mask, .cpu = dropout_mask_cpu, .cuda = dropout_mask_cuda},
 
     {ONNX("RandomUniform", 1, 0, 0, 1, 0), .lower = lower_uniform,
      ATTRS(NO_DEFAULT("dtype", INT), FLOAT("low", 0), FLOAT("high", 1), NO_DEFAULT("seed", FLOAT),

@@ -206,6 +206,9 @@ static status grad_prod(graph *g, const node *n, value *const dy[], value *dx[])
     return emit(g, &dx[0], "Where", mask, single, others);
 }
 
+kernel_fn reduce_sum_cuda, reduce_mean_cuda; /* cuda/reduce.cu */
+size_t reduce_cuda_workspace(const node *n);
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr axes_as_attribute[] = {NO_DEFAULT("axes", INTS), INT("keepdims", 1), {.name = NULL}};
@@ -257,9 +260,9 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
 /* clang-format off */
 const op_def reduce_ops[] = {
     REDUCE("ReduceSum", 13, NUMBERS, .infer = infer_reduce, .simplify = simplify_reshape, .grad = grad_sum,
-           KERNEL(reduce_sum_cpu)),
+           KERNEL(reduce_sum_cpu), .cuda_workspace = reduce_cuda_workspace, .cuda = reduce_sum_cuda),
     REDUCE("ReduceMean", 18, FLOATS, .infer = infer_reduce, .simplify = simplify_reshape, .grad = grad_mean,
-           KERNEL(reduce_mean_cpu)),
+           KERNEL(reduce_mean_cpu), .cuda_workspace = reduce_cuda_workspace, .cuda = reduce_mean_cuda),
     REDUCE("ReduceMax", 18, ANY_TYPE, .infer = infer_extreme, .simplify = simplify_reshape, .grad = grad_extreme,
            KERNEL(reduce_max_cpu)),
     REDUCE("ReduceMin", 18, ANY_TYPE, .infer = infer_extreme, .simplify = simplify_reshape, .grad = grad_extreme,

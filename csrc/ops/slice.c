@@ -319,6 +319,8 @@ static status lower_split(graph *g, const node *n, value **out) {
     return at == total ? OK : fail(g->c, E_SHAPE, "the sizes given to Split do not add up to %" PRId64, total);
 }
 
+kernel_fn place_cuda; /* cuda/move.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 /* clang-format off */
@@ -335,11 +337,11 @@ const op_def slice_ops[] = {
     {OURS("StridedSlice", 1, 1, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("counts", INTS), NO_DEFAULT("steps", INTS)),
      .infer = infer_slice,
-     .simplify = simplify_slice, .grad = grad_slice, .view = view_slice, .cpu = view_cpu},
+     .simplify = simplify_slice, .grad = grad_slice, .view = view_slice, .cpu = view_cpu, .cuda = view_cuda},
     {OURS("Place", 1, 2, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("shape", INTS), NO_DEFAULT("steps", INTS)),
      .infer = infer_place,
-     .grad = grad_place, .cpu = place_cpu},
+     .grad = grad_place, .cpu = place_cpu, .cuda = place_cuda},
     {0},
 };
 /* clang-format on */

@@ -127,6 +127,8 @@ static status lower_hardmax(graph *g, const node *n, value **out) {
     return emit_cast(g, where, x->type, out);
 }
 
+kernel_fn softmax_cuda, log_softmax_cuda, softmax_grad_cuda, log_softmax_grad_cuda; /* cuda/softmax.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr axis_1[] = {INT("axis", 1), {.name = NULL}};
@@ -142,14 +144,15 @@ static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
 /* clang-format off */
 const op_def softmax_ops[] = {
     {ONNX("Softmax", 1, axis_1), .lower = lower_flat},
-    {ONNX("Softmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_softmax, .cpu = softmax_cpu},
+    {ONNX("Softmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_softmax, .cpu = softmax_cpu,
+     .cuda = softmax_cuda},
     {ONNX("LogSoftmax", 1, axis_1), .lower = lower_flat},
     {ONNX("LogSoftmax", 13, axis_last), .flags = INPLACE_0, .infer = infer_axis, .grad = grad_log_softmax,
-     .cpu = log_softmax_cpu},
+     .cpu = log_softmax_cpu, .cuda = log_softmax_cuda},
     {ONNX("Hardmax", 1, axis_1), .lower = lower_flat},
     {ONNX("Hardmax", 13, axis_last), .lower = lower_hardmax},
-    {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu},
-    {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu},
+    {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu, .cuda = softmax_grad_cuda},
+    {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu, .cuda = log_softmax_grad_cuda},
     {0},
 };
 /* clang-format on */

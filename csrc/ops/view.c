@@ -356,19 +356,21 @@ static status view_expand(ctx *c, const node *n, const tensor *in, tensor *out, 
     return OK;
 }
 
+kernel_fn contiguous_cuda; /* cuda/move.cu */
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 /* clang-format off */
 const op_def view_ops[] = {
     {ONNX("Identity", 1, 1, 1, 1, ANY_TYPE), .lower = lower_identity},
     {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD | IN_MODELS, .infer = infer_same,
-     .simplify = simplify_stop, .view = view_same, .cpu = view_cpu},
+     .simplify = simplify_stop, .view = view_same, .cpu = view_cpu, .cuda = view_cuda},
     {OURS("NotOne", 1, 1, 1, ANY_TYPE), .flags = IN_MODELS, .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)),
      .lower = lower_not_one},
     {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,
-     .cpu = contiguous_cpu},
+     .cpu = contiguous_cpu, .cuda = contiguous_cuda},
     {ONNX("Reshape", 5, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("allowzero", 0)),
-     .infer = infer_reshape, .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu},
+     .infer = infer_reshape, .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu, .cuda = view_cuda},
     {ONNX("Flatten", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 1)), .lower = lower_flatten},
     {ONNX("Squeeze", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)), .lower = lower_squeeze},
     {ONNX("Squeeze", 13, 1, 2, 1, ANY_TYPE), .lower = lower_squeeze},
@@ -376,9 +378,9 @@ const op_def view_ops[] = {
     {ONNX("Unsqueeze", 13, 2, 2, 1, ANY_TYPE), .lower = lower_unsqueeze},
     {ONNX("Transpose", 1, 1, 1, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(NO_DEFAULT("perm", INTS)),
      .infer = infer_transpose, .simplify = simplify_transpose, .grad = grad_transpose, .view = view_transpose,
-     .cpu = view_cpu},
+     .cpu = view_cpu, .cuda = view_cuda},
     {ONNX("Expand", 8, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_expand, .simplify = simplify_expand,
-     .grad = pass_gradient, .view = view_expand, .cpu = view_cpu},
+     .grad = pass_gradient, .view = view_expand, .cpu = view_cpu, .cuda = view_cuda},
     {0},
 };
 /* clang-format on */

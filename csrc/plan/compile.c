@@ -36,7 +36,7 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
         TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
     }
     TRY(passes_run(g, LAST, o->disabled_passes, fired));
-    TRY(plan_make(g, out));
+    TRY(plan_make(g, o->cuda, out));
     memcpy((*out)->fired, fired, sizeof fired);
     return OK;
 }

@@ -12,6 +12,7 @@ typedef struct compile_options {
     const host *host;         /* tells what its nodes compute; NULL: models must not have any */
     bool padding_unseen;      /* nobody looks at results for tokens that are padding */
     uint32_t disabled_passes; /* bit i: pass i of the pipeline does not run */
+    bool cuda;                /* for a GPU */
 } compile_options;
 
 /* Everything is allocated from `c`; the model is only read and must outlive the plan. */

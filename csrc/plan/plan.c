@@ -133,7 +133,8 @@ static status assign_offsets(planner *pl) {
     TRY(NEW(g->c, owner, room));
     for (int t = 0; t < pl->count; t++) {
         const node *nd = pl->order[t];
-        size_t work = nd->op->workspace ? nd->op->workspace(nd) : 0;
+        size_t (*workspace)(const node *n) = p->cuda ? nd->op->cuda_workspace : nd->op->workspace;
+        size_t work = workspace ? workspace(nd) : 0;
         for (int i = 0; i < nd->n_out; i++) {
             const block *b = &pl->blocks[nd->out[i]->id];
             if (b->place != AT_ARENA || b->merged || !wanted(pl, nd->out[i])) continue;
@@ -153,6 +154,33 @@ static status assign_offsets(planner *pl) {
     return OK;
 }
 
+/* --- constants of a GPU --------------------------------------------------------------------------------------------- */
+
+static void assign_constant(planner *pl, const value *v) {
+    plan *p = pl->p;
+    value *root = v ? root_of(pl, v) : NULL;
+
+    if (!root || pl->blocks[root->id].place != AT_CONSTANT || pl->blocks[root->id].bytes >= 0) return;
+    block *b = &pl->blocks[root->id];
+    b->bytes = shape_count(&root->shape) * (int64_t)dtype_size(root->type);
+    b->offset = p->constant_bytes;
+    p->constants[p->n_constants++] = (device_constant){root->data, b->bytes, b->offset};
+    p->constant_bytes += (b->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Every constant that an instruction reads, once. */
+static status assign_constants(planner *pl) {
+    int room = 0;
+
+    for (int i = 0; i < pl->g->n_values; i++)
+        if (pl->blocks[i].place == AT_CONSTANT) pl->blocks[i].bytes = -1;
+    for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_in;
+    TRY(NEW(pl->g->c, pl->p->constants, room));
+    for (int t = 0; t < pl->count; t++)
+        for (int i = 0; i < pl->order[t]->n_in; i++) assign_constant(pl, pl->order[t]->in[i]);
+    return OK;
+}
+
 /* --- instructions --------------------------------------------------------------------------------------------------- */
 
 static operand encode(const planner *pl, const value *v) {
@@ -165,7 +193,7 @@ static operand encode(const planner *pl, const value *v) {
     o.place = b->place;
     o.index = b->index;
     o.offset = b->offset + pl->where[v->id].offset * (int64_t)dtype_size(v->type);
-    if (b->place == AT_CONSTANT) o.t.data = (char *)(uintptr_t)root_of(pl, v)->data + o.offset;
+    if (b->place == AT_CONSTANT && !pl->p->cuda) o.t.data = (char *)(uintptr_t)root_of(pl, v)->data + o.offset;
     return o;
 }
 
@@ -178,7 +206,8 @@ static status encode_all(planner *pl) {
         const node *n = pl->order[t];
         instr *in = &p->code[t];
         in->node = n;
-        if (!n->op->cpu) return fail(pl->g->c, E_UNSUPPORTED, "%s has no CPU kernel", n->op->name);
+        if (!(p->cuda ? n->op->cuda : n->op->cpu))
+            return fail(pl->g->c, E_UNSUPPORTED, "%s has no %s kernel", n->op->name, p->cuda ? "CUDA" : "CPU");
         TRY(NEW(pl->g->c, in->in, n->n_in));
         TRY(NEW(pl->g->c, in->out, n->n_out));
         for (int i = 0; i < n->n_in; i++) {
@@ -194,7 +223,7 @@ static status encode_all(planner *pl) {
     return OK;
 }
 
-status plan_make(graph *g, plan **out) {
+status plan_make(graph *g, bool cuda, plan **out) {
     planner pl = {.g = g};
 
     graph_remove_dead(g);
@@ -204,12 +233,14 @@ status plan_make(graph *g, plan **out) {
     TRY(NEW(g->c, pl.blocks, g->n_values));
     TRY(NEW(g->c, pl.p->code, pl.count));
     pl.p->g = g;
+    pl.p->cuda = cuda;
     pl.p->n_code = pl.count;
     pl.p->n_forward = pl.n_forward;
     place_all(&pl);
     find_lives(&pl);
     merge_in_place(&pl);
     TRY(assign_offsets(&pl));
+    if (cuda) TRY(assign_constants(&pl));
     TRY(encode_all(&pl));
     g->host = NULL; /* only of the making */
     *out = pl.p;

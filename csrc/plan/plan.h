@@ -25,8 +25,14 @@ typedef struct operand {
     tensor t; /* data is set for constants only */
     place place;
     int index;      /* which input, output, ... */
-    int64_t offset; /* bytes from the beginning of that memory */
+    int64_t offset; /* bytes from the beginning of that memory; of a constant on a GPU: among the plan's constants */
 } operand;
+
+/* A constant that kernels on a GPU read: a copy of it is among the plan's constants there. */
+typedef struct device_constant {
+    const void *data;
+    int64_t bytes, offset;
+} device_constant;
 
 typedef struct instr {
     const node *node;
@@ -39,6 +45,10 @@ typedef struct plan {
     instr *code;
     int n_code, n_forward; /* forward is [0, n_forward), backward the rest */
     int most_operands;     /* of any instruction, operands and results together */
+    bool cuda;             /* for a GPU */
+    device_constant *constants;
+    int n_constants;
+    int64_t constant_bytes; /* of all of them */
     int64_t arena_bytes;
     interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;
@@ -49,8 +59,9 @@ typedef struct plan {
     int fired[MAX_PASSES]; /* how often each pass changed something */
 } plan;
 
-/* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. */
-MUST_USE status plan_make(graph *g, plan **out);
+/* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;
+ * E_UNSUPPORTED names an operator that has no kernel there. */
+MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 
 /* --- inside this folder -------------------------------------------------------------------------------------------- */
 

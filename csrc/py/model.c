@@ -1,5 +1,7 @@
 /* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
 #include "core/memory.h"
+#include "cuda/driver.h"
+#include "exec/exec.h"
 #include "onnx/read.h"
 #include "plan/compile.h"
 #include "py/host.h"
@@ -115,21 +117,31 @@ static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
 
 PyDoc_STRVAR(plan_doc,
              "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
-             "     padding_unseen=False) -> Plan\n\n"
+             "     padding_unseen=False, device=-1) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
              "output, the next of them: run it and ask again.\n"
              "host: knows the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
-             "padding_unseen: results for tokens that are padding may be zeros.");
+             "padding_unseen: results for tokens that are padding may be zeros.\n"
+             "device: the number of a GPU; -1 is the CPU.");
+
+/* Nothing of a plan is refused when it runs. */
+static status check_there(ctx *c, const plan *p, int device) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, device, NULL, &where));
+    where.dry = true;
+    return cuda_end(c, &where, exec_check(c, p, &where));
+}
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads",   "disabled_passes",
-                     "sizes",  "host",       "padding_unseen", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", "padding_unseen",
+                     "device", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
-    int n_sizes = 0;
+    int n_sizes = 0, device = ON_CPU;
     unsigned int disabled = 0;
     int unseen = 0;
     graph *g = check_graph(object);
@@ -140,8 +152,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOOp:plan", names, &inputs, &needs, &grads, &disabled,
-                                           &known, &object_of_host, &unseen))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOOpi:plan", names, &inputs, &needs, &grads, &disabled,
+                                           &known, &object_of_host, &unseen, &device))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
@@ -162,12 +174,14 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                              .n_sizes = n_sizes,
                              .sizes = sizes,
                              .host = python_host_init(&from_python, object_of_host),
-                             .padding_unseen = unseen};
+                             .padding_unseen = unseen,
+                             .cuda = device != ON_CPU};
         Py_BEGIN_ALLOW_THREADS s = compile(&c, g, specs, &o, &p);
+        if (s == OK && o.cuda) s = check_there(&c, p, device);
         Py_END_ALLOW_THREADS
     }
     if (s != OK) raise_status(m, &c.err);
-    else result = plan_object_new(m, object, &c, p); /* takes the context over, even when it fails */
+    else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
     if (s == OK) ctx_init(&c);
 
 done:

@@ -99,10 +99,19 @@ static int add(PyObject *module, const char *name, PyObject **slot, PyObject *ob
     return object ? PyModule_AddObjectRef(module, name, object) : -1;
 }
 
+#ifdef ORT_EMULATED
+static PyObject *emulated(void) { return Py_NewRef(Py_True); }
+#else
+static PyObject *emulated(void) { return Py_NewRef(Py_False); }
+#endif
+
 static int core_exec(PyObject *module) {
     module_state *m = PyModule_GetState(module);
-    PyObject *bases = NULL;
+    PyObject *bases = NULL, *gpu = emulated();
+    int added = PyModule_AddObjectRef(module, "emulated", gpu); /* a GPU is emulated, in memory of the CPU */
 
+    Py_DECREF(gpu);
+    if (added < 0) return -1;
     if (add(module, "Error", &m->Error, PyErr_NewException("ortmodule.Error", PyExc_RuntimeError, NULL)) < 0) return -1;
     if (add(module, "UnsupportedError", &m->UnsupportedError,
             PyErr_NewException("ortmodule.UnsupportedError", m->Error, NULL)) < 0)

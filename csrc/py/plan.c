@@ -1,4 +1,5 @@
 /* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
+#include "cuda/driver.h"
 #include "exec/exec.h"
 #include "onnx/write.h"
 #include "py/host.h"
@@ -11,11 +12,13 @@ typedef struct {
     PyObject_HEAD ctx c; /* owns the plan */
     PyObject *model;     /* the plan shares its constants */
     plan *p;
-    double *seconds; /* NULL until there was profiling; then for as long as the plan: runs may be under way */
+    int device;          /* ON_CPU, or the number of a GPU */
+    PyObject *constants; /* a tensor there, or NULL while the plan has none */
+    double *seconds;     /* NULL until there was profiling; then for as long as the plan: runs may be under way */
     bool profiling;
 } plan_object;
 
-PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p) {
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int device) {
     PyTypeObject *type = (PyTypeObject *)m->plan_type;
     plan_object *self = (plan_object *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 
@@ -26,6 +29,7 @@ PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p) {
     self->c = *c;
     p->g->c = &self->c;
     self->p = p;
+    self->device = device;
     self->model = Py_NewRef(model);
     return (PyObject *)self;
 }
@@ -36,6 +40,7 @@ static void plan_dealloc(PyObject *object) {
 
     ctx_release(&self->c);
     free(self->seconds);
+    Py_XDECREF(self->constants);
     Py_XDECREF(self->model);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -56,7 +61,8 @@ static void release(addresses *a) {
     free(a->list);
 }
 
-static int collect(PyObject *tensors, value *const *values, int count, const char *what, addresses *out) {
+static int collect(const plan_object *self, PyObject *tensors, value *const *values, int count, const char *what,
+                   addresses *out) {
     Py_ssize_t given = PySequence_Size(tensors);
 
     if (given < 0) return -1;
@@ -75,17 +81,18 @@ static int collect(PyObject *tensors, value *const *values, int count, const cha
         const value *v = values[i];
         if (!v) continue;
         if (!(out->owners[i] = PySequence_GetItem(tensors, i))) return -1;
-        if (tensor_address(out->owners[i], v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
+        if (tensor_address(out->owners[i], self->device, v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
     }
     return 0;
 }
 
-static int collect_arena(PyObject *memory, const plan *p, void **out) {
+static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
+    const plan *p = self->p;
     int64_t bytes;
 
     *out = NULL;
     if (p->arena_bytes == 0) return 0;
-    if (tensor_bytes(memory, "the arena", out, &bytes) < 0) return -1;
+    if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
     if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
     PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
     return -1;
@@ -98,20 +105,45 @@ static int model_inputs(const plan *p) {
     return n;
 }
 
-static status run_stretch(plan_object *self, run *r, int from, int to, err *e) {
+static status run_there(ctx *c, plan_object *self, void *stream, run *r, int from, int to) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, self->device, stream, &where));
+    r->cuda = &where;
+    return cuda_end(c, &where, exec_run(c, self->p, from, to, r));
+}
+
+static status run_stretch(plan_object *self, unsigned long long stream, run *r, int from, int to, err *e) {
+    void *constants = NULL;
+    int64_t bytes;
     ctx c;
     status s;
 
     ctx_init(&c);
     r->seconds = self->profiling ? self->seconds : NULL;
-    Py_BEGIN_ALLOW_THREADS s = exec_run(&c, self->p, from, to, r);
+    if (self->constants &&
+        tensor_bytes(self->constants, self->device, "the memory of constants", &constants, &bytes) < 0) {
+        e->code = E_FOREIGN;
+        return E_FOREIGN;
+    }
+    r->constants = constants;
+    Py_BEGIN_ALLOW_THREADS s = self->device == ON_CPU ? exec_run(&c, self->p, from, to, r)
+                                                      : run_there(&c, self, (void *)(uintptr_t)stream, r, from, to);
     Py_END_ALLOW_THREADS *e = c.err;
     ctx_release(&c);
     return s;
 }
 
-PyDoc_STRVAR(forward_doc, "forward(arena, inputs, outputs, writes, seed, host=None): fills outputs and writes.\n\n"
-                          "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).");
+static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) {
+    if (self->device != ON_CPU || PyTuple_Size(args) <= at) return 0;
+    PyErr_SetString(PyExc_TypeError, "a plan for the CPU takes no stream");
+    return -1;
+}
+
+PyDoc_STRVAR(forward_doc,
+             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0): fills outputs and writes.\n\n"
+             "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+             "stream: of a plan for a GPU, the handle of the stream that the work is put into.");
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -119,26 +151,29 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, written = {0};
     value *write_values[64];
-    unsigned long long seed;
+    unsigned long long seed, stream = 0;
     python_host from_python;
     int n = 0;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|O:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host))
+    if (!PyArg_ParseTuple(args, "OOOOK|OK:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+                          &stream))
         return NULL;
+    if (check_stream(self, args, 6) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
     value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
     if (!targets) return PyErr_NoMemory();
     for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
-    if (collect_arena(memory, p, &r.arena) == 0 && collect(inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
-        collect(outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
-        collect(writes, targets, n, "write", &written) == 0) {
+    if (collect_arena(self, memory, &r.arena) == 0 &&
+        collect(self, inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
+        collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
+        collect(self, writes, targets, n, "write", &written) == 0) {
         r.memory[AT_INPUT] = in.list;
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
         r.seed = seed;
-        if (run_stretch(self, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_stretch(self, stream, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);
@@ -149,7 +184,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
 }
 
 PyDoc_STRVAR(backward_doc,
-             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None): fills input_grads.\n\n"
+             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0): fills\n"
+             "input_grads.\n\n"
              "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
@@ -157,16 +193,17 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     const plan *p = self->p;
     PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, dy = {0}, dx = {0};
-    unsigned long long seed;
+    unsigned long long seed, stream = 0;
     value **read_in, **read_out;
     int n = model_inputs(p);
     python_host from_python;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|O:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host))
+    if (!PyArg_ParseTuple(args, "OOOOOK|OK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host, &stream))
         return NULL;
+    if (check_stream(self, args, 7) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
     if (!p->g->input_grads) {
         PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
@@ -178,16 +215,16 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     for (int i = 0; read_in && i < n; i++) read_in[i] = p->reads_input[i] ? p->g->inputs[i] : NULL;
     for (int i = 0; read_out && i < p->g->n_outputs; i++) read_out[i] = p->reads_output[i] ? p->g->outputs[i] : NULL;
     if (!read_in || !read_out) PyErr_NoMemory();
-    else if (collect_arena(memory, p, &r.arena) == 0 && collect(inputs, read_in, n, "input", &in) == 0 &&
-             collect(outputs, read_out, p->g->n_outputs, "output", &out) == 0 &&
-             collect(output_grads, p->g->output_grads, p->g->n_outputs, "output gradient", &dy) == 0 &&
-             collect(input_grads, p->g->input_grads, p->g->n_input_grads, "input gradient", &dx) == 0) {
+    else if (collect_arena(self, memory, &r.arena) == 0 && collect(self, inputs, read_in, n, "input", &in) == 0 &&
+             collect(self, outputs, read_out, p->g->n_outputs, "output", &out) == 0 &&
+             collect(self, output_grads, p->g->output_grads, p->g->n_outputs, "output gradient", &dy) == 0 &&
+             collect(self, input_grads, p->g->input_grads, p->g->n_input_grads, "input gradient", &dx) == 0) {
         r.memory[AT_INPUT] = in.list;
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_OUTPUT_GRAD] = dy.list;
         r.memory[AT_INPUT_GRAD] = dx.list;
         r.seed = seed;
-        if (run_stretch(self, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_stretch(self, stream, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);
@@ -196,6 +233,48 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     release(&dx);
     free(read_in);
     free(read_out);
+    return result;
+}
+
+PyDoc_STRVAR(keep_doc,
+             "keep(memory, stream=0): a tensor of constant_bytes on the plan's GPU, which gets its constants.");
+
+static status upload(ctx *c, plan_object *self, void *stream, char *memory) {
+    const plan *p = self->p;
+    cuda_run where;
+    status s = OK;
+
+    TRY(cuda_begin(c, self->device, stream, &where));
+    for (int i = 0; i < p->n_constants && s == OK; i++) {
+        const device_constant *k = &p->constants[i];
+        s = cuda_upload(c, &where, memory + k->offset, k->data, (size_t)k->bytes);
+    }
+    return cuda_end(c, &where, s);
+}
+
+static PyObject *plan_keep(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    unsigned long long stream = 0;
+    PyObject *memory, *old = self->constants, *result = NULL;
+    int64_t bytes;
+    void *at;
+    ctx c;
+
+    if (!PyArg_ParseTuple(args, "O|K:keep", &memory, &stream)) return NULL;
+    if (tensor_bytes(memory, self->device, "the memory of constants", &at, &bytes) < 0) return NULL;
+    if (bytes < self->p->constant_bytes) {
+        PyErr_Format(PyExc_ValueError, "the constants take %lld bytes", (long long)self->p->constant_bytes);
+        return NULL;
+    }
+    ctx_init(&c);
+    if (upload(&c, self, (void *)(uintptr_t)stream, at) == OK) {
+        self->constants = Py_NewRef(memory);
+        Py_XDECREF(old);
+        result = Py_NewRef(Py_None);
+    } else {
+        raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    }
+    ctx_release(&c);
     return result;
 }
 
@@ -341,6 +420,11 @@ static PyObject *get_arena_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->arena_bytes);
 }
 
+static PyObject *get_constant_bytes(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLongLong(plan_of(object)->constant_bytes);
+}
+
 static PyObject *get_host_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(((plan_object *)object)->c.mem.total);
@@ -401,6 +485,7 @@ static PyMethodDef plan_methods[] = {
     {"empty_outputs", empty_outputs, METH_O, PyDoc_STR("empty_outputs(torch.Tensor) -> a new tensor for each output")},
     {"empty_input_grads", empty_input_grads, METH_O,
      PyDoc_STR("empty_input_grads(torch.Tensor) -> for each input a new tensor for its gradient, or None")},
+    {"keep", plan_keep, METH_VARARGS, keep_doc},
     {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
     {"code", plan_code, METH_NOARGS,
      PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
@@ -418,6 +503,7 @@ static PyGetSetDef plan_getset[] = {
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
+    {"constant_bytes", get_constant_bytes, NULL, "bytes of the constants that a plan for a GPU keeps there", NULL},
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},

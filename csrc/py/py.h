@@ -40,10 +40,13 @@ int parse_dtype(PyObject *name, dtype *out);
 int parse_shape(PyObject *sizes, shape *out);
 PyObject *build_spec(dtype type, const shape *s); /* ("float32", (2, 3)) */
 
-/* Address of a contiguous CPU torch.Tensor of exactly this type and shape; `what` and `index` name it in errors. */
-int tensor_address(PyObject *object, dtype type, const shape *s, const char *what, int index, void **out);
-/* Address and size in bytes of a contiguous CPU tensor of any type. */
-int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes);
+/* Where memory is: ON_CPU, or the number of a GPU. */
+enum { ON_CPU = -1 };
+
+/* Address of a contiguous torch.Tensor of exactly this type and shape; `what` and `index` name it in errors. */
+int tensor_address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, void **out);
+/* Address and size in bytes of a contiguous tensor of any type. */
+int tensor_bytes(PyObject *object, int device, const char *what, void **out, int64_t *bytes);
 
 /* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. */
 PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s);
@@ -84,6 +87,6 @@ PyObject *plan_type_new(PyObject *module);
 
 struct plan;
 /* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. */
-PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p);
+PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p, int device);
 
 #endif

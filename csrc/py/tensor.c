@@ -43,7 +43,14 @@ typedef struct dl_exchange {
     void *current_stream;
 } dl_exchange;
 
-enum { DL_CPU = 1, DL_MAJOR = 1, NAME_TEXT = 64 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_MAJOR = 1, NAME_TEXT = 64 };
+
+/* In a build for tests the memory of a GPU is the CPU's (tests/cuda). */
+#ifdef ORT_EMULATED
+static const bool emulated = true;
+#else
+static const bool emulated = false;
+#endif
 
 /* The table is static in torch: looked up once a process, the same for every tensor type. */
 static const dl_exchange *exchange;
@@ -98,7 +105,27 @@ static void refuse(PyObject *object, const char *what, int index) {
     Py_XDECREF(first);
 }
 
-static int borrow(PyObject *object, const char *what, int index, dl_tensor *t) {
+static int is_on(const dl_tensor *t, int device) {
+    if (device == ON_CPU || emulated) return t->device.type == DL_CPU;
+    return t->device.type == DL_CUDA && t->device.id == device;
+}
+
+static const char *device_text(int type, int id, char text[NAME_TEXT]) {
+    if (type == DL_CPU) return "the CPU";
+    snprintf(text, NAME_TEXT, type == DL_CUDA ? "cuda:%d" : "device %d", id);
+    return text;
+}
+
+static int refuse_device(const dl_tensor *t, int device, const char *name) {
+    char found[NAME_TEXT], expected[NAME_TEXT];
+    if (device == ON_CPU) PyErr_Format(PyExc_ValueError, "%s is not on the CPU", name);
+    else
+        PyErr_Format(PyExc_ValueError, "%s is on %s, not on %s", name, device_text(t->device.type, t->device.id, found),
+                     device_text(DL_CUDA, device, expected));
+    return -1;
+}
+
+static int borrow(PyObject *object, int device, const char *what, int index, dl_tensor *t) {
     const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
     char name[NAME_TEXT];
     bool empty = false;
@@ -108,10 +135,7 @@ static int borrow(PyObject *object, const char *what, int index, dl_tensor *t) {
         refuse(object, what, index);
         return -1;
     }
-    if (t->device.type != DL_CPU) {
-        PyErr_Format(PyExc_ValueError, "%s is not on the CPU", name_of(what, index, name));
-        return -1;
-    }
+    if (!is_on(t, device)) return refuse_device(t, device, name_of(what, index, name));
     for (int i = 0; i < t->ndim; i++) empty |= t->shape[i] == 0;
     if (!t->data && !empty) {
         PyErr_Format(PyExc_ValueError, "%s is a tensor that has no memory", name_of(what, index, name));
@@ -138,11 +162,11 @@ static int same_shape(const dl_tensor *t, const shape *s) {
     return 1;
 }
 
-int tensor_address(PyObject *object, dtype type, const shape *s, const char *what, int index, void **out) {
+int tensor_address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, void **out) {
     dl_tensor t;
     char expected[SHAPE_TEXT], found[SHAPE_TEXT];
 
-    if (borrow(object, what, index, &t) < 0) return -1;
+    if (borrow(object, device, what, index, &t) < 0) return -1;
     if (dtype_from_dlpack(t.dtype.code, t.dtype.bits) != type || !same_shape(&t, s)) {
         shape got = {.rank = t.ndim < MAX_RANK ? t.ndim : MAX_RANK};
         for (int i = 0; i < got.rank; i++) got.dim[i] = t.shape[i];
@@ -159,10 +183,10 @@ int tensor_address(PyObject *object, dtype type, const shape *s, const char *wha
     return 0;
 }
 
-int tensor_bytes(PyObject *object, const char *what, void **out, int64_t *bytes) {
+int tensor_bytes(PyObject *object, int device, const char *what, void **out, int64_t *bytes) {
     dl_tensor t;
 
-    if (borrow(object, what, -1, &t) < 0) return -1;
+    if (borrow(object, device, what, -1, &t) < 0) return -1;
     if (!is_contiguous(&t)) {
         PyErr_Format(PyExc_ValueError, "%s is not contiguous", what);
         return -1;
@@ -219,7 +243,7 @@ static int is_dense(const dl_tensor *t, int64_t *count) {
 int tensor_elements(PyObject *object, const char *what, int index, elements *out) {
     dl_tensor t;
 
-    if (borrow(object, what, index, &t) < 0) return -1;
+    if (borrow(object, ON_CPU, what, index, &t) < 0) return -1;
     out->type = dtype_from_dlpack(t.dtype.code, t.dtype.bits);
     out->data = (char *)t.data + t.byte_offset;
     out->strides = is_contiguous(&t) ? 0 : 1;
@@ -293,7 +317,7 @@ PyObject *core_zero(PyObject *module, PyObject *object) {
     void *memory;
 
     (void)module;
-    if (tensor_bytes(object, "the target", &memory, &bytes) < 0) return NULL;
+    if (tensor_bytes(object, ON_CPU, "the target", &memory, &bytes) < 0) return NULL;
     if (bytes) memset(memory, 0, (size_t)bytes);
     return Py_NewRef(Py_None);
 }
@@ -305,8 +329,8 @@ PyObject *core_copy(PyObject *module, PyObject *args) {
 
     (void)module;
     if (!PyArg_ParseTuple(args, "OO:copy", &to, &from)) return NULL;
-    if (tensor_bytes(to, "the target", &target, &to_bytes) < 0) return NULL;
-    if (tensor_bytes(from, "the source", &source, &from_bytes) < 0) return NULL;
+    if (tensor_bytes(to, ON_CPU, "the target", &target, &to_bytes) < 0) return NULL;
+    if (tensor_bytes(from, ON_CPU, "the source", &source, &from_bytes) < 0) return NULL;
     if (to_bytes != from_bytes) {
         PyErr_SetString(PyExc_ValueError, "target and source are not of one size");
         return NULL;

@@ -179,14 +179,15 @@ class Trial:
 
     def plan(self, training, tensors=None):
         """The plan; sizes that data decides are found in `tensors`, the case's own if there are no others."""
-        from ortmodule.session import Run
+        from ortmodule.session import Run, gpu_of
 
         tensors = self.tensors if tensors is None else tensors
         specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]
         needs_grad = [training and i in self.wrt for i in self.fed]
         dys = [dy is not None for dy in self.dys] if training else None
         sizes, calls, given = (), self.session.calls(), [tensors[i].contiguous() for i in self.fed]
-        while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls)).prologue:
+        gpu = gpu_of(given)
+        while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls, gpu)).prologue:
             if plan.probe:
                 self.probes.append(plan)
                 Run(plan, given, 0, calls)

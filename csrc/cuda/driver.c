@@ -1,0 +1,274 @@
+/* driver.c -- the one place that calls the driver. */
+#include "cuda/driver.h"
+
+#include "cuda/image.h"
+
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* --- entry points ------------------------------------------------------------------------------------------------- */
+
+/* Name of the symbol, parameters; every one returns a CUresult, which is 0 on success. Handles are pointers, device
+ * addresses 64-bit integers. */
+#define DRIVER_FUNCTIONS(F)                                                                                            \
+    F(cuInit, (unsigned flags))                                                                                        \
+    F(cuGetErrorString, (int result, const char **out))                                                                \
+    F(cuDeviceGetCount, (int *out))                                                                                    \
+    F(cuDeviceGet, (int *out, int ordinal))                                                                            \
+    F(cuDevicePrimaryCtxRetain, (void **out, int device))                                                              \
+    F(cuDevicePrimaryCtxRelease_v2, (int device))                                                                      \
+    F(cuCtxGetCurrent, (void **out))                                                                                   \
+    F(cuCtxSetCurrent, (void *context))                                                                                \
+    F(cuLibraryLoadData, (void **out, const void *image, void *jit_options, void **jit_values, unsigned n_jit,         \
+                          void *options, void **values, unsigned n))                                                   \
+    F(cuLibraryUnload, (void *library))                                                                                \
+    F(cuLibraryGetKernel, (void **out, void *library, const char *name))                                               \
+    F(cuLaunchKernel,                                                                                                  \
+      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,          \
+       unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra))                              \
+    F(cuMemHostAlloc, (void **out, size_t bytes, unsigned flags))                                                      \
+    F(cuMemFreeHost, (void *memory))                                                                                   \
+    F(cuMemHostGetDevicePointer_v2, (uint64_t *out, void *memory, unsigned flags))                                     \
+    F(cuMemsetD8Async, (uint64_t memory, unsigned char value, size_t count, void *stream))                             \
+    F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
+    F(cuStreamSynchronize, (void *stream))
+
+static struct {
+#define MEMBER(name, parameters) int(*name) parameters;
+    DRIVER_FUNCTIONS(MEMBER)
+#undef MEMBER
+} driver;
+
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
+
+/* --- errors ------------------------------------------------------------------------------------------------------- */
+
+static status refuse(ctx *c, int result, const char *what) {
+    const char *text = NULL;
+    if (!driver.cuGetErrorString || driver.cuGetErrorString(result, &text) != 0 || !text) text = "unknown error";
+    return fail(c, result == CUDA_OUT_OF_MEMORY ? E_NOMEM : E_RUNTIME, "CUDA error %d in %s: %s", result, what, text);
+}
+
+#define CALL(c, name, ...)                                                                                             \
+    do {                                                                                                               \
+        int result_ = driver.name(__VA_ARGS__);                                                                        \
+        if (result_ != 0) return refuse((c), result_, #name);                                                          \
+    } while (0)
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_DEVICES = 64 };
+
+typedef struct device {
+    void *context;
+    cuda_fault *fault, *fault_there; /* as the host and as the device see it */
+} device;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int n_devices = -1; /* -1: the driver is not open */
+static void *libraries[MOST_IMAGES];
+static device devices[MOST_DEVICES];
+static atomic_bool opened[MOST_DEVICES];
+
+static status load_driver(ctx *c) {
+    static const struct {
+        const char *name;
+        size_t member;
+    } symbols[] = {
+#define ROW(name, parameters) {#name, (size_t)((char *)&driver.name - (char *)&driver)},
+        DRIVER_FUNCTIONS(ROW)
+#undef ROW
+    };
+    void *handle;
+
+    if (driver.cuInit) return OK;
+    if (!(handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)))
+        return fail(c, E_UNSUPPORTED, "there is no NVIDIA driver: libcuda.so.1 was not found");
+    for (size_t i = sizeof symbols / sizeof symbols[0]; i-- > 0;) {
+        void *found = dlsym(handle, symbols[i].name);
+        if (!found) {
+            memset(&driver, 0, sizeof driver);
+            (void)dlclose(handle);
+            return fail(c, E_UNSUPPORTED, "the NVIDIA driver is too old: libcuda.so.1 has no %s", symbols[i].name);
+        }
+        memcpy((char *)&driver + symbols[i].member, &found, sizeof found);
+    }
+    return OK;
+}
+
+static status open_driver(ctx *c) {
+    int count = 0;
+
+    if (n_devices >= 0) return OK;
+    if (!cuda_images[0])
+        return fail(c, E_UNSUPPORTED, "this build has no CUDA kernels: install with nvcc, or set ORTMODULE_CUDA=1");
+    TRY(load_driver(c));
+    CALL(c, cuInit, 0);
+    CALL(c, cuDeviceGetCount, &count);
+    n_devices = count < MOST_DEVICES ? count : MOST_DEVICES;
+    return OK;
+}
+
+/* Those that are loaded stay, should one fail: the next attempt goes on there. */
+static status open_libraries(ctx *c) {
+    for (int i = 0; cuda_images[i] && i < MOST_IMAGES; i++) {
+        void *loaded = NULL;
+        if (libraries[i]) continue;
+        CALL(c, cuLibraryLoadData, &loaded, cuda_images[i], NULL, NULL, 0, NULL, NULL, 0);
+        libraries[i] = loaded;
+    }
+    return OK;
+}
+
+/* With the device's context current. */
+static status open_fault(ctx *c, device *d) {
+    void *memory = NULL;
+    uint64_t there = 0;
+    int result;
+
+    CALL(c, cuMemHostAlloc, &memory, sizeof *d->fault, HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED);
+    if ((result = driver.cuMemHostGetDevicePointer_v2(&there, memory, 0)) != 0) {
+        (void)driver.cuMemFreeHost(memory);
+        return refuse(c, result, "cuMemHostGetDevicePointer");
+    }
+    memset(memory, 0, sizeof *d->fault);
+    d->fault = memory;
+    d->fault_there = (cuda_fault *)(uintptr_t)there;
+    return OK;
+}
+
+static status open_in_context(ctx *c, device *d) {
+    TRY(open_libraries(c));
+    return open_fault(c, d);
+}
+
+static status open_device(ctx *c, int index) {
+    device d = {0};
+    void *previous = NULL;
+    int handle, result;
+    status s;
+
+    TRY(open_driver(c));
+    if (index < 0 || index >= n_devices)
+        return fail(c, E_UNSUPPORTED, "there is no cuda:%d: the driver knows %d devices", index, n_devices);
+    CALL(c, cuDeviceGet, &handle, index);
+    CALL(c, cuCtxGetCurrent, &previous);
+    CALL(c, cuDevicePrimaryCtxRetain, &d.context, handle);
+    s = (result = driver.cuCtxSetCurrent(d.context)) != 0 ? refuse(c, result, "cuCtxSetCurrent")
+                                                          : open_in_context(c, &d);
+    if ((result = driver.cuCtxSetCurrent(previous)) != 0 && s == OK) s = refuse(c, result, "cuCtxSetCurrent");
+    if (s != OK) {
+        if (d.fault) (void)driver.cuMemFreeHost(d.fault);
+        (void)driver.cuDevicePrimaryCtxRelease_v2(handle);
+        return s;
+    }
+    devices[index] = d;
+    atomic_store(&opened[index], true);
+    return OK;
+}
+
+status cuda_available(ctx *c, int *count) {
+    (void)pthread_mutex_lock(&lock);
+    status s = open_driver(c);
+    *count = s == OK ? n_devices : 0;
+    (void)pthread_mutex_unlock(&lock);
+    return s;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static status look(ctx *c, const device *d) {
+    const volatile cuda_fault *there = d->fault;
+    cuda_fault f;
+
+    if (there->kind == FAULT_NONE) return OK;
+    f = (cuda_fault){there->kind, there->node, there->value, there->limit};
+    memset(d->fault, 0, sizeof *d->fault);
+    switch (f.kind) {
+    case FAULT_LABEL:
+        return fail(c, E_RUNTIME, "label %" PRId64 " is out of range: there are %" PRId64 " classes (node %d)", f.value,
+                    f.limit, f.node);
+    case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0 (node %d)", f.node);
+    default:
+        return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64 " (node %d)",
+                    f.value, f.limit, f.node);
+    }
+}
+
+status cuda_begin(ctx *c, int index, void *stream, cuda_run *out) {
+    status s = OK;
+
+    *out = (cuda_run){.device = index, .stream = stream};
+    if (index < 0 || index >= MOST_DEVICES || !atomic_load(&opened[index])) {
+        (void)pthread_mutex_lock(&lock);
+        if (index < 0 || index >= MOST_DEVICES || !atomic_load(&opened[index])) s = open_device(c, index);
+        (void)pthread_mutex_unlock(&lock);
+        if (s != OK) return s;
+    }
+    const device *d = &devices[index];
+    TRY(look(c, d));
+    out->fault = d->fault_there;
+    CALL(c, cuCtxGetCurrent, &out->previous);
+    if (out->previous != d->context) CALL(c, cuCtxSetCurrent, d->context);
+    return OK;
+}
+
+status cuda_end(ctx *c, const cuda_run *r, status s) {
+    const device *d = &devices[r->device];
+    int result = r->previous == d->context ? 0 : driver.cuCtxSetCurrent(r->previous);
+
+    if (s != OK) return s;
+    if (result != 0) return refuse(c, result, "cuCtxSetCurrent");
+    return look(c, d);
+}
+
+static status find(ctx *c, kernel *f, void **out) {
+    *out = atomic_load_explicit(&f->function, memory_order_acquire);
+    if (*out) return OK;
+    int result = CUDA_NOT_FOUND;
+    for (int i = 0; i < MOST_IMAGES && libraries[i] && result == CUDA_NOT_FOUND; i++)
+        result = driver.cuLibraryGetKernel(out, libraries[i], f->name);
+    if (result != 0) return refuse(c, result, "cuLibraryGetKernel");
+    atomic_store_explicit(&f->function, *out, memory_order_release);
+    return OK;
+}
+
+status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args) {
+    void *function, *parameters[] = {(void *)(uintptr_t)args};
+
+    TRY_AT(c, find(c, f, &function), "looking for the kernel %s", f->name);
+    if (k->cuda->dry || g.blocks == 0) return OK;
+    int result = driver.cuLaunchKernel(function, (unsigned)g.blocks, 1, 1, (unsigned)g.threads, 1, 1, 0,
+                                       k->cuda->stream, parameters, NULL);
+    if (result == 0) return OK;
+    return blame(c, refuse(c, result, "cuLaunchKernel"), "starting the kernel %s", f->name);
+}
+
+status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes) {
+    if (k->cuda->dry || bytes == 0) return OK;
+    CALL(c, cuMemsetD8Async, (uintptr_t)memory, 0, bytes, k->cuda->stream);
+    return OK;
+}
+
+status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes) {
+    if (bytes == 0) return OK;
+    CALL(c, cuMemcpyHtoDAsync_v2, (uintptr_t)to, from, bytes, r->stream);
+    CALL(c, cuStreamSynchronize, r->stream);
+    return OK;
+}
+
+/* --- geometry ----------------------------------------------------------------------------------------------------- */
+
+geometry geometry_over(int64_t count, int64_t each, int threads) {
+    int64_t blocks = (count + each - 1) / each;
+    return (geometry){blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS, threads};
+}
+
+geometry geometry_rows(int64_t rows, int64_t width) {
+    int threads = WARP;
+    while (threads < 512 && threads * 4 < width) threads *= 2;
+    return geometry_over(rows, 1, threads);
+}

@@ -1,0 +1,67 @@
+/* driver.h -- NVIDIA's driver, found at run time: devices, kernels by name, launches.
+ *
+ * Nothing here is linked or required, and no header of CUDA is included: the entry points are declared once, in
+ * DRIVER_FUNCTIONS. Without a driver, or in a build without kernels, opening a device says so in a sentence, and the
+ * CPU side is as it is. Memory, streams and events are torch's: what this layer holds of its own (a context, the
+ * kernels, one page of pinned memory) it holds for the life of the process. */
+#ifndef ORT_CUDA_DRIVER_H
+#define ORT_CUDA_DRIVER_H
+
+#include "ops/op.h"
+
+/* What a kernel reports when it meets data that it cannot use: an index out of range. It lies in memory that host and
+ * device see. Kernels go on with something harmless; the next look of the host's is an error. */
+typedef struct cuda_fault {
+    int32_t kind; /* 0: none; else a cuda_fault_kind */
+    int32_t node; /* id of the node */
+    int64_t value, limit;
+} cuda_fault;
+
+typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR } cuda_fault_kind;
+
+/* A stretch of a run on a device, between cuda_begin and cuda_end. */
+typedef struct cuda_run {
+    int device;
+    void *stream;      /* torch's; NULL is the default stream */
+    cuda_fault *fault; /* as kernels see it */
+    bool dry;          /* everything but launching: can this node run here? */
+    void *previous;    /* the thread's context before */
+} cuda_run;
+
+/* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device,
+ * no driver or no kernels; E_RUNTIME when a kernel has met bad data since the last look. cuda_end must follow OK. */
+MUST_USE status cuda_begin(ctx *c, int device, void *stream, cuda_run *out);
+/* Restores the context. Looks for bad data too, unless `s`, the status of what ran, is an error already. Waits for
+ * nothing: what is still under way is seen at the next look. */
+MUST_USE status cuda_end(ctx *c, const cuda_run *r, status s);
+
+/* E_UNSUPPORTED with the reason unless kernels can run here. */
+MUST_USE status cuda_available(ctx *c, int *devices);
+
+/* A kernel: a name in the image; static, looked up at its first use. */
+typedef struct kernel {
+    const char *name;
+    void *_Atomic function;
+} kernel;
+
+enum { MOST_BLOCKS = 1 << 16, WARP = 32, MOST_THREADS = 1024 };
+
+/* Threads and blocks of a launch along x; y and z are 1. */
+typedef struct geometry {
+    int64_t blocks;
+    int threads;
+} geometry;
+
+/* Starts kernel `f` with one argument, the structure at `args`. Nothing is started for 0 blocks. */
+MUST_USE status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args);
+/* Zero bytes. */
+MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);
+/* `bytes` of host memory, which may change when this returns, to the device. Waits. */
+MUST_USE status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
+
+/* `count` things, `each` of them a block, in a launch of at most MOST_BLOCKS: kernels stride over what is left. */
+geometry geometry_over(int64_t count, int64_t each, int threads);
+/* A block for each of `rows` rows of `width` elements, with as many threads as have something to do. */
+geometry geometry_rows(int64_t rows, int64_t width);
+
+#endif

@@ -1,0 +1,81 @@
+/* each_float.h -- includes the file TEMPLATE once for each float type, for kernels; then forgets TEMPLATE.
+ *
+ * T is an element in memory, A what is computed with (float for the 16-bit types), GET and PUT go from T to A and back,
+ * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; SUM and MOST are block_sum and block_max of A,
+ * NUMBER_AT reads an A from an element of any float type. */
+#define JOIN_NAMES(f, suffix) f##_##suffix
+
+#define A float
+#define SUM block_sum_f32
+#define MOST block_max_f32
+#define EXP expf
+#define LOG logf
+#define SQRT sqrtf
+#define NUMBER_AT number_f32
+
+#define T float
+#define NAME(f) JOIN_NAMES(f, f32)
+#define GET(x) (x)
+#define PUT(x) (x)
+#include TEMPLATE
+#undef T
+#undef NAME
+#undef GET
+#undef PUT
+
+#define T bf16
+#define NAME(f) JOIN_NAMES(f, bf16)
+#define GET(x) bf16_to_f32(x)
+#define PUT(x) f32_to_bf16(x)
+#include TEMPLATE
+#undef T
+#undef NAME
+#undef GET
+#undef PUT
+
+#define T f16
+#define NAME(f) JOIN_NAMES(f, f16)
+#define GET(x) f16_to_f32(x)
+#define PUT(x) f32_to_f16(x)
+#include TEMPLATE
+#undef T
+#undef NAME
+#undef GET
+#undef PUT
+
+#undef A
+#undef SUM
+#undef MOST
+#undef EXP
+#undef LOG
+#undef SQRT
+#undef NUMBER_AT
+
+#define A double
+#define SUM block_sum_f64
+#define MOST block_max_f64
+#define EXP exp
+#define LOG log
+#define SQRT sqrt
+#define NUMBER_AT number_f64
+
+#define T double
+#define NAME(f) JOIN_NAMES(f, f64)
+#define GET(x) (x)
+#define PUT(x) (x)
+#include TEMPLATE
+#undef T
+#undef NAME
+#undef GET
+#undef PUT
+
+#undef A
+#undef SUM
+#undef MOST
+#undef EXP
+#undef LOG
+#undef SQRT
+#undef NUMBER_AT
+
+#undef TEMPLATE
+#undef JOIN_NAMES

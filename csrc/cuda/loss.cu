@@ -1,0 +1,161 @@
+/* loss.cu -- twin of ops/loss.c: CrossEntropy and its gradient.
+ *
+ * A block has a sample: its classes are `inner` apart. Losses of samples are kept in float64, and a single block adds
+ * them up: their order depends on their number alone. A label that is no class is reported, and makes NaN. */
+#ifndef T
+#include "cuda/kernel.h"
+
+typedef struct loss_args {
+    const void *x, *labels, *weights, *dloss; /* weights may be absent */
+    void *out;                                /* the loss, or dx */
+    double *lse, *losses, *divisor;
+    int64_t samples, classes, inner, ignored;
+    int32_t label_type, weight_type, dloss_type, ignores, each, mean, node;
+    cuda_fault *fault;
+} loss_args;
+
+#ifdef ORT_HOST
+#include <string.h>
+
+kernel_fn cross_entropy_cuda, cross_entropy_grad_cuda;
+size_t cross_entropy_cuda_workspace(const node *n);
+
+/* Labels are operand `labels`, weights operand `weights`, `s` the shape of the logits. */
+static loss_args args_of(const call *k, const shape *s, int labels, int weights) {
+    loss_args a = {.labels = k->in[labels].data,
+                   .label_type = k->in[labels].type,
+                   .classes = s->dim[s->rank > 1],
+                   .inner = s->rank > 1 ? shape_span(s, 2, s->rank) : 1,
+                   .samples = tensor_count(&k->in[labels]),
+                   .ignores = node_has(k->node, "ignore_index"),
+                   .ignored = node_int(k->node, "ignore_index"),
+                   .each = strcmp(node_string(k->node, "reduction"), "none") == 0,
+                   .mean = strcmp(node_string(k->node, "reduction"), "mean") == 0,
+                   .node = k->node->id,
+                   .fault = k->cuda->fault};
+    if (weights < k->n_in && tensor_present(&k->in[weights])) {
+        a.weights = k->in[weights].data;
+        a.weight_type = k->in[weights].type;
+    }
+    return a;
+}
+
+/* Losses, and lse when nobody asks for it. */
+size_t cross_entropy_cuda_workspace(const node *n) { return 16 * (size_t)shape_count(&n->in[1]->shape); }
+
+status cross_entropy_cuda(ctx *c, const call *k) {
+    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy);
+    static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_join);
+    const dtype type = k->in[0].type;
+    loss_args a = args_of(k, &k->in[0].shape, 1, 2);
+
+    a.x = k->in[0].data;
+    a.losses = k->work;
+    a.lse = k->n_out > 1 && tensor_present(&k->out[1]) ? k->out[1].data : a.losses ? a.losses + a.samples : NULL;
+    a.divisor = k->n_out > 2 && tensor_present(&k->out[2]) ? k->out[2].data : NULL;
+    a.out = k->out[0].data;
+    TRY(cuda_launch(c, k, &rows[type], geometry_rows(a.samples, a.classes), &a));
+    return cuda_launch(c, k, &join[type], (geometry){1, 512}, &a);
+}
+
+/* Operands: dloss, logits, labels, lse, divisor, weights. */
+status cross_entropy_grad_cuda(ctx *c, const call *k) {
+    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_grad);
+    loss_args a = args_of(k, &k->in[1].shape, 2, 5);
+
+    a.dloss = k->in[0].data;
+    a.dloss_type = k->in[0].type;
+    a.x = k->in[1].data;
+    a.lse = k->in[3].data;
+    a.divisor = k->in[4].data;
+    a.out = k->out[0].data;
+    return cuda_launch(c, k, &rows[k->in[1].type], geometry_rows(a.samples, a.classes), &a);
+}
+#endif
+
+#ifdef ORT_DEVICE
+/* The weight of a sample and its label; -1 where it does not count, -2 where it is none. */
+DEVICE double label_at(const loss_args *a, int64_t sample, int64_t *label) {
+    const int64_t found = integer_at(a->labels, a->label_type, sample);
+    if (a->ignores && found == a->ignored) {
+        *label = -1;
+        return 0;
+    }
+    if (found < 0 || found >= a->classes) {
+        *label = -2;
+        return NAN;
+    }
+    *label = found;
+    return a->weights ? number_f64(a->weights, a->weight_type, found) : 1;
+}
+
+#define TEMPLATE "cuda/loss.cu"
+#include "cuda/each_float.h"
+#endif
+
+#else /* the template */
+
+KERNEL(NAME(cross_entropy), loss_args) {
+    FOR_BLOCKS(sample, a.samples) {
+        const T *x = (const T *)a.x + sample / a.inner * a.classes * a.inner + sample % a.inner;
+        A most = -(A)INFINITY, total = 0;
+        int64_t label;
+        const double weight = label_at(&a, sample, &label);
+
+        if (label < 0) {
+            if (threadIdx.x == 0) {
+                a.lse[sample] = a.losses[sample] = label == -1 ? 0 : NAN;
+                if (label == -2)
+                    report(a.fault, FAULT_LABEL, a.node, integer_at(a.labels, a.label_type, sample), a.classes);
+            }
+            continue;
+        }
+        FOR_THREADS(i, a.classes) {
+            const A v = GET(x[i * a.inner]);
+            most = v > most ? v : most;
+        }
+        most = MOST(most);
+        FOR_THREADS(i, a.classes) total += EXP(GET(x[i * a.inner]) - most);
+        total = SUM(total);
+        if (threadIdx.x == 0) {
+            const double lse = (double)most + log((double)total);
+            a.lse[sample] = lse;
+            a.losses[sample] = weight * (lse - (double)GET(x[label * a.inner]));
+        }
+    }
+}
+
+/* One block. */
+KERNEL(NAME(cross_entropy_join), loss_args) {
+    double sum = 0, weight = 0;
+
+    FOR_THREADS(i, a.samples) {
+        int64_t label;
+        weight += label_at(&a, i, &label);
+        sum += a.losses[i];
+        if (a.each) ((T *)a.out)[i] = PUT((A)a.losses[i]);
+    }
+    weight = block_sum_f64(weight);
+    sum = block_sum_f64(sum);
+    if (threadIdx.x != 0) return;
+    if (a.divisor) *a.divisor = a.mean ? weight : 1;
+    if (!a.each) *(T *)a.out = PUT((A)(a.mean ? sum / weight : sum));
+}
+
+KERNEL(NAME(cross_entropy_grad), loss_args) {
+    FOR_BLOCKS(sample, a.samples) {
+        const int64_t start = sample / a.inner * a.classes * a.inner + sample % a.inner;
+        const T *x = (const T *)a.x + start;
+        T *dx = (T *)a.out + start;
+        int64_t label;
+        const double weight = label_at(&a, sample, &label);
+        const A scale = (A)(weight * (number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor));
+        const A high = (A)a.lse[sample], low = (A)(a.lse[sample] - (double)high);
+
+        FOR_THREADS(i, a.classes) {
+            const A p = EXP(GET(x[i * a.inner]) - high - low) - (i == label ? 1 : 0);
+            dx[i * a.inner] = PUT(label == -1 ? 0 : p * scale);
+        }
+    }
+}
+#endif

@@ -1,0 +1,198 @@
+/* norm.cu -- twin of ops/norm.c: LayerNormalization, RMSNormalization and their gradients, over the last axes.
+ *
+ * A block has a row. The gradients of scale and bias are sums over rows: a block adds up 32 columns of one part of the
+ * rows, whose number depends on the shape alone, and a second kernel the parts, in order. They read dy, so they come
+ * before dx, which may take its place. */
+#ifndef T
+#include "cuda/kernel.h"
+
+typedef struct norm_args {
+    const void *x, *dy, *scale, *bias;
+    void *out;              /* y or dx */
+    void *means, *inverses; /* as they are computed in, float or double; either may be absent forward */
+    void *partial;          /* [parts, 2, width] of that type */
+    void *dscale, *dbias;   /* either may be absent */
+    int64_t rows, width, parts;
+    double epsilon;
+    int32_t centred, scale_type;
+} norm_args;
+
+enum { LANES = 8 }; /* rows that a block of columns reads at a time */
+
+#ifdef ORT_HOST
+kernel_fn layer_norm_cuda, rms_norm_cuda, layer_norm_grad_cuda, rms_norm_grad_cuda;
+size_t norm_grad_cuda_workspace(const node *n);
+
+/* Operands of both gradients. */
+enum { DY, X, SCALE, INVERSES, MEANS, MOST_PARTS = 64 };
+
+static norm_args args_of(const node *n, const shape *s) {
+    int axis = (int)node_int(n, "axis");
+    norm_args a = {.rows = 0};
+
+    if (axis < 0) axis += s->rank;
+    a.rows = shape_span(s, 0, axis);
+    a.width = shape_span(s, axis, s->rank);
+    a.parts = a.rows / 64 < 1 ? 1 : a.rows / 64 < MOST_PARTS ? a.rows / 64 : MOST_PARTS;
+    return a;
+}
+
+static void *data_of(const tensor *t, int n, int i) { return i < n && tensor_present(&t[i]) ? t[i].data : NULL; }
+static bool is_wanted(const call *k, int i) { return i < k->n_out && tensor_present(&k->out[i]); }
+
+static status run_forward(ctx *c, const call *k, bool centred) {
+    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(norm_rows);
+    const tensor *x = &k->in[0];
+    norm_args a = args_of(k->node, &x->shape);
+
+    a.x = x->data;
+    a.scale = k->in[1].data;
+    a.scale_type = k->in[1].type;
+    a.bias = data_of(k->in, k->n_in, 2);
+    if (a.bias && k->in[2].type != k->in[1].type)
+        return fail(c, E_UNSUPPORTED, "%s with scale and bias of two types has no CUDA kernel", k->node->op->name);
+    a.out = k->out[0].data;
+    a.means = centred ? data_of(k->out, k->n_out, 1) : NULL;
+    a.inverses = data_of(k->out, k->n_out, centred ? 2 : 1);
+    a.epsilon = node_float(k->node, "epsilon");
+    a.centred = centred;
+    return cuda_launch(c, k, &kernels[x->type], geometry_rows(a.rows, a.width), &a);
+}
+
+status layer_norm_cuda(ctx *c, const call *k) { return run_forward(c, k, true); }
+status rms_norm_cuda(ctx *c, const call *k) { return run_forward(c, k, false); }
+
+size_t norm_grad_cuda_workspace(const node *n) {
+    norm_args a = args_of(n, &n->in[X]->shape);
+    return (size_t)(2 * a.parts * a.width) * (n->in[X]->type == F64 ? 8 : 4);
+}
+
+static status run_backward(ctx *c, const call *k, bool centred) {
+    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_rows);
+    static kernel columns[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_columns);
+    static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(norm_grad_join);
+    const dtype type = k->in[X].type;
+    norm_args a = args_of(k->node, &k->in[X].shape);
+
+    a.dy = k->in[DY].data;
+    a.x = k->in[X].data;
+    a.scale = k->in[SCALE].data;
+    a.scale_type = k->in[SCALE].type;
+    a.inverses = k->in[INVERSES].data;
+    a.means = centred ? k->in[MEANS].data : NULL;
+    a.out = data_of(k->out, k->n_out, 0);
+    a.dscale = data_of(k->out, k->n_out, 1);
+    a.dbias = data_of(k->out, k->n_out, 2);
+    a.centred = centred;
+    a.partial = k->work;
+    if (is_wanted(k, 1) || is_wanted(k, 2)) {
+        int64_t groups = (a.width + WARP - 1) / WARP;
+        TRY(cuda_launch(c, k, &columns[type], geometry_over(groups * a.parts, 1, WARP * LANES), &a));
+        TRY(cuda_launch(c, k, &join[type], geometry_over(a.width, 128, 128), &a));
+    }
+    if (!is_wanted(k, 0)) return OK;
+    return cuda_launch(c, k, &rows[type], geometry_rows(a.rows, a.width), &a);
+}
+
+status layer_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, true); }
+status rms_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, false); }
+#endif
+
+#ifdef ORT_DEVICE
+#define TEMPLATE "cuda/norm.cu"
+#include "cuda/each_float.h"
+#endif
+
+#else /* the template */
+
+KERNEL(NAME(norm_rows), norm_args) {
+    FOR_BLOCKS(row, a.rows) {
+        const T *x = (const T *)a.x + row * a.width;
+        T *y = (T *)a.out + row * a.width;
+        A m = 0, r = 0;
+
+        if (a.centred) {
+            FOR_THREADS(i, a.width) m += GET(x[i]);
+            m = SUM(m) / (A)a.width;
+        }
+        FOR_THREADS(i, a.width) r += (GET(x[i]) - m) * (GET(x[i]) - m);
+        r = 1 / SQRT(SUM(r) / (A)a.width + (A)a.epsilon);
+        if (threadIdx.x == 0) {
+            if (a.means) ((A *)a.means)[row] = m;
+            if (a.inverses) ((A *)a.inverses)[row] = r;
+        }
+        FOR_THREADS(i, a.width) {
+            A v = (GET(x[i]) - m) * r * NUMBER_AT(a.scale, a.scale_type, i);
+            if (a.bias) v += NUMBER_AT(a.bias, a.scale_type, i);
+            y[i] = PUT(v);
+        }
+    }
+}
+
+KERNEL(NAME(norm_grad_rows), norm_args) {
+    FOR_BLOCKS(row, a.rows) {
+        const T *x = (const T *)a.x + row * a.width, *dy = (const T *)a.dy + row * a.width;
+        T *dx = (T *)a.out + row * a.width;
+        const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
+        A sum = 0, dot = 0;
+
+        FOR_THREADS(i, a.width) {
+            const A g = GET(dy[i]) * NUMBER_AT(a.scale, a.scale_type, i);
+            sum += g;
+            dot += g * ((GET(x[i]) - m) * r);
+        }
+        dot = SUM(dot) / (A)a.width;
+        sum = SUM(sum) / (A)a.width;
+        if (!a.centred) sum = 0;
+        FOR_THREADS(i, a.width) {
+            const A g = GET(dy[i]) * NUMBER_AT(a.scale, a.scale_type, i);
+            dx[i] = PUT(r * (g - sum - (GET(x[i]) - m) * r * dot));
+        }
+    }
+}
+
+/* Columns of a part of the rows: a thread for each column in each of LANES lanes of rows. */
+KERNEL(NAME(norm_grad_columns), norm_args) {
+    SHARED(A, scales, WARP * LANES);
+    SHARED(A, biases, WARP * LANES);
+    const int64_t groups = (a.width + WARP - 1) / WARP;
+    const int lane = threadIdx.x / WARP;
+
+    FOR_BLOCKS(task, groups * a.parts) {
+        const int64_t part = task / groups, i = task % groups * WARP + threadIdx.x % WARP;
+        const int64_t begin = a.rows * part / a.parts, end = a.rows * (part + 1) / a.parts;
+        A dscale = 0, dbias = 0;
+
+        for (int64_t row = begin + lane; row < end && i < a.width; row += LANES) {
+            const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
+            const A d = GET(((const T *)a.dy)[row * a.width + i]);
+            dscale += d * ((GET(((const T *)a.x)[row * a.width + i]) - m) * r);
+            dbias += d;
+        }
+        scales[threadIdx.x] = dscale;
+        biases[threadIdx.x] = dbias;
+        __syncthreads();
+        if (lane == 0 && i < a.width) {
+            for (int other = 1; other < LANES; other++) {
+                dscale += scales[threadIdx.x + WARP * other];
+                dbias += biases[threadIdx.x + WARP * other];
+            }
+            ((A *)a.partial)[2 * part * a.width + i] = dscale;
+            ((A *)a.partial)[(2 * part + 1) * a.width + i] = dbias;
+        }
+        __syncthreads();
+    }
+}
+
+KERNEL(NAME(norm_grad_join), norm_args) {
+    FOR_EACH(i, a.width) {
+        double dscale = 0, dbias = 0;
+        for (int64_t part = 0; part < a.parts; part++) {
+            dscale += ((const A *)a.partial)[2 * part * a.width + i];
+            dbias += ((const A *)a.partial)[(2 * part + 1) * a.width + i];
+        }
+        if (a.dscale) set_number(a.dscale, a.scale_type, i, dscale);
+        if (a.dbias) set_number(a.dbias, a.scale_type, i, dbias);
+    }
+}
+#endif

@@ -1,0 +1,94 @@
+/* random.cu -- twin of ops/random.c: dropout, with the very bits of core/philox.c.
+ *
+ * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64). */
+#ifndef T
+#include "cuda/kernel.h"
+
+typedef struct dropout_args {
+    const void *in;
+    void *out;
+    int64_t count;
+    uint64_t seed;
+    double scale;
+    uint32_t key, threshold;
+} dropout_args;
+
+#ifdef ORT_HOST
+#include <math.h>
+
+kernel_fn dropout_train_cuda, dropout_mask_cuda;
+
+static status run(ctx *c, const call *k, kernel *f) {
+    const double ratio = node_float(k->node, "ratio");
+    dropout_args a = {.out = k->out[0].data,
+                      .count = tensor_count(&k->out[0]),
+                      .seed = k->seed,
+                      .key = (uint32_t)node_int(k->node, "key")};
+
+    if (k->n_in > 1 && tensor_present(&k->in[1]))
+        return fail(c, E_UNSUPPORTED, "%s of chosen rows has no CUDA kernel", k->node->op->name);
+    if (k->n_in) a.in = k->in[0].data;
+    a.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
+    a.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
+    return cuda_launch(c, k, f, geometry_over((a.count + 63) / 64 * 16, 256, 256), &a);
+}
+
+status dropout_train_cuda(ctx *c, const call *k) {
+    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(dropout);
+    return run(c, k, &kernels[k->in[0].type]);
+}
+
+status dropout_mask_cuda(ctx *c, const call *k) {
+    static kernel mask = {.name = "dropout_mask"};
+    return run(c, k, &mask);
+}
+#endif
+
+#ifdef ORT_DEVICE
+/* The four words of a counter. */
+DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]) {
+    uint32_t x = (uint32_t)counter, y = (uint32_t)(counter >> 32), z = key, w = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+
+    for (int r = 0; r < 10; r++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const uint64_t p = (uint64_t)x * 0xD2511F53u, q = (uint64_t)z * 0xCD9E8D57u;
+        x = (uint32_t)(q >> 32) ^ y ^ k0;
+        y = (uint32_t)q;
+        z = (uint32_t)(p >> 32) ^ w ^ k1;
+        w = (uint32_t)p;
+    }
+    word[0] = x, word[1] = y, word[2] = z, word[3] = w;
+}
+
+/* Of counter n in [0, 16) of a group: the place of its first word. */
+DEVICE int place_of(int n) { return 2 * (n % 8) + n / 8; }
+
+KERNEL(dropout_mask, dropout_args) {
+    FOR_EACH(counter, (a.count + 63) / 64 * 16) {
+        const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
+        uint32_t word[4];
+        draw(a.seed, a.key, (uint64_t)counter, word);
+        for (int j = 0; j < 4; j++)
+            if (first + 16 * j < a.count) ((uint8_t *)a.out)[first + 16 * j] = a.scale != 0 && word[j] >= a.threshold;
+    }
+}
+
+#define TEMPLATE "cuda/random.cu"
+#include "cuda/each_float.h"
+#endif
+
+#else /* the template */
+
+KERNEL(NAME(dropout), dropout_args) {
+    const A scale = (A)a.scale;
+    FOR_EACH(counter, (a.count + 63) / 64 * 16) {
+        const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
+        uint32_t word[4];
+        draw(a.seed, a.key, (uint64_t)counter, word);
+        for (int j = 0; j < 4; j++) {
+            const int64_t i = first + 16 * j;
+            if (i < a.count) ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (word[j] >= a.threshold ? scale : 0));
+        }
+    }
+}
+#endif

@@ -1,0 +1,182 @@
+/* emulate.c -- fibers, and the order they run in. */
+#include "emulate.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum { MOST_THREADS = 1024, STACK = 256 << 10, WARP = 32, WIDEST = 16 };
+
+typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
+
+typedef struct fiber {
+    void *top;  /* its stack pointer while it does not run */
+    void *fake; /* the sanitizer's */
+    state state;
+    char sent[WIDEST];
+} fiber;
+
+struct emulated emulated;
+
+static fiber fibers[MOST_THREADS];
+static char *stacks;
+static void *scheduler;
+#ifdef __SANITIZE_ADDRESS__
+static void *scheduler_fake;
+static const void *scheduler_bottom;
+static size_t scheduler_size;
+#endif
+static emulated_kernel *running;
+static const void *running_argument;
+
+/* --- changing stacks ---------------------------------------------------------------------------------------------- */
+
+/* Keeps what a called function must keep, saves the stack pointer at `*from`, goes on at `to`. */
+void emulated_switch(void **from, void *to);
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+        ".globl emulated_switch\n"
+        ".hidden emulated_switch\n"
+        ".type emulated_switch, @function\n"
+        "emulated_switch:\n"
+        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n"
+        "    movq %rsi, %rsp\n"
+        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
+        "    ret\n"
+        ".size emulated_switch, .-emulated_switch\n");
+enum { SAVED = 6 };
+#else
+#error "the emulator changes stacks on x86-64 only"
+#endif
+
+static unsigned current(void) { return emulated.thread.x; }
+
+static void enter(unsigned t) {
+    emulated.thread.x = t;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&scheduler_fake, stacks + (size_t)t * STACK, STACK);
+#endif
+    emulated_switch(&scheduler, fibers[t].top);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(scheduler_fake, NULL, NULL);
+#endif
+}
+
+static void leave(state s) {
+    fiber *f = &fibers[current()];
+    f->state = s;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(s == DONE ? NULL : &f->fake, scheduler_bottom, scheduler_size);
+#endif
+    emulated_switch(&f->top, scheduler);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(f->fake, &scheduler_bottom, &scheduler_size);
+#endif
+}
+
+static void fiber_main(void) {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(NULL, &scheduler_bottom, &scheduler_size);
+#endif
+    running(running_argument);
+    leave(DONE);
+}
+
+static void prepare(unsigned t) {
+    void **top = (void **)(void *)(stacks + (size_t)(t + 1) * STACK);
+    void (*start)(void) = fiber_main;
+
+    *--top = NULL; /* where fiber_main would return to; it aligns the stack, too */
+    memcpy(--top, &start, sizeof start);
+    for (int i = 0; i < SAVED; i++) *--top = NULL;
+    fibers[t] = (fiber){.top = top, .state = READY};
+}
+
+/* --- waiting ------------------------------------------------------------------------------------------------------ */
+
+void emulated_barrier(void) { leave(AT_BARRIER); }
+
+void emulated_exchange(void *x, size_t size, int lane) {
+    unsigned first = current() / WARP * WARP;
+    memcpy(fibers[current()].sent, x, size);
+    leave(AT_EXCHANGE);
+    memcpy(x, fibers[first + (unsigned)lane].sent, size);
+    leave(AT_EXCHANGE); /* nobody sends again before everybody has read */
+}
+
+static unsigned count_state(unsigned from, unsigned to, state s) {
+    unsigned n = 0;
+    for (unsigned t = from; t < to; t++) n += fibers[t].state == s;
+    return n;
+}
+
+static void release(unsigned from, unsigned to, state s) {
+    for (unsigned t = from; t < to; t++)
+        if (fibers[t].state == s) fibers[t].state = READY;
+}
+
+/* Lets threads go on that have waited for each other; 0 when there are none. */
+static int release_some(unsigned threads) {
+    int released = 0;
+    for (unsigned w = 0; w < threads; w += WARP) {
+        if (count_state(w, w + WARP, AT_EXCHANGE) != WARP) continue;
+        release(w, w + WARP, AT_EXCHANGE);
+        released = 1;
+    }
+    if (released) return 1;
+    if (count_state(0, threads, AT_BARRIER) + count_state(0, threads, DONE) != threads) return 0;
+    release(0, threads, AT_BARRIER);
+    return 1;
+}
+
+extern char __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
+
+__attribute__((no_sanitize("address"))) static void spoil_shared(void) {
+    for (volatile char *p = __start_emulated_shared; p < __stop_emulated_shared; p++) *p = (char)0xa5;
+}
+
+static int run_block(unsigned threads, int backwards, const char **why) {
+    spoil_shared();
+    for (unsigned t = 0; t < threads; t++) prepare(t);
+    while (count_state(0, threads, DONE) < threads) {
+        for (unsigned i = 0; i < threads; i++) {
+            unsigned t = backwards ? threads - 1 - i : i;
+            if (fibers[t].state == READY) enter(t);
+        }
+        if (count_state(0, threads, DONE) < threads && !release_some(threads)) {
+            *why = "threads of a block wait at different places";
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int emulate(emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why) {
+    if (threads == 0 || threads > MOST_THREADS || threads % WARP || blocks == 0) {
+        *why = "a launch of a size that there is not";
+        return 0;
+    }
+    if (!stacks) {
+        stacks = mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (stacks == MAP_FAILED) {
+            stacks = NULL;
+            *why = "no memory for stacks";
+            return 0;
+        }
+    }
+    running = f;
+    running_argument = argument;
+    emulated.threads = (emulated_index){threads, 1, 1};
+    emulated.blocks = (emulated_index){blocks, 1, 1};
+    for (unsigned b = 0; b < blocks; b++) {
+        emulated.block = (emulated_index){b, 0, 0};
+        if (!run_block(threads, b % 2, why)) return 0;
+    }
+    return 1;
+}

@@ -1,0 +1,61 @@
+/* emulate.h -- CUDA's kernels as C: every thread of a block is a fiber, blocks run one after the other.
+ *
+ * A kernel becomes a function for one thread, which the emulated driver finds by its name. Threads run in turn, forwards
+ * in even blocks and backwards in odd ones, and change places only where they wait: what depends on their order shows.
+ * Shared memory is static, and filled with 0xa5 before every block. */
+#ifndef ORT_TEST_EMULATE_H
+#define ORT_TEST_EMULATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct emulated_index {
+    unsigned x, y, z;
+} emulated_index;
+
+/* Of the thread that runs. */
+extern struct emulated {
+    emulated_index thread, block, threads, blocks;
+} emulated;
+
+#define threadIdx emulated.thread
+#define blockIdx emulated.block
+#define blockDim emulated.threads
+#define gridDim emulated.blocks
+
+/* One thread of a kernel, with the address of its argument. */
+typedef void emulated_kernel(const void *argument);
+
+#define KERNEL(name, args) EMULATED_KERNEL(name, args)
+#define EMULATED_KERNEL(name, args)                                                                                    \
+    static void name##_body(const args a);                                                                             \
+    __attribute__((visibility("default"))) void name(const void *argument);                                            \
+    void name(const void *argument) { name##_body(*(const args *)argument); }                                          \
+    static void name##_body(const args a)
+#define DEVICE static inline __attribute__((unused))
+#define FAR static __attribute__((unused))
+#define SHARED(type, name, count) static __attribute__((section("emulated_shared"))) type name[count]
+
+void emulated_barrier(void);
+/* x of another lane of the warp, whose 32 threads all take part. */
+void emulated_exchange(void *x, size_t size, int lane);
+
+#define __syncthreads() emulated_barrier()
+#define __threadfence_system() ((void)0)
+#define __shfl_xor_sync(mask, x, other)                                                                                \
+    __extension__({                                                                                                    \
+        __typeof__(x) exchanged_ = (x);                                                                                \
+        emulated_exchange(&exchanged_, sizeof exchanged_, (int)(threadIdx.x % 32) ^ (other));                          \
+        exchanged_;                                                                                                    \
+    })
+#define __shfl_sync(mask, x, lane)                                                                                     \
+    __extension__({                                                                                                    \
+        __typeof__(x) exchanged_ = (x);                                                                                \
+        emulated_exchange(&exchanged_, sizeof exchanged_, (lane));                                                     \
+        exchanged_;                                                                                                    \
+    })
+
+/* Runs a kernel. False, with a sentence, when its threads wait for each other in vain. */
+int emulate(emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why);
+
+#endif

@@ -1,0 +1,202 @@
+"""The CUDA backend on an emulated GPU: the driver of fake_driver.c, the kernels as C (emulate.h).
+
+The tests need a build with it, and run only there:
+
+    EMULATED=1 python setup.py -q build --build-lib build/emulated
+    ORTMODULE_BUILD=build/emulated python -m pytest tests/cuda tests/ops
+"""
+
+import copy
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, _core
+from ortmodule.session import Session
+
+pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+
+
+@pytest.fixture
+def driver():
+    """The emulated driver; what it found wrong in a test fails the test."""
+    fake = ctypes.CDLL(str(Path(_core.__file__).parent / "libcuda.so.1"))
+    fake.fake_complaint.restype = ctypes.c_char_p
+    fake.fake_fail_at(0)
+    yield fake
+    fake.fake_fail_at(0)
+    assert fake.fake_complaint() == b""
+
+
+def session(rows, inputs, output):
+    """A model of rows ("Op", "operands", "result", {attributes}) over inputs {name: (type, rank)}."""
+    kinds = {"float32": onnx.TensorProto.FLOAT, "int64": onnx.TensorProto.INT64}
+
+    def info(name, kind, rank):
+        return onnx.helper.make_tensor_value_info(name, kinds[kind], [f"{name}_{d}" for d in range(rank)])
+
+    nodes = [onnx.helper.make_node(op, ins.split(), outs.split(), **attrs) for op, ins, outs, attrs in rows]
+    graph = onnx.helper.make_graph(nodes, "g", [info(n, k, r) for n, (k, r) in inputs.items()], [info(*output)])
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=8)
+    return Session(made.SerializeToString())
+
+
+def gpt2(**settings):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 61, "n_positions": 32}
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **settings)).train()
+
+
+DRY = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+
+
+def test_training_step_is_pytorchs(driver):
+    model = gpt2(**DRY)
+    expected = copy.deepcopy(model)
+    wrapped = ORTModule(model)
+    tokens = torch.randint(0, 61, (2, 11))
+    driver.fake_fail_at(0)
+    losses = []
+    for each in (wrapped, expected):
+        loss = each(tokens, labels=tokens).loss
+        loss.backward()
+        losses.append(loss.detach())
+    assert driver.fake_calls() > 100, "the step did not run on the emulated GPU"
+    torch.testing.assert_close(*losses)
+    for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def test_autocast_step_is_pytorchs(driver):
+    model = gpt2(**DRY)
+    expected = copy.deepcopy(model)
+    wrapped = ORTModule(model)
+    tokens = torch.randint(0, 61, (2, 11))
+    driver.fake_fail_at(0)
+    for each in (wrapped, expected):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = each(tokens, labels=tokens).loss
+        loss.backward()
+    assert driver.fake_calls() > 100
+    for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
+        size = theirs.grad.abs().max().item()
+        assert (ours.grad - theirs.grad).abs().max().item() <= 0.05 * size + 1e-4, name
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1023, 1025, 5000])
+def test_dropout_has_the_bits_of_the_cpu(driver, count):
+    """The same seed, node and place: the same mask, on the CPU's kernel and on the emulated GPU's."""
+    nodes = [
+        ("Constant", "", "ratio", {"value_float": 0.3}),
+        ("Constant", "", "one", {"value_float": 1.0}),
+        ("Cast", "one", "mode", {"to": onnx.TensorProto.BOOL}),
+        ("Dropout", "x ratio mode", "y", {}),
+    ]
+    s = session(nodes, {"x": ("float32", 1)}, ("y", "float32", 1))
+    x = torch.arange(1, count + 1, dtype=torch.float32)
+    there = s.run([x], [False], seed=12345678901234567).outputs[0]
+    plan = s.model.plan([("float32", (count,))], [False])
+    here = torch.empty(count)
+    arena = torch.empty(plan.arena_bytes + 64, dtype=torch.uint8)
+    arena = arena[-arena.data_ptr() % 64 :]
+    plan.forward(arena, [x], [here], [], 12345678901234567)
+    assert torch.equal(there, here)
+    assert count < 64 or 0 < (there == 0).sum() < count
+
+
+def test_bad_index_is_an_error(driver):
+    s = session([("Gather", "x i", "y", {})], {"x": ("float32", 2), "i": ("int64", 1)}, ("y", "float32", 2))
+    x = torch.randn(5, 3)
+    with pytest.raises(_core.Error, match="index 7 is out of range for an axis of size 5"):
+        s.run([x, torch.tensor([1, 7])], [False, False])
+    assert torch.equal(s.run([x, torch.tensor([4, -5])], [False, False]).outputs[0], x[[4, 0]])
+
+
+def test_every_call_may_fail(driver):
+    """A failure is an exception that names the call, nothing is held that was not before, and the next run is right."""
+    nodes = [("MatMul", "x w", "t", {}), ("Softmax", "t", "y", {"axis": -1})]
+    inputs = {"x": ("float32", 2), "w": ("float32", 2)}
+    x, w = torch.randn(9, 17), torch.randn(17, 5)
+    dy = torch.randn(9, 5)
+    session(nodes, inputs, ("y", "float32", 2)).run([x, w], [True, True], [True])
+    held = driver.fake_held()
+    failures = 0
+    for n in range(1, 200):
+        s = session(nodes, inputs, ("y", "float32", 2))
+        driver.fake_fail_at(n)
+        try:
+            run = s.run([x, w], [True, True], [True])
+            run.backward([dy])
+        except (_core.Error, MemoryError) as error:
+            assert "CUDA error 2 in cu" in str(error)
+            failures += 1
+        else:
+            break
+        finally:
+            driver.fake_fail_at(0)
+        assert driver.fake_held() == held
+    else:
+        raise AssertionError("it fails for ever")
+    assert failures >= 6
+    run = s.run([x, w], [True, True], [True])
+    torch.testing.assert_close(run.outputs[0], (x @ w).softmax(-1))
+
+
+def test_opening_may_fail(tmp_path):
+    """In a process of its own: every call on the way to the first run fails in turn, and leaves nothing behind."""
+    program = """
+import ctypes, sys
+from pathlib import Path
+import torch
+from ortmodule import _core
+sys.path.append(sys.argv[1])
+from tests.cuda.test_emulated import session
+fake = ctypes.CDLL(str(Path(_core.__file__).parent / "libcuda.so.1"))
+x = torch.randn(3, 4)
+for n in range(1, 100):
+    s = session([("Softmax", "x", "y", {"axis": -1})], {"x": ("float32", 2)}, ("y", "float32", 2))
+    fake.fake_fail_at(n)
+    try:
+        s.run([x], [False])
+    except (_core.Error, MemoryError) as error:
+        assert "CUDA error 2" in str(error), error
+    else:
+        break
+    held = fake.fake_held()
+    assert held in (0, 1, 3), held  # the library stays once it is loaded; a device is opened whole or not at all
+torch.testing.assert_close(s.run([x], [False]).outputs[0], x.softmax(-1))
+assert n > 8 and fake.fake_held() == 3, (n, fake.fake_held())
+print("passed")
+"""
+    root = Path(__file__).resolve().parents[2]
+    path = str(Path(_core.__file__).resolve().parents[1])
+    command = [sys.executable, "-c", program, str(root)]
+    environment = {**os.environ, "PYTHONPATH": path, "ORTMODULE_BUILD": ""}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("passed"), done.stderr
+
+
+def test_operator_without_a_kernel_is_refused():
+    s = session([("TopK", "x k", "y i", {})], {"x": ("float32", 1), "k": ("int64", 1)}, ("y", "float32", 1))
+    with pytest.raises((_core.Error, ValueError)):
+        s.run([torch.randn(4), torch.tensor([2])], [False, False])
+
+
+def test_unsupported_model_stays_with_pytorch():
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x.sort().values
+
+    x = torch.randn(3, 4)
+    assert torch.equal(ORTModule(Sorted())(x), x.sort().values)
