@@ -79,7 +79,7 @@ static PyObject *copies(const call *k, int count) {
             Py_INCREF(copy);
         } else if ((copy = tensor_empty(NULL, t->type, &t->shape))) {
             size_t bytes = (size_t)tensor_count(t) * dtype_size(t->type);
-            if (tensor_address(copy, t->type, &t->shape, "operand", i, &memory) < 0) Py_CLEAR(copy);
+            if (tensor_address(copy, ON_CPU, t->type, &t->shape, "operand", i, &memory) < 0) Py_CLEAR(copy);
             else if (bytes) memcpy(memory, t->data, bytes);
         }
         if (!copy || PyList_SetItem(list, i, copy) < 0) Py_CLEAR(list);
@@ -104,7 +104,7 @@ static int take(PyObject *results, const call *k, int first) {
         int bad;
         if (t->type == DT_NONE) continue;
         if (!(result = PySequence_GetItem(results, i - first))) return -1;
-        bad = tensor_address(result, t->type, &t->shape, "result", i - first, &memory);
+        bad = tensor_address(result, ON_CPU, t->type, &t->shape, "result", i - first, &memory);
         if (!bad && shape_count(&t->shape)) memcpy(t->data, memory, (size_t)tensor_count(t) * dtype_size(t->type));
         Py_DECREF(result);
         if (bad) return -1;

@@ -456,7 +456,7 @@ def test_wrong_numbers_of_tensors(plan, memory):
     for wrong in (None, 3, torch.ones(())):
         with pytest.raises(TypeError):
             plan.forward(memory[0], wrong, *memory[2:])
-    for arguments in (memory[:4], [*memory, 0], [*memory[:4], "seed"]):
+    for arguments in (memory[:4], [*memory, None, 0], [*memory[:4], "seed"]):
         with pytest.raises(TypeError):
             plan.forward(*arguments)
 
