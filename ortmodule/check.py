@@ -34,7 +34,8 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     def in_pytorch(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
         """What the module gives for other contents of the inputs; whether it draws random numbers."""
         with tree.isolated(), tree.unhooked():
-            args, kwargs = arguments.rebuild([t.clone().requires_grad_(t.requires_grad) for t in tensors])
+            alike = [t.clone().requires_grad_(was.requires_grad) for t, was in zip(tensors, inputs, strict=True)]
+            args, kwargs = arguments.rebuild(alike)
             with only_pytorch(), _KeepAll() as draws:
                 result = forward(*args, **kwargs)
                 sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
