@@ -1,10 +1,11 @@
 """Optimizers in one pass over memory, and what belongs to their step; installed as ``ortmodule.optim``."""
 
+from ortmodule.optim.adasum import adasum_hook
 from ortmodule.optim.fp16_optimizer import FP16_Optimizer
 from ortmodule.optim.fused_adam import AdamWMode, FusedAdam
 from ortmodule.optim.loss_scaler import DynamicLossScaler, StaticLossScaler
 from ortmodule.optim.zero import register
 
-__all__ = ["AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdam", "StaticLossScaler"]
+__all__ = ["AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdam", "StaticLossScaler", "adasum_hook"]
 
 register()
