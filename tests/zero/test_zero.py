@@ -92,10 +92,9 @@ REPLACED = {
 def test_training(dtype, stage, options, folder):
     for cell in cells(dtype, folder(dtype))[stage, options]:
         assert cell["replaced"] == REPLACED[cell["optimizer"]]
-        if stage == 3 and not options:
-            assert "hooks" in cell["fallback"] and not cell["captured"]
-        else:
-            assert cell["captured"], cell["fallback"]
+        assert cell["captured"], cell["fallback"]
+        gathered = stage == 3 and not options  # by hooks on these submodules, which PyTorch runs inside the graph
+        assert {name.rpartition(".")[2] for name in cell["outside"]} == ({"table", "block"} if gathered else set())
         assert_same(cell["ours"], cell["theirs"], TOLERANCE[dtype])
         skipped = [row[2] for row in cell["ours"]]
         assert skipped == [dtype != "float32" and i == 2 for i in range(6)]

@@ -130,7 +130,7 @@ def cell(stage, options):
     result = {
         "stage": stage, "options": options, "ours": seen[True], "theirs": seen[False],
         "optimizer": type(engines[True].optimizer).__name__, "replaced": replaced(engines[True].optimizer),
-        "captured": report.captured, "fallback": str(report.fallback),
+        "captured": report.captured, "fallback": str(report.fallback), "outside": sorted(report.python_ops),
     }  # fmt: skip
     for ours, engine in engines.items():
         engine.save_checkpoint(FOLDER, tag=f"{stage}-{len(options)}-{ours}")
