@@ -159,6 +159,8 @@ class _Program:
         self.operands: list[torch._C.Value] = []
         self.steps: list[tuple[Callable, list[int], list[int]]] = []
         self._places: dict[int, int] = {}
+        self._outline: list[tuple[str, list[int], list[int]]] = []
+        self._constants: list[Any] = []
         for node in members:
             self._add(node)
 
@@ -168,6 +170,9 @@ class _Program:
         for value in node.outputs():
             results.append(self._places.setdefault(value.unique(), len(self._places)))
         self.steps.append((_function(node), places, results))
+        self._outline.append((node.kind(), places, results))
+        if node.kind() == "prim::Constant":
+            self._constants.append(node.output().toIValue())
 
     def _place(self, value: torch._C.Value) -> int:
         if value.unique() not in self._places:
@@ -183,6 +188,14 @@ class _Program:
         self.results = [self._places[value.unique()] for value in results]
         self._size = len(self._places)
 
+    def same_as(self, other: _Program) -> bool:
+        """Do both do the same with any operands? A size that became a number is a constant."""
+        return (
+            (self._outline, self.results) == (other._outline, other.results)
+            and len(self._constants) == len(other._constants)
+            and all(map(_same_constant, self._constants, other._constants))
+        )
+
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: list[Any] = [None] * self._size
         for function, places, results in self.steps:
@@ -190,6 +203,12 @@ class _Program:
             for place, value in zip(results, found if len(results) != 1 else (found,), strict=True):
                 values[place] = value
         return [values[i] for i in self.results]
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
 
 
 def _operand(i: int) -> Callable:

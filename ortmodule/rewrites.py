@@ -76,7 +76,7 @@ def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> b
     own = DEFINITIONS.get(node.kind())
     try:
         arguments = [_argument(value, tensors, own is None or getattr(own, "sizes", False)) for value in node.inputs()]
-        types = tuple((str(v.type().scalarType()), tuple(v.type().sizes())) for v in tensors)
+        types = tuple((str(v.type().scalarType()), tuple(v.type().sizes()), v.requires_grad()) for v in tensors)
         key = node.schema(), types, _text(arguments)
     except (Keep, RuntimeError):  # conversions of numbers have no schema
         return False
@@ -192,7 +192,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     if function is None:
         return None
     try:
-        graph = _trace(_Definition(function, arguments), tensors)
+        graph = _trace(_Definition(function, arguments), tensors, asks=own is None)
     except Keep:
         return None
     except Exception as error:
@@ -208,12 +208,19 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
-def _trace(module: nn.Module, tensors: Sequence[torch._C.Value]) -> torch._C.Graph:
-    """Of ones; of zeros where ones are no indices."""
+def _trace(module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> torch._C.Graph:
+    """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in (1, 0):
-        examples = [torch.full(v.type().sizes(), filler, dtype=v.type().dtype()) for v in tensors]
+        examples = [
+            torch.full(v.type().sizes(), filler, dtype=v.type().dtype()).requires_grad_(asks and v.requires_grad())
+            for v in tensors
+        ]
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False), export.tracing(module):
+            with (
+                torch.set_grad_enabled(asks and torch.is_grad_enabled()),
+                torch.autocast("cpu", enabled=False),
+                export.tracing(module),
+            ):
                 graph, _ = torch.jit._get_trace_graph(module, tuple(examples), strict=False)
             break
         except (IndexError, RuntimeError):

@@ -323,6 +323,25 @@ for _kinds, _name in (
     _SYMBOLICS.update(dict.fromkeys((f"aten::{_kind}" for _kind in _kinds), _bits))
 
 
+@_symbolic("aten::linspace")
+def _linspace(g, start, end, steps, *options):
+    """From both ends towards the middle, in the result's type."""
+    if _result(g).dtype() not in (torch.float32, torch.float64):
+        return NotImplemented
+    whole = [g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1)]
+    steps = g.op("Cast", steps, to_i=_type_utils.JitScalarType.INT64.onnx_type())
+    steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
+    last = g.op("Sub", steps, whole[1])
+    after = g.op("Range", whole[0], steps, whole[1])
+    before = g.op("Sub", last, after)
+    start, end, distance, after_, before_ = _alike(g, start, end, g.op("Max", last, whole[1]), after, before)
+    step = g.op("Div", g.op("Sub", end, start), distance)
+    up = g.op("Add", start, g.op("Mul", step, after_))
+    down = g.op("Sub", end, g.op("Mul", step, before_))
+    first_half = g.op("Or", g.op("Less", after, before), g.op("Equal", last, whole[0]))
+    return g.op("Where", first_half, up, down)
+
+
 @_symbolic("aten::bitwise_not")
 def _bitwise_not(g, x):
     return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)

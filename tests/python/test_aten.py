@@ -1,0 +1,68 @@
+"""Operators that nothing says in ONNX: PyTorch runs them inside the graph, with its own backward, at any size."""
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, explain
+
+
+class Between(nn.Module):
+    """A linear layer, the operator, and a sum that tells the elements of its result apart."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, 6).double(), function
+
+    def forward(self, x):
+        y = self.function(self.linear(x))
+        return (y * torch.linspace(1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
+
+
+def square(x):
+    """Symmetric, positive definite."""
+    return x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype)
+
+
+FUNCTIONS = {
+    "there and back": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=0), n=x.shape[0], dim=0),
+    "a length from a length": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=0), dim=0),
+    "of real numbers": lambda x: torch.fft.irfftn(x, dim=0),
+    "moduli": lambda x: torch.fft.fft2(x).abs(),
+    "complex arithmetic": lambda x: (torch.complex(x, x.roll(1, 0)) ** 2).real,
+    "view_as_complex": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(1, (3, 2))) * 1j).flatten(1),
+    "eigenvalues": lambda x: torch.linalg.eigvalsh(square(x)),
+    "factors": lambda x: torch.linalg.cholesky(square(x)),
+    "a solution": lambda x: torch.linalg.solve(square(x), x),
+    "singular values": lambda x: torch.linalg.svdvals(x @ torch.eye(6, 4, dtype=x.dtype)),
+    "erfcx": torch.special.erfcx,
+    "i1": torch.special.i1,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_runs_inside_the_graph_at_any_size(name):
+    eager = Between(FUNCTIONS[name])
+    ours = ORTModule(Between(FUNCTIONS[name]))
+    ours.load_state_dict(eager.state_dict())
+    for step, n in enumerate((8, 5, 11, 8, 4)):
+        x = torch.randn(n, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        results = []
+        for module in (ours, eager):
+            module.zero_grad()
+            operand = x.clone().requires_grad_()
+            result = module(operand)
+            result.backward()
+            results.append([result, operand.grad, *[p.grad for p in module.parameters()]])
+        torch.testing.assert_close(*results)
+    report = explain(ours)
+    assert report.captured, report.fallback
+    assert report.aten_ops and not report.python_ops
+
+
+def test_numbers_inside_are_compared_between_traces():
+    """The length of an inverse transform is a number of one trace, unless a second one says the same."""
+    ours = ORTModule(Between(lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=0), dim=0)))
+    for n in (8, 12, 8, 12):
+        ours(torch.randn(n, 6, dtype=torch.float64))
+    assert explain(ours).exports == 2  # one for each length, and none for a length seen before
