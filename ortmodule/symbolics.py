@@ -326,20 +326,21 @@ for _kinds, _name in (
 @_symbolic("aten::linspace")
 def _linspace(g, start, end, steps, *options):
     """From both ends towards the middle, in the result's type."""
-    if _result(g).dtype() not in (torch.float32, torch.float64):
+    dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
+    if dtype not in (torch.float32, torch.float64) or any(v.node().kind() != "prim::Constant" for v in ends):
         return NotImplemented
-    whole = [g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1)]
+    start, end = (torch.tensor(value.toIValue(), dtype=dtype) for value in ends)
+    zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
     steps = g.op("Cast", steps, to_i=_type_utils.JitScalarType.INT64.onnx_type())
     steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
-    last = g.op("Sub", steps, whole[1])
-    after = g.op("Range", whole[0], steps, whole[1])
+    last = g.op("Sub", steps, one)
+    after = g.op("Range", zero, steps, one)
     before = g.op("Sub", last, after)
-    start, end, distance, after_, before_ = _alike(g, start, end, g.op("Max", last, whole[1]), after, before)
-    step = g.op("Div", g.op("Sub", end, start), distance)
-    up = g.op("Add", start, g.op("Mul", step, after_))
-    down = g.op("Sub", end, g.op("Mul", step, before_))
-    first_half = g.op("Or", g.op("Less", after, before), g.op("Equal", last, whole[0]))
-    return g.op("Where", first_half, up, down)
+    parts, after_, before_ = _alike(g, g.op("Max", last, one), after, before)
+    step = g.op("Div", g.op("Constant", value_t=end - start), parts)
+    up = g.op("Add", g.op("Constant", value_t=start), g.op("Mul", step, after_))
+    down = g.op("Sub", g.op("Constant", value_t=end), g.op("Mul", step, before_))
+    return g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
 
 
 @_symbolic("aten::bitwise_not")
