@@ -354,15 +354,6 @@ class _Flat(nn.Module):
         return outputs
 
 
-def _set_once(container: Any, then: Any) -> list[tuple[Any, Any]] | None:
-    """Items of a dictionary that were missing, None or a flag and now are constants; None if more has changed."""
-    if not isinstance(container, dict) or not then.keys() <= container.keys():
-        return None
-    changed = [(key, value, then.get(key)) for key, value in container.items() if value is not then.get(key)]
-    once = all(isinstance(new, CONSTANTS) and (old is None or type(old) is bool) for _, new, old in changed)
-    return [(key, new) for key, new, _ in changed] if once else None
-
-
 class _Watch(TorchFunctionMode):
     """Makes visible to the trace what it would not record.
 

@@ -44,10 +44,12 @@ static status emit_loss(row_set *r, const node *loss, value *logits, value **out
 }
 
 static status rewrite_loss(graph *g, node *loss, bool *fired) {
-    int64_t all = loss->in[LOGITS]->shape.dim[0], count;
     value *live, *rows, *logits, *out;
+    int64_t all, count;
     row_set r;
 
+    if (!is_loss(loss)) return OK;
+    all = loss->in[LOGITS]->shape.dim[0];
     TRY(rows_begin(g, all, NULL, true, &r));
     if (all < FEWEST_ROWS || rows_mark_above(&r, loss, LOGITS) == 0) return OK;
     TRY(emit_live(g, loss, &live));
@@ -62,20 +64,6 @@ static status rewrite_loss(graph *g, node *loss, bool *fired) {
     return graph_replace(g, loss->out[0], out);
 }
 
-static status run(graph *g, int *fired) {
-    if (g->pending) return OK;
-    for (node *n = g->first; n; n = n->next) {
-        bool here = false;
-        if (!is_loss(n) || !n->out[0]) continue;
-        g->before = n;
-        g->emit_name = n->name;
-        TRY(rewrite_loss(g, n, &here));
-        *fired += here;
-    }
-    g->before = NULL;
-    g->emit_name = NULL;
-    graph_remove_dead(g);
-    return OK;
-}
+static status run(graph *g, int *fired) { return rows_rewrite_each(g, rewrite_loss, fired); }
 
 const pass_def label_sparsity = {.name = "label_sparsity", .stage = BEFORE_GRADIENT, .level = 1, .run = run};

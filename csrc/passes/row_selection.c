@@ -81,20 +81,6 @@ static status select_rows(graph *g, node *n, bool *fired) {
     return graph_replace(g, n->out[0], out);
 }
 
-static status run(graph *g, int *fired) {
-    if (g->pending) return OK;
-    for (node *n = g->first; n; n = n->next) {
-        bool here = false;
-        if (!n->n_out || !n->out[0] || (!n->out[0]->n_uses && !value_is_end(g, n->out[0]))) continue;
-        g->before = n;
-        g->emit_name = n->name;
-        TRY(select_rows(g, n, &here));
-        *fired += here;
-    }
-    g->before = NULL;
-    g->emit_name = NULL;
-    graph_remove_dead(g);
-    return OK;
-}
+static status run(graph *g, int *fired) { return rows_rewrite_each(g, select_rows, fired); }
 
 const pass_def row_selection = {.name = "row_selection", .stage = BEFORE_GRADIENT, .level = 1, .run = run};

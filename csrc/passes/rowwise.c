@@ -295,3 +295,21 @@ status rows_compute_above(row_set *r, const node *sink, int i, value **out) {
         if (n->mark == 1) TRY(rows_compute(r, n));
     return rows_take(r, sink->in[i], out);
 }
+
+/* --- a pass --------------------------------------------------------------------------------------------------------- */
+
+status rows_rewrite_each(graph *g, row_rewrite *rewrite, int *fired) {
+    if (g->pending) return OK;
+    for (node *n = g->first; n; n = n->next) {
+        bool here = false;
+        if (!n->n_out || !n->out[0] || (!n->out[0]->n_uses && !value_is_end(g, n->out[0]))) continue;
+        g->before = n;
+        g->emit_name = n->name;
+        TRY(rewrite(g, n, &here));
+        *fired += here;
+    }
+    g->before = NULL;
+    g->emit_name = NULL;
+    graph_remove_dead(g);
+    return OK;
+}

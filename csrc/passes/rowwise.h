@@ -46,4 +46,8 @@ enum { FEWEST_ROWS = 96 };
 /* Whether so many rows of all are few enough for computing them alone. */
 static inline bool rows_pay(int64_t count, int64_t all) { return count <= all - all / 8 && count < all; }
 
+/* For a pass: `rewrite` each node that gives something, with what it emits in front of the node. */
+typedef status row_rewrite(graph *g, node *n, bool *fired);
+MUST_USE status rows_rewrite_each(graph *g, row_rewrite *rewrite, int *fired);
+
 #endif
