@@ -109,6 +109,8 @@ def capture(
             given = forward, module, tree, arguments
             found = trace(*given, sizes.cut(tensors), opset, opaque, made)
             return _settle(found, lambda: trace(*given, sizes.cut(tensors), opset, opaque, made))
+        except export.ExportError as error:
+            raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
             raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:

@@ -198,7 +198,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     except Exception as error:
         if own is None:
             return None
-        raise RuntimeError(f"{node.kind()} with these arguments: {error}") from error
+        raise export.ExportError(f"{node.kind()} with these arguments: {error}", node.kind()) from error
     # An operator that is defined by itself would be replaced for ever.
     kinds = {n.kind() for n in graph.nodes()}
     if own is None and any(kind.startswith("prims::") for kind in kinds):

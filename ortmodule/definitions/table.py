@@ -2,7 +2,8 @@
 
 A definition takes the operator's arguments in the order of its schema and returns its result. It is traced
 (`rewrites.py`) on tensors like the operator's operands, so it may look at ranks and types; a size that it takes as a
-number becomes a constant, which the comparison of two traces finds.
+number becomes a constant, which the comparison of two traces finds. For a form that it does not have it raises
+NotImplementedError: PyTorch runs such operators inside the graph.
 """
 
 from __future__ import annotations

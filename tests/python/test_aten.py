@@ -66,3 +66,29 @@ def test_numbers_inside_are_compared_between_traces():
     for n in (8, 12, 8, 12):
         ours(torch.randn(n, 6, dtype=torch.float64))
     assert explain(ours).exports == 2  # one for each length, and none for a length seen before
+
+
+FORMS = {
+    "the largest of a bag": lambda x: nn.functional.embedding_bag(
+        torch.arange(x.shape[0]) % 3, x, torch.tensor([0, 2]), mode="max"
+    ),
+    "the nuclear norm": lambda x: torch.linalg.matrix_norm(x, "nuc").reshape(1),
+    "the spectral norm": lambda x: torch.linalg.matrix_norm(x, 2).reshape(1),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_that_a_definition_does_not_have(name):
+    """They are left to PyTorch, not the module."""
+    eager, ours = Between(FORMS[name]), ORTModule(Between(FORMS[name]))
+    ours.load_state_dict(eager.state_dict())
+    for n in (8, 5, 8):
+        x = torch.randn(n, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        results = []
+        for module in (ours, eager):
+            module.zero_grad()
+            result = module(x)
+            result.backward()
+            results.append([result, *[p.grad for p in module.parameters()]])
+        torch.testing.assert_close(*results)
+    assert explain(ours).captured, explain(ours).fallback
