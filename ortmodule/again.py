@@ -8,13 +8,13 @@ with the masks that the engine drew; buffers, attributes and random generators a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ortmodule import io
-from ortmodule.draws import Draws, Incomparable, Redraw
+from ortmodule.draws import Draws, Incomparable, drawn_again
 from ortmodule.fallback import only_pytorch
 from ortmodule.state import Slot, Tree
 
@@ -63,8 +63,8 @@ def results_again(
         raise RuntimeError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))
     try:
-        draws = Draws(graph.capture.model).of({n: t.detach() for n, t in feeds.items()}, seed)
-        masks = Redraw(draws) if draws or generator is None else nullcontext()
+        draws = Draws(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
+        masks = drawn_again(tree, graph.capture.trace.nodes, draws)
         with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
             if generator is not None:
                 torch.set_rng_state(generator)

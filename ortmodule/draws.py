@@ -2,12 +2,14 @@
 
 The numbers of a random node are functions of the run's seed, of the node's place among the random nodes, and of an
 element's index. So they can be had again: :class:`Draws` runs the graph's random nodes alone. :class:`Redraw` gives
-them to PyTorch, one after the other, where it would draw its own.
+them to PyTorch, one after the other, where it would draw its own. What nodes that PyTorch runs draw comes from torch's
+generator, in the order of forward, and so it does again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule import blame
+from ortmodule.foreign import DryCalls, Known, Node, NotKnown
 from ortmodule.reference import RANDOM
+from ortmodule.regions import Passed, recording
 from ortmodule.session import Session
+from ortmodule.state import Tree
 
 # Random ATen calls -> the operators that stand for them.
 _DRAWS = {
@@ -50,9 +55,13 @@ class Draw:
 
 
 class Draws:
-    """The random nodes of a graph, and what they draw for a seed."""
+    """The random nodes of a graph, and what they draw for a seed.
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    ``known``: the nodes that PyTorch runs, if there are any. They do not run for this. Raises Incomparable when what is
+    drawn depends on what they compute.
+    """
+
+    def __init__(self, model: onnx.ModelProto, known: Known | None = None) -> None:
         model = blame.without_dead(model)
         constants = blame.constants(model)
         self.nodes: list[tuple[onnx.NodeProto, float]] = []
@@ -70,31 +79,65 @@ class Draws:
             self.nodes.append((node, ratio))
         self.session = None
         if self.nodes:
-            if any(node.op_type == "PythonOp" for node in model.graph.node):
-                raise Incomparable("the engine draws some, PyTorch others")
+            if known is not None:
+                _check_independent(model)
             del model.graph.output[:]
             model.graph.output.extend(onnx.ValueInfoProto(name=node.output[-1]) for node, _ in self.nodes)
-            self.session = Session(model.SerializeToString())
+            model = blame.without_dead(model)
+            self.known = known
+            self.session = Session(model.SerializeToString(), nodes=known.nodes if known is not None else ())
 
     def of(self, feeds: dict[str, torch.Tensor], seed: int) -> list[Draw]:
         """What the run with this seed drew. ``feeds``: the graph's inputs by name, as they were before it."""
         if self.session is None:
             return []
         tensors = [feeds[name] for name in self.session.inputs]
-        found = self.session.run(tensors, [False] * len(tensors), seed=seed).outputs
+        calls = None if self.known is None else DryCalls(self.known)
+        try:
+            found = self.session.run(tensors, [False] * len(tensors), seed=seed, calls=calls).outputs
+        except NotKnown:
+            raise Incomparable("how many numbers are drawn depends on what PyTorch computes") from None
         return [Draw(node, ratio, tensor) for (node, ratio), tensor in zip(self.nodes, found, strict=True)]
 
 
-class Redraw(TorchDispatchMode):
-    """Inside, random ATen calls return ``draws``, in order.
+def _check_independent(model: onnx.ModelProto) -> None:
+    """Numbers whose distribution depends on what a node of PyTorch's computes cannot be had without it."""
+    depends: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        if node.op_type == "PythonOp" or depends.intersection(node.input):
+            if node.op_type in ("Bernoulli", "Multinomial"):
+                raise Incomparable(f"what {node.name} draws depends on what PyTorch computes inside the graph")
+            depends |= set(node.output)
 
-    A call that is none of them, since the graph does not depend on its result, draws from torch's generator. Raises
+
+@contextmanager
+def drawn_again(tree: Tree, nodes: Sequence[Node], draws: Sequence[Draw]) -> Iterator[None]:
+    """Inside, in this thread, forward draws what it drew: ``draws``, and from torch's generator in ``nodes``.
+
+    Raises Incomparable on leaving, see :class:`Redraw`, and at once for ``nodes`` of ATen's that draw.
+    """
+    for name in {name for node in nodes if node.kind == "aten" for name in node.aten}:
+        packet = getattr(torch.ops.aten, name.rpartition("::")[2], None)
+        overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+        if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
+            raise Incomparable(f"PyTorch draws with {name}, which it runs inside the graph")
+    passed = Passed(tree, nodes)
+    with recording(passed) if nodes else nullcontext(), Redraw(draws, passed):
+        yield
+
+
+class Redraw(TorchDispatchMode):
+    """Inside, random ATen calls return ``draws``, in order; those in ``passed`` calls draw from torch's generator.
+
+    Another call, since the graph does not depend on its result, gets numbers that nobody else would. Raises
     Incomparable on leaving if some of ``draws`` were not asked for, or more dropout was.
     """
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
+    def __init__(self, draws: Sequence[Draw], passed: Passed) -> None:
         super().__init__()
-        self.left, self.foreign = list(draws), ""
+        self.left, self.foreign, self.passed = list(draws), "", passed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,7 +154,7 @@ class Redraw(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in function.tags:
+        if torch.Tag.nondeterministic_seeded not in function.tags or self.passed.depth:
             return function(*args, **kwargs)
         bound = {a.name: a.default_value for a in function._schema.arguments} | kwargs
         bound |= {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)}
@@ -122,7 +165,11 @@ class Redraw(TorchDispatchMode):
         if found is None:
             if name not in ("rand", "rand_like", "uniform_") and not self.foreign:
                 self.foreign = name
-            return function(*args, **kwargs)
+            generator = torch.get_rng_state()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch.set_rng_state(generator)
         if name == "native_dropout":
             mask = found.reshape(args[0].shape)
             return args[0] * mask * (1 / (1 - args[1])), mask

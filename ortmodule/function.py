@@ -84,13 +84,13 @@ class Graph:
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.plans: OrderedDict[tuple, _Prepared] = OrderedDict()
+        self.draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
         self._early: Session | None = None  # what is read of data and sizes, where effects must not come first
         if trace.nodes:
             self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
             self.session.known.plans.append(self.plans)
             for seen in trace.seen:
                 self.session.known.learn(*seen)
-            self._draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
             if trace.size_reads or trace.data_reads:
                 self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
         self._holds: dict[tuple, DoesNotHold | None] = {}
@@ -169,7 +169,7 @@ class Graph:
         else:
             if self._early is not None:
                 self._check_early(sizes, contiguous)
-            seed = draw_seed() if self._draws else 0
+            seed = draw_seed() if self.draws else 0
             generator = torch.get_rng_state() if grads is not None else None
             prepared, run = self.run(sizes, grads, contiguous, seed, calls)
         outputs = run.outputs

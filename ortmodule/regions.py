@@ -55,6 +55,9 @@ class Regions:
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
         self.made: Callable[[Any], None] = lambda result: None
 
+    def active(self) -> bool:
+        return torch._C._get_tracing_state() is not None
+
     def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
         if not self.opaque.functions:
             raise NotTraceable(f"forward uses the autograd function {cls.__name__}, and custom autograd is off")
@@ -174,6 +177,36 @@ class Regions:
             self.blamed = error, self.stack[-1]
 
 
+class Passed:
+    """The calls that are nodes of a graph, where the module runs without the engine. ``depth``: how many are open."""
+
+    def __init__(self, tree: Tree, nodes: Sequence[Node]) -> None:
+        self.tree = tree
+        self.paths = {id(tree.modules[node.name]): node.name for node in nodes if node.kind == "module"}
+        self.names: dict[int, str] = {}
+        self.stack: list[str] = []
+        self.depth = 0
+
+    def active(self) -> bool:
+        return True
+
+    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
+        return self._call(original, args, kwargs)
+
+    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        return self._call(original, (module, *args), kwargs)
+
+    def blame(self, error: BaseException) -> None:
+        pass
+
+    def _call(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+        self.depth += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.depth -= 1
+
+
 def _value(tensor: torch.Tensor) -> torch._C.Value:
     return torch._C._get_value_trace(tensor)
 
@@ -212,9 +245,9 @@ def _untraced() -> Iterator[None]:
 # --- where calls are met ----------------------------------------------------------------------------------------------
 
 
-def _active() -> Regions | None:
+def _active() -> Regions | Passed | None:
     regions = getattr(_current, "regions", None)
-    return None if regions is None or torch._C._get_tracing_state() is None else regions
+    return None if regions is None or not regions.active() else regions
 
 
 def _module_call(original: Callable) -> Callable:
@@ -241,8 +274,8 @@ def _module_call(original: Callable) -> Callable:
 
 
 @contextmanager
-def recording(regions: Regions) -> Iterator[None]:
-    """Inside, in this thread, traced calls of functions and submodules go to ``regions``."""
+def recording(regions: Regions | Passed) -> Iterator[None]:
+    """Inside, in this thread, calls of functions and submodules go to ``regions``, when it is active."""
     # A layer of transformers begins a checkpoint in a `__call__` of its own.
     callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
     callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]

@@ -21,7 +21,7 @@ import torch
 
 from ortmodule import blame, io, observe
 from ortmodule.blame import apart
-from ortmodule.draws import Draw, Draws, Incomparable, Redraw
+from ortmodule.draws import Draw, Draws, Incomparable, drawn_again
 from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
 from ortmodule.function import Graph, draw_seed
@@ -83,7 +83,10 @@ def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before,
                 if then is not None and copy.shape == then.shape:
                     copy.copy_(then)
         args, kwargs = arguments.rebuild(given)
-        with only_pytorch(), Redraw(draws):
+        torch.set_rng_state(before.generator)
+        if graph.draws:
+            draw_seed()
+        with only_pytorch(), drawn_again(tree, graph.capture.trace.nodes, draws):
             results = tensors_of(graph, forward(*args, **kwargs))
         state = {slot.name: slot.holder.get(slot.key) for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
@@ -158,7 +161,7 @@ class Verifier:
     def _compare(self, graph: Graph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
         if graph not in self._draws:
-            self._draws[graph] = Draws(model)
+            self._draws[graph] = Draws(model, graph.session.known)
         feeds = before.feeds(graph.session.inputs, tree)
         draws = self._draws[graph].of(feeds, seed)
         try:

@@ -319,9 +319,25 @@ def dropout_net():
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 4), nn.Dropout(0.3))
 
 
-def test_create_graph_with_dropout():
+class Drawing(nn.Module):
+    """Is left to PyTorch, and draws."""
+
+    def forward(self, x):
+        if x.detach().numpy().shape:  # nothing that can be traced
+            x = F.dropout(x, 0.3, self.training)
+        return F.dropout(x * 2, 0.2, self.training)
+
+
+def partly_opaque_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), Drawing(), nn.Tanh(), nn.Linear(8, 4), nn.Dropout(0.3))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("net", [dropout_net, partly_opaque_net])
+def test_create_graph_with_dropout(net):
     """The gradient is that of the engine's masks: as a function of the input it is differentiated numerically."""
-    ours = ORTModule(dropout_net().double())
+    ours = ORTModule(net().double())
     a = rows(3, 4).double().requires_grad_()
 
     def first(a, create_graph):

@@ -116,6 +116,42 @@ def test_all_random_operators():
     check(model, 3)
 
 
+class Sign(torch.autograd.Function):
+    """Draws as it runs."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mask = torch.rand_like(x) - 0.3
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mask
+
+
+class Partly(nn.Module):
+    """The engine draws some, PyTorch others, in turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.opaque = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.4))
+        self.opaque[1].register_forward_hook(lambda module, args, result: None)
+
+    def forward(self, x):
+        y = F.dropout(self.first(x), 0.3)
+        y = F.dropout(self.opaque(Sign.apply(y)), 0.2)
+        return self.last(Sign.apply(y) * torch.rand_like(y))
+
+
+def test_drawn_by_both():
+    model = ORTModule(Partly())
+    for n in (5, 4, 5):
+        model(torch.randn(n, 6)).square().sum().backward()
+    check(model, 3)
+    assert explain(model).python_ops
+
+
 class Busy(nn.Module):
     """Statistics, a counter, an input that is changed, dropout."""
 
