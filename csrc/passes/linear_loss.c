@@ -15,18 +15,16 @@ enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
 
 static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
 
-static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
-
 /* The value that was reshaped to `v`, its last axis as it is; NULL when others see it. */
 static value *before_reshapes(const graph *g, value *v) {
     const int64_t last = v->shape.dim[v->shape.rank - 1];
 
-    while (is_private(g, v) && is(v, "Reshape")) {
+    while (value_is_private(g, v) && is(v, "Reshape")) {
         value *x = v->def->in[0];
         if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
         v = x;
     }
-    return is_private(g, v) ? v : NULL;
+    return value_is_private(g, v) ? v : NULL;
 }
 
 static bool is_product(const value *v) {
@@ -39,7 +37,7 @@ static const node *product_behind(const graph *g, const value *v, value **bias) 
     if (is_product(v)) return v->def;
     for (int i = 0; is(v, "Add") && i < 2; i++) {
         *bias = v->def->in[1 - i];
-        if (is(v->def->in[i], "MatMul") && is_private(g, v->def->in[i])) return v->def->in[i]->def;
+        if (is(v->def->in[i], "MatMul") && value_is_private(g, v->def->in[i])) return v->def->in[i]->def;
     }
     return NULL;
 }

@@ -82,6 +82,49 @@ TEST(a_number_of_rows_that_is_not_known_is_asked_for) {
     ctx_release(&c);
 }
 
+/* --- shifted_loss --------------------------------------------------------------------------------------------------- */
+
+/* The loss of a language model: scores of all tokens but the last of each sequence, in a wider type. */
+static value *shifted(graph *g, int64_t length, int64_t taken) {
+    const int64_t starts[] = {0, 0, 0}, counts[] = {2, taken, 5}, steps[] = {1, 1, 1};
+    value *x = INPUT(g, "x", BF16, 2, length, 5), *labels = INPUT(g, "labels", I64, 2 * taken);
+
+    x = NODE_WITH(g, "StridedSlice",
+                  NODE_ATTRS(INTS("starts", 3, starts), INTS("counts", 3, counts), INTS("steps", 3, steps)), x);
+    x = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 1)), NODE(g, "Reshape", x, INT_LIST(g, 2 * taken, 5)));
+    return NODE_WITH(g, "CrossEntropy", NODE_ATTRS(STRING("reduction", "mean"), INT("ignore_index", -100)), x, labels);
+}
+
+TEST(a_shifted_loss_takes_all_rows) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    make_output(g, shifted(g, 16, 15));
+    check_pass(g, "shifted_loss", 0,
+               "input %0 x bfloat16[2, 16, 5] grad\n"
+               "input %1 labels int64[30]\n"
+               "%2 = Reshape(%1 labels, [2, 15], allowzero=1) int64[2, 15]\n"
+               "%3 = Place(%2, -100, starts=[0, 0], shape=[2, 16], steps=[1, 1]) int64[2, 16]\n"
+               "%4 = Reshape(%3, [32], allowzero=1) int64[32]\n"
+               "%5 = Cast(%0 x, to=1) float32[2, 16, 5]\n"
+               "%6 = Reshape(%5, [32, 5], allowzero=1) float32[32, 5]\n"
+               "%7, %8, %9 = CrossEntropy(%6, %4, reduction=\"mean\", ignore_index=-100) float32[], "
+               "float64[32], float64[]\n"
+               "output %7\n");
+    ctx_release(&c);
+}
+
+TEST(a_loss_of_few_rows_stays) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    make_output(g, shifted(g, 16, 14));
+    check_pass(g, "shifted_loss", 0, graph_text(g));
+    ctx_release(&c);
+}
+
 /* --- row_selection -------------------------------------------------------------------------------------------------- */
 
 TEST(a_selection_moves_up) {

@@ -14,7 +14,7 @@ from tests.models.zoo import SMALL, VOCABULARY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROWS = ("row_selection", "label_sparsity", "padding_removal")
+ROWS = ("row_selection", "shifted_loss", "label_sparsity", "padding_removal")
 BATCH, LENGTH = 8, 16
 KV = {"num_key_value_heads": 2, "head_dim": 8}
 
@@ -270,6 +270,33 @@ def test_a_module_whose_loss_is_outside():
     assert module.module is body and list(module.state_dict()) == [f"module.{name}" for name in body.state_dict()]
     with pytest.raises(TypeError, match="target="):
         module(torch.randn(2, 3, 6))
+
+
+class Shifted(nn.Module):
+    """The loss of a language model as its authors write it."""
+
+    def __init__(self, language_model):
+        super().__init__()
+        self.model = language_model
+
+    def forward(self, input_ids, attention_mask, labels):
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+        scores = logits[..., :-1, :].contiguous().view(-1, VOCABULARY)
+        return nn.functional.cross_entropy(scores, labels[..., 1:].reshape(-1))
+
+
+def instructions():
+    """Right padding; of what is there, the first part is a prompt, whose labels are ignored."""
+    batch = language("right", 1.1)
+    return batch | {"labels": batch["labels"].masked_fill(torch.arange(LENGTH) < 4, -100)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_labels_of_scores_that_are_shifted(name):
+    kind, head, config = LANGUAGE[name]
+    module = Shifted(model(kind, head, **config))
+    batches = [instructions(), language("full", 1.1)]
+    check(module, batches, {"label_sparsity", "padding_removal", "shifted_loss"})
 
 
 # --- selected rows ----------------------------------------------------------------------------------------------------
