@@ -140,8 +140,9 @@ class _Cuts:
                 self.values |= zip(names, self.run_first(len(self.nodes), names), strict=True)
 
     def crossing(self, at: int) -> list[str]:
-        """The names of what the nodes before ``at`` compute for those from there on, and for the caller."""
+        """The names of what the nodes before ``at`` compute for those from there on, for the caller and for buffers."""
         used = {name for node in self.nodes[at:] for name in node.input} | set(self.outputs)
+        used |= {name for node in self.nodes[:at] for name in _moments(node)}
         return [name for node in self.nodes[:at] for name in node.output if name and name in used]
 
     def _part(self, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], fixed: dict[str, torch.Tensor]) -> Session:
@@ -177,9 +178,20 @@ class _Cuts:
             found = self.run_first(at, names, training=any(self.case.needs.values()))
         except ENGINE_ERRORS:  # a plan with gradients of values that have none
             found = self.run_first(at, names)
+        scales = self._scales(at)
         return any(
-            apart(ours, self.values[name], least=self.case.tolerance) for ours, name in zip(found, names, strict=True)
+            apart(ours, self.values[name], scales.get(name, 0.0), self.case.tolerance)
+            for ours, name in zip(found, names, strict=True)
         )
+
+    def _scales(self, at: int) -> dict[str, float]:
+        """How large the numbers are that running means of the nodes before ``at`` move to the mean of."""
+        found = {}
+        for node in self.nodes[:at]:
+            for name in _moments(node)[:1]:
+                share = 1 - reference.attributes(node).get("momentum", 0.9)
+                found[name] = share * self.values[node.input[0]].abs().max().item()
+        return found
 
     def second_is_wrong(self, at: int, given: dict[int, torch.Tensor]) -> bool:
         """``given``: gradients by the number of the graph's output."""
@@ -224,6 +236,12 @@ class _Cuts:
         """The names of what ``nodes`` use and do not compute."""
         made = {name for node in nodes for name in node.output}
         return ({name for node in nodes for name in node.input} | set(self.outputs)) - made
+
+
+def _moments(node: onnx.NodeProto) -> list[str]:
+    """The new running mean and variance, if ``node`` is a normalization that moves them."""
+    moves = node.op_type == "BatchNormalization" and reference.attributes(node).get("training_mode")
+    return list(node.output[1:3]) if moves else []
 
 
 def _proto(name: str, value: torch.Tensor) -> onnx.TensorProto:

@@ -18,12 +18,12 @@ from ortmodule.capture import Capture
 from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Raised
+from ortmodule.rounding import is_rounding, rounded
 from ortmodule.session import Session
 from ortmodule.state import Tree
 
 # How far results may be apart, relative to their largest element.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_MAGNIFIED = 8  # times what one rounding of the inputs does: the many inside of a module
 _NARROW = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
 
 
@@ -64,29 +64,11 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     least = _narrowest(capture.model, feeds)
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
         if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):
-            moved = in_pytorch([_rounded(t.detach()) for t in inputs])[0]
-            if len(moved) == len(expected) and _is_rounding(found[source.key], tensor, moved[i]):
+            moved = in_pytorch([rounded(t.detach()) for t in inputs])[0]
+            if len(moved) == len(expected) and is_rounding(found[source.key], tensor, moved[i]):
                 continue
             return f"tensor {i} of the result {apart}"
     return ""
-
-
-def _rounded(tensor: torch.Tensor) -> torch.Tensor:
-    """Floats that are rounded once more: every other element is larger by one bit."""
-    if not tensor.is_floating_point():
-        return tensor
-    up = torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
-    return torch.where(torch.arange(tensor.numel()).reshape(tensor.shape) % 2 == 0, up, tensor)
-
-
-def _is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Does one rounding of the inputs move PyTorch's own result about as far? Then the module magnifies roundings."""
-    if not (found.shape == expected.shape == moved.shape and found.dtype == expected.dtype == moved.dtype):
-        return False
-    if not expected.is_floating_point() or not (found.isfinite() & expected.isfinite() & moved.isfinite()).all():
-        return False
-    off, by = (found.double() - expected.double()).norm(), (moved.double() - expected.double()).norm()
-    return bool(off <= _MAGNIFIED * by)
 
 
 def _narrowest(model: onnx.ModelProto, feeds: list[torch.Tensor]) -> float:

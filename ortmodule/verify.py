@@ -3,13 +3,16 @@
 The engine runs as always. The same call then runs in PyTorch, on the inputs, buffers and random numbers that the engine
 had: every random ATen call gets what the engine drew for the node that stands for it. Outputs and buffers are compared
 at once, gradients when the user's backward has computed them. The module, its generators and hooks on parameters see
-nothing of it.
+nothing of it. Where they differ by more than a tolerance, PyTorch runs once more on what is rounded once more: what
+that moves as far is rounding (a mean that is nothing but what did not cancel).
 
 If something differs, the operator is looked for (:mod:`ortmodule.blame`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +29,7 @@ from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
 from ortmodule.function import Graph, draw_seed
 from ortmodule.logger import LOGGER, Log
+from ortmodule.rounding import is_rounding, rounded
 from ortmodule.state import Tree
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -60,7 +64,7 @@ class Before:
         return self.state[name] if name in self.state else tree.slots[name].get()
 
 
-@dataclass
+@dataclass(eq=False)
 class Eager:
     """The same call in PyTorch."""
 
@@ -71,12 +75,16 @@ class Eager:
 
 
 def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before, forward: Callable,
-              draws: Sequence[Draw]) -> Eager:  # fmt: skip
-    """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does."""
-    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in before.inputs]
+              draws: Sequence[Draw], moved: bool = False) -> Eager:  # fmt: skip
+    """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does.
+
+    ``moved``: on inputs and parameters that are rounded once more.
+    """
+    change = rounded if moved else torch.clone
+    inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
     given = [t.view_as(t) if t.requires_grad else t for t in inputs]
-    with tree.isolated() as copies, _aliases(tree) as aliases:
+    with tree.isolated() as copies, _aliases(tree, rounded if moved else None) as aliases:
         with torch.no_grad():
             for name, copy in copies.items():
                 then = before.state.get(name)
@@ -100,18 +108,42 @@ def tensors_of(graph: Graph, result: Any) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _aliases(tree: Tree) -> Iterator[dict[int, torch.Tensor]]:
-    """Inside `isolated`: other tensors over the parameters' memory, so that hooks on parameters are not called."""
+def _aliases(tree: Tree, change: Callable | None) -> Iterator[dict[int, torch.Tensor]]:
+    """Inside `isolated`: other tensors over the parameters' memory, so that hooks on parameters are not called; or what
+    ``change`` makes of them."""
     aliases: dict[int, torch.Tensor] = {}
     for module in tree.modules.values():
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 alias = aliases.get(id(parameter))
                 if alias is None:
-                    alias = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+                    alias = parameter.detach() if change is None else change(parameter.detach())
+                    alias = torch.nn.Parameter(alias, parameter.requires_grad)
                     aliases[id(parameter)] = aliases[id(alias)] = alias
                 module._parameters[key] = alias
     yield aliases
+
+
+class _Moved:
+    """The same call in PyTorch on what is rounded once more, made when it is first asked for."""
+
+    def __init__(self, run: Callable[[], Eager]) -> None:
+        self._run, self._made, self._failed = run, None, False
+
+    def explains(
+        self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor], modes: Any = None
+    ) -> bool:
+        """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run. ``modes``: those
+        that forward ran in, if they are not the present ones."""
+        try:
+            if self._made is None and not self._failed:
+                self._failed = True  # until it is there
+                with modes.set() if modes is not None else contextlib.nullcontext():
+                    self._made = self._run()
+            moved = None if self._made is None else of(self._made)
+        except Exception:  # other numbers may be none that forward takes
+            return False
+        return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -174,51 +206,65 @@ class Verifier:
         self.compared += 1
         found = tensors_of(graph, result)
         case = blame.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, draws)
-        differs = self._outputs(call, found, eager, before, case.tolerance)
+        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, draws, moved=True))
+        differs = self._outputs(call, found, eager, before, case.tolerance, moved)
         if differs:
             self._report(differs, blame.forward(case))
             return
         for node in observe.bridges(found):
-            node.register_hook(lambda got, given: self._backward(graph, eager, case, got, given))
+            node.register_hook(lambda got, given: self._backward(graph, eager, moved, case, got, given))
 
-    def _outputs(self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float) -> str:
+    def _outputs(
+        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, moved: _Moved
+    ) -> str:
         """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor."""
         if len(found) != len(eager.results):
             return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
+
+        def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor]) -> str:
+            text = apart(ours, theirs, least=least)
+            return "" if text and moved.explains(ours, theirs, of) else text
+
         for i, (ours, theirs) in enumerate(zip(found, eager.results, strict=True)):
-            if text := apart(ours, theirs, least=least):
+            if text := differs(ours, theirs, lambda run, i=i: run.results[i]):
                 return f"tensor {i} of the result {text}"
             if ours.requires_grad != theirs.requires_grad:
                 return f"tensor {i} of the result needs {'a' if ours.requires_grad else 'no'} gradient"
         for name, theirs in eager.state.items():
-            if text := apart(call.tree.slots[name].get(), theirs, least=least):
+            if text := differs(call.tree.slots[name].get(), theirs, lambda run, name=name: run.state[name]):
                 return f"the buffer {name} {text}"
         for i, (tensor, version) in enumerate(zip(call.inputs, before.versions, strict=True)):
-            if text := tensor._version != version and apart(tensor, eager.inputs[i], least=least):
+            changed = tensor._version != version
+            if text := changed and differs(tensor, eager.inputs[i], lambda run, i=i: run.inputs[i]):
                 return f"input {i}, which forward changes, {text}"
         return ""
 
-    def _backward(self, graph: Graph, eager: Eager, case: blame.Case, got: Sequence, given: Sequence) -> None:
+    def _backward(
+        self, graph: Graph, eager: Eager, moved: _Moved, case: blame.Case, got: Sequence, given: Sequence
+    ) -> None:
         """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
         sources = [source for source in graph.capture.trace.sources if source.kind != "number"]
-        outputs = {s.key: t for s, t in zip(sources, eager.results, strict=True) if s.kind == "graph"}
-        used = [(outputs[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]
-        leaves = [leaf for leaf in eager.leaves if leaf is not None]
-        if not used or not leaves:
+        places = {source.key: i for i, source in enumerate(sources) if source.kind == "graph"}
+        used = [(places[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]
+        if not used or all(leaf is None for leaf in eager.leaves):
             return
+
+        @functools.cache
+        def gradients(run: Eager) -> list[torch.Tensor | None]:
+            leaves = [leaf for leaf in run.leaves if leaf is not None]
+            outputs, grads = [run.results[place] for place, _, _ in used], [g for _, g, _ in used]
+            known = iter(torch.autograd.grad(outputs, leaves, grads, retain_graph=True, allow_unused=True))
+            return [None if leaf is None else next(known) for leaf in run.leaves]
+
         try:
-            expected = torch.autograd.grad(
-                [u[0] for u in used], leaves, [u[1] for u in used], retain_graph=True, allow_unused=True
-            )
+            expected = gradients(eager)
         except RuntimeError as error:
             self.log.warn_once(f"ORTMODULE_VERIFY cannot compare gradients: {error}")
             return
         self.gradients += 1
-        known = iter(expected)
-        expected = [None if leaf is None else next(known) for leaf in eager.leaves]
         scale = blame.share(expected)
-        for i, leaf, ours, theirs in zip(graph.leaves, eager.leaves, got, expected, strict=True):
-            if leaf is None:
+        for i, ours, theirs, k in zip(graph.leaves, got, expected, range(len(expected)), strict=True):
+            if eager.leaves[k] is None:
                 continue
             name = graph.session.inputs[i]
             if ours is None or theirs is None:
@@ -227,10 +273,12 @@ class Verifier:
                 text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
             else:
                 text = apart(ours, theirs, scale, case.tolerance)
+                if text and moved.explains(ours, theirs, lambda run, k=k: gradients(run)[k], graph.modes):
+                    text = ""
             if text:
                 self._report(
                     f"the gradient of {name.partition('/')[2]} {text}",
-                    blame.backward(case, {f: g for _, g, f in used}),
+                    blame.backward(case, {i: g for _, g, i in used}),
                 )
                 return
 

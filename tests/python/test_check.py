@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ortmodule import ORTModule, check, explain
+from ortmodule import ORTModule, explain
+from ortmodule.rounding import is_rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter
 
@@ -54,10 +55,10 @@ def test_rounding_is_told_from_another_result():
     torch.manual_seed(0)
     expected = torch.randn(100)
     moved = expected + 1e-3 * torch.randn(100)
-    assert check._is_rounding(expected + 2e-3 * torch.randn(100), expected, moved)
-    assert not check._is_rounding(expected + 1e-1 * torch.randn(100), expected, moved)
-    assert not check._is_rounding(expected * torch.nan, expected, moved)
-    assert not check._is_rounding(expected[:50], expected, moved)
+    assert is_rounding(expected + 2e-3 * torch.randn(100), expected, moved)
+    assert not is_rounding(expected + 1e-1 * torch.randn(100), expected, moved)
+    assert not is_rounding(expected * torch.nan, expected, moved)
+    assert not is_rounding(expected[:50], expected, moved)
 
 
 def test_a_bool_is_scattered():

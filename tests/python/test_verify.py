@@ -223,6 +223,40 @@ def test_autocast():
     check(model, 2)
 
 
+class Cancels(nn.Module):
+    """The second running mean is nothing but rounding: its data have no mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mix, self.second = nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.second(self.mix(self.first(x)))
+
+
+def test_what_cancels():
+    torch.manual_seed(0)
+    model = ORTModule(Cancels())
+    for rows in (64, 48, 96):
+        model(torch.randn(rows, 8)).square().sum().backward()
+    assert 0 < model.second.running_mean.abs().max() < 1e-6
+    check(model, 3)
+    with torch.no_grad():  # it is small, and wrong by more than rounding
+        model.second.running_mean[3] += 1e-5
+    before = Verifier._outputs
+
+    def spoiled(self, call, *args):
+        with torch.no_grad():
+            model.second.running_mean[3] += 1e-5
+        return before(self, call, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Verifier, "_outputs", spoiled)
+        model(torch.randn(64, 8)).square().sum().backward()
+    (finding,) = verifier(model).findings
+    assert "the buffer second.running_mean" in finding.what
+
+
 # --- something is wrong -----------------------------------------------------------------------------------------------
 
 
@@ -230,9 +264,10 @@ class Small(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.batch = nn.BatchNorm1d(8)
 
     def forward(self, x):
-        y = F.dropout(self.norm(torch.tanh(self.first(x))), 0.1)
+        y = F.dropout(self.norm(self.batch(torch.tanh(self.first(x)))), 0.1)
         return F.softmax(self.last(y).erf(), -1).cumsum(0)
 
 
@@ -243,6 +278,7 @@ BROKEN = {
     "DropoutTrain": ("result", "Dropout", "Dropout"),
     "Erf": ("result", "Erf", "Erf"),
     "Softmax": ("result", "Softmax", "Softmax"),
+    "BatchNormUpdate": ("result", "BatchNormalization", "batch"),
     "CumSum": ("result", "CumSum", "CumSum"),
     "TanhGrad": ("gradient", "Tanh", "Tanh"),
     "LayerNormGrad": ("gradient", "LayerNormalization", "norm"),

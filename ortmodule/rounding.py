@@ -1,0 +1,30 @@
+"""What is nothing but rounding?
+
+Two right ways to compute something differ by roundings, which a module may magnify: a mean that cancels, a norm of
+something constant. How much it magnifies them shows when the module runs in PyTorch once more, on what is rounded once
+more: a result may be as far off as that moves it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+MAGNIFIED = 8  # times what one rounding of the operands does: the many inside of a module
+
+
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Floats that are rounded once more: every other element is larger by one bit."""
+    if not tensor.is_floating_point():
+        return tensor
+    up = torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
+    return torch.where(torch.arange(tensor.numel()).reshape(tensor.shape) % 2 == 0, up, tensor)
+
+
+def is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Does one rounding of the operands move PyTorch's own result, to ``moved``, about as far as ``found`` is off?"""
+    if not (found.shape == expected.shape == moved.shape and found.dtype == expected.dtype == moved.dtype):
+        return False
+    if not expected.is_floating_point() or not (found.isfinite() & expected.isfinite() & moved.isfinite()).all():
+        return False
+    off, by = (found.double() - expected.double()).norm(), (moved.double() - expected.double()).norm()
+    return bool(off <= MAGNIFIED * by)
