@@ -209,14 +209,14 @@ def compile_image(temp):
 
 
 def link_emulator(temp, folder):
-    """A libcuda.so.1 beside the extension, which finds it there: an emulated GPU, and the kernels as C."""
+    """Libraries beside the extension, which finds them there: an emulated GPU with the kernels as C, and cuBLASLt."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
-    sources = sorted(Path("tests/cuda").glob("*.c"))
-    objects = [compile_object(flags, source, temp / source.with_suffix(".o")) for source in sources]
-    for source in KERNELS:
-        target = temp / source.with_suffix(".emulated.o")
-        objects.append(compile_object([*flags, "-x", "c"], source, target))
-    link(objects, folder / "libcuda.so.1", "-shared", "-Wl,-soname,libcuda.so.1")
+    objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
+    blas = objects.pop("fake_blas")
+    kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    driver = folder / "libcuda.so.1"
+    link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
+    link([blas, driver], folder / "libcublasLt.so.13", "-shared", "-Wl,-soname,libcublasLt.so.13")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ CPU_PASSES = (
     "label_sparsity",
     "padding_removal",
     "linear_loss",
-    "product_cast",
     "pointwise_fusion",
 )
 #: Plans kept for shapes seen before; the least recently used goes first.

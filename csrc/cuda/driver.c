@@ -2,8 +2,8 @@
 #include "cuda/driver.h"
 
 #include "cuda/image.h"
+#include "cuda/library.h"
 
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,8 +11,7 @@
 
 /* --- entry points ------------------------------------------------------------------------------------------------- */
 
-/* Name of the symbol, parameters; every one returns a CUresult, which is 0 on success. Handles are pointers, device
- * addresses 64-bit integers. */
+/* Name of the symbol, parameters; every one returns a CUresult. */
 #define DRIVER_FUNCTIONS(F)                                                                                            \
     F(cuInit, (unsigned flags))                                                                                        \
     F(cuGetErrorString, (int result, const char **out))                                                                \
@@ -36,11 +35,11 @@
     F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
     F(cuStreamSynchronize, (void *stream))
 
-static struct {
-#define MEMBER(name, parameters) int(*name) parameters;
-    DRIVER_FUNCTIONS(MEMBER)
-#undef MEMBER
-} driver;
+typedef struct driver_functions {
+    DRIVER_FUNCTIONS(ENTRY_MEMBER)
+} driver_functions;
+static driver_functions driver;
+static bool is_loaded;
 
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
 
@@ -60,8 +59,6 @@ static status refuse(ctx *c, int result, const char *what) {
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
-enum { MOST_DEVICES = 64 };
-
 typedef struct device {
     void *context;
     cuda_fault *fault, *fault_there; /* as the host and as the device see it */
@@ -74,28 +71,16 @@ static device devices[MOST_DEVICES];
 static atomic_bool opened[MOST_DEVICES];
 
 static status load_driver(ctx *c) {
-    static const struct {
-        const char *name;
-        size_t member;
-    } symbols[] = {
-#define ROW(name, parameters) {#name, (size_t)((char *)&driver.name - (char *)&driver)},
+    static const char *const sonames[] = {"libcuda.so.1", NULL};
+    static const entry_point rows[] = {
+#define ROW(name, parameters) {#name, offsetof(driver_functions, name)},
         DRIVER_FUNCTIONS(ROW)
 #undef ROW
     };
-    void *handle;
 
-    if (driver.cuInit) return OK;
-    if (!(handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)))
-        return fail(c, E_UNSUPPORTED, "there is no NVIDIA driver: libcuda.so.1 was not found");
-    for (size_t i = sizeof symbols / sizeof symbols[0]; i-- > 0;) {
-        void *found = dlsym(handle, symbols[i].name);
-        if (!found) {
-            memset(&driver, 0, sizeof driver);
-            (void)dlclose(handle);
-            return fail(c, E_UNSUPPORTED, "the NVIDIA driver is too old: libcuda.so.1 has no %s", symbols[i].name);
-        }
-        memcpy((char *)&driver + symbols[i].member, &found, sizeof found);
-    }
+    if (is_loaded) return OK;
+    TRY(library_open(c, "NVIDIA driver", sonames, rows, sizeof rows / sizeof rows[0], &driver, sizeof driver));
+    is_loaded = true;
     return OK;
 }
 

@@ -19,23 +19,27 @@ typedef struct cuda_fault {
 
 typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR } cuda_fault_kind;
 
+enum { MOST_DEVICES = 64 };
+
 /* A stretch of a run on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
     void *stream;      /* torch's; NULL is the default stream */
     cuda_fault *fault; /* as kernels see it */
     bool dry;          /* everything but launching: can this node run here? */
+    bool tf32;         /* products of float32 may round their operands to 19 bits */
     void *previous;    /* the thread's context before */
 } cuda_run;
 
-/* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device,
- * no driver or no kernels; E_RUNTIME when a kernel has met bad data since the last look. cuda_end must follow OK. */
+/* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device
+ * or no kernels, E_RUNTIME where there is no driver, and when a kernel has met bad data since the last look. cuda_end
+ * must follow OK. */
 MUST_USE status cuda_begin(ctx *c, int device, void *stream, cuda_run *out);
 /* Restores the context. Looks for bad data too, unless `s`, the status of what ran, is an error already. Waits for
  * nothing: what is still under way is seen at the next look. */
 MUST_USE status cuda_end(ctx *c, const cuda_run *r, status s);
 
-/* E_UNSUPPORTED with the reason unless kernels can run here. */
+/* An error with the reason unless kernels can run here. */
 MUST_USE status cuda_available(ctx *c, int *devices);
 
 /* A kernel: a name in the image; static, looked up at its first use. */

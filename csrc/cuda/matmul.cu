@@ -1,5 +1,5 @@
-/* matmul.cu -- twin of ops/matmul.c, and the product that is there for every type, stride and device: 64 x 64 results a
- * block, 4 x 4 a thread, operands through shared memory. cuBLASLt takes the products it can take before it. */
+/* matmul.cu -- twin of ops/matmul.c: cuBLASLt where it takes the product, else a kernel that is there for every type,
+ * stride and device: 64 x 64 results a block, 4 x 4 a thread, operands through shared memory. */
 #ifndef T
 #include "cuda/kernel.h"
 
@@ -9,53 +9,87 @@ typedef struct product_args {
     int64_t m, n, k;
     int64_t a_row, a_col, b_row, b_col, c_row, c_col;
     int64_t pairs, batch[8], a_step[8], b_step[8], c_step[8]; /* y lies densely */
-    int32_t n_batch;
+    int32_t n_batch, wide;                                    /* y is float32 */
     double alpha;
 } product_args;
 
 enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 
 #ifdef ORT_HOST
-kernel_fn matmul_cuda;
+#include "cuda/blas.h"
+#include "cuda/move.h"
+#include "ops/matmul.h"
 
-/* The strides of `t`'s batch dimensions and of its matrix, seen from the result's. */
-static void strides_of(const tensor *t, int n_batch, int64_t step[8]) {
-    const int matrix = t->shape.rank > 1 ? 2 : t->shape.rank;
-    for (int i = n_batch - 1, d = t->shape.rank - matrix - 1; i >= 0; i--, d--)
-        step[i] = d < 0 || t->shape.dim[d] == 1 ? 0 : t->stride[d];
+kernel_fn matmul_cuda;
+size_t matmul_cuda_workspace(const node *n);
+
+/* What is added to y, seen with y's shape; absent: no type. */
+static tensor added_of(const call *k) {
+    if (k->n_in < 3 || !tensor_present(&k->in[2])) return (tensor){.type = DT_NONE};
+    return tensor_expand(&k->in[2], &k->out[0].shape);
+}
+
+/* The same numbers for every row. */
+static bool is_vector(const call *k, const tensor *t) {
+    const int last = t->shape.rank - 1;
+    if (k->in[1].shape.rank == 1) return false; /* y has no columns */
+    for (int i = 0; i < last; i++)
+        if (t->stride[i] != 0 && t->shape.dim[i] != 1) return false;
+    return last >= 0 && (t->stride[last] == 1 || t->shape.dim[last] == 1);
+}
+
+/* What the library cannot add as it lies it finds in y. */
+static status product_by_library(ctx *c, const call *k, const gemm *g, const tensor *added, bool *done) {
+    addend plus = {.kind = ADD_NOTHING};
+
+    if (added->type != DT_NONE) {
+        plus = (addend){is_vector(k, added) ? ADD_VECTOR : ADD_MATRIX, added->data};
+        if (plus.kind == ADD_VECTOR || tensor_contiguous(added)) {
+            TRY(blas_product(c, k, g, &plus, done));
+            if (*done) return OK;
+        }
+        TRY(cuda_copy(c, k, &k->out[0], added));
+        plus = (addend){ADD_MATRIX, k->out[0].data};
+    }
+    return blas_product(c, k, g, &plus, done);
+}
+
+static status product_by_kernel(ctx *c, const call *k, const gemm *g, const tensor *added) {
+    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(product);
+    product_args p = {.a = g->a, .b = g->b, .y = g->c, .m = g->m, .n = g->n, .k = g->k, .alpha = g->alpha};
+
+    p.wide = g->wide_c;
+    p.pairs = gemm_pairs(g);
+    p.n_batch = g->n_batch;
+    p.a_row = g->a_row, p.a_col = g->a_col, p.b_row = g->b_row, p.b_col = g->b_col;
+    for (int i = 0; i < g->n_batch; i++) {
+        p.batch[i] = g->batch[i];
+        p.a_step[i] = g->a_step[i];
+        p.b_step[i] = g->b_step[i];
+    }
+    if (added->type != DT_NONE) {
+        int at = g->n_batch; /* y's dimensions after those: its rows and columns, where operands are not vectors */
+        p.c = added->data;
+        for (int i = 0; i < at; i++) p.c_step[i] = added->stride[i];
+        if (k->in[0].shape.rank > 1) p.c_row = added->stride[at++];
+        if (k->in[1].shape.rank > 1) p.c_col = added->stride[at];
+    }
+    int64_t tiles = p.pairs * ((p.m + SIDE - 1) / SIDE) * ((p.n + SIDE - 1) / SIDE);
+    return cuda_launch(c, k, &kernels[g->type], geometry_over(tiles, 1, THREADS), &p);
 }
 
 status matmul_cuda(ctx *c, const call *k) {
-    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(product);
-    const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
-    const bool row = a->shape.rank == 1, column = b->shape.rank == 1;
-    const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
-    product_args p = {.a = a->data, .b = b->data, .y = y->data, .alpha = 1, .pairs = 1};
+    const gemm g = matmul_gemm(k);
+    const tensor added = added_of(k);
+    bool done;
 
-    if (!dtype_is_float(y->type))
-        return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name, dtype_name(y->type));
-    p.n_batch = y->shape.rank - !row - !column;
-    if (node_attr(k->node, "alpha")) p.alpha = node_float(k->node, "alpha");
-    p.m = row ? 1 : a->shape.dim[a_last - 1];
-    p.n = column ? 1 : b->shape.dim[b_last];
-    p.k = a->shape.dim[a_last];
-    p.a_row = row ? 0 : a->stride[a_last - 1];
-    p.a_col = a->stride[a_last];
-    p.b_row = column ? b->stride[0] : b->stride[b_last - 1];
-    p.b_col = column ? 0 : b->stride[b_last];
-    strides_of(a, p.n_batch, p.a_step);
-    strides_of(b, p.n_batch, p.b_step);
-    for (int i = 0; i < p.n_batch; i++) p.pairs *= p.batch[i] = y->shape.dim[i];
-    if (k->n_in > 2 && tensor_present(&k->in[2])) {
-        tensor added = tensor_expand(&k->in[2], &y->shape);
-        p.c = added.data;
-        for (int i = 0; i < p.n_batch; i++) p.c_step[i] = added.stride[i];
-        if (!row) p.c_row = added.stride[p.n_batch];
-        if (!column) p.c_col = added.stride[y->shape.rank - 1];
-    }
-    int64_t tiles = p.pairs * ((p.m + SIDE - 1) / SIDE) * ((p.n + SIDE - 1) / SIDE);
-    return cuda_launch(c, k, &kernels[y->type], geometry_over(tiles, 1, THREADS), &p);
+    if (!dtype_is_float(g.type))
+        return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name, dtype_name(g.type));
+    TRY(product_by_library(c, k, &g, &added, &done));
+    return done ? OK : product_by_kernel(c, k, &g, &added);
 }
+
+size_t matmul_cuda_workspace(const node *n) { return blas_workspace(shape_count(&n->out[0]->shape)); }
 #endif
 
 #ifdef ORT_DEVICE
@@ -112,7 +146,8 @@ KERNEL(NAME(product), product_args) {
                 if (m >= a.m || n >= a.n) continue;
                 A v = (A)a.alpha * sum[i][j];
                 if (a.c) v += GET(((const T *)a.c)[at_c + m * a.c_row + n * a.c_col]);
-                ((T *)a.y)[(pair * a.m + m) * a.n + n] = PUT(v);
+                if (a.wide) ((float *)a.y)[(pair * a.m + m) * a.n + n] = (float)v;
+                else ((T *)a.y)[(pair * a.m + m) * a.n + n] = PUT(v);
             }
     }
 }

@@ -21,7 +21,7 @@ gemm_offsets gemm_batch_at(const gemm *g, int64_t index) {
     return at;
 }
 
-static int64_t pairs(const gemm *g) {
+int64_t gemm_pairs(const gemm *g) {
     int64_t n = 1;
     for (int i = 0; i < g->n_batch; i++) n *= g->batch[i];
     return n;
@@ -36,9 +36,7 @@ static void drop_batch(gemm *g, int i) {
     }
 }
 
-/* Fewer and larger products: batch dimensions that walk memory as one become one, and a dimension that merely
- * continues A's rows under the same B, as in a linear layer over [batch, length, width], becomes rows. */
-static void simplify(gemm *g) {
+void gemm_simplify(gemm *g) {
     for (int i = g->n_batch - 1; i >= 0; i--) {
         if (g->batch[i] == 1) {
             drop_batch(g, i);
@@ -62,17 +60,11 @@ static void simplify(gemm *g) {
 
 /* --- BLAS --------------------------------------------------------------------------------------------------------- */
 
-/* A matrix as BLAS takes it: whether it is stored transposed, and the distance between its stored lines. */
-typedef struct stored {
-    char transposed;
-    int64_t ld;
-} stored;
-
-static bool as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, stored *out) {
+bool gemm_as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, gemm_stored *out) {
     bool wide = cols == 1 || col == 1, tall = rows == 1 || row == 1;
 
-    if (wide && (rows == 1 || row >= cols)) *out = (stored){'N', rows == 1 ? cols : row};
-    else if (tall && (cols == 1 || col >= rows)) *out = (stored){'T', cols == 1 ? rows : col};
+    if (wide && (rows == 1 || row >= cols)) *out = (gemm_stored){'N', rows == 1 ? cols : row};
+    else if (tall && (cols == 1 || col >= rows)) *out = (gemm_stored){'T', cols == 1 ? rows : col};
     else return false;
     return out->ld <= INT_MAX && rows <= INT_MAX && cols <= INT_MAX;
 }
@@ -80,7 +72,7 @@ static bool as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, stor
 typedef struct blas_job {
     const gemm *g;
     const torch_lib *lib;
-    stored a, b;
+    gemm_stored a, b;
 } blas_job;
 
 /* BLAS counts by columns: what it sees are the transposes, and C' = B' A'. */
@@ -103,11 +95,11 @@ static void blas_pairs(void *arg, int64_t begin, int64_t end) {
 
 static bool blas(gemm *g) {
     blas_job j = {.g = g, .lib = torch_lib_get()};
-    int64_t count = pairs(g), threads = parallel_threads();
+    int64_t count = gemm_pairs(g), threads = parallel_threads();
     double work = (double)g->m * (double)g->n * (double)g->k;
 
     if (g->type == F32 ? !j.lib->sgemm_ : g->type != F64 || !j.lib->dgemm_) return false;
-    if (!as_stored(g->m, g->k, g->a_row, g->a_col, &j.a) || !as_stored(g->k, g->n, g->b_row, g->b_col, &j.b))
+    if (!gemm_as_stored(g->m, g->k, g->a_row, g->a_col, &j.a) || !gemm_as_stored(g->k, g->n, g->b_row, g->b_col, &j.b))
         return false;
     if (g->m == 1) g->c_row = g->n;
     if (g->c_row < g->n || g->c_row > INT_MAX) return false;
@@ -166,7 +158,7 @@ static bool shim(gemm *g) {
         g->b_step[0] = g->k * g->n;
         g->c_step[0] = g->m * g->n;
     }
-    int64_t inner = g->batch[g->n_batch - 1], count = pairs(g) / inner;
+    int64_t inner = g->batch[g->n_batch - 1], count = gemm_pairs(g) / inner;
     if (g->m * g->n * g->k * inner < SHIM_WORK || !torch_enter(t, &q)) return false;
     for (int64_t i = 0; i < count; i++) {
         gemm part = part_of(g, gemm_batch_at(g, i * inner));
@@ -184,9 +176,9 @@ void gemm_run(const gemm *given) {
     static bool (*const ways[])(gemm *) = {packed, blas, shim};
     gemm g = *given;
 
-    if (g.m == 0 || g.n == 0 || pairs(&g) == 0) return;
+    if (g.m == 0 || g.n == 0 || gemm_pairs(&g) == 0) return;
     if (g.k > 0) {
-        simplify(&g);
+        gemm_simplify(&g);
         for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
             if (ways[i](&g)) return;
     }

@@ -35,6 +35,20 @@ typedef struct gemm_offsets {
     int64_t a, b, c;
 } gemm_offsets;
 gemm_offsets gemm_batch_at(const gemm *g, int64_t index);
+int64_t gemm_pairs(const gemm *g);
+
+/* The same product as fewer and larger ones: batch dimensions that walk memory as one become one, and a dimension that
+ * merely continues A's rows under the same B, as in a linear layer over [batch, length, width], becomes rows. */
+void gemm_simplify(gemm *g);
+
+/* A matrix as BLAS takes it: 'N' or, stored by columns, 'T', and the distance between its stored lines. */
+typedef struct gemm_stored {
+    char transposed;
+    int64_t ld;
+} gemm_stored;
+
+/* False where the strides of `rows` x `cols` elements are no such. */
+bool gemm_as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, gemm_stored *out);
 
 /* Our own with AVX-512 and AMX (gemm_packed.c): false, with nothing done, where it cannot; whether it is faster than a
  * library. */

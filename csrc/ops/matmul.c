@@ -12,7 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "exec/gemm.h"
+#include "ops/matmul.h"
 #include "ops/move.h"
 
 /* --- shapes ------------------------------------------------------------------------------------------------------- */
@@ -226,15 +226,13 @@ static status lower_matmul_integer(graph *g, const node *n, value **out) {
 
 /* --- kernel ------------------------------------------------------------------------------------------------------- */
 
-/* MatMul and MatMulBias. */
-static status matmul_cpu(ctx *c, const call *k) {
+gemm matmul_gemm(const call *k) {
     const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
-    const bool row = a->shape.rank == 1, column = b->shape.rank == 1, bias = k->n_in > 2 && tensor_present(&k->in[2]);
+    const bool row = a->shape.rank == 1, column = b->shape.rank == 1;
     const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
-    gemm g = {.type = a->type, .alpha = 1, .beta = bias, .a = a->data, .b = b->data, .c = y->data};
+    gemm g = {.type = a->type, .alpha = 1, .a = a->data, .b = b->data, .c = y->data};
     shape batch = y->shape;
 
-    (void)c;
     g.wide_c = y->type != a->type;
     batch.rank -= !row + !column;
     if (node_attr(k->node, "alpha")) g.alpha = node_float(k->node, "alpha");
@@ -253,9 +251,18 @@ static status matmul_cpu(ctx *c, const call *k) {
         g.b_step[i] = ib < 0 || b->shape.dim[ib] == 1 ? 0 : b->stride[ib];
         g.c_step[i] = g.m * g.n * shape_span(&batch, i + 1, batch.rank);
     }
-    if (bias) {
-        const tensor every_row = tensor_expand(&k->in[2], &y->shape);
-        copy_elements(y, &every_row);
+    return g;
+}
+
+/* MatMul and MatMulBias. */
+static status matmul_cpu(ctx *c, const call *k) {
+    gemm g = matmul_gemm(k);
+
+    (void)c;
+    if (k->n_in > 2 && tensor_present(&k->in[2])) {
+        const tensor every_row = tensor_expand(&k->in[2], &k->out[0].shape);
+        copy_elements(&k->out[0], &every_row);
+        g.beta = 1;
     }
     gemm_run(&g);
     return OK;
@@ -346,7 +353,9 @@ static status grouped_outer_cpu(ctx *c, const call *k) {
     }
     return OK;
 }
+
 kernel_fn matmul_cuda; /* cuda/matmul.cu */
+size_t matmul_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -356,11 +365,10 @@ kernel_fn matmul_cuda; /* cuda/matmul.cu */
 /* clang-format off */
 const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
-     .cpu = matmul_cpu,
-     .cuda = matmul_cuda},
+     .cpu = matmul_cpu, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
-     .cpu = matmul_cpu, .cuda = matmul_cuda},
+     .cpu = matmul_cpu, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

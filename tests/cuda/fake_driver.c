@@ -4,18 +4,17 @@
  * call fails. It counts what is held, and fails the n-th call on request:
  *     fake_fail_at(n)     the n-th call from now on fails; 0: none
  *     fake_calls()        calls since then
- *     fake_held()         contexts, libraries and pinned pages that nobody has given back
+ *     fake_held()         contexts, libraries, pinned pages, and what other libraries hold, that nobody has given back
  *     fake_complaint()    the first thing that was wrong, or an empty text */
 #define _GNU_SOURCE
 #include "emulate.h"
+#include "fake.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 enum {
     SUCCESS,
@@ -29,28 +28,30 @@ enum {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int initialized, contexts, libraries, pages, fail_at, calls;
+static int initialized, contexts, libraries, pages, others, fail_at, calls;
 static char complaint[256];
 static char the_context, the_library; /* their addresses are handles */
 static _Thread_local void *bound;
-
-EXPORT void fake_fail_at(int n);
-EXPORT int fake_calls(void);
-EXPORT int fake_held(void);
-EXPORT const char *fake_complaint(void);
 
 void fake_fail_at(int n) {
     fail_at = n;
     calls = 0;
 }
 int fake_calls(void) { return calls; }
-int fake_held(void) { return contexts + libraries + pages; }
+int fake_held(void) { return contexts + libraries + pages + others; }
 const char *fake_complaint(void) { return complaint; }
 
 static int complain(int result, const char *what) {
-    if (!complaint[0]) snprintf(complaint, sizeof complaint, "%s", what);
+    fake_complain(what);
     return result;
 }
+
+void fake_complain(const char *what) {
+    if (!complaint[0]) snprintf(complaint, sizeof complaint, "%s", what);
+}
+int fake_enter(void) { return ++calls != fail_at; }
+void fake_hold(int more) { others += more; }
+int fake_in_context(void) { return bound == &the_context; }
 
 /* Every entry point begins so. Those that give back never fail on request: a program could do nothing about it. */
 #define ENTER()                                                                                                        \

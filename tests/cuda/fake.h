@@ -1,0 +1,20 @@
+/* fake.h -- what the fake libraries share; the driver of fake_driver.c has it. */
+#ifndef ORT_TEST_FAKE_H
+#define ORT_TEST_FAKE_H
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* For tests. */
+EXPORT void fake_fail_at(int n);
+EXPORT int fake_calls(void);
+EXPORT int fake_held(void);
+EXPORT const char *fake_complaint(void);
+
+/* For other libraries: counts a call, 0 when it is to fail; writes the first thing down that was wrong; counts what is
+ * held; whether the device's context is current. */
+EXPORT int fake_enter(void);
+EXPORT void fake_complain(const char *what);
+EXPORT void fake_hold(int more);
+EXPORT int fake_in_context(void);
+
+#endif

@@ -1,0 +1,242 @@
+"""Products by cuBLASLt (csrc/cuda/blas.c), on a library of ours that multiplies on the CPU (fake_blas.c)."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from ortmodule import _core
+from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
+from tests.ops.harness import ONNX_TYPE, TOLERANCE, dtype_name
+
+pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=["library", "kernel"])
+def blas(request, driver):  # noqa: F811
+    """The library; it takes products, or refuses them all and the engine's kernel has to."""
+    fake = library("libcublasLt.so.13")
+    fake.fake_blas_refuse(request.param == "kernel")
+    fake.takes = request.param == "library"
+    yield fake
+    fake.fake_blas_refuse(0)
+
+
+def session(rows, operands):
+    """A model of rows ("Op", "operands", {attributes}) over a, b, ...; the last result is y."""
+    from ortmodule.session import Session
+
+    names = "abcdef"[: len(operands)]
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, ONNX_TYPE[t.dtype], [f"{n}{d}" for d in range(t.dim())])
+        for n, t in zip(names, operands, strict=True)
+    ]
+    nodes = []
+    for i, (op, used, attributes) in enumerate(rows):
+        domain, _, op = op.rpartition("::")
+        result = "y" if i == len(rows) - 1 else f"t{i}"
+        nodes.append(onnx.helper.make_node(op, used.split(), [result], domain=domain, **attributes))
+    y = onnx.helper.make_tensor_value_info("y", ONNX_TYPE[operands[0].dtype], None)
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [y])
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("ortmodule", 1)]
+    return Session(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def compare(rows, operands, expected, dy=True):
+    """The engine's result and gradients are those of ``expected``, computed in float64."""
+    s = session(rows, operands)
+    wide = [t.double().requires_grad_(dy) for t in operands]
+    y = expected(*wide)
+    run = s.run(operands, [dy] * len(operands), [True] if dy else None)
+    kind = operands[0].dtype
+    relative, absolute = TOLERANCE[kind]
+
+    def close(ours, theirs):
+        absolute_here = absolute * max(1.0, theirs.abs().max().item() if theirs.numel() else 1.0)
+        torch.testing.assert_close(ours.double(), theirs, rtol=relative, atol=absolute_here)
+
+    close(run.outputs[0], y.detach())
+    if not dy:
+        return
+    upstream = torch.randn(y.shape, dtype=torch.float64).to(kind)
+    grads = run.backward([upstream])
+    for ours, theirs in zip(grads, torch.autograd.grad(y, wide, upstream.double()), strict=True):
+        close(ours, theirs)
+
+
+PLAIN = [("MatMul", "a b", {})]
+SUM = [("Gemm", "a b c", {})]
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize(
+    "left, right",
+    [
+        ((3, 4), (4, 5)),
+        ((1, 7), (7, 1)),
+        ((65, 33), (33, 129)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((2, 3, 5, 4), (2, 3, 4, 6)),
+        ((2, 1, 5, 4), (3, 4, 6)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((4,), (4,)),
+        ((2, 3, 4), (4,)),
+    ],
+)
+def test_product(blas, kind, left, right):
+    torch.manual_seed(0)
+    before = blas.fake_blas_products()
+    compare(PLAIN, [torch.randn(left).to(kind), torch.randn(right).to(kind)], torch.matmul)
+    assert (blas.fake_blas_products() - before >= 3) == blas.takes
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize(
+    "left, right, added",
+    [
+        ((5, 4), (4, 6), (6,)),
+        ((5, 4), (4, 6), (5, 6)),
+        ((5, 4), (4, 6), (5, 1)),
+        ((5, 4), (4, 6), ()),
+        ((2, 5, 4), (4, 6), (6,)),
+        ((2, 5, 4), (2, 4, 6), (6,)),
+        ((2, 5, 4), (2, 4, 6), (2, 5, 6)),
+        ((2, 5, 4), (2, 4, 6), (5, 6)),
+        ((5, 4), (4,), (5,)),
+        ((4,), (4, 6), (6,)),
+    ],
+)
+def test_product_and_sum(blas, kind, left, right, added):
+    torch.manual_seed(0)
+    operands = [torch.randn(s).to(kind) for s in (left, right, added)]
+    if len(left) == len(right) == 2 and len(added) > 0:
+        compare([("Gemm", "a b c", {"alpha": 0.5})], operands, lambda a, b, c: 0.5 * (a @ b) + c)
+    compare([*PLAIN, ("Add", "t0 c", {})], operands, lambda a, b, c: a @ b + c)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=dtype_name)
+def test_transposed_and_sliced_operands(blas, kind):
+    """Heads of an attention: products where they lie, through strides."""
+    torch.manual_seed(0)
+    rows = [
+        ("Transpose", "a", {"perm": [0, 2, 1, 3]}),
+        ("Transpose", "b", {"perm": [0, 2, 3, 1]}),
+        ("MatMul", "t0 t1", {}),
+    ]
+    before = blas.fake_blas_products()
+    operands = [torch.randn(2, 5, 3, 4).to(kind), torch.randn(2, 6, 3, 4).to(kind)]
+    compare(rows, operands, lambda a, b: a.transpose(1, 2) @ b.permute(0, 2, 3, 1))
+    assert (blas.fake_blas_products() > before) == blas.takes
+
+
+def test_nothing_to_sum(blas):
+    """No inner elements: zeros, or what is added."""
+    a, b, c = torch.randn(3, 0), torch.randn(0, 4), torch.randn(4)
+    compare(PLAIN, [a, b], torch.matmul, dy=False)
+    compare(SUM, [a, b, c], lambda a, b, c: a @ b + c, dy=False)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_operands_of_any_alignment(blas, offset):
+    torch.manual_seed(0)
+    a = torch.randn(5 * 4 + offset)[offset:].view(5, 4)
+    b = torch.randn(4 * 6 + offset)[offset:].view(4, 6)
+    compare(PLAIN, [a, b], torch.matmul)
+
+
+def test_every_call_may_fail_while_a_product_is_described(driver):  # noqa: F811
+    """Sizes that are new each time, so that each attempt describes a product."""
+    held, failures = driver.fake_held(), 0
+    for n in range(1, 200):
+        a, b, c = torch.randn(3, n + 1), torch.randn(n + 1, 4), torch.randn(4)
+        s = session(SUM, [a, b, c])
+        driver.fake_fail_at(n)
+        try:
+            run = s.run([a, b, c], [False] * 3)
+        except (_core.Error, MemoryError) as error:
+            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
+            failures += 1
+        else:
+            break
+        finally:
+            driver.fake_fail_at(0)
+        # A product that is described stays, should a later call fail: its description and three layouts.
+        assert driver.fake_held() in (held, held + 4), n
+        held = driver.fake_held()
+        torch.testing.assert_close(s.run([a, b, c], [False] * 3).outputs[0], a @ b + c)
+        held = driver.fake_held()
+    torch.testing.assert_close(run.outputs[0], a @ b + c)
+    assert failures > 15
+
+
+def test_products_are_forgotten_when_there_are_many(driver):  # noqa: F811
+    """What is held for products stays bounded, and what comes after is right."""
+    most = 0
+    for n in range(1, 1100):
+        a, b = torch.randn(1, 2), torch.randn(2, n)
+        y = session(PLAIN, [a, b]).run([a, b], [False] * 2).outputs[0]
+        most = max(most, driver.fake_held())
+    torch.testing.assert_close(y, a @ b)
+    assert most < 4 * 1024 + 16
+
+
+def test_heuristic_without_an_answer(driver):  # noqa: F811
+    """Our own kernel multiplies what the library has no algorithm for."""
+    fake = library("libcublasLt.so.13")
+    a, b = torch.randn(37, 41), torch.randn(41, 43)
+    fake.fake_blas_refuse(2)
+    try:
+        s = session(PLAIN, [a, b])
+        before = fake.fake_blas_products()
+        torch.testing.assert_close(s.run([a, b], [False] * 2).outputs[0], a @ b)
+    finally:
+        fake.fake_blas_refuse(0)
+    assert fake.fake_blas_products() == before
+
+
+@pytest.mark.parametrize("missing", ["library", "symbol"])
+def test_no_library(tmp_path, missing):
+    """Without cuBLASLt, or with one that lacks a function: a sentence that names it, and the module runs in PyTorch."""
+    package = Path(_core.__file__).resolve().parent
+    copy = tmp_path / "ortmodule"
+    shutil.copytree(package, copy)
+    (copy / "libcublasLt.so.13").unlink()
+    if missing == "symbol":
+        (tmp_path / "poor.c").write_text("int cublasLtCreate(void **out) { return !out; }")
+        command = ["gcc", "-shared", "-fPIC", "-o", copy / "libcublasLt.so.13", tmp_path / "poor.c"]
+        subprocess.run(command, check=True)
+    program = """
+import warnings, torch
+from ortmodule import ORTModule
+model = torch.nn.Linear(3, 2)
+x = torch.randn(4, 3)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    y = ORTModule(model)(x)
+assert torch.equal(y, model(x))
+print("".join(str(w.message) for w in seen))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ORTMODULE_BUILD": "", "ORTMODULE_LOG_LEVEL": "WARNING"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    expected = {
+        "library": "there is no cuBLASLt: libcublasLt.so.13 was not found",
+        "symbol": "the cuBLASLt is too old: libcublasLt.so.13 has no cublasLtDestroy",
+    }
+    assert done.returncode == 0 and expected[missing] in said, said
+
+
+def test_library_is_loaded_once(blas):
+    assert ctypes.CDLL(str(Path(_core.__file__).parent / "libcublasLt.so.13"))._handle == blas._handle
