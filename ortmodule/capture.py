@@ -22,6 +22,7 @@ from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque
 from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, located, trace
+from ortmodule.views import Unclear, View, agreed
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing
@@ -61,6 +62,7 @@ class Capture:
     pinned: dict[Dim, int]
     traces: int
     seconds: float
+    views: dict[int, View] = field(default_factory=dict)  #: outputs that are to be views of something
     replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
 
 
@@ -123,6 +125,11 @@ def capture(
             first, second, varied = _two_traces(at, dims, part, tree)
             hide_sizes(first, second)
             first.seen += second.seen
+            written = [(write.target.kind, write.target.key) for write in first.writes]
+            try:
+                views = agreed(first.views, second.views, written)
+            except Unclear as error:
+                raise CaptureError(str(error)) from None
             try:
                 model = cache.exported(first, varied, opset)
             except export.ExportError as error:
@@ -133,8 +140,10 @@ def capture(
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     first.graph = first.module = None
+    for output in views:  # PyTorch differentiates them
+        first.requires_grad[output] = False
     replaced = patterns.apply(model, opset) if rewritten else {}
-    return Capture(model, first, pinned, made, time.perf_counter() - start, replaced)
+    return Capture(model, first, pinned, made, time.perf_counter() - start, views, replaced)
 
 
 def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:

@@ -79,7 +79,9 @@ class Graph:
         self.n_results = len(trace.requires_grad)
         self.writes = [(self._target(write.target, tree), write) for write in trace.writes]
         self._written = [target for target, write in self.writes if not write.replaces]
-        self._states = {s.key: tree.slots[s.key] for s in trace.sources if s.kind == "state"}
+        self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
+        sources = [*trace.sources, *(base for base, _ in self.views.values())]
+        self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
         n_outputs = self.n_results + sum(write.output is not None for write in trace.writes)
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
@@ -94,6 +96,7 @@ class Graph:
             if trace.size_reads or trace.data_reads:
                 self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
         self._holds: dict[tuple, DoesNotHold | None] = {}
+        self._seen: set[tuple] = set()  # shapes for which views have been compared
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
@@ -142,11 +145,27 @@ class Graph:
         for i, feed in self._varying:
             specs[i] = (specs[i][0], tuple(shapes[feed]))
         plan = self.session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
+        if self.views and not plan.prologue:
+            self._check_views(plan, shapes)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
         self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads)
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return prepared
+
+    def _check_bases(self, inputs: Sequence[torch.Tensor]) -> None:
+        for base, view in self.views.values():
+            if base.kind != "graph" and view.flat and not self._value(base, inputs, ()).is_contiguous():
+                raise NotInEngine(Cause.DATA, "a result shares memory with a tensor that is not contiguous")
+
+    def _check_views(self, plan: Any, shapes: tuple) -> None:
+        for i, (base, view) in self.views.items():
+            if base.kind == "graph":
+                shape = plan.outputs[base.key][1]
+            else:
+                shape = shapes[base.key] if base.kind == "input" else self._states[base.key].get().shape
+            if not view.fits(shape, plan.outputs[i][1]):
+                raise NotInEngine(Cause.DATA, "a result is another part of a tensor than in the trace")
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
@@ -159,6 +178,8 @@ class Graph:
         tensors = self._tensors(inputs)
         if self._written:
             self._check_memory(inputs)
+        if self.views:
+            self._check_bases(inputs)
         leaves = [tensors[i] for i in self.leaves]
         grads = self._predicted() if self.differentiable else None
         contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
@@ -174,6 +195,8 @@ class Graph:
             prepared, run = self.run(sizes, grads, contiguous, seed, calls)
         outputs = run.outputs
         self._check(sizes, outputs)
+        if self.views and sizes not in self._seen:
+            self._compare_views(sizes, inputs, outputs)
         fed = contiguous
         if self.writes or run.writes:
             fed = self._write(run, inputs, contiguous)
@@ -234,6 +257,18 @@ class Graph:
             self._holds[shapes] = reason
             raise
 
+    def _compare_views(self, sizes: tuple, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Once for each shape: does a view show what the engine computed?"""
+        for i, (base, view) in self.views.items():
+            if (base.key if base.kind == "input" else self._states.get(base.key)) in self._written:
+                continue
+            made = view.make(self._value(base, inputs, outputs).detach(), outputs[i].shape)
+            if not torch.equal(made.nan_to_num(), outputs[i].nan_to_num()):
+                raise NotInEngine(Cause.DATA, "a result is another part of a tensor than in the trace")
+        if len(self._seen) >= MOST_SHAPES:
+            self._seen.clear()
+        self._seen.add(sizes)
+
     def _check_memory(self, inputs: Sequence[torch.Tensor]) -> None:
         """What forward changes must not share memory with an input."""
         for target in self._written:
@@ -261,18 +296,21 @@ class Graph:
         return fed
 
     def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        values = []
-        for source in self.capture.trace.sources:
-            if source.kind == "graph":
-                values.append(outputs[source.key])
-            elif source.kind == "number":
-                values.append(outputs[source.key].tolist())
-            else:
-                values.append(inputs[source.key] if source.kind == "input" else self._states[source.key].get())
+        outputs = list(outputs)
+        for i, (base, view) in self.views.items():
+            outputs[i] = view.make(self._value(base, inputs, outputs), outputs[i].shape)
+        values = [self._value(source, inputs, outputs) for source in self.capture.trace.sources]
         result, sets = self.capture.trace.result.rebuild(values)
         for slot, value in zip(self.capture.trace.sets, sets, strict=True):
             slot.set(value)
         return result
+
+    def _value(self, source: Source, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        if source.kind == "graph":
+            return outputs[source.key]
+        if source.kind == "number":
+            return outputs[source.key].tolist()
+        return inputs[source.key] if source.kind == "input" else self._states[source.key].get()
 
 
 def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:

@@ -33,6 +33,7 @@ from ortmodule.regions import Opaque, Regions
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.state import Contents, Slot, Tree, same_items
+from ortmodule.views import Sighting, sightings
 
 _COUNTERS = (int, float, complex, str)
 
@@ -68,6 +69,7 @@ class Trace:
     result: io.Structure
     sources: list[Source]  # of the result's tensors
     requires_grad: list[bool]  # of the graph outputs that belong to the result
+    views: dict[int, Sighting] = field(repr=False)  # those of them that share memory with something
     writes: list[Write]
     sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
     settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
@@ -143,6 +145,7 @@ def trace(
         flat.result,
         flat.sources,
         flat.requires_grad,
+        flat.views,
         flat.writes,
         flat.sets,
         flat.settled,
@@ -272,6 +275,9 @@ class _Flat(nn.Module):
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
+        others = [((s.kind, s.key), t) for t in (*tensors, *parameters, *self.copies.values()) if (s := known[id(t)])]
+        found = sightings(outputs, others)
+        self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
         return outputs
 
     def _sets(self, before: dict[str, Contents], containers: list[tuple[Any, Any]]) -> list[Slot]:

@@ -235,6 +235,56 @@ def test_editing_an_output(edit, which):
     same(results[1], results[3])
 
 
+VIEWS = {
+    "all": lambda self, a, h: h.view(-1),
+    "the same": lambda self, a, h: h.view(h.shape),
+    "transposed": lambda self, a, h: h.t(),
+    "first": lambda self, a, h: h[0],
+    "last": lambda self, a, h: h[-1, 1:],
+    "from behind": lambda self, a, h: h[-2:, ::2],
+    "by twos from behind": lambda self, a, h: h[::2][-1:],
+    "repeated": lambda self, a, h: h[:, :1].expand(-1, 3),
+    "a square": lambda self, a, h: h.reshape(-1, 2, 2)[:, 1].unsqueeze(1),
+    "detached": lambda self, a, h: h.detach()[1:],
+    "of an input": lambda self, a, h: a.view(-1)[1:],
+    "an input, detached": lambda self, a, h: a.detach(),
+    "of a parameter": lambda self, a, h: self.linear.weight[1],
+    "diagonal": lambda self, a, h: h[:4].diagonal(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch runs this module")
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("first", [False, True])
+def test_results_that_are_views(view, first):
+    """Of two results that share memory, an edit of one changes the other; gradients are those of PyTorch."""
+
+    def forward(self, a):
+        h = self.linear(a)
+        results = h, VIEWS[view](self, a, h)
+        return results[::-1] if first else results
+
+    results = []
+    eager = made(forward)
+    for module in (ORTModule(copy.deepcopy(eager)), eager):
+        found = []
+        for n in (3, 5, 3, 7):
+            module.zero_grad()
+            a = rows(n, 4, seed=n).requires_grad_(n == 5)
+            out = module(a)
+            with torch.no_grad():
+                kept = [t.clone() for t in out]
+            (out[0].sum() + out[1].sin().sum()).backward()
+            with torch.no_grad():
+                if view != "repeated":
+                    out[1].mul_(3)
+                out[0][..., 0] += 1
+            found += [*kept, *out, a, a.grad, *[p.grad for p in module.parameters()], *module.parameters()]
+            found += [out[i].requires_grad for i in (0, 1)]
+        results.append(found)
+    same(*results)
+
+
 def test_outputs_and_gradients_are_the_users():
     """What a step returned is not overwritten by a later one, whoever holds it."""
 
