@@ -481,6 +481,23 @@ def _stop_gradient(a, n, x):
     return x.detach()
 
 
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, x, slope):
+        ctx.save_for_backward(slope)
+        ctx.size = x.shape
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, (dy * ctx.saved_tensors[0]).sum_to_size(ctx.size), None
+
+
+@_operator("Sloped", domain="ortmodule")
+def _sloped(a, n, value, x, slope):
+    return _Sloped.apply(value, x, slope)
+
+
 @_operator("GroupedMatMul", domain="ortmodule")
 def _grouped(a, n, rows, matrices, ends):
     parts, begin = [], 0
@@ -503,5 +520,6 @@ _own(
     HardTanh=lambda a, x: F.hardtanh(x, a["min"], a["max"]), NotOne=lambda a, x: x,
     CumProd=lambda a, x: x.cumprod(a["axis"]), LogCumSumExp=lambda a, x: x.logcumsumexp(a["axis"]),
     CumArgMax=lambda a, x: x.cummax(a["axis"])[1], CumArgMin=lambda a, x: x.cummin(a["axis"])[1],
+    SignBit=lambda a, x: x.signbit(),
     ShiftLeft=lambda a, x, y: x << y, ShiftRight=lambda a, x, y: x >> y,
 )  # fmt: skip

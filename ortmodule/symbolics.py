@@ -109,6 +109,11 @@ def _detach(g, x):
     return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
 
 
+@_symbolic("ortmodule::sloped")
+def _sloped(g, value, x, slope):
+    return _own(g, "Sloped", value, x, slope) if torch.is_grad_enabled() else value
+
+
 # --- nodes that PyTorch runs ------------------------------------------------------------------------------------------
 
 
@@ -202,6 +207,11 @@ def _div(g, x, y, rounding=None):
         quotient = g.op("Div", *_alike(g, x, y))
         return _own(g, "Trunc", _like(quotient, g.op(f"{DOMAIN}::StopGradient", quotient)))
     return NotImplemented
+
+
+@_symbolic("aten::mish")
+def _mish(g, x):
+    return g.op("Mish", x) if symbolic_helper.GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
 
 
 @_symbolic("aten::hardtanh", args="v f f")
@@ -321,6 +331,19 @@ for _kinds, _name in (
         return g.op(f"Bitwise{name}" if whole else name, *_alike(g, x, y))
 
     _SYMBOLICS.update(dict.fromkeys((f"aten::{_kind}" for _kind in _kinds), _bits))
+
+
+@_symbolic("aten::signbit")
+def _signbit(g, x):
+    if _is_float(x):
+        return _own(g, "SignBit", x)
+    return NotImplemented if _dtype(x) is None else g.op("Less", *_whole(g, x))
+
+
+def _whole(g, x):
+    """Integers or booleans, and a zero, as int64."""
+    to = _type_utils.JitScalarType.INT64.onnx_type()
+    return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
 
 
 @_symbolic("aten::linspace")

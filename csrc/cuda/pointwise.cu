@@ -161,6 +161,7 @@ typedef struct pointwise_args {
 
 #define FLOAT_TESTS(F)                                                                                                 \
     F("IsNaN", is_nan, 1, x != x, )                                                                                    \
+    F("SignBit", sign_bit, 1, signbit(x) != 0, )                                                                       \
     F("IsInf", is_inf, 1, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
 
 #define BOOL_OPERATORS(F)                                                                                              \

@@ -5,7 +5,7 @@
  *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not
  *     Pow      dx = dy y x^(y-1), 0 where y = 0; dy out log(x) for y, 0 where x = 0 and y >= 0
  *     Mod      dx = dy, and -dy times the whole quotient for y, rounded as the operator rounds it
- *     Atan2    dx = dy y / (x^2 + y^2), and -dy x / (x^2 + y^2) for y
+ *     Atan2    dx = dy y / (x^2 + y^2), and -dy x / (x^2 + y^2) for y; 0 where the squares are 0
  *     Hypot    dx = dy x / out, the same for y
  *     Max Min  all of dy to the operand that is picked, half to each where they are equal, all to both for NaN
  * Integers wrap around. Dividing them by zero is an error that says what PyTorch says. */
@@ -295,11 +295,15 @@ static status grad_steps(graph *g, const node *n, value *const dy[], value *dx[]
 }
 
 static status grad_atan2(graph *g, const node *n, value *const dy[], value *dx[]) {
-    value *x = n->in[0], *y = n->in[1], *squares, *other;
+    value *x = n->in[0], *y = n->in[1], *squares, *other, *none;
 
     TRY(emit(g, &squares, "Mul", x, x));
     TRY(emit(g, &other, "Mul", y, y));
     TRY(emit(g, &squares, "Add", squares, other));
+    TRY(graph_scalar(g, squares->type, 0, &none));
+    TRY(emit(g, &none, "Equal", squares, none));
+    TRY(graph_scalar(g, squares->type, INFINITY, &other));
+    TRY(emit(g, &squares, "Where", none, other, squares));
     if (need(n, 0)) TRY(emit(g, &dx[0], "AlongGrad", dy[0], y, squares));
     if (!need(n, 1)) return OK;
     TRY(emit(g, &dx[1], "AlongGrad", dy[0], x, squares));

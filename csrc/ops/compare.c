@@ -1,5 +1,5 @@
 /* compare.c -- owns comparisons, tests of floats, logic and bits: Equal Less LessOrEqual Greater GreaterOrEqual, IsNaN
- * IsInf, And Or Xor Not, BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitShift. Nothing here has a gradient. */
+ * IsInf, And Or Xor Not, BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitShift; of our domain SignBit ShiftLeft ShiftRight. Nothing here has a gradient. */
 #include "ops/pointwise.h"
 
 #include <math.h>
@@ -24,6 +24,10 @@ TILE_FN(is_nan_f32, 1, float, uint8_t, x != x, )
 TILE_FN(is_nan_f64, 1, double, uint8_t, x != x, )
 TILE_FN(is_inf_f32, 1, float, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
 TILE_FN(is_inf_f64, 1, double, uint8_t, (p0 != 0 && x == INFINITY) || (p1 != 0 && x == -INFINITY), )
+
+/* Of NaN, too. */
+TILE_FN(sign_bit_f32, 1, float, uint8_t, signbit(x) != 0, )
+TILE_FN(sign_bit_f64, 1, double, uint8_t, signbit(x) != 0, )
 
 TILE_2(and_bool, uint8_t, uint8_t, (x & y))
 TILE_2(or_bool, uint8_t, uint8_t, x | y)
@@ -134,6 +138,7 @@ const op_def compare_ops[] = {
     {TILED("BitwiseNot", "", 18, 1, INTEGERS, NO_GRAD | INPLACE_0, infer_same, .fn = {INT_TILES(bit_not)})},
     {LOWERED("BitShift", "", 11, 2, 2, INTEGERS, lower_shift), .attrs = shift_attrs},
 
+    {TILED("SignBit", ORT_DOMAIN, 1, 1, FLOATS, NO_GRAD | IN_MODELS, infer_test, .fn = {FLOAT_TILES(sign_bit)})},
     {BITS("ShiftLeft", ORT_DOMAIN, 1, IN_MODELS, shift_left)},
     {BITS("ShiftRight", ORT_DOMAIN, 1, IN_MODELS, shift_right)},
     {0},

@@ -180,10 +180,27 @@ static status grad_extreme(graph *g, const node *n, value *const dy[], value *dx
     return emit(g, &dx[0], "Where", mask, share, zero);
 }
 
-/* Without zeros the product of the others is y / x; a single zero gets the product of the others, which get 0; of
- * several zeros none gets anything. */
+/* Along one axis, as PyTorch has it: y / x if there is no zero anywhere, the product of the others if there is. */
+static status grad_prod_along(graph *g, const node *n, int axis, value *y, value *d, value *zeros, value **dx) {
+    value *some, *others, *plain;
+    const shape *s = &zeros->shape;
+    int64_t all[MAX_RANK];
+
+    for (int i = 0; i < s->rank; i++) all[i] = i;
+    TRY(emit_reduce(g, "ReduceSum", zeros, s->rank, all, false, &some));
+    TRY(emit_cast(g, some, BOOL, &some));
+    TRY(emit_with(g, &others, "ProdOthers", NODE_ATTRS(INT("axis", axis)), n->in[0]));
+    TRY(emit(g, &others, "Mul", d, others));
+    TRY(emit(g, &plain, "Div", y, n->in[0]));
+    TRY(emit(g, &plain, "Mul", d, plain));
+    return emit(g, dx, "Where", some, others, plain);
+}
+
+/* Over several: without zeros the product of the others is y / x; a single zero gets the product of the others, which
+ * get 0; of several zeros none gets anything. */
 static status grad_prod(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *y, *d, *zero, *one, *zeros, *none, *single, *others, *mask;
+    const unsigned axes = reduced_axes(n);
 
     TRY(restore(g, n, n->out[0], &y));
     TRY(restore(g, n, dy[0], &d));
@@ -191,6 +208,8 @@ static status grad_prod(graph *g, const node *n, value *const dy[], value *dx[])
     TRY(graph_scalar(g, d->type, 1, &one));
     TRY(graph_full(g, y->type, &y->shape, 0, &none));
     TRY(emit_like(g, n, "ReduceCountEqual", none, &zeros));
+    for (int i = 0; i < n->in[0]->shape.rank; i++)
+        if (axes == 1u << i) return grad_prod_along(g, n, i, y, d, zeros, &dx[0]);
 
     TRY(emit_like(g, n, "ReduceProdNonzero", NULL, &others));
     TRY(emit(g, &others, "Mul", d, others));

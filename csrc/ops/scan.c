@@ -2,6 +2,7 @@
  *
  *     CumProd       y_i = Π_{k <= i} x_k
  *     LogCumSumExp  y_i = log Σ_{k <= i} exp(x_k)
+ *     ProdOthers    y_i = Π_{k != i} x_k, for the gradient of a product
  *     CumArgMax     i of the largest x_k, k <= i: the last of equal ones, the last NaN; CumArgMin the smallest
  *
  * Gradients, one pass from the end:
@@ -65,6 +66,23 @@ PRODUCT(int64_t, uint64_t)
     }
 PRODUCT_GRAD(float)
 PRODUCT_GRAD(double)
+
+#define OTHERS(T)                                                                                                      \
+    static void others_##T(const lanes *j, int64_t at) {                                                               \
+        const T *x = (const T *)j->a + at;                                                                             \
+        T *y = (T *)j->out + at;                                                                                       \
+        double before = 1, after = 1;                                                                                  \
+        for (int64_t i = 0; i < j->length; i++) {                                                                      \
+            y[i * j->step] = (T)before;                                                                                \
+            before *= (double)x[i * j->step];                                                                          \
+        }                                                                                                              \
+        for (int64_t i = j->length - 1; i >= 0; i--) {                                                                 \
+            y[i * j->step] = (T)((double)y[i * j->step] * after);                                                      \
+            after *= (double)x[i * j->step];                                                                           \
+        }                                                                                                              \
+    }
+OTHERS(float)
+OTHERS(double)
 
 /* log(exp(a) + exp(b)) */
 static inline double log_add(double a, double b) {
@@ -142,6 +160,7 @@ static status run_along(const call *k, lane_fn *fn) {
     }
 KERNEL(cum_prod_cpu, product_float, product_double, product_int64_t)
 KERNEL(cum_prod_grad_cpu, product_grad_float, product_grad_double, NULL)
+KERNEL(prod_others_cpu, others_float, others_double, NULL)
 KERNEL(log_cum_sum_exp_cpu, log_sum_float, log_sum_double, NULL)
 KERNEL(log_cum_sum_exp_grad_cpu, log_sum_grad_float, log_sum_grad_double, NULL)
 KERNEL(cum_arg_max_cpu, largest_float, largest_double, largest_int64_t)
@@ -207,6 +226,7 @@ const op_def scan_ops[] = {
     {ALONG("CumArgMin", 1, ANY_TYPE, NO_GRAD | IN_MODELS, infer_indices), .lower = lower_indices,
      .cpu = cum_arg_min_cpu},
 
+    {ALONG("ProdOthers", 1, FLOATS, NO_GRAD, infer_values), .lower = lower_values, .cpu = prod_others_cpu},
     {ALONG("CumProdGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = cum_prod_grad_cpu},
     {ALONG("LogCumSumExpGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = log_cum_sum_exp_grad_cpu},
     {0},

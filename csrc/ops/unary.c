@@ -52,7 +52,7 @@ static double digamma(double x) {
     if (x == 0) return copysign(INFINITY, -x);
     if (x < 0) {
         if (x == floor(x)) return NAN;
-        result = -M_PI / tan(M_PI * (x - floor(x)));
+        result = -M_PI / tan(M_PI * (x - rint(x)));
         x = 1 - x;
     }
     for (; x < 10; x++) result -= 1 / x;
@@ -66,7 +66,7 @@ static double trigamma(double x) {
     double result = 0, sign = 1, square;
 
     if (x < 0.5) {
-        const double sine = sin(M_PI * (x - floor(x)));
+        const double sine = sin(M_PI * (x - rint(x)));
         sign = -1;
         result = -(M_PI * M_PI) / (sine * sine);
         x = 1 - x;

@@ -48,6 +48,32 @@ static status simplify_stop(graph *g, const node *n, value **out) {
     return OK;
 }
 
+/* Sloped(y, x, slope): y, from where a gradient goes to x, too: times the slope, of y's shape. For functions whose gradient
+ * PyTorch defines where the derivative of a composition is something else (0 * infinity). */
+static status infer_sloped(graph *g, node *n) {
+    shape s;
+    for (int i = 0; i < 3; i++) TRY(require(g, n, i));
+    TRY(same_types(g, n, 0));
+    TRY(shape_broadcast(g->c, &n->in[1]->shape, &n->in[2]->shape, &s));
+    if (!shape_equal(&s, &n->in[0]->shape)) {
+        char found[SHAPE_TEXT], wanted[SHAPE_TEXT];
+        return fail(g->c, E_SHAPE, "the slope of Sloped is of shape %s, its value of %s", shape_text(&s, found),
+                    shape_text(&n->in[0]->shape, wanted));
+    }
+    return set_out(g, n, 0, n->in[0]->type, &n->in[0]->shape);
+}
+
+static status simplify_sloped(graph *g, const node *n, value **out) {
+    (void)g;
+    if (!n->in[1]->needs_grad) out[0] = n->in[0];
+    return OK;
+}
+
+static status grad_sloped(graph *g, const node *n, value *const dy[], value *dx[]) {
+    dx[0] = dy[0];
+    return need(n, 1) ? emit(g, &dx[1], "Mul", dy[0], n->in[2]) : OK;
+}
+
 static status view_same(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible) {
     (void)c, (void)n;
     memcpy(out->stride, in->stride, sizeof out->stride);
@@ -365,6 +391,8 @@ const op_def view_ops[] = {
     {ONNX("Identity", 1, 1, 1, 1, ANY_TYPE), .lower = lower_identity},
     {OURS("StopGradient", 1, 1, 1, ANY_TYPE), .flags = STRIDED | NO_GRAD | IN_MODELS, .infer = infer_same,
      .simplify = simplify_stop, .view = view_same, .cpu = view_cpu, .cuda = view_cuda},
+    {OURS("Sloped", 3, 3, 1, FLOATS), .flags = STRIDED | IN_MODELS, .infer = infer_sloped, .simplify = simplify_sloped,
+     .grad = grad_sloped, .view = view_same, .cpu = view_cpu, .cuda = view_cuda},
     {OURS("NotOne", 1, 1, 1, ANY_TYPE), .flags = IN_MODELS, .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)),
      .lower = lower_not_one},
     {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,

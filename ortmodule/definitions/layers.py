@@ -84,8 +84,7 @@ def _binary_cross_entropy(x, target, weight=None, reduction=1):
     each = (target - 1) * torch.log1p(-p).clamp(min=-100) - target * p.log().clamp(min=-100)
     slope = ((p - target) / ((1 - p) * p).clamp(min=1e-12)).detach()
     each = each + (x - p) * slope
-    each = each if weight is None else each * weight
-    return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
+    return _reduced(each if weight is None else each * weight, reduction)
 
 
 @defines("aten::binary_cross_entropy_with_logits")
@@ -93,8 +92,34 @@ def _binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, r
     each = (1 - target) * x
     softplus = F.softplus(-x)
     each = each + (softplus if pos_weight is None else ((pos_weight - 1) * target + 1) * softplus)
-    each = each if weight is None else each * weight
+    return _reduced(each if weight is None else each * weight, reduction)
+
+
+def _reduced(each, reduction):
     return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
+
+
+@defines("aten::huber_loss")
+def _huber_loss(x, target, reduction=1, delta=1.0):
+    """Where the distance is infinite, the gradient is delta."""
+    distance = (x - target).abs()
+    near = distance.clamp(max=delta)
+    return _reduced(near * (distance - 0.5 * near), reduction)
+
+
+@defines("aten::smooth_l1_loss", again=True)
+def _smooth_l1_loss(x, target, reduction=1, beta=1.0):
+    if beta == 0:
+        return _reduced((x - target).abs(), reduction)
+    distance = (x - target).abs()
+    near = distance.clamp(max=beta)
+    return _reduced(near * (distance - 0.5 * near) / beta, reduction)
+
+
+@defines("aten::kl_div")
+def _kl_div(x, target, reduction=1, log_target=False):
+    each = target.exp() * (target - x) if log_target else torch.xlogy(target, target) - target * x
+    return _reduced(each, reduction)
 
 
 @defines("aten::log_sigmoid", "aten::log_sigmoid_forward")
@@ -201,7 +226,7 @@ def _adaptive_max_pool(x, sizes):
     """Windows of one width: the last element of a shorter one is repeated, and the first of the largest is taken."""
     rank = len(sizes)
     if all(n == 1 for n in sizes):  # of any size
-        values, index = picked(x.flatten(-rank), x.flatten(-rank).argmax(-1, keepdim=True), -1, True)
+        values, index = picked(x.flatten(-rank), _last_nan_or_largest(x.flatten(-rank)), -1, True)
         more = (..., *[None] * (rank - 1))
         return values[more], index[more]
     given = [int(n) for n in x.shape[-rank:]]
@@ -216,16 +241,26 @@ def _adaptive_max_pool(x, sizes):
     windows = places.flatten(rank).flatten(0, rank - 1)
     count, width = windows.shape
     taken = x.flatten(-rank).index_select(-1, windows.reshape(-1)).unflatten(-1, (count, width))
-    index = taken.argmax(-1, keepdim=True)
+    index = _last_nan_or_largest(taken)
     values = taken.gather(-1, index).select(-1, 0)
     where = windows.expand_as(taken).gather(-1, index).select(-1, 0)
     wanted = places.shape[:rank]
     return values.unflatten(-1, wanted), where.unflatten(-1, wanted)
 
 
+def _last_nan_or_largest(x):
+    """Where PyTorch's loop over a window ends."""
+    if not x.is_floating_point():
+        return x.argmax(-1, keepdim=True)
+    nan = torch.where(x.isnan(), torch.arange(x.shape[-1]), -1).amax(-1, keepdim=True)
+    return torch.where(nan < 0, x.argmax(-1, keepdim=True), nan)
+
+
 @defines("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d", again=True)
 def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=None):
-    """Sums of windows, by a divisor that is not their size."""
+    """Sums of windows, by a divisor that is not their size; without a batch."""
+    if x.dim() == 2:
+        return F.avg_pool1d(x.unsqueeze(0), kernel, stride, padding, ceil_mode, count_include_pad).squeeze(0)
     if divisor is None:
         raise Keep
     rank = x.dim() - (1 if x.dim() == 3 and len(kernel) != 1 or x.dim() == 4 and len(kernel) == 3 else 2)

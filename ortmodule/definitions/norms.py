@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ortmodule.definitions.table import Keep, defines, dtype_of
+from ortmodule.definitions.table import Keep, defines, dtype_of, sloped
 
 
 @defines("aten::norm", again=True)
@@ -30,22 +30,31 @@ def _vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
     if x.dim() == 0:
         return x.abs() if p != 0 else (x != 0).to(x.dtype)
     size = x.abs()
-    if p == math.inf:
-        return size.amax(dim, keepdim)
-    if p == -math.inf:
-        return size.amin(dim, keepdim)
+    if abs(p) == math.inf:
+        value = size.amax(dim, True) if p > 0 else size.amin(dim, True)
+        taken = (size == value) | (size.isnan() & value.isnan())
+        return _reduced(value, x, torch.where(taken, x.sign() / taken.sum(dim, True), x.sign() * 0), dim, keepdim)
     if p == 0:
         return (x != 0).to(x.dtype).sum(dim, keepdim)
     if p == 1:
         return size.sum(dim, keepdim)
     if p == 2:
         return _root((x * x).sum(dim, keepdim))
-    # Through zero neither the power nor its root has a slope: PyTorch takes none.
-    zero = size == 0
-    powers = size.masked_fill(zero, 1).pow(p).masked_fill(zero, 0 if p > 0 else math.inf)
-    total = powers.sum(dim, keepdim)
-    none = (total == 0) | (total == math.inf)
-    return torch.where(none, (total ** (1 / p)).detach(), total.masked_fill(none, 1).pow(1 / p))
+    value = size.pow(p).sum(dim, True).pow(1 / p)
+    if p < 1:
+        slope = (x.sign() * size.pow(p - 1)).masked_fill(x == 0, 0) * value.pow(1 - p)
+    elif p < 2:
+        slope = x.sign() * size.pow(p - 1) * (1 / value.pow(p - 1)).masked_fill(value == 0, 0)
+    else:
+        slope = x * size.pow(p - 2) * (1 / value.pow(p - 1)).masked_fill(value == 0, 0)
+    return _reduced(value, x, slope, dim, keepdim)
+
+
+def _reduced(value, x, slope, dim, keepdim):
+    """A value over dimensions that it has kept, with dx = dy * slope."""
+    nothing = sloped(torch.zeros_like(x), (x, slope))
+    value = value.detach() + nothing.sum(dim, True)
+    return value if keepdim else value.sum(dim)
 
 
 @defines("aten::linalg_norm")
@@ -92,9 +101,18 @@ def _cosine_similarity(a, b, dim=1, eps=1e-8):
 
     def unit(x):
         norm = _vector_norm(x, 2, [dim], True)
-        return x / (norm + (norm.clamp(min=eps) - norm).detach())
+        return x / sloped(norm.clamp(min=eps), (norm, torch.ones_like(norm)))
 
     return (unit(a) * unit(b)).sum(dim)
+
+
+@defines("aten::renorm")
+def _renorm(x, p, dim, most):
+    """What is not longer than allowed stays, and so does its gradient."""
+    dims = [d for d in range(x.dim()) if d != dim % x.dim()]
+    long = _vector_norm(x.detach(), p, dims, True) > most
+    some = torch.where(long, x, 1)
+    return torch.where(long, some * (most / (_vector_norm(some, p, dims, True) + 1e-7)), x)
 
 
 @defines("aten::var")
@@ -126,7 +144,7 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     if x.dim() == 0:
         raise Keep
     correction = 1 if correction is None else correction if isinstance(correction, float) else int(correction)
-    mean = x.mean(dim, keepdim=True)
+    mean = x.detach().mean(dim, keepdim=True)  # moving it changes nothing
     squares = (x - mean).square().sum(dim, keepdim)
     count = 1
     for d in dim:

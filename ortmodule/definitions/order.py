@@ -92,16 +92,30 @@ def _argsort(x, *arguments):
 
 @defines("aten::clamp", again=True)
 def _clamp(x, low=None, high=None):
-    """By tensors: where x is at its bound the gradient is its own."""
+    """By tensors: where x is at its bound the gradient is its own; of a NaN nobody has one."""
     if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
         raise Keep
-    if low is not None:
-        x = torch.where(_beyond(x < low, low), low, x)
-    return x if high is None else torch.where(_beyond(x > high, high), high, x)
+    bounds = [bound for bound in (low, high) if bound is not None]
+    value, inside = x.detach(), True
+    for bound, nearer in zip((low, high), (torch.maximum, torch.minimum), strict=True):
+        if bound is not None:
+            inside = (x >= bound if bound is low else x <= bound) & inside
+            value = nearer(value, bound.detach())
+    below = False if low is None else (x < low) & (low < high) if len(bounds) == 2 else x < low
+    above = False if high is None else (x > high) | (high < low) if len(bounds) == 2 else x > high
+    for taken, bound in ((above, high), (below, low)):
+        value = value if bound is None else torch.where(taken, bound, value)
+    return torch.where(inside, x, value)
 
 
-def _beyond(outside, bound):
-    return outside | bound.isnan() if bound.is_floating_point() else outside
+@defines("aten::clamp_min", again=True)
+def _clamp_min(x, low):
+    return _clamp(x, low)
+
+
+@defines("aten::clamp_max", again=True)
+def _clamp_max(x, high):
+    return _clamp(x, None, high)
 
 
 @defines("aten::histc")

@@ -7,10 +7,12 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ortmodule.definitions.table import DEFINITIONS, Keep, defines, dtype_of
+from ortmodule.definitions.table import DEFINITIONS, Keep, defines, dtype_of, sloped
+
+_NARROW = (torch.float16, torch.bfloat16)
 
 
-@defines("aten::floor", "aten::ceil", "aten::trunc", "aten::fix", "aten::round")
+@defines("aten::floor", "aten::ceil", "aten::trunc", "aten::fix")
 def _rounded(x, *arguments):
     """Integers are whole."""
     if x.is_floating_point():
@@ -49,10 +51,28 @@ def _copy(x, source, non_blocking=False):
 
 @defines("aten::special_log_ndtr")
 def _log_ndtr(x):
-    """Far below 0 through erfcx, which does not vanish. Each side only sees what is its own: no gradient is 0 * inf."""
-    below, above = x.clamp(max=-1.0), x.clamp(min=-1.0)
-    tail = torch.log(torch.special.erfcx(below * -math.sqrt(0.5)) / 2) - below * below / 2
-    return torch.where(x < -1.0, tail, torch.log1p(torch.erfc(above * math.sqrt(0.5)) / -2))
+    """Far below 0 through erfcx, which does not vanish."""
+    scaled = torch.special.erfcx(x * -math.sqrt(0.5))
+    tail = torch.log(scaled / 2) - x * x / 2
+    value = torch.where(x < -1.0, tail, torch.log1p(torch.erfc(x * math.sqrt(0.5)) / -2))
+    return sloped(value, (x, math.sqrt(2 / math.pi) / scaled))
+
+
+@defines("aten::special_entr")
+def _entr(x):
+    value = torch.where(x > 0, -x * x.log(), torch.where(x == 0, 0, torch.where(x.isnan(), x, -math.inf)))
+    return sloped(value, (x, -1 - x.log()))
+
+
+@defines("aten::logit", "aten::special_logit")
+def _logit(x, eps=None):
+    """Outside of what it is defined for the gradient is NaN; where it is clamped, zero."""
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    slope = 1 / (x * (1 - x))
+    if eps is None or eps < 0:
+        return sloped((x / (1 - x)).log(), (x, torch.where((x < 0) | (x > 1), math.nan, slope)))
+    inside = x.clamp(eps, 1 - eps)
+    return sloped((inside / (1 - inside)).log(), (x, torch.where((x >= eps) & (x <= 1 - eps), slope, 0)))
 
 
 @defines("aten::logaddexp")
@@ -60,7 +80,8 @@ def _logaddexp(a, b):
     """Equal infinities stay: their difference is NaN."""
     same = (a == b) & a.isinf()
     distance = (a - b).masked_fill(same, 0).abs()
-    return torch.where(same, a, torch.maximum(a, b) + torch.log1p(torch.exp(-distance)))
+    value = torch.where(same, a, torch.maximum(a, b) + torch.log1p(torch.exp(-distance)))
+    return sloped(value, (a, 1 / (1 + (b - a).exp())), (b, 1 / (1 + (a - b).exp())))
 
 
 @defines("aten::logaddexp2")
@@ -72,15 +93,19 @@ def _logaddexp2(a, b):
 @defines("aten::xlogy")
 def _xlogy(x, y):
     y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
-    none = (x == 0) & ((y <= 0) | (y == math.inf))
-    return torch.where(none, 0, x * y.masked_fill(none, 1).log())
+    return _times_log(x, y, y.log(), y, (x == 0) & (y <= 0))
+
+
+def _times_log(x, y, log, argument, flat):
+    """x log, which is 0 where x is, whatever y, if that is a number. ``flat``: where x has no gradient."""
+    value = torch.where(y.isnan(), y, torch.where(x == 0, 0, x * log))
+    return sloped(value, (x, log.masked_fill(flat, 0)), (y, x / argument))
 
 
 @defines("aten::special_xlog1py")
 def _xlog1py(x, y):
     y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
-    none = (x == 0) & ((y <= -1) | (y == math.inf))
-    return torch.where(none, 0, x * torch.log1p(y.masked_fill(none, 0)))
+    return _times_log(x, y, torch.log1p(y), y + 1, (x == 0) & (y <= -1))
 
 
 @defines("aten::log2")
@@ -96,10 +121,49 @@ def _log10(x):
 @defines("aten::sinc")
 def _sinc(x):
     """At zero it is one, with a gradient of zero."""
-    x = (x if x.is_floating_point() else x.to(torch.get_default_dtype())) * math.pi
-    zero = x == 0
-    divisor = x.masked_fill(zero, 1)
-    return (divisor.sin() / divisor).masked_fill(zero, 1)
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    if x.dtype in _NARROW:
+        return _sinc(x.float()).to(x.dtype)
+    angle, square = x * math.pi, x * x * math.pi
+    slope = ((angle * angle.cos() - angle.sin()) / square).masked_fill(square == 0, 0)
+    return sloped(torch.where(angle == 0, 1, angle.sin() / angle), (x, slope))
+
+
+@defines("aten::round", again=True)
+def _round(x, decimals=0):
+    """To decimals, of 16-bit numbers in float32."""
+    if not x.is_floating_point():
+        return x + 0
+    if decimals == 0:
+        raise Keep
+    if x.dtype in _NARROW:
+        return _round(x.float(), decimals).to(x.dtype)
+    power = 10.0 ** abs(decimals)
+    return (x * power).round() / power if decimals > 0 else (x / power).round() * power
+
+
+@defines("aten::lerp")
+def _lerp(x, end, weight):
+    """From the end that is nearer; of 16-bit numbers in float32."""
+    if x.dtype in _NARROW:
+        weight = weight.float() if isinstance(weight, torch.Tensor) else weight
+        return _lerp(x.float(), end.float(), weight).to(x.dtype)
+    if not isinstance(weight, torch.Tensor):
+        value = x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
+        ones = torch.ones_like(value)
+        return sloped(value, (x, ones * (1 - weight)), (end, ones * weight))
+    value = torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+    ones = torch.ones_like(value)
+    return sloped(value, (x, ones * (1 - weight)), (end, ones * weight), (weight, ones * (end - x)))
+
+
+@defines("aten::celu")
+def _celu(x, alpha=1.0):
+    """The exporter computes it in float32."""
+    if x.dtype != torch.float64:
+        raise Keep
+    below = x / alpha
+    return sloped(torch.where(x > 0, x, alpha * torch.expm1(below)), (x, torch.where(x > 0, 1, below.exp())))
 
 
 @defines("aten::float_power")
@@ -149,7 +213,7 @@ def _softshrink(x, lambd=0.5):
 
 @defines("aten::hardshrink")
 def _hardshrink(x, lambd=0.5):
-    return torch.where((x >= -lambd) & (x <= lambd), 0, x)
+    return torch.where((x > lambd) | (x < -lambd), x, torch.where(x.isnan(), math.nan, 0))
 
 
 @defines("aten::softmax", again=True)
@@ -189,7 +253,12 @@ def _normal(mean, std, size=None, generator=None, dtype=None, *layout):
 
 @defines("aten::addcmul")
 def _addcmul(x, a, b, value=1):
-    return x + (a * b if value == 1 else a * b * value)
+    return x + (a if value == 1 else a * value) * b
+
+
+@defines("aten::addcdiv")
+def _addcdiv(x, a, b, value=1):
+    return x + (a if value == 1 else a * value) / b
 
 
 @defines("aten::isclose")
@@ -200,11 +269,6 @@ def _isclose(a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
     elif equal_nan:
         same = same | (a.isnan() & b.isnan())
     return same | (((a - b).abs() <= atol + (rtol * b).abs()) & b.isfinite())
-
-
-@defines("aten::signbit")
-def _signbit(x):
-    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
 @defines("aten::sum", again=True)
@@ -268,7 +332,6 @@ def _vdot(a, b):
 DEFINITIONS |= {
     "aten::fmax": lambda a, b: torch.where(b.isnan() | (a >= b), a, b),
     "aten::fmin": lambda a, b: torch.where(b.isnan() | (a <= b), a, b),
-    "aten::addcdiv": lambda x, a, b, value=1: x + value * (a / b),
     "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
     "aten::tile": lambda x, times: x.repeat([1] * (x.dim() - len(times)) + times),
@@ -283,8 +346,11 @@ DEFINITIONS |= {
 @defines("aten::copysign")
 def _copysign(a, b):
     if not isinstance(b, torch.Tensor):
-        return -a.abs() if math.copysign(1, b) < 0 else a.abs()
-    return torch.where((b < 0) | ((b == 0) & (1 / b < 0)), -a.abs(), a.abs())
+        b = torch.full_like(a, b) if a.is_floating_point() else torch.tensor(float(b))
+    negative = torch.signbit(b)
+    size = a.abs() if a.is_floating_point() else a.abs().to(torch.get_default_dtype())
+    value = torch.where(negative, -size, size)
+    return sloped(value, (a, (value / a).masked_fill(a == 0, 0))) if a.is_floating_point() else value
 
 
 def _sum(x, dim, keepdim, dtype):
@@ -298,6 +364,6 @@ def _plus(x, bias):
 @defines("aten::nanmean")
 def _nanmean(x, dim=None, keepdim=False, dtype=None):
     x = x if dtype is None else x.to(dtype_of(dtype))
-    nan = x.isnan()
-    total, count = _sum(x.masked_fill(nan, 0), dim, keepdim, None), _sum(~nan, dim, keepdim, None)
-    return total / count
+    number = ~x.isnan()
+    numbers = sloped(torch.where(number, x, 0), (x, number.to(x.dtype)))
+    return _sum(numbers, dim, keepdim, None) / _sum(number, dim, keepdim, None)

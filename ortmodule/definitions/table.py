@@ -12,6 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+_library = torch.library.Library("ortmodule", "FRAGMENT")
+_library.define("sloped(Tensor value, Tensor x, Tensor slope) -> Tensor")
+_library.impl("sloped", lambda value, x, slope: value.clone(), "CompositeExplicitAutograd")
+
 DEFINITIONS: dict[str, Callable] = {}
 
 
@@ -29,6 +33,15 @@ def defines(*kinds: str, again: bool = False, sizes: bool = False) -> Callable:
         return function
 
     return register
+
+
+def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """``value``, with the gradients that PyTorch defines: dx = dy * slope for every (x, slope). For functions where the
+    derivative of a composition is something else at the edges, like 0 * infinity."""
+    value = value.detach()
+    for x, slope in slopes:
+        value = torch.ops.ortmodule.sloped(value, x, slope.detach())
+    return value
 
 
 #: Types as a graph has them: numbers.

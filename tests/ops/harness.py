@@ -7,6 +7,8 @@ from functools import cached_property
 import onnx
 import torch
 
+from tests.tolerances import OPERATOR
+
 ONNX_TYPE = {
     torch.float32: onnx.TensorProto.FLOAT,
     torch.float64: onnx.TensorProto.DOUBLE,
@@ -20,13 +22,6 @@ ONNX_TYPE = {
     torch.bool: onnx.TensorProto.BOOL,
 }
 
-# |x - y| <= relative * |y| + absolute. The 16-bit types allow a few roundings: gradients pass through several nodes.
-TOLERANCE = {
-    torch.float32: (2e-5, 1e-5),
-    torch.float64: (1e-10, 1e-10),
-    torch.bfloat16: (2e-2, 2e-2),
-    torch.float16: (3e-3, 3e-3),
-}
 NARROW = (torch.bfloat16, torch.float16)
 GUARD = 128  # bytes before and after every operand
 
@@ -279,7 +274,7 @@ def assert_same(ours, expected, what, tol=1.0):
     """Same type, shape and numbers: NaN equals NaN, integers and infinities exactly, floats within the tolerance."""
     assert ours.dtype == expected.dtype, f"{what} is {ours.dtype}, PyTorch's is {expected.dtype}"
     assert ours.shape == expected.shape, f"{what} has shape {list(ours.shape)}, PyTorch's {list(expected.shape)}"
-    relative, absolute = (tol * x for x in TOLERANCE.get(expected.dtype, (0, 0)))
+    relative, absolute = (tol * x for x in OPERATOR.get(expected.dtype, (0, 0)))
     a, b = ours.detach().double(), expected.detach().double()
     if expected.dtype == torch.int64:  # beyond 2^53 doubles are not exact
         wrong = ours != expected

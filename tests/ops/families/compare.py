@@ -46,6 +46,8 @@ CASES = [
     Case("Equal", [value([2**53, 2**53 + 1]), value([2**53 + 1, 2**53 + 1])], torch.eq, dtypes="int64", name="large"),
     Case("IsNaN", [t(6, 7, special=True)], torch.isnan, opset=20),
     Case("IsNaN", [t(0)], torch.isnan, name="empty"),
+    Case("ortmodule::SignBit", [t(6, 7, special=True)], torch.signbit),
+    Case("ortmodule::SignBit", [t(2, 5)], torch.signbit),
     Case("IsInf", [t(6, 7, special=True)], torch.isinf, opset=20),
     Case("IsInf", [t(6, 7, special=True)], torch.isposinf, attrs={"detect_negative": 0}, opset=20, name="positive"),
     Case("IsInf", [t(6, 7, special=True)], torch.isneginf, attrs={"detect_positive": 0}, opset=20, name="negative"),

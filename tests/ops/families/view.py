@@ -65,12 +65,19 @@ def expand(shape, to, **kwargs):
     )
 
 
+def sloped(y, x, slope):
+    """y, and of x a zero whose slope is this."""
+    return y + (x - x.detach()) * slope.detach()
+
+
 CASES = [
     Case("Identity", [t(2, 3)], lambda x: x, dtypes=ALL),
     Case("Identity", [t()], lambda x: x, dtypes=ALL),
     Case("ortmodule::NotOne", [t(2, 1, 3)], lambda x: x * 1, attrs={"axes": [0, -1]}, resize=False),
     Case("ortmodule::StopGradient", [t(2, 3)], lambda x: x.detach() * x, fd=False,
          nodes=[("ortmodule::StopGradient", "x0", "still"), ("Mul", "still x0", "y0")]),
+    Case("ortmodule::Sloped", [t(2, 3), t(3), t(2, 3, grad=False)], sloped, fd=False),
+    Case("ortmodule::Sloped", [t(2, 3), t(2, 3), t(2, 1, grad=False)], sloped, fd=False),
     reshape((2, 3, 4), [6, 4], "merge"),
     reshape((2, 3, 4), [2, -1], "rest"),
     reshape((2, 3, 4), [0, 0, -1], "keep"),
