@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ortmodule import io
+from ortmodule import devices, io
 from ortmodule.draws import Draws, Incomparable, drawn_again
 from ortmodule.fallback import only_pytorch
 from ortmodule.state import Slot, Tree
@@ -24,7 +24,7 @@ class Modes:
 
     def __init__(self, tree: Tree) -> None:
         self.training = [(module, module.training) for module in tree.modules.values()]
-        self.autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self.autocast = devices.autocast()
         self.default = torch.get_default_dtype()
 
     @contextmanager
@@ -32,12 +32,11 @@ class Modes:
         """Inside, it is as it was when this was made."""
         now = [(module, module.training) for module, _ in self.training]
         default = torch.get_default_dtype()
-        enabled, dtype = self.autocast
         try:
             for module, training in self.training:
                 module.__dict__["training"] = training
             torch.set_default_dtype(self.default)
-            with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False), torch.enable_grad():
+            with devices.autocast_as(self.autocast, cache=False), torch.enable_grad():
                 yield
         finally:
             torch.set_default_dtype(default)
@@ -47,12 +46,12 @@ class Modes:
 
 def results_again(
     graph: Any, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor], seed: int, generator: torch.Tensor | None = None,
+    tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """The tensors of the result of ``eager(inputs)``, in the order of the graph's sources; and what stands for leaves.
 
-    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the state of
-    torch's, where nodes that PyTorch runs draw from it. What stands for a leaf is a
+    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the states
+    of torch's, where nodes that PyTorch runs draw from them. What stands for a leaf is a
     view of it: gradients with respect to it pass no hooks of the caller's.
 
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
@@ -67,7 +66,7 @@ def results_again(
         masks = drawn_again(tree, graph.capture.trace.nodes, draws)
         with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
             if generator is not None:
-                torch.set_rng_state(generator)
+                devices.set_generators(generator)
             given = _inputs(graph, inputs, tensors)
             stands = _replace_state(graph, tree, copies, tensors)
             result = eager(given)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ortmodule import export, io
+from ortmodule import devices, export, io
 from ortmodule.dtypes import DTYPES
 from ortmodule.foreign import Modes, Node, Spec
 from ortmodule.reads import NotTraceable
@@ -271,7 +271,7 @@ def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentia
     arguments = io.flatten((tuple(torch.empty(0) for _ in operands), {}))[1]
     names = [node.kind() for node in members if node.kind() not in _PLAIN and node.kind() != "prim::Constant"]
     needs = [v.unique() in differentiable for v in operands]
-    modes = Modes(torch.is_grad_enabled(), (False, torch.get_autocast_dtype("cpu")))
+    modes = Modes(torch.is_grad_enabled(), devices.autocast_off())
     needs = [need and modes.grad for need in needs]
     node = Node("aten", " ".join(names), program, arguments, list(range(len(operands))), needs, frozenset(), modes)
     node.flags, node.aten = [True] * len(results), sorted(set(names))

@@ -28,7 +28,7 @@ import onnx
 import torch
 from torch.onnx._internal.torchscript_exporter import registration
 
-from ortmodule import export
+from ortmodule import devices, export
 from ortmodule.logger import LOGGER
 from ortmodule.trace import Trace
 
@@ -188,8 +188,7 @@ def _modes() -> tuple:
     return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
+        devices.autocast(),
         torch.get_deterministic_debug_mode(),
     )
 

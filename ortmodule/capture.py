@@ -85,7 +85,7 @@ class _Sizes:
                 size - length if self.shift and length < size else 1 if self.shift and (index, d) in self.varied else 0
             )
             if (length, first) != (size, 0):
-                part = part.index_select(d, (torch.arange(length) + first) % size)
+                part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
         if self.shift and not self.varied and part.is_floating_point() and part.dim():
             part = part.roll(1, -1)
         part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part

@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortmodule import blame
+from ortmodule import blame, devices
 from ortmodule.foreign import DryCalls, Known, Node, NotKnown
 from ortmodule.reference import RANDOM
 from ortmodule.regions import Passed, recording
@@ -165,11 +165,11 @@ class Redraw(TorchDispatchMode):
         if found is None:
             if name not in ("rand", "rand_like", "uniform_") and not self.foreign:
                 self.foreign = name
-            generator = torch.get_rng_state()
+            generator = devices.generators()
             try:
                 return function(*args, **kwargs)
             finally:
-                torch.set_rng_state(generator)
+                devices.set_generators(generator)
         if name == "native_dropout":
             mask = found.reshape(args[0].shape)
             return args[0] * mask * (1 / (1 - args[1])), mask

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ortmodule import io
+from ortmodule import devices, io
 from ortmodule.dtypes import DTYPES
 
 MOST_KNOWN = 4096  # sizes that are remembered
@@ -51,21 +51,16 @@ class Modes:
     """Grad mode and autocast at a place in forward."""
 
     grad: bool
-    autocast: tuple[bool, torch.dtype]
+    autocast: devices.Autocast
 
     @staticmethod
     def now() -> Modes:
-        return Modes(torch.is_grad_enabled(), (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return Modes(torch.is_grad_enabled(), devices.autocast())
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        enabled, dtype = self.autocast
-        with torch.set_grad_enabled(self.grad):
-            if self.autocast == (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")):
-                yield
-            else:
-                with torch.autocast("cpu", dtype, enabled=enabled):
-                    yield
+        with torch.set_grad_enabled(self.grad), devices.autocast_as(self.autocast):
+            yield
 
 
 @dataclass
@@ -246,6 +241,11 @@ class Calls:
         self.grads: dict[int, dict[int, torch.Tensor | None]] = {}
         self.keep = False  # another backward may follow
         self.guess, self.guessed = True, False
+        self.device: torch.device | None = None  # where operands are, unless on the CPU
+
+    def empty(self, spec: Spec) -> torch.Tensor:
+        """A tensor for an operand on a GPU."""
+        return torch.empty(spec[1], dtype=getattr(torch, spec[0]), device=self.device)
 
     def ask(self, number: int, operands: tuple[Spec, ...]) -> tuple | None:
         """Types and shapes of the results, and which operands get a gradient; None: not known yet."""

@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 import torch
 
-from ortmodule import _core, blame, export
+from ortmodule import _core, blame, devices, export
 from ortmodule.again import Modes, results_again
 from ortmodule.capture import Capture
 from ortmodule.fallback import Cause, NotInEngine
@@ -167,6 +167,20 @@ class Graph:
             if not view.fits(shape, plan.outputs[i][1]):
                 raise NotInEngine(Cause.DATA, "a result is another part of a tensor than in the trace")
 
+    def plan_first(self, inputs: Sequence[torch.Tensor]) -> None:
+        """For a GPU, the plan of the first run is made already: what has no kernel there is found out, backward's, too.
+
+        Raises what making it raises.
+        """
+        if self._gpu is not None:
+            grads, calls = self._predicted() if self.differentiable else None, self.session.calls()
+            try:
+                self.prepare(shapes(inputs), grads, (), calls)
+            except ENGINE_ERRORS:
+                if calls is None or not calls.without_guesses():
+                    raise
+                self.prepare(shapes(inputs), grads, (), calls)
+
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[Sequence[torch.Tensor]], Any]) -> Any:
@@ -191,7 +205,7 @@ class Graph:
             if self._early is not None:
                 self._check_early(sizes, contiguous)
             seed = draw_seed() if self.draws else 0
-            generator = torch.get_rng_state() if grads is not None else None
+            generator = devices.generators() if grads is not None else None
             prepared, run = self.run(sizes, grads, contiguous, seed, calls)
         outputs = run.outputs
         self._check(sizes, outputs)
@@ -338,6 +352,8 @@ def shapes(inputs: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        return tensor.detach().clone()
     copied = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
     _core.copy(copied, tensor)
     return copied
@@ -411,12 +427,12 @@ class _Call:
 
     def __init__(
         self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, inputs: Sequence, held: list, tensors: list,
-        eager: Callable[[Sequence[torch.Tensor]], Any], generator: torch.Tensor | None = None,
+        eager: Callable[[Sequence[torch.Tensor]], Any], generator: Any = None,
     ) -> None:  # fmt: skip
         self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
         self.inputs, self.tensors = inputs, tensors
         self.replaced = False  # what `run` was planned for is not so
-        self.generator = generator  # torch's, as the nodes found it that PyTorch runs
+        self.generator = generator  # torch's, as the nodes found them that PyTorch runs
         # Of what was written there are copies: it may be written again.
         kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
         self.versions = [(t, t._version) for t in kept]

@@ -20,7 +20,7 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import blame, export, io
+from ortmodule import blame, devices, export, io
 from ortmodule.logger import LOGGER
 from ortmodule.reference import DTYPES
 from ortmodule.regions import Opaque
@@ -111,8 +111,7 @@ class _Pattern:
 
     def variant(self, types: Sequence[torch.dtype], opset: int) -> tuple[_Half, _Half]:
         """Both functions for floats of a type. Raises ValueError."""
-        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        key = (tuple(types), opset, autocast)
+        key = (tuple(types), opset, devices.autocast())
         if key not in self.variants:
             tensors = [t.to(types[0]) if types and t.is_floating_point() else t.clone() for t in self.examples]
             first, second = (

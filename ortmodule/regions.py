@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 from torch.onnx._internal.torchscript_exporter import utils
 
-from ortmodule import io, reads
+from ortmodule import devices, io, reads
 from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Modes, Node, leaves_of, specs_of
@@ -212,7 +212,7 @@ def _value(tensor: torch.Tensor) -> torch._C.Value:
 
 
 def _check_type(name: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type not in devices.TYPES:
         raise NotTraceable(f"{name}: a tensor of type {tensor.dtype}, {tensor.layout} between PyTorch and the engine")
 
 

@@ -17,7 +17,7 @@ import torch
 import torch._decomp
 from torch import nn
 
-from ortmodule import export
+from ortmodule import devices, export
 from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep
 from ortmodule.promotion import promote
@@ -218,7 +218,7 @@ def _trace(module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> 
         try:
             with (
                 torch.set_grad_enabled(asks and torch.is_grad_enabled()),
-                torch.autocast("cpu", enabled=False),
+                devices.autocast_as(devices.autocast_off()),
                 export.tracing(module),
             ):
                 graph, _ = torch.jit._get_trace_graph(module, tuple(examples), strict=False)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import _core, cache, check, export, io, reads
+from ortmodule import _core, cache, check, devices, export, io, reads
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
@@ -170,9 +170,9 @@ class Runner:
 
     def _capture(self, call: _Call, part: int) -> Graph:
         foreign = call.tree.foreign()
-        for i, tensor in enumerate(call.inputs):
-            if tensor.device.type != "cpu":
-                foreign = f"input {i} is on {tensor.device}"
+        if foreign is None:
+            named = [(slot.name, slot.get()) for slot in call.tree.slots.values()]
+            foreign = devices.refusal(named + [(f"input {i}", t) for i, t in enumerate(call.inputs)])
         if foreign is not None:
             raise NotInEngine(Cause.DEVICE, foreign, call.key)
         self._count_values(call)
@@ -226,6 +226,7 @@ class Runner:
             begins("check")
             wrong = check.difference(captured, self.forward, call.arguments, call.tree)
             self.seconds["check"] += time.perf_counter() - start
+            graph.plan_first(call.inputs)
         except ENGINE_ERRORS as error:
             if self._leave_kinds(call.tree, captured, error):
                 return self._checked(call, part, begins)
@@ -375,7 +376,7 @@ class _Call:
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_enabled(),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype(),
             torch.get_deterministic_debug_mode(),
             state.key,

@@ -61,16 +61,17 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     return device if device.type == "cuda" or _core.emulated else None
 
 
-def _stream(gpu: torch.device | None) -> tuple[int, ...]:
-    """torch's current stream on a GPU, for kernels to run in order with torch's own."""
+def _how(gpu: torch.device | None) -> tuple[int, ...]:
+    """On a GPU: torch's current stream, for kernels to run in order with torch's own, and whether it allows TF32."""
     if gpu is None:
         return ()
-    return (torch.cuda.current_stream(gpu).cuda_stream if gpu.type == "cuda" else 0,)
+    stream = torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
+    return stream, torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
     """``target.copy_(source)`` for tensors of one type and shape; autograd sees a new version."""
-    if target.is_contiguous() and source.is_contiguous():
+    if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
         _core.copy(target, source)
         torch.autograd.graph.increment_version(target)
     else:
@@ -86,11 +87,13 @@ class Run:
         """``calls``: the nodes that PyTorch runs, if there are any."""
         self.plan, self.inputs, self.seed, self.calls = plan, inputs, seed, calls
         self.gpu = gpu = gpu_of(inputs)
+        if calls is not None:
+            calls.device = gpu
         self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
         self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
         self._arena = _empty(("uint8", (plan.arena_bytes,)), gpu) if plan.arena_bytes else None
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_stream(gpu))
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_how(gpu))
         except BaseException:
             self._arena = None
             raise
@@ -138,7 +141,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
-                *_stream(self.gpu),
+                *_how(self.gpu),
             )
         except Mismatch:
             self._arena = None
@@ -252,7 +255,7 @@ class Session:
             disabled |= _core.passes()[name]
         plan = self.model.plan(*of, disabled, sizes, calls, False, gpu.index or 0)
         if plan.constant_bytes:
-            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), *_stream(gpu))
+            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), _how(gpu)[0])
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:

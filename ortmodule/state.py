@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ortmodule import _core
+from ortmodule import _core, devices
 from ortmodule.guards import Attributes, Description, Unguardable, describe, put_back
 from ortmodule.io import CONSTANTS
 
@@ -220,8 +220,6 @@ class Tree:
         self.refresh()
         for slot in self.slots.values():
             tensor = slot.get()
-            if tensor.device.type != "cpu":
-                return f"{slot.name} is on {tensor.device}"
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}"
         return None
@@ -237,7 +235,7 @@ class Tree:
         modules = list(self.modules.values())
         containers = self.containers()
         before = [(m, dict(m.__dict__), [dict(m.__dict__[name]) for name in _INNER]) for m in modules]
-        states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        states = devices.generators(), random.getstate(), numpy.random.get_state()
         same = {}
         copies = {}
         for slot in self.others:
@@ -257,7 +255,7 @@ class Tree:
                 _restore(module.__dict__, attributes)
                 for name, then in zip(_INNER, inner, strict=True):
                     _restore(module.__dict__[name], then)
-            torch.set_rng_state(states[0])
+            devices.set_generators(states[0])
             random.setstate(states[1])
             numpy.random.set_state(states[2])
 

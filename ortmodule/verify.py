@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ortmodule import blame, io, observe
+from ortmodule import blame, devices, io, observe
 from ortmodule.blame import apart
 from ortmodule.draws import Draw, Draws, Incomparable, drawn_again
 from ortmodule.export import INPUT, STATE
@@ -42,16 +42,16 @@ class Before:
         self.versions = [t._version for t in inputs]
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
         self.state = {slot.name: slot.get().detach().clone() for slot in tree.others}
-        self.generator = torch.get_rng_state()
+        self.generator = devices.generators()
 
     def seed(self) -> int:
         """The seed that the engine drew."""
-        now = torch.get_rng_state()
-        torch.set_rng_state(self.generator)
+        now = devices.generators()
+        devices.set_generators(self.generator)
         try:
             return draw_seed()
         finally:
-            torch.set_rng_state(now)
+            devices.set_generators(now)
 
     def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
         """The graph's inputs by name."""
@@ -91,7 +91,7 @@ def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before,
                 if then is not None and copy.shape == then.shape:
                     copy.copy_(then)
         args, kwargs = arguments.rebuild(given)
-        torch.set_rng_state(before.generator)
+        devices.set_generators(before.generator)
         if graph.draws:
             draw_seed()
         with only_pytorch(), drawn_again(tree, graph.capture.trace.nodes, draws):
@@ -180,13 +180,13 @@ class Verifier:
         before = Before(call.inputs, call.tree)
 
         def after_forward(result: Any) -> None:
-            generator = torch.get_rng_state()
+            generator = devices.generators()
             try:
                 self._compare(graph, call, before, result)
             except Incomparable as error:
                 self.log.warn_once(f"ORTMODULE_VERIFY cannot compare it: {error}")
             finally:
-                torch.set_rng_state(generator)
+                devices.set_generators(generator)
 
         return after_forward
 

@@ -217,7 +217,7 @@ static uint64_t hash(const key *k) {
 /* Its place in the table, described when it was not. A full table is forgotten. */
 static status find(ctx *c, void *handle, const key *k, product **out) {
     uint64_t at = hash(k);
-    product *p;
+    product *p = NULL;
     status s;
 
     for (; (p = &products[at % SLOTS])->used; at++)
@@ -323,7 +323,7 @@ static status start(ctx *c, const call *k, void *handle, const product *p, const
 /* With the lock. */
 static status run(ctx *c, const call *k, const gemm *g, const addend *plus, const key *of, bool *done) {
     void *handle = NULL;
-    product *p;
+    product *p = NULL;
 
     TRY(handle_of(c, k->cuda->device, &handle));
     TRY(find(c, handle, of, &p));

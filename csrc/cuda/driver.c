@@ -32,6 +32,7 @@
     F(cuMemFreeHost, (void *memory))                                                                                   \
     F(cuMemHostGetDevicePointer_v2, (uint64_t *out, void *memory, unsigned flags))                                     \
     F(cuMemsetD8Async, (uint64_t memory, unsigned char value, size_t count, void *stream))                             \
+    F(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream))                                  \
     F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
     F(cuStreamSynchronize, (void *stream))
 
@@ -235,6 +236,12 @@ status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *arg
 status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes) {
     if (k->cuda->dry || bytes == 0) return OK;
     CALL(c, cuMemsetD8Async, (uintptr_t)memory, 0, bytes, k->cuda->stream);
+    return OK;
+}
+
+status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes) {
+    if (k->cuda->dry || bytes == 0) return OK;
+    CALL(c, cuMemcpyDtoDAsync_v2, (uintptr_t)to, (uintptr_t)from, bytes, k->cuda->stream);
     return OK;
 }
 

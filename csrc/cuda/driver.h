@@ -60,6 +60,8 @@ typedef struct geometry {
 MUST_USE status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args);
 /* Zero bytes. */
 MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);
+/* `bytes` of the device's memory to other memory of its own. */
+MUST_USE status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes);
 /* `bytes` of host memory, which may change when this returns, to the device. Waits. */
 MUST_USE status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
 

@@ -87,6 +87,8 @@ static status host_cpu(ctx *c, const call *k) {
     return k->host->run(k->host, c, k);
 }
 
+kernel_fn host_cuda; /* cuda/host_call.c */
+
 /* --- backward ------------------------------------------------------------------------------------------------------- */
 
 static status grad_host_call(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -125,12 +127,12 @@ const op_def host_call_ops[] = {
      .flags = EFFECT | IN_MODELS, .attrs = NODE_ATTRS(CALL_ATTRS), .lower = lower_python_op},
     {.name = "HostCall", .domain = ORT_DOMAIN, .since = 1, .max_in = VARIADIC, .max_out = VARIADIC, .flags = EFFECT,
      .attrs = NODE_ATTRS(CALL_ATTRS, SPEC_ATTRS, NO_DEFAULT("gradients", INTS)),
-     .infer = infer_specs, .grad = grad_host_call, .cpu = host_cpu},
+     .infer = infer_specs, .grad = grad_host_call, .cpu = host_cpu, .cuda = host_cuda},
     {.name = "HostProbe", .domain = ORT_DOMAIN, .since = 1, .max_in = VARIADIC, .max_out = 1, .flags = EFFECT | NO_GRAD,
-     .attrs = NODE_ATTRS(CALL_ATTRS), .infer = infer_probe, .cpu = host_cpu},
+     .attrs = NODE_ATTRS(CALL_ATTRS), .infer = infer_probe, .cpu = host_cpu, .cuda = host_cuda},
     {.name = "HostGrad", .domain = ORT_DOMAIN, .since = 1, .max_in = VARIADIC, .max_out = VARIADIC,
      .flags = KEEP | NO_GRAD, .attrs = NODE_ATTRS(INT("number", 0), NO_DEFAULT("wanted", INTS), SPEC_ATTRS),
-     .infer = infer_specs, .cpu = host_cpu},
+     .infer = infer_specs, .cpu = host_cpu, .cuda = host_cuda},
     {0},
 };
 /* clang-format on */

@@ -1,6 +1,7 @@
 /* plan.c -- lives, in-place results, offsets, instructions. */
 #include "plan/plan.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { ALIGNMENT = 64 };
@@ -197,17 +198,31 @@ static operand encode(const planner *pl, const value *v) {
     return o;
 }
 
+/* Names all that is not there. */
+static status check_kernels(const planner *pl) {
+    const bool cuda = pl->p->cuda;
+    char names[ERR_TEXT / 2] = "";
+    size_t used = 0;
+
+    for (int t = 0; t < pl->count && used < sizeof names; t++) {
+        const node *n = pl->order[t];
+        if (cuda ? n->op->cuda : n->op->cpu) continue;
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s (%s)", used ? ", " : "", n->op->name,
+                                 n->name ? n->name : "-");
+    }
+    return used ? fail(pl->g->c, E_UNSUPPORTED, "there is no %s kernel for %s", cuda ? "CUDA" : "CPU", names) : OK;
+}
+
 static status encode_all(planner *pl) {
     plan *p = pl->p;
 
+    TRY(check_kernels(pl));
     TRY(NEW(pl->g->c, p->reads_input, pl->g->n_inputs));
     TRY(NEW(pl->g->c, p->reads_output, pl->g->n_outputs));
     for (int t = 0; t < pl->count; t++) {
         const node *n = pl->order[t];
         instr *in = &p->code[t];
         in->node = n;
-        if (!(p->cuda ? n->op->cuda : n->op->cpu))
-            return fail(pl->g->c, E_UNSUPPORTED, "%s has no %s kernel", n->op->name, p->cuda ? "CUDA" : "CPU");
         TRY(NEW(pl->g->c, in->in, n->n_in));
         TRY(NEW(pl->g->c, in->out, n->n_out));
         for (int i = 0; i < n->n_in; i++) {

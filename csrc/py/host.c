@@ -3,6 +3,7 @@
  * Tensors that Python gets own their memory, since autograd and user code may keep them; what it returns is copied. */
 #include "py/host.h"
 
+#include "cuda/driver.h"
 #include "ops/op.h"
 
 #include <string.h>
@@ -67,49 +68,75 @@ static status host_ask(const host *h, ctx *c, const node *n, host_answer *out) {
 
 /* --- run ------------------------------------------------------------------------------------------------------------ */
 
-/* Copies of the first `count` operands; None for one that is absent. */
-static PyObject *copies(const call *k, int count) {
-    PyObject *list = PyList_New(count);
+static int device_of(const call *k) { return k->cuda ? k->cuda->device : ON_CPU; }
 
-    for (int i = 0; list && i < count; i++) {
-        const tensor *t = &k->in[i];
-        PyObject *copy = Py_None;
-        void *memory;
-        if (t->type == DT_NONE) {
-            Py_INCREF(copy);
-        } else if ((copy = tensor_empty(NULL, t->type, &t->shape))) {
-            size_t bytes = (size_t)tensor_count(t) * dtype_size(t->type);
-            if (tensor_address(copy, ON_CPU, t->type, &t->shape, "operand", i, &memory) < 0) Py_CLEAR(copy);
-            else if (bytes) memcpy(memory, t->data, bytes);
-        }
-        if (!copy || PyList_SetItem(list, i, copy) < 0) Py_CLEAR(list);
+static status copy(ctx *c, const call *k, void *to, const void *from, size_t bytes) {
+    if (k->cuda) return cuda_copy_bytes(c, k, to, from, bytes);
+    if (bytes) memcpy(to, from, bytes);
+    return OK;
+}
+
+/* A tensor of Python's for an operand, on the device of the run. */
+static PyObject *new_operand(const python_host *self, const call *k, const tensor *t) {
+    if (!k->cuda) return tensor_empty(NULL, t->type, &t->shape);
+    PyObject *spec = build_spec(t->type, &t->shape);
+    PyObject *made = spec ? PyObject_CallMethod(self->object, "empty", "(O)", spec) : NULL;
+    Py_XDECREF(spec);
+    return made;
+}
+
+static status copy_operand(const python_host *self, ctx *c, const call *k, int i, PyObject **out) {
+    const tensor *t = &k->in[i];
+    void *memory;
+
+    if (t->type == DT_NONE) {
+        *out = Py_NewRef(Py_None);
+        return OK;
     }
-    return list;
+    if (!(*out = new_operand(self, k, t))) return failed(c);
+    if (tensor_address(*out, device_of(k), t->type, &t->shape, "operand", i, &memory) < 0) return failed(c);
+    return copy(c, k, memory, t->data, (size_t)tensor_count(t) * dtype_size(t->type));
+}
+
+/* *out: copies of the first `count` operands; None for one that is absent. */
+static status copies(const python_host *self, ctx *c, const call *k, int count, PyObject **out) {
+    if (!(*out = PyList_New(count))) return failed(c);
+    for (int i = 0; i < count; i++) {
+        PyObject *operand = NULL;
+        status s = copy_operand(self, c, k, i, &operand);
+        if (s != OK) {
+            Py_XDECREF(operand);
+            return s;
+        }
+        if (PyList_SetItem(*out, i, operand) < 0) return failed(c);
+    }
+    return OK;
 }
 
 /* `results` become the outputs from `first` on. */
-static int take(PyObject *results, const call *k, int first) {
+static status take(PyObject *results, ctx *c, const call *k, int first) {
     Py_ssize_t count = PySequence_Size(results);
 
     if (count != k->n_out - first) {
         if (count >= 0)
             PyErr_Format(PyExc_RuntimeError, "a node of Python's returned %zd tensors, not %d", count,
                          k->n_out - first);
-        return -1;
+        return failed(c);
     }
     for (int i = first; i < k->n_out; i++) {
         const tensor *t = &k->out[i];
         PyObject *result;
         void *memory;
-        int bad;
+        status s;
         if (t->type == DT_NONE) continue;
-        if (!(result = PySequence_GetItem(results, i - first))) return -1;
-        bad = tensor_address(result, ON_CPU, t->type, &t->shape, "result", i - first, &memory);
-        if (!bad && shape_count(&t->shape)) memcpy(t->data, memory, (size_t)tensor_count(t) * dtype_size(t->type));
+        if (!(result = PySequence_GetItem(results, i - first))) return failed(c);
+        s = tensor_address(result, device_of(k), t->type, &t->shape, "result", i - first, &memory) < 0
+                ? failed(c)
+                : copy(c, k, t->data, memory, (size_t)tensor_count(t) * dtype_size(t->type));
         Py_DECREF(result);
-        if (bad) return -1;
+        TRY(s);
     }
-    return 0;
+    return OK;
 }
 
 static PyObject *numbers(const node *n, const char *name) {
@@ -124,33 +151,33 @@ static PyObject *numbers(const node *n, const char *name) {
     return tuple;
 }
 
-static int run_node(const python_host *self, const call *k) {
+static status run_node(const python_host *self, ctx *c, const call *k) {
     const node *n = k->node;
     const char *kind = n->op->name;
     bool backward = strcmp(kind, "HostGrad") == 0, probe = strcmp(kind, "HostProbe") == 0;
-    PyObject *given = copies(k, backward ? k->n_in : (int)node_int(n, "given"));
+    PyObject *given = NULL, *results = NULL;
     PyObject *expected = probe      ? Py_NewRef(Py_None)
                          : backward ? numbers(n, "wanted")
                                     : specs_of(n->out + 1, n->n_out - 1);
-    PyObject *results = NULL;
-    int bad = -1;
+    status s = expected ? copies(self, c, k, backward ? k->n_in : (int)node_int(n, "given"), &given) : failed(c);
 
-    if (given && expected)
+    if (s == OK) {
         results = PyObject_CallMethod(self->object, backward ? "backward" : "forward", "iOO",
                                       (int)node_int(n, "number"), given, expected);
-    if (results) bad = probe ? 0 : take(results, k, backward ? 0 : 1);
+        s = !results ? failed(c) : probe ? OK : take(results, c, k, backward ? 0 : 1);
+    }
     Py_XDECREF(given);
     Py_XDECREF(expected);
     Py_XDECREF(results);
-    return bad;
+    return s;
 }
 
 static status host_run(const host *h, ctx *c, const call *k) {
     PyGILState_STATE lock = PyGILState_Ensure();
-    int bad = run_node((const python_host *)h, k);
+    status s = run_node((const python_host *)h, c, k);
 
     PyGILState_Release(lock);
-    return bad ? failed(c) : OK;
+    return s;
 }
 
 const host *python_host_init(python_host *self, PyObject *object) {

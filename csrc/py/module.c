@@ -2,6 +2,7 @@
 #include "py/py.h"
 
 #include "core/memory.h"
+#include "cuda/driver.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
@@ -77,6 +78,19 @@ static PyObject *core_passes(PyObject *module, PyObject *unused) {
     return bits;
 }
 
+static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {
+    PyObject *result = NULL;
+    int count;
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    if (cuda_available(&c, &count) == OK) result = PyLong_FromLong(count);
+    else raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"empty", core_empty, METH_VARARGS,
      PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
@@ -89,6 +103,8 @@ static PyMethodDef methods[] = {
      PyDoc_STR("adam([(param, grad, m, v, v_most | None, exact | None, step), ...], mode, lr, beta_1, beta_2, eps, "
                "weight_decay, grad_factor, correct_bias, maximize, clear_gradients): one step of all")},
     {"sums_of_squares", core_sums_of_squares, METH_O, PyDoc_STR("sums_of_squares(tensors) -> a float for each")},
+    {"cuda_devices", core_cuda_devices, METH_NOARGS,
+     PyDoc_STR("cuda_devices() -> how many GPUs there are; Error with the reason where none can be used")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},

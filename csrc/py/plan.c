@@ -105,15 +105,22 @@ static int model_inputs(const plan *p) {
     return n;
 }
 
-static status run_there(ctx *c, plan_object *self, void *stream, run *r, int from, int to) {
+/* How a run goes on a GPU. */
+typedef struct gpu_way {
+    unsigned long long stream; /* its handle */
+    int tf32;                  /* products of float32 may round their operands */
+} gpu_way;
+
+static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
     cuda_run where;
 
-    TRY(cuda_begin(c, self->device, stream, &where));
+    TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
+    where.tf32 = way.tf32;
     r->cuda = &where;
     return cuda_end(c, &where, exec_run(c, self->p, from, to, r));
 }
 
-static status run_stretch(plan_object *self, unsigned long long stream, run *r, int from, int to, err *e) {
+static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
     void *constants = NULL;
     int64_t bytes;
     ctx c;
@@ -127,8 +134,8 @@ static status run_stretch(plan_object *self, unsigned long long stream, run *r, 
         return E_FOREIGN;
     }
     r->constants = constants;
-    Py_BEGIN_ALLOW_THREADS s = self->device == ON_CPU ? exec_run(&c, self->p, from, to, r)
-                                                      : run_there(&c, self, (void *)(uintptr_t)stream, r, from, to);
+    Py_BEGIN_ALLOW_THREADS s =
+        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_there(&c, self, way, r, from, to);
     Py_END_ALLOW_THREADS *e = c.err;
     ctx_release(&c);
     return s;
@@ -141,9 +148,11 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
 }
 
 PyDoc_STRVAR(forward_doc,
-             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0): fills outputs and writes.\n\n"
+             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=False): fills outputs and\n"
+             "writes.\n\n"
              "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
-             "stream: of a plan for a GPU, the handle of the stream that the work is put into.");
+             "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: whether float32\n"
+             "products may round their operands to 19 bits.");
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -151,14 +160,15 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, written = {0};
     value *write_values[64];
-    unsigned long long seed, stream = 0;
+    unsigned long long seed;
+    gpu_way way = {0};
     python_host from_python;
     int n = 0;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|OK:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &stream))
+    if (!PyArg_ParseTuple(args, "OOOOK|OKp:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+                          &way.stream, &way.tf32))
         return NULL;
     if (check_stream(self, args, 6) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -173,7 +183,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
         r.seed = seed;
-        if (run_stretch(self, stream, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_stretch(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);
@@ -184,8 +194,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
 }
 
 PyDoc_STRVAR(backward_doc,
-             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0): fills\n"
-             "input_grads.\n\n"
+             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
+             "tf32=False): fills input_grads.\n\n"
              "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
@@ -193,15 +203,16 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     const plan *p = self->p;
     PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
     addresses in = {0}, out = {0}, dy = {0}, dx = {0};
-    unsigned long long seed, stream = 0;
+    unsigned long long seed;
+    gpu_way way = {0};
     value **read_in, **read_out;
     int n = model_inputs(p);
     python_host from_python;
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|OK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &stream))
+    if (!PyArg_ParseTuple(args, "OOOOOK|OKp:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host, &way.stream, &way.tf32))
         return NULL;
     if (check_stream(self, args, 7) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -224,7 +235,7 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
         r.memory[AT_OUTPUT_GRAD] = dy.list;
         r.memory[AT_INPUT_GRAD] = dx.list;
         r.seed = seed;
-        if (run_stretch(self, stream, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_stretch(self, way, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);

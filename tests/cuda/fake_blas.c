@@ -3,7 +3,8 @@
  * It checks what it is told: handles, types, sizes, strides, alignments, the order of calls, and that an algorithm is
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
  *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 0: neither
- *     fake_blas_products()  how many products were computed */
+ *     fake_blas_products()  how many products were computed
+ *     fake_blas_rounded()   how many of them were allowed TF32 */
 #include "fake.h"
 
 #include <stddef.h>
@@ -49,11 +50,13 @@ typedef struct answer {
     int reserved[4];
 } answer;
 
-static int refusing, products;
+static int refusing, products, rounded;
 EXPORT void fake_blas_refuse(int on);
 EXPORT int fake_blas_products(void);
+EXPORT int fake_blas_rounded(void);
 void fake_blas_refuse(int on) { refusing = on; }
 int fake_blas_products(void) { return products; }
+int fake_blas_rounded(void) { return rounded; }
 
 static int complain(const char *what) {
     fake_complain(what);
@@ -330,6 +333,7 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (refusing) return NOT_SUPPORTED;
     memset(work, 0xa5, work_bytes);
     products++;
+    rounded += of->compute == COMPUTE_TF32;
     for (int64_t pair = 0; pair < l[3]->batch; pair++)
         if (!multiply(p, l, scalar(p, alpha), a, b, scalar(p, beta), c, d, pair)) return OUT_OF_MEMORY;
     return SUCCESS;

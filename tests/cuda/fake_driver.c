@@ -199,6 +199,15 @@ EXPORT int cuMemsetD8Async(uint64_t memory, unsigned char value, size_t count, v
     return SUCCESS;
 }
 
+EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    ENTER();
+    NEED_CONTEXT();
+    if (!to || !from || stream || (to < from + bytes && from < to + bytes))
+        return complain(INVALID_VALUE, "memory to copy on the device");
+    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    return SUCCESS;
+}
+
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     ENTER();
     NEED_CONTEXT();

@@ -11,6 +11,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import onnx
@@ -21,7 +22,10 @@ from torch import nn
 from ortmodule import ORTModule, _core
 from ortmodule.session import Session
 
-pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+pytestmark = [
+    pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
+    pytest.mark.filterwarnings("error:.*PyTorch runs:UserWarning"),
+]
 
 
 def library(name):
@@ -197,10 +201,48 @@ def test_operator_without_a_kernel_is_refused():
         s.run([torch.randn(4), torch.tensor([2])], [False, False])
 
 
-def test_unsupported_model_stays_with_pytorch():
-    class Sorted(nn.Module):
-        def forward(self, x):
-            return x.sort().values
+class Sorted(nn.Module):
+    """What a GPU has kernels for around an operator that it has none for."""
 
-    x = torch.randn(3, 4)
-    assert torch.equal(ORTModule(Sorted())(x), x.sort().values)
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x).sort(-1).values * 2)
+
+
+def test_operator_without_a_kernel_is_pytorchs(driver):
+    """PyTorch runs it as a node of the graph, on the run's stream and memory; the rest stays with the engine."""
+    torch.manual_seed(0)
+    model = Sorted()
+    expected, wrapped, x = copy.deepcopy(model), ORTModule(model), torch.randn(3, 4)
+    for _ in range(2):
+        driver.fake_fail_at(0)
+        y, target = wrapped(x), expected(x)
+        y.sum().backward()
+        target.sum().backward()
+        assert driver.fake_calls() > 5
+        torch.testing.assert_close(y, target)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_copies_for_pytorchs_nodes_may_fail(driver):
+    """Each call of a forward with such a node fails in turn: out of memory or PyTorch's result; nothing is held."""
+    model, x = ORTModule(Sorted()), torch.randn(3, 4)
+    target = model(x).detach()
+    held = driver.fake_held()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(1, 100):
+            driver.fake_fail_at(n)
+            try:
+                torch.testing.assert_close(model(x), target)
+            except MemoryError as error:
+                assert "CUDA error 2" in str(error) or "cuBLASLt error 3" in str(error)
+            if driver.fake_calls() < n:
+                break
+            driver.fake_fail_at(0)
+            assert driver.fake_held() == held
+    assert n > 8

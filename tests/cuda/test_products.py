@@ -238,5 +238,20 @@ print("".join(str(w.message) for w in seen))
     assert done.returncode == 0 and expected[missing] in said, said
 
 
+def test_tf32_is_torchs_setting(blas):
+    """In forward and backward, as the setting is when they run; never for float64."""
+    setting, before = torch.backends.cuda.matmul, blas.fake_blas_rounded()
+    now = setting.fp32_precision
+    operands = [torch.randn(3, 4), torch.randn(4, 5)]
+    try:
+        for precision, rounded in (("ieee", 0), ("tf32", 3)):
+            setting.fp32_precision = precision
+            compare(PLAIN, operands, torch.matmul)
+            compare(PLAIN, [t.double() for t in operands], torch.matmul)
+            assert blas.fake_blas_rounded() - before == (rounded if blas.takes else 0)
+    finally:
+        setting.fp32_precision = now
+
+
 def test_library_is_loaded_once(blas):
     assert ctypes.CDLL(str(Path(_core.__file__).parent / "libcublasLt.so.13"))._handle == blas._handle
