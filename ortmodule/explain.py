@@ -51,7 +51,8 @@ def explain(model: Any) -> Report:
     if not hasattr(runner, "fallback"):
         raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
     graphs = [graph for variants in runner.graphs.values() for graph in variants]
-    seconds = runner.seconds | {"plan": sum(graph.session.plan_seconds for graph in graphs)}
+    sessions = [session for graph in graphs for session in graph.sessions()]
+    seconds = runner.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
     name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
     if graph is None or reason is not None:
         return Report(name, False, reason, exports=runner.exports, seconds=seconds)
@@ -67,7 +68,7 @@ def explain(model: Any) -> Report:
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),
         exports=runner.exports,
-        plans=sum(graph.session.plans_made for graph in graphs),
+        plans=sum(session.plans_made for session in sessions),
         peak_bytes=plan.arena_bytes,
         seconds=seconds,
     )

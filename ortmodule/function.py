@@ -19,6 +19,7 @@ import torch
 from ortmodule import _core, blame, devices, export
 from ortmodule.again import Modes, results_again
 from ortmodule.capture import Capture
+from ortmodule.deferral import Deferral, deferral_of
 from ortmodule.fallback import Cause, NotInEngine
 from ortmodule.foreign import Calls, DryCalls, Mismatch, Node, NotKnown, Raised
 from ortmodule.guards import Guards
@@ -46,6 +47,8 @@ class _Prepared:
     random: bool
     reads_input: list[int]
     reads_output: list[int]
+    session: Session
+    defers: bool  # there are hidden states in place of scores
 
 
 class Graph:
@@ -53,7 +56,8 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``, ``padding_unseen``: as Session takes them. Raises what Session raises.
+    ``without``, ``padding_unseen``: as Session takes them. ``defer``: the setting DEFER_LOGITS. Raises what Session
+    raises.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Graph:
         inputs: Sequence[torch.Tensor],
         without: Iterable[str] = (),
         padding_unseen: bool = False,
+        defer: str = "0",
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
@@ -95,11 +100,36 @@ class Graph:
                 self.session.known.learn(*seen)
             if trace.size_reads or trace.data_reads:
                 self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
+        self._deferral = self._deferral_of(tensors, without, padding_unseen, defer)
         self._holds: dict[tuple, DoesNotHold | None] = {}
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
+
+    def _deferral_of(
+        self, tensors: Sequence[torch.Tensor], without: Iterable[str], padding_unseen: bool, setting: str
+    ) -> Deferral | None:
+        trace, names = self.capture.trace, self.session.outputs
+        ranks = [t.dim() for t in trace.outputs]
+        losses = [i for i in self.differentiable if ranks[i] == 0]
+        shared = {*self.views, *(base.key for base, _ in self.views.values() if base.kind == "graph")}
+        if not losses or trace.nodes or trace.sets or padding_unseen or self._gpu is not None:
+            return None
+        written = {name for name, feed in zip(self.session.inputs, self.feeds, strict=True)
+                   if any(feed == target for target, _ in self.writes)}  # fmt: skip
+        return deferral_of(
+            self.capture.model,
+            names,
+            [i for i in self.differentiable if ranks[i] >= 2 and i not in shared],
+            written,
+            dict(zip(self.session.inputs, tensors, strict=True)),
+            setting,
+            lambda model: Session(model, without),
+        )
+
+    def sessions(self) -> list[Session]:
+        return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
 
     # --- before a run -------------------------------------------------------------------------------------------------
 
@@ -133,10 +163,16 @@ class Graph:
         return tuple(i in self.differentiable for i in range(len(self.session.outputs)))
 
     def prepare(
-        self, shapes: tuple, output_grads: Flags | None, sizes: tuple[int, ...] = (), calls: Calls | None = None
+        self,
+        shapes: tuple,
+        output_grads: Flags | None,
+        sizes: tuple[int, ...] = (),
+        calls: Calls | None = None,
+        defers: bool = False,
     ) -> _Prepared:
-        """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`."""
-        key = (shapes, output_grads, sizes)
+        """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`. ``defers``:
+        with hidden states in place of scores."""
+        key = (shapes, output_grads, sizes, defers)
         prepared = self.plans.get(key)
         if prepared is not None:
             self.plans[key] = self.plans.pop(key, prepared)
@@ -144,11 +180,12 @@ class Graph:
         specs = list(self._specs)
         for i, feed in self._varying:
             specs[i] = (specs[i][0], tuple(shapes[feed]))
-        plan = self.session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
+        session = self._deferral.session if defers else self.session
+        plan = session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
         if self.views and not plan.prologue:
             self._check_views(plan, shapes)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads)
+        self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers)
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return prepared
@@ -216,19 +253,47 @@ class Graph:
             fed = self._write(run, inputs, contiguous)
         if grads is not None:
             call = _Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
+            if self._deferral is not None:
+                call.shown = self._shown(prepared, run, contiguous)
             for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
 
     def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[_Prepared, Run]:
-        prepared = self.prepare(shapes, grads)
-        seed = draw_seed() if prepared.random else None
-        while prepared.plan.prologue:
-            more = self.session.next_size(prepared.plan, tensors, seed or 0)
-            prepared = self.prepare(shapes, grads, (*prepared.sizes, more))
+        deferral = self._deferral
+        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
+            prepared, seed = self._planned(shapes, grads, tensors, defers=True)
+            if not deferral.pays(prepared.plan.fired):
+                prepared, seed = self._planned(shapes, grads, tensors, seed)
+        else:
+            prepared, seed = self._planned(shapes, grads, tensors)
+        return prepared, Run(prepared.plan, tensors, seed or 0)
+
+    def _planned(
+        self,
+        shapes: tuple,
+        grads: Flags | None,
+        tensors: Sequence[torch.Tensor],
+        seed: int | None = None,
+        defers: bool = False,
+    ) -> tuple[_Prepared, int | None]:
+        """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already."""
+        prepared = self.prepare(shapes, grads, defers=defers)
+        while True:
             if seed is None and prepared.random:
                 seed = draw_seed()
-        return prepared, Run(prepared.plan, tensors, seed or 0)
+            if not prepared.plan.prologue:
+                return prepared, seed
+            more = self.session.next_size(prepared.plan, tensors, seed or 0)
+            prepared = self.prepare(shapes, grads, (*prepared.sizes, more), defers=defers)
+
+    def _shown(self, prepared: _Prepared, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the caller gets for scores that are, or may be, deferred."""
+        index = self._deferral.index
+        if prepared.defers:
+            feeds = dict(zip(self.session.inputs, tensors, strict=True))
+            return {index: self._deferral.deferred(run.outputs[index], feeds)}
+        return {index: self._deferral.watched(run.outputs[index])}
 
     def run(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
@@ -398,7 +463,8 @@ class _Bridge(torch.autograd.Function):
         ctx.save_for_backward(
             *(call.tensors[i] for i in prepared.reads_input), *(run.outputs[i] for i in prepared.reads_output)
         )
-        outputs = tuple(run.outputs[i] for i in call.graph.differentiable)
+        outputs = tuple(call.shown.get(i, run.outputs[i]) for i in call.graph.differentiable)
+        call.shown = {}
         # An output knows this node; if the node knew the output nothing of both would ever be freed.
         run.inputs = run.outputs = None
         return outputs
@@ -431,6 +497,7 @@ class _Call:
     ) -> None:  # fmt: skip
         self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
         self.inputs, self.tensors = inputs, tensors
+        self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
         self.replaced = False  # what `run` was planned for is not so
         self.generator = generator  # torch's, as the nodes found them that PyTorch runs
         # Of what was written there are copies: it may be written again.
@@ -464,7 +531,7 @@ class _Call:
                 found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
             if wanted != prepared.output_grads:
                 # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
-                specs = graph.prepare(self.shapes, wanted, prepared.sizes).plan.input_grads
+                specs = graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers).plan.input_grads
                 found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
         if not keep:
             self.run = self.inputs = self.tensors = self.versions = self.eager = None
@@ -492,8 +559,11 @@ class _Call:
         self._check_versions()
         if self.run.calls is not None:
             return self.graph.run(self.shapes, wanted, self.tensors, self.run.seed, self.run.calls)[1]
-        plan = self.graph.prepare(self.shapes, wanted, self.prepared.sizes).plan
-        return Run(plan, self.tensors, self.run.seed)
+        if self.prepared.defers:  # what is left out is another thing where the scores are seen
+            prepared, _ = self.graph._planned(self.shapes, wanted, self.tensors, self.run.seed)
+        else:
+            prepared = self.graph.prepare(self.shapes, wanted, self.prepared.sizes)
+        return Run(prepared.plan, self.tensors, self.run.seed)
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""

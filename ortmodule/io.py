@@ -21,6 +21,8 @@ from typing import Any
 import numpy
 import torch
 
+from ortmodule.deferred import Deferred
+
 MOST_DEPTH = 64  # of nested containers
 
 
@@ -167,6 +169,14 @@ class _Tensor(_Leaf):
             raise Unflattenable("a tensor whose memory holds the negated numbers")
         writer.tokens.append(TENSOR)
         writer.tensors.append(value)
+
+
+class _Deferred(_Leaf):
+    """Scores that another module gave back: arguments are what they stand for."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Deferred, cls: type) -> None:
+        _Tensor.write(writer, value if writer.results else value.materialised(), torch.Tensor)
 
 
 class _TensorSubclass(_Leaf):
@@ -329,7 +339,7 @@ CONSTANTS = (
     torch.memory_format,
     numpy.generic,
 )
-_KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor}
+_KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 

@@ -260,6 +260,10 @@ _TABLE = (
              "the part of it for padding: between embedding and results only tokens that attention's mask shows are "
              "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
              "token, too, which are 0 for padding"),
+    Variable("DEFER_LOGITS", AUTO_FLAG, "auto",
+             "scores that only the loss looks at are computed when somebody else does, with the weights of their "
+             "forward; backward through them, too. `auto`: where that leaves work out, once nobody has looked in two "
+             "calls; `1`: always"),
     _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
     _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),

@@ -220,7 +220,15 @@ class Runner:
         start = time.perf_counter()
         begins("read")
         try:
-            graph = Graph(captured, call.tree, guards, call.inputs, self.options.without, self.options.padding_unseen)
+            graph = Graph(
+                captured,
+                call.tree,
+                guards,
+                call.inputs,
+                self.options.without,
+                self.options.padding_unseen,
+                self.options["DEFER_LOGITS"],
+            )
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()
             begins("check")

@@ -62,12 +62,13 @@ class Saver:
 
 def _stages(graph: Any) -> list[tuple[str, bytes]]:
     """(name, ONNX bytes) of the graph's stages, for the shapes that it ran last."""
-    model, (key, prepared) = graph.session.model, next(reversed(graph.plans.items()))
+    key, prepared = next(reversed(graph.plans.items()))
+    model, session = prepared.session.model, prepared.session
     specs, needs, sizes = list(graph._specs), graph.needs, prepared.sizes
     for i, feed in graph._varying:
         specs[i] = (specs[i][0], tuple(key[0][feed]))
     plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
-    before = model.plan(specs, needs, None, graph.session.disabled, sizes, graph.session.padding_unseen)
+    before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
     ran = prepared.plan.onnx()
     return [
         ("torch_exported", graph.capture.model.SerializeToString()),

@@ -97,6 +97,8 @@ static PyMethodDef methods[] = {
     {"zero", core_zero, METH_O, PyDoc_STR("zero(tensor): all bytes of a contiguous tensor become 0")},
     {"copy", core_copy, METH_VARARGS,
      PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
+    {"digest", core_digest, METH_O,
+     PyDoc_STR("digest(tensor) -> 64 bits of a contiguous tensor's bytes, others when they have changed")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"adam", core_adam, METH_VARARGS,

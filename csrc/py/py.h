@@ -61,10 +61,11 @@ typedef struct elements {
 
 int tensor_elements(PyObject *object, const char *what, int index, elements *out);
 
-/* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from). */
+/* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from), digest(tensor). */
 PyObject *core_empty(PyObject *module, PyObject *args);
 PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
+PyObject *core_digest(PyObject *module, PyObject *object);
 
 /* Functions of the module: adam(tensors, settings...), sums_of_squares(tensors). */
 PyObject *core_adam(PyObject *module, PyObject *args);

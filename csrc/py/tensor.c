@@ -1,6 +1,7 @@
 /* tensor.c -- torch tensors as addresses, through the C function table that torch publishes for DLPack.
  *
  * Nothing of torch is included: the structures below are the DLPack 1.x interface. */
+#include "core/digest.h"
 #include "core/memory.h"
 #include "py/py.h"
 
@@ -337,6 +338,18 @@ PyObject *core_copy(PyObject *module, PyObject *args) {
     }
     memmove(target, source, (size_t)to_bytes);
     return Py_NewRef(Py_None);
+}
+
+PyObject *core_digest(PyObject *module, PyObject *object) {
+    uint64_t found = 0;
+    int64_t bytes;
+    void *memory;
+    bool done;
+
+    (void)module;
+    if (tensor_bytes(object, ON_CPU, "the tensor", &memory, &bytes) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS done = digest(memory, (size_t)bytes, &found);
+    Py_END_ALLOW_THREADS return done ? PyLong_FromUnsignedLongLong(found) : PyErr_NoMemory();
 }
 
 int parse_dtype(PyObject *name, dtype *out) {
