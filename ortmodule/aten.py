@@ -24,11 +24,11 @@ _CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", 
 
 def leave_to_torch(graph: torch._C.Graph, opset: int, regions: Regions) -> None:
     """Operators of a trace that cannot be exported become nodes that PyTorch runs, in place."""
-    foreign = {node: node for node in graph.nodes() if _is_foreign(node, opset, regions.opaque.kinds)}
+    foreign = _foreign(graph, opset, regions.opaque.kinds)
     if not foreign:
         return
     differentiable = _differentiable(graph, regions)
-    for members in _groups(list(graph.nodes()), set(foreign)):
+    for members in _groups(list(graph.nodes()), foreign):
         _replace(graph, members, regions, differentiable)
     torch._C._jit_pass_dce(graph)
 
@@ -46,14 +46,32 @@ def _differentiable(graph: torch._C.Graph, regions: Regions) -> set[int]:
     return found
 
 
-def _is_foreign(node: torch._C.Node, opset: int, kinds: frozenset[str]) -> bool:
-    kind = node.kind()
-    if kind in _PLAIN or not any(_holds_tensors(value) for value in node.outputs()):
-        return False
-    if kind.startswith("aten::") and (kind in kinds or not export.knows(kind, opset)):
-        return kind not in ("aten::copy_",)
-    values = [*node.inputs(), *node.outputs()]
-    return kind not in ("prim::Constant", CALL) and any(_is_tensor(v) and not _is_engines(v) for v in values)
+def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[torch._C.Node]:
+    """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
+    untyped = {value.unique() for value in graph.inputs() if _is_tensor(value) and not _is_engines(value)}
+    unknown: dict[str, bool] = {}
+    found = set()
+    for node in graph.nodes():
+        kind = node.kind()
+        if kind not in unknown:
+            unknown[kind] = kind.startswith("aten::") and (kind in kinds or not export.knows(kind, opset))
+        outputs = list(node.outputs())
+        has_type = True
+        for value in outputs:
+            if _is_tensor(value) and not _is_engines(value):
+                untyped.add(value.unique())
+                has_type = False
+        if kind in _PLAIN or not (unknown[kind] or untyped):
+            continue
+        if not any(_holds_tensors(value) for value in outputs):
+            continue
+        if unknown[kind]:
+            if kind != "aten::copy_":
+                found.add(node)
+        elif kind not in ("prim::Constant", CALL):
+            if not has_type or any(value.unique() in untyped for value in node.inputs()):
+                found.add(node)
+    return found
 
 
 def _holds_tensors(value: torch._C.Value) -> bool:

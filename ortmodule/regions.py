@@ -91,7 +91,7 @@ class Regions:
         self.nodes.append(node)
         for tensor in operands:
             _check_type(name, tensor)
-        with _untraced():
+        with untraced():
             before = self.entered() if kind == "module" else None
             outputs, mine = self._run(node, operands)
             if kind == "module":
@@ -147,7 +147,7 @@ class Regions:
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
         call.output().setType(torch._C.ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(outputs)))
-        with _untraced():
+        with untraced():
             token = torch.zeros((), dtype=torch.int64)
             detached = [t.detach() for t in outputs]
         self.tokens.append(token)
@@ -162,7 +162,7 @@ class Regions:
         """``operand`` holds what is in ``output`` from now on."""
         if operand.requires_grad != output.requires_grad:
             raise NotTraceable(f"{node.name} changes a tensor in place, which carries a gradient from then on")
-        with _untraced(), torch.no_grad():
+        with untraced(), torch.no_grad():
             operand.copy_(output)
         torch._C._set_value_trace(operand, value)
 
@@ -229,7 +229,7 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
 
 
 @contextmanager
-def _untraced() -> Iterator[None]:
+def untraced() -> Iterator[None]:
     """Inside, nothing is traced, and nobody is told that it were."""
     state, exporting = torch._C._get_tracing_state(), utils.GLOBALS.in_onnx_export
     torch._C._set_tracing_state(None)

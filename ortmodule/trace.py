@@ -29,7 +29,7 @@ from ortmodule.calls import recordable
 from ortmodule.foreign import Node
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
-from ortmodule.regions import Opaque, Regions
+from ortmodule.regions import Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.state import Contents, Slot, Tree, same_items
@@ -276,7 +276,8 @@ class _Flat(nn.Module):
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
         others = [((s.kind, s.key), t) for t in (*tensors, *parameters, *self.copies.values()) if (s := known[id(t)])]
-        found = sightings(outputs, others)
+        with untraced(), torch._C.DisableTorchFunction():
+            found = sightings(outputs, others)
         self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
         return outputs
 
@@ -547,8 +548,8 @@ def hide_sizes(first: Trace, second: Trace) -> None:
     for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
         for a, b in zip(one.outputs(), other.outputs(), strict=True):
             kind = a.type()
-            if not isinstance(kind, torch._C.TensorType):
+            if not isinstance(kind, torch._C.TensorType) or kind == (alike := b.type()):
                 continue
-            sizes, others = kind.sizes(), b.type().sizes()
+            sizes, others = kind.sizes(), alike.sizes()
             if sizes is not None and sizes != others:
                 a.setType(kind.with_sizes([n if n == m else None for n, m in zip(sizes, others, strict=True)]))
