@@ -10,7 +10,7 @@ import sys
 import torch
 
 from tests.probe import table, workers
-from tests.probe.trial import ENTRIES, FEW, names_of
+from tests.probe.trial import FEW, names_of
 
 
 def show(outcome):
@@ -37,7 +37,7 @@ def main():
     states = [outcome.state for outcome in outcomes.values()]
     print(", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))), f"of {len(states)}")
     if options.write:
-        table.write(outcomes, ENTRIES)
+        table.write(outcomes, options.dtype)
     sys.exit("wrong" in states)
 
 

@@ -1,49 +1,77 @@
-"""docs/ops_torch.md: what runs each differentiable operator of PyTorch."""
+"""docs/ops_torch.md: what runs each differentiable operator of PyTorch, by type."""
 
 from collections import Counter
 from pathlib import Path
 
+import torch
+
+from tests.probe.trial import DTYPES, ENTRIES, FALLBACK, supports
+from tests.tolerances import FUNCTION
+
 PATH = Path(__file__).parents[2] / "docs" / "ops_torch.md"
+NEVER = "–"  # PyTorch has no gradient of it in this type
 
 
-def write(outcomes, names):
-    """Writes the table of ``names``: new rows for these outcomes, the others as they were."""
-    rows = {name: row for name, row in _rows().items() if name in names}
-    rows |= {name: _row(outcome) for name, outcome in outcomes.items()}
+def write(outcomes, dtype):
+    """Writes the table: new cells of this type for these outcomes, the others as they were."""
+    rows = {name: row for name, row in _rows().items() if name in ENTRIES}
+    for name in ENTRIES:
+        rows.setdefault(name, [name, *[""] * len(DTYPES), "", ""])
+        for i, kind in enumerate(DTYPES):
+            if not supports(ENTRIES[name], getattr(torch, kind)):
+                rows[name][1 + i] = NEVER
+    for name, outcome in outcomes.items():
+        row = rows[name]
+        row[1 + DTYPES.index(dtype)] = "PyTorch" if outcome.state == FALLBACK else outcome.state
+        if dtype == "float32":
+            row[-2] = f"{outcome.native} of {outcome.samples}"
+        reason = outcome.wrong or [reason for reason, _ in outcome.reasons.most_common(1)]
+        if reason or dtype == "float32":
+            row[-1] = reason[0].replace("|", "\\|") if reason else "–"
     PATH.write_text(_render(rows))
 
 
-def states():
+def states(dtype="float32"):
     """The committed table: what runs each entry."""
-    return {name: row.split(" | ")[1] for name, row in _rows().items()}
+    return {name: row[1 + DTYPES.index(dtype)] for name, row in _rows().items()}
 
 
 def _rows():
     lines = PATH.read_text().splitlines() if PATH.exists() else []
-    rows = [line for line in lines if line.startswith("| ")][2:]
-    return {row.split(" | ")[0].removeprefix("| "): row for row in rows}
-
-
-def _row(outcome):
-    reason = outcome.wrong or [reason for reason, _ in outcome.reasons.most_common(1)] or ["–"]
-    cell = reason[0].replace("|", "\\|")
-    return f"| {outcome.name} | {outcome.state} | {outcome.native} of {outcome.samples} | {cell} |"
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines if line.startswith("| ")]
+    rows = [row for row in rows if len(row) == len(DTYPES) + 3]
+    return {row[0]: row for row in rows if row[0] not in ("operator", "---")}
 
 
 def _render(rows):
-    counts = Counter(row.split(" | ")[1] for row in rows.values())
     lines = [
         "# Operators of PyTorch",
         "",
-        "Made by `python -m tests.probe --few --write`: every entry of PyTorch's own list of operators that has",
-        "gradients on the CPU, on some of PyTorch's sample inputs in float32, as a module of one operator. Results,",
-        "types and gradients are PyTorch's in every row. *native*: the engine runs all samples, by nodes of its own or",
-        "composed of them; *mixed*: some of them; *fallback*: PyTorch runs them, for the reason given.",
+        "Made by `python -m tests.probe --write` (float32: all of PyTorch's sample inputs) and `python -m tests.probe",
+        "--few --dtype TYPE --write` (the other types: at most 6): every entry of PyTorch's own list of operators that",
+        "has gradients on the CPU, as a module of one operator. Results, types and gradients are PyTorch's everywhere.",
+        "*native*: the engine runs all samples, by nodes of its own or composed of them; *mixed*: some of them;",
+        "*PyTorch*: PyTorch runs them, for the reason given; –: PyTorch has no gradient of it in this type.",
         "",
-        f"{len(rows)} entries: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items())) + ".",
+        "Results agree within relative * |expected| + absolute * the largest element (or 1), or are as near to what",
+        "PyTorch computes in float64 (`tests/tolerances.py`):",
         "",
-        "| operator | runs as | samples by the engine | why not |",
-        "| --- | --- | --- | --- |",
-        *(rows[name] for name in sorted(rows)),
+        "| type | relative | absolute | native | mixed | PyTorch | – |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for i, dtype in enumerate(DTYPES):
+        counts = Counter(row[1 + i] for row in rows.values())
+        relative, absolute = FUNCTION[getattr(torch, dtype)]
+        numbers = " | ".join(str(counts[state]) for state in ("native", "mixed", "PyTorch", NEVER))
+        lines.append(f"| {dtype} | {relative:g} | {absolute:g} | {numbers} |")
+    lines += [
+        "",
+        f"{len(rows)} entries. What they do at NaN, infinities, zeros, denormals and huge numbers is in",
+        "`tests/probe/special.py`, with what is not compared there and why. Which of several equal elements `topk`,",
+        "`kthvalue` and `sort` without `stable` name is not defined by PyTorch; here it is the first.",
+        "",
+        f"| operator | {' | '.join(DTYPES)} | samples by the engine | why not |",
+        "| --- " * (len(DTYPES) + 3) + "|",
+        *("| " + " | ".join(rows[name]) + " |" for name in sorted(rows)),
     ]
     return "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ortmodule import ORTModule, explain
 from tests.probe import table
 from tests.probe.common import MODELS, Behind, compare
-from tests.probe.trial import ENTRIES, FEW, NATIVE, WRONG, difference, probe, run
+from tests.probe.trial import DTYPES, ENTRIES, FEW, MIXED, NATIVE, WRONG, difference, names_of, probe, run
 
 STATES = table.states()
 #: A few that reach every part of the way; all of them with --full.
@@ -31,7 +31,13 @@ def test_entry(name):
 
 def test_table_is_complete():
     assert set(STATES) == set(ENTRIES), "run: python -m tests.probe --write"
-    assert WRONG not in STATES.values()
+    for dtype in DTYPES:
+        cells = table.states(dtype)
+        assert set(cells.values()) <= {NATIVE, MIXED, "PyTorch", table.NEVER}, dtype
+        known = {name for name, cell in cells.items() if cell != table.NEVER}
+        assert known == set(names_of(getattr(torch, dtype))), (
+            f"run: python -m tests.probe --few --dtype {dtype} --write"
+        )
 
 
 #: Of the common models those whose ways are unlike the others'; all of them with --full.
