@@ -37,10 +37,10 @@ def states(dtype="float32"):
 
 
 def _rows():
-    lines = PATH.read_text().splitlines() if PATH.exists() else []
-    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines if line.startswith("| ")]
-    rows = [row for row in rows if len(row) == len(DTYPES) + 3]
-    return {row[0]: row for row in rows if row[0] not in ("operator", "---")}
+    text = PATH.read_text() if PATH.exists() else ""
+    lines = text.partition("\n| operator |")[2].splitlines()[2:]
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+    return {row[0]: row for row in rows}
 
 
 def _render(rows):
