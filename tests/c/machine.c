@@ -35,6 +35,7 @@ status machine_make(machine *m, const graph *model, const input_spec *inputs, co
     int n = 0;
 
     memset(m, 0, sizeof *m);
+    m->host = o->host;
     ctx_init(&m->c);
     TRY(compile(&m->c, model, inputs, o, &m->p));
     TRY(NEW(&m->c, written, m->p->n_writes));
@@ -56,7 +57,7 @@ void machine_free(machine *m) {
 }
 
 static status run_part(machine *m, int from, int to) {
-    run r = {.arena = m->arena, .seed = 1};
+    run r = {.arena = m->arena, .seed = 1, .host = m->host};
     for (int at = 0; at < PLACES; at++) r.memory[at] = m->memory[at];
     return exec_run(&m->c, m->p, from, to, &r);
 }

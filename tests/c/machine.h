@@ -10,6 +10,7 @@
 typedef struct machine {
     ctx c; /* the plan's */
     plan *p;
+    const host *host; /* of the options it was compiled with */
     void *arena;
     void **memory[PLACES];
 } machine;
