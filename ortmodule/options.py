@@ -268,7 +268,9 @@ _TABLE = (
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
     _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
     _later("ENABLE_MEM_EFFICIENT_GRAD_MGMT", FLAG, False, "hand over each gradient as soon as it is computed"),
-    _later("USE_EFFICIENT_ATTENTION", FLAG, False, "attention runs on PyTorch's memory-efficient attention"),
+    Variable("USE_EFFICIENT_ATTENTION", FLAG, False,
+             "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
+             "that is measured to be faster, or sequences are long"),
     _later("USE_TRITON", FLAG, False, "elementwise operators and reductions compiled with Triton"),
     _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
     _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
@@ -284,6 +286,7 @@ _PASSES = {
     "row_selection": ("ENABLE_COMPUTE_OPTIMIZER",),
     "label_sparsity": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_LABEL_SPARSE_OPTIMIZER"),
     "padding_removal": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
+    "efficient_attention": ("USE_EFFICIENT_ATTENTION",),
 }
 
 #: Defaults that this process uses instead of the table's.

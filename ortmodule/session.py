@@ -27,6 +27,8 @@ CPU_PASSES = (
     "row_selection",
     "label_sparsity",
     "padding_removal",
+    "attention_fusion",
+    "efficient_attention",
     "linear_loss",
     "pointwise_fusion",
 )

@@ -54,6 +54,8 @@ bool gemm_as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, gemm_s
  * library. */
 bool gemm_packed(gemm *g);
 bool gemm_packed_pays(const gemm *g);
+/* Whether sums of this 16-bit type can be left in float32 (wide_c) without the reference. */
+bool gemm_sums_wide(dtype type);
 
 /* The last implementation (gemm_reference.c): any type, any strides. */
 void gemm_reference(const gemm *g);

@@ -165,6 +165,8 @@ bool gemm_packed_pays(const gemm *g) {
     return kernel == &gemm_kernel_amx || !torch_has_narrow(g->type);
 }
 
+bool gemm_sums_wide(dtype type) { return kernel_for(&(gemm){.type = type}) != NULL; }
+
 bool gemm_packed(gemm *g) {
     const gemm_kernel *kernel = kernel_for(g);
 
@@ -178,5 +180,6 @@ bool gemm_packed(gemm *g) {
 
 bool gemm_packed_pays(const gemm *g) { return (void)g, false; }
 bool gemm_packed(gemm *g) { return (void)g, false; }
+bool gemm_sums_wide(dtype type) { return (void)type, false; }
 
 #endif

@@ -88,6 +88,13 @@ bool fused_holds(const node *n);
  * out[i] is what stands for the result of the step results[i]. Bit for bit what the nodes compute one by one. */
 MUST_USE status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, const int *results, value **out);
 
+/* --- attention as one operator (ops/fused_attention.c) -------------------------------------------------------------- */
+
+/* The widest heads that it takes. */
+enum { FUSED_ATTENTION_WIDTH = 256 };
+/* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden. */
+bool fused_attention_pays(dtype type, int64_t queries, int64_t keys, bool masked);
+
 /* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
 
 status infer_same(graph *g, node *n);      /* out[0] like in[0] */

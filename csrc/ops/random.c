@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "core/vmath.h"
+#include "ops/dropout.h"
 #include "ops/pointwise.h"
 
 #include <inttypes.h>
@@ -97,19 +98,13 @@ static void draw_rows(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-static uint32_t threshold_of(double ratio) {
-    return ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
-}
-
-static double scale_of(double ratio) { return ratio < 1 ? 1 / (1 - ratio) : 0; }
-
 static status run_dropout(const call *k, draw_fn *fn) {
     double ratio = node_float(k->node, "ratio");
     draw d = draw_of(k, fn, 1);
     int64_t rows;
 
-    d.threshold = threshold_of(ratio);
-    d.scale = scale_of(ratio);
+    d.threshold = dropout_threshold(ratio);
+    d.scale = dropout_factor(ratio);
     if (k->n_in < 2 || !tensor_present(&k->in[1])) {
         run_draw(&d);
         return OK;
@@ -126,8 +121,8 @@ static status run_dropout(const call *k, draw_fn *fn) {
 _Static_assert((int)TILE == (int)CHUNK, "a tile takes one chunk of random words");
 #define DROP_TILE(name, T)                                                                                             \
     SIMD static void name(int64_t n, void *out, const void *const *in, const double *param) {                          \
-        const T *x = in[0], scale = (T)scale_of(param[0]);                                                             \
-        const uint32_t *bits = in[1], threshold = threshold_of(param[0]);                                              \
+        const T *x = in[0], scale = (T)dropout_factor(param[0]);                                                       \
+        const uint32_t *bits = in[1], threshold = dropout_threshold(param[0]);                                         \
         T *o = out;                                                                                                    \
         _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) o[i] = x[i] * (bits[i] >= threshold ? scale : 0);         \
     }

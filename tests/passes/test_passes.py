@@ -78,6 +78,20 @@ def scaled_scores(q, k):
     return (q * 0.5) @ (k.transpose(-1, -2) / 3) * 1.5
 
 
+def attention(q, k, v):
+    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+def attention_with_bias(q, k, v, bias):
+    return (bias + q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+def grouped_attention(q, k, v):
+    """Two heads share keys and values."""
+    k, v = (x[:, :, None].expand(2, 3, 2, 4, 8).reshape(2, 6, 4, 8) for x in (k, v))
+    return attention(q, k, v)
+
+
 def split_in_three(x):
     a, b, c = x.split((4, 3, 1), dim=-1)
     return torch.cat((a.exp(), c.sin(), b * 2), -1) + x
@@ -123,6 +137,10 @@ CASES = [
     Case("safe_softmax", Function(sdpa), HEADS, (F32, F64)),
     Case("masked_softmax", Function(masked_attention), HEADS),
     Case("masked_softmax", Function(filled_attention), HEADS),
+    Case("efficient_attention", Function(attention), HEADS),
+    Case("efficient_attention", Function(attention_with_bias), (*HEADS, (3, 4, 4))),
+    Case("efficient_attention", Function(grouped_attention), ((2, 6, 4, 8), *HEADS[:2])),
+    Case("attention_fusion", Function(attention), ((1, 2, 64, 8), *((1, 2, 512, 8),) * 2), (F32, F64)),
     Case("matmul_fusion", nn.Linear(8, 6)),
     Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
     Case("concat_gradient", Function(split_in_three)),

@@ -78,7 +78,7 @@ def without(wrapped, passes=ROWS):
     from ortmodule import _core
 
     for graph in graphs(wrapped):
-        graph.session.disabled = sum(_core.passes()[name] for name in passes)
+        graph.session.disabled |= sum(_core.passes()[name] for name in passes)
         graph.session.plans.clear()
         graph.plans.clear()
 

@@ -1,0 +1,215 @@
+/* attention_fusion.c -- dropout(softmax(alpha q k' + bias, where allowed)) v  ->  FusedAttention
+ *
+ * Heads and sequences come as [B, H, S, D]; the operator's are [B, S, H, D], as linear layers make and take them, so
+ * that the transposes around attention cancel. Keys that are repeated for groups of heads (Reshape of Expand) are taken
+ * as they were before. Of what is between the products nobody else may see anything.
+ *
+ * Two passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
+ * for who asks for it. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { WEIGHTS, VALUES };
+
+/* --- what there is between the products ------------------------------------------------------------------------------ */
+
+typedef struct attention {
+    value *q, *k, *v, *allowed, *bias; /* q [B, H, Q, D], k [B, G, K, D], v [B, G, K, W] */
+    double scale, ratio;
+    int64_t key;
+    bool safe;
+} attention;
+
+static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
+static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
+static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
+
+/* Before a cast between a 16-bit type and float32. */
+static value *before_cast(const graph *g, value *v) {
+    if (!is(v, "Cast") || !is_private(g, v)) return v;
+    value *x = v->def->in[0];
+    const bool wide = (is_narrow(x->type) && v->type == F32) || (x->type == F32 && is_narrow(v->type));
+    return wide ? x : v;
+}
+
+static value *before_dropout(const graph *g, value *v, attention *a) {
+    if (!is(v, "DropoutTrain") || !is_private(g, v) || node_in(v->def, 1)) return v;
+    a->ratio = node_float(v->def, "ratio");
+    a->key = node_int(v->def, "key");
+    return v->def->in[0];
+}
+
+/* x != -inf, which the operator finds out by itself. */
+static bool says_not_hidden(const value *allowed, const value *x) {
+    double number;
+    if (!is(allowed, "Not") || !is(allowed->def->in[0], "Equal") || allowed->n_uses != 1) return false;
+    const node *equal = allowed->def->in[0]->def;
+    return equal->out[0]->n_uses == 1 && equal->in[0] == x && value_is_filled(equal->in[1], &number) &&
+           number == -INFINITY;
+}
+
+static value *before_softmax(const graph *g, value *v, attention *a) {
+    const int last = v->shape.rank - 1;
+
+    if (!is_private(g, v)) return NULL;
+    if (is(v, "Softmax")) {
+        const int64_t axis = node_int(v->def, "axis");
+        return (axis == -1 || axis == last) && is_private(g, v->def->in[0]) ? v->def->in[0] : NULL;
+    }
+    if (!is(v, "MaskedSoftmax")) return NULL;
+    value *x = v->def->in[0];
+    a->safe = true;
+    a->allowed = node_in(v->def, 1);
+    if (a->allowed && says_not_hidden(a->allowed, x) && x->n_uses == 2 && !value_is_end(g, x)) {
+        a->allowed = NULL;
+        return x;
+    }
+    return is_private(g, x) ? x : NULL;
+}
+
+static bool is_product(const value *v) {
+    return is(v, "MatMul") || (is(v, "MatMulBias") && !node_in(v->def, 2) && v->type == v->def->in[0]->type);
+}
+
+/* The product of queries and keys behind scores, with what is added to it. */
+static value *before_bias(const graph *g, value *v, attention *a) {
+    value *product = before_cast(g, v);
+
+    for (int i = 0; is(product, "Add") && i < 2; i++) {
+        value *x = before_cast(g, product->def->in[i]);
+        if (!is_product(x) || !is_private(g, product->def->in[i]) || !is_private(g, x)) continue;
+        if (!shape_equal(&x->shape, &product->shape)) continue;
+        a->bias = product->def->in[1 - i];
+        return x;
+    }
+    return is_product(product) && is_private(g, product) ? product : NULL;
+}
+
+static bool find_attention(const graph *g, value *weights, attention *a) {
+    value *x = before_cast(g, weights);
+
+    x = before_dropout(g, x, a);
+    x = before_cast(g, x);
+    if (!(x = before_softmax(g, x, a)) || !(x = before_bias(g, x, a))) return false;
+    a->q = x->def->in[0];
+    a->k = x->def->in[1]; /* transposed */
+    a->scale = node_attr(x->def, "alpha") ? node_float(x->def, "alpha") : 1;
+    return true;
+}
+
+/* --- its form -------------------------------------------------------------------------------------------------------- */
+
+/* Same sequences, heads, keys and widths, and of one type. */
+static bool fits(const attention *a, const node *root) {
+    const shape *q = &a->q->shape, *k = &a->k->shape, *v = &a->v->shape;
+
+    if (q->rank != 4 || k->rank != 4 || v->rank != 4 || shape_count(&root->out[0]->shape) == 0) return false;
+    for (int i = 0; i < 2; i++)
+        if (k->dim[i] != q->dim[i] || v->dim[i] != q->dim[i]) return false;
+    if (k->dim[2] != q->dim[3] || k->dim[3] != v->dim[2] || k->dim[3] == 0 || q->dim[3] == 0) return false;
+    if (q->dim[3] > FUSED_ATTENTION_WIDTH || v->dim[3] > FUSED_ATTENTION_WIDTH) return false;
+    return a->q->type == a->k->type && a->q->type == a->v->type && a->q->type == root->out[0]->type;
+}
+
+/* Added in the type of the products, or of their sums; a gradient is made of whole tiles. */
+static bool bias_fits(const attention *a) {
+    const value *b = a->bias;
+    const int rank = b ? b->shape.rank : 0;
+
+    if (!b) return true;
+    if (b->type != a->q->type && !(is_narrow(a->q->type) && b->type == F32)) return false;
+    if (!b->needs_grad) return true;
+    return rank >= 2 && b->shape.dim[rank - 2] == a->q->shape.dim[2] && b->shape.dim[rank - 1] == a->k->shape.dim[3];
+}
+
+/* A constant bias of 0 and -inf is a mask. */
+static status bias_to_mask(graph *g, attention *a) {
+    value *zero;
+
+    if (!value_is_constant(a->bias) || a->allowed) return OK;
+    for (int64_t i = 0, n = shape_count(&a->bias->shape); i < n; i++) {
+        const double x = dtype_get(a->bias->type, a->bias->data, i);
+        if (x != 0 && x != -INFINITY) return OK;
+    }
+    TRY(graph_scalar(g, a->bias->type, 0, &zero));
+    TRY(emit(g, &a->allowed, "Equal", a->bias, zero));
+    a->bias = NULL;
+    return OK;
+}
+
+/* Before [B, G, S, D] was repeated for groups of heads: Reshape(Expand([B, G, 1, S, D] to [B, G, n, S, D])). */
+static status before_repeat(graph *g, value *x, value **out) {
+    const bool cast = is(x, "Cast");
+    const value *heads = cast ? x->def->in[0] : x, *all;
+    value *few;
+
+    *out = x;
+    if (!is(heads, "Reshape") || !is(all = heads->def->in[0], "Expand")) return OK;
+    few = all->def->in[0];
+    const shape *s = &few->shape, *e = &all->shape;
+    if (s->rank != 5 || e->rank != 5 || s->dim[2] != 1 || heads->shape.rank != 4) return OK;
+    for (int i = 0; i < 5; i++)
+        if (i != 2 && s->dim[i] != e->dim[i]) return OK;
+    if (heads->shape.dim[1] != e->dim[1] * e->dim[2] || heads->shape.dim[2] != e->dim[3]) return OK;
+    TRY(emit_reshape(g, few, &SHAPE(s->dim[0], s->dim[1], s->dim[3], s->dim[4]), out));
+    return cast ? emit_cast(g, *out, x->type, out) : OK;
+}
+
+static status tokens_first(graph *g, value *x, value **out) {
+    return emit_transpose(g, x, (const int[]){0, 2, 1, 3}, out);
+}
+
+static status emit_attention(graph *g, const attention *a, value **out) {
+    value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[2];
+
+    TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
+    TRY(before_repeat(g, k, &fewer_k));
+    TRY(before_repeat(g, v, &fewer_v));
+    if (fewer_k->shape.dim[1] == fewer_v->shape.dim[1]) {
+        k = fewer_k;
+        v = fewer_v;
+    }
+    TRY(tokens_first(g, a->q, &in[0]));
+    TRY(tokens_first(g, k, &in[1]));
+    TRY(tokens_first(g, v, &in[2]));
+    in[3] = a->allowed;
+    in[4] = a->bias;
+    TRY(graph_emit(
+        g, "FusedAttention",
+        NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe)), 5, in,
+        2, y));
+    return tokens_first(g, y[0], out);
+}
+
+/* --- whether it pays -------------------------------------------------------------------------------------------------- */
+
+static bool pays(const attention *a) {
+    return fused_attention_pays(a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL);
+}
+
+static status fuse(graph *g, value *const v[], const node *root, bool always, value **out) {
+    attention a = {.v = v[VALUES]};
+
+    if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
+    TRY(bias_to_mask(g, &a));
+    return always || pays(&a) ? emit_attention(g, &a, out) : OK;
+}
+
+static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {
+    return fuse(g, v, root, false, out);
+}
+
+static status fuse_always(graph *g, value *const v[], const node *root, value **out) {
+    return fuse(g, v, root, true, out);
+}
+
+static const rule paying[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_where_it_pays}, {0}};
+static const rule always[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_always}, {0}};
+
+const pass_def attention_fusion = {.name = "attention_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = paying};
+const pass_def efficient_attention = {
+    .name = "efficient_attention", .stage = BEFORE_GRADIENT, .level = 1, .rules = always};

@@ -1,0 +1,127 @@
+/* test_attention.c -- the passes that make attention one operator, as text before and after. */
+#include "build.h"
+#include "passes/pipeline.h"
+#include "test.h"
+
+/* q k' softmax, then v: the scores' shape is [2, heads, queries, keys]. */
+static value *weights_of(graph *g, value *q, value *k) {
+    value *keys = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 4, ((const int64_t[]){0, 1, 3, 2}))), k);
+    value *scores = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), q, keys);
+    return NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", -1)), scores);
+}
+
+/* [B, S, H, D] as [B, H, S, D], and back */
+static value *turned(graph *g, value *x) {
+    return NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 4, ((const int64_t[]){0, 2, 1, 3}))), x);
+}
+
+#define THREE(queries, keys)                                                                                           \
+    "input %0 q float32[2, " queries ", 3, 4] grad\n"                                                                  \
+    "input %1 k float32[2, " keys ", 3, 4] grad\n"                                                                     \
+    "input %2 v float32[2, " keys ", 3, 5] grad\n"
+
+TEST(attention_is_one_operator_of_tokens) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 7, 3, 4));
+    value *v = turned(g, INPUT(g, "v", F32, 2, 7, 3, 5));
+
+    make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
+    check_rewrite(g, "efficient_attention",
+                  THREE("6", "7") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
+                                  "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                                  "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                                  "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(attention_takes_mask_bias_and_dropout) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 7, 3, 4));
+    value *v = turned(g, INPUT(g, "v", F32, 2, 7, 3, 5)), *allowed = INPUT(g, "allowed", BOOL, 2, 1, 1, 7);
+    value *bias = INPUT(g, "bias", F32, 3, 6, 7), *x = weights_of(g, q, k)->def->in[0];
+
+    x = NODE(g, "MaskedSoftmax", NODE(g, "Add", bias, x), allowed);
+    x = NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 9)), x);
+    make_output(g, NODE(g, "MatMul", x, v));
+    graph_remove_dead(g);
+    check_rewrite(g, "efficient_attention",
+                  THREE("6", "7") "input %3 allowed bool[2, 1, 1, 7]\n"
+                                  "input %4 bias float32[3, 6, 7] grad\n"
+                                  "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, %4 bias, scale=0.5, "
+                                  "ratio=0.25, key=9, safe=1) float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                                  "%7 = Transpose(%5, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                                  "output %7\n");
+    ctx_release(&c);
+}
+
+/* [2, S, 1, D] repeated for three heads */
+static value *repeated(graph *g, value *x) {
+    const shape *s = &x->shape;
+    value *heads = turned(g, x), *more;
+    more = NODE(g, "Reshape", heads, INT_LIST(g, 2, 1, 1, s->dim[1], s->dim[3]));
+    more = NODE(g, "Expand", more, INT_LIST(g, 2, 1, 3, s->dim[1], s->dim[3]));
+    return NODE(g, "Reshape", more, INT_LIST(g, 2, 3, s->dim[1], s->dim[3]));
+}
+
+TEST(attention_takes_keys_before_they_are_repeated) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = repeated(g, INPUT(g, "k", F32, 2, 7, 1, 4));
+    value *v = repeated(g, INPUT(g, "v", F32, 2, 7, 1, 5));
+
+    make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
+    check_rewrite(g, "efficient_attention",
+                  "input %0 q float32[2, 6, 3, 4] grad\n"
+                  "input %1 k float32[2, 7, 1, 4] grad\n"
+                  "input %2 v float32[2, 7, 1, 5] grad\n"
+                  "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
+                  "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                  "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                  "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(short_attention_stays_as_it_is) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 7, 3, 4));
+
+    make_output(g, NODE(g, "MatMul", weights_of(g, q, k), k));
+    check_untouched(g, "attention_fusion");
+    ctx_release(&c);
+}
+
+TEST(long_attention_is_one_operator) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 600, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 700, 3, 4));
+    value *v = turned(g, INPUT(g, "v", F32, 2, 700, 3, 5));
+
+    make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
+    check_rewrite(g, "attention_fusion",
+                  THREE("600", "700") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
+                                      "float32[2, 600, 3, 5], float32[2, 600, 3, 2]\n"
+                                      "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 600, 5]\n"
+                                      "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(attention_whose_weights_are_seen_stays) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 7, 3, 4));
+    value *weights = weights_of(g, q, k);
+
+    make_output(g, weights);
+    make_output(g, NODE(g, "MatMul", weights, k));
+    check_untouched(g, "efficient_attention");
+    ctx_release(&c);
+}

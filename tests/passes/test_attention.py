@@ -1,0 +1,151 @@
+"""Attention as one operator: losses and gradients stay what they are, with the same dropout masks.
+
+One captured graph runs twice from one seed, once with the operator wherever its pattern is found and once without.
+"""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from ortmodule import ORTModule, explain
+from tests.models.compare import assert_same_step
+from tests.models.zoo import SMALL, VOCABULARY
+from tests.passes.test_rows import SEQ2SEQ, graphs, model, seeded_step, without
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FUSED = ("attention_fusion", "efficient_attention")
+KV = {"num_key_value_heads": 2, "head_dim": 8}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+MODELS = {
+    "gpt2": ("CausalLM", {}, 2),
+    "llama": ("CausalLM", KV, 2),
+    "qwen3": ("CausalLM", KV, 2),
+    "mistral": ("CausalLM", KV | {"sliding_window": 5}, 2),
+    "gptj": ("CausalLM", {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}, 2),
+    "bert": ("MaskedLM", {}, 2),
+    "t5": ("Seq2SeqLM", T5, 6),
+    "bart": ("Seq2SeqLM", SEQ2SEQ, 6),
+}
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_USE_EFFICIENT_ATTENTION", "1")
+
+
+def batch(length=11, holes=True):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, VOCABULARY, (3, length), generator=generator)
+    mask = torch.ones(3, length, dtype=torch.long)
+    if holes:
+        mask[0, 7:] = 0
+        mask[1, 2] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def fused(wrapped):
+    """How often the operator is in the plans that ran last."""
+    [graph] = graphs(wrapped)
+    text = next(reversed(graph.session.plans.values())).text()
+    return text.count(" = FusedAttention("), text.count(" = FusedAttentionGrad(")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    head, config, layers = MODELS[name]
+    module, given = model(name, head, **config), batch()
+    wrapped = ORTModule(module)
+    found = seeded_step(wrapped, given)
+    assert explain(wrapped).captured, explain(wrapped).fallback
+    assert fused(wrapped) == (layers, layers)
+    found = found[0], {name: None if g is None else g.clone() for name, g in found[1].items()}
+    without(wrapped, FUSED)
+    assert_same_step(found, seeded_step(wrapped, given), "attention apart")
+    assert fused(wrapped) == (0, 0)
+
+
+class SelfAttention(nn.Module):
+    """As people write it, with PyTorch's function."""
+
+    def __init__(self, dropout=0.0, causal=False):
+        super().__init__()
+        self.qkv, self.dropout, self.causal = nn.Linear(32, 96), dropout, causal
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=self.causal)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [5, 64, 65, 300])
+def test_scaled_dot_product_attention(length, causal):
+    torch.manual_seed(0)
+    module, x = SelfAttention(causal=causal), torch.randn(2, length, 32)
+    wrapped, dy = ORTModule(module), torch.randn(2, length, 32)
+    y = wrapped(x)
+    y.backward(dy)
+    found = [p.grad.clone() for p in module.parameters()]
+    assert fused(wrapped) == (1, 1)
+    expected = torch.autograd.grad(module(x), list(module.parameters()), dy)
+    torch.testing.assert_close(y, module(x), rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+class Heads(nn.Module):
+    """Of queries, keys and values beside each other, two heads to a key."""
+
+    def forward(self, x):
+        q, k, v = x.split((64, 32, 32), -1)
+        q, k, v = (y.unflatten(-1, (-1, 8)).transpose(1, 2) for y in (q, k, v))
+        k, v = (y[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for y in (k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_threads_gives_the_same_bits(dtype):
+    x, before, results = torch.randn(2, 150, 128, dtype=dtype), torch.get_num_threads(), []
+    wrapped = ORTModule(Heads())
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            leaf = x.clone().requires_grad_()
+            y = wrapped(leaf)
+            y.square().sum().backward()
+            results.append((y.detach().clone(), leaf.grad))
+    finally:
+        torch.set_num_threads(before)
+    assert fused(wrapped) == (1, 1)
+    for y, dx in results[1:]:
+        assert torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1])
+
+
+def test_scores_are_not_kept():
+    module, x = SelfAttention(dropout=0.1), torch.randn(1, 1024, 32)
+    wrapped = ORTModule(module)
+    wrapped(x).sum().backward()
+    [graph] = graphs(wrapped)
+    with_it = next(reversed(graph.session.plans.values())).arena_bytes
+    without(wrapped, FUSED)
+    wrapped(x).sum().backward()
+    apart = next(reversed(graph.session.plans.values())).arena_bytes
+    assert apart > 4 * 1024 * 1024 * 4 > 4 * with_it
+
+
+def test_off_by_default(monkeypatch):
+    monkeypatch.delenv("ORTMODULE_USE_EFFICIENT_ATTENTION")
+    wrapped = ORTModule(SelfAttention())
+    wrapped(torch.randn(2, 16, 32)).sum().backward()
+    assert fused(wrapped) == (0, 0)
+
+
+def test_verified_against_pytorch(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_VERIFY", "1")
+    config = transformers.AutoConfig.for_model("gpt2", **SMALL)
+    wrapped = ORTModule(transformers.AutoModelForCausalLM.from_config(config).train())
+    wrapped(**batch()).loss.backward()
+    assert fused(wrapped) == (2, 2)
