@@ -71,13 +71,12 @@ FLOAT_WHERE(mish_grad, 2, (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 + e))
  * x Phi(x), and its slope Phi(x) + x phi(x). The approximation 0.5 (1 + tanh(u)) of Phi(x) is sigmoid(2u), which keeps
  * its accuracy for negative x; 2u = A x (1 + B x^2). */
 
-#define PHI(x) ((real)0.5 * (1 + v_erf((x) * (real)0.70710678118654752)))
-#define DENSITY(x) ((real)0.39894228040143268 * v_exp(-(x) * (x) / 2))
+#define DENSITY ((real)0.39894228040143268 * e)
 #define A ((real)1.5957691216057308)
 #define B ((real)0.044715)
 
-FLOAT_FN(gelu, 1, PHI(x) * x)
-FLOAT_FN(gelu_grad, 2, (PHI(y) + y * DENSITY(y)) * x)
+FLOAT_WHERE(gelu, 1, v_phi(x, e) * x, const real e = v_exp(-x * x / 2))
+FLOAT_WHERE(gelu_grad, 2, (v_phi(y, e) + y * DENSITY) * x, const real e = v_exp(-y * y / 2))
 FLOAT_FN(gelu_tanh, 1, v_sigmoid(A * x * (1 + B * x * x)) * x)
 FLOAT_WHERE(gelu_tanh_grad, 2, (s + y * s * (1 - s) * (A * (1 + 3 * B * y * y))) * x,
             const real s = v_sigmoid(A * y * (1 + B * y * y)))

@@ -85,6 +85,29 @@ TEST(float_functions_are_within_two_units_of_the_last_place) {
     CHECK(worst_float(map_vcosf, cos, TRIG_LIMIT) < 1.8);
 }
 
+SIMD static void map_vphif(const float *x, float *y) {
+    for (int i = 0; i < BATCH; i++) y[i] = vphif(x[i], vexpf(-x[i] * x[i] / 2));
+}
+
+TEST(the_normal_distribution_function) {
+    static const float ends[] = {0.0f, -0.0f, INFINITY, -INFINITY, 1e30f, -1e30f, 1e-40f, -20.0f};
+    static const double expected[] = {0.5, 0.5, 1, 0, 1, 0, 0.5, 0};
+    static float x[BATCH], y[BATCH];
+    double worst = 0, tail = 0;
+
+    for (int i = 0; i < BATCH; i++) x[i] = i < 8 ? ends[i] : i == 8 ? NAN : -7 + 14 * (float)i / BATCH;
+    map_vphif(x, y);
+    for (int i = 0; i < 8; i++) CHECK(y[i] == expected[i]);
+    CHECK(y[8] != y[8]);
+    for (int i = 9; i < BATCH; i++) {
+        double exact = 0.5 * erfc(-(double)x[i] / sqrt(2)), e = fabs((double)y[i] - exact);
+        if (e > worst) worst = e;
+        if (x[i] > -6 && e / exact > tail) tail = e / exact;
+    }
+    CHECK(worst < 4e-7);
+    CHECK(tail < 3e-6);
+}
+
 SIMD static void map_vpowf(const float *x, const float *y, float *z) {
     for (int i = 0; i < BATCH; i++) z[i] = vpowf(x[i], y[i]);
 }
