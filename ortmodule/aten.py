@@ -68,9 +68,10 @@ def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[to
         if unknown[kind]:
             if kind != "aten::copy_":
                 found.add(node)
-        elif kind not in ("prim::Constant", CALL):
-            if not has_type or any(value.unique() in untyped for value in node.inputs()):
-                found.add(node)
+        elif kind in ("prim::Constant", CALL):
+            continue
+        elif not has_type or any(value.unique() in untyped for value in node.inputs()):
+            found.add(node)
     return found
 
 
