@@ -7,7 +7,7 @@ module in PyTorch, without dropout on either side, and the results are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import onnx
 import torch
@@ -31,17 +31,19 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     """Where the graph's results differ from those of ``forward``, or an empty string. Raises what the engine raises."""
     inputs = capture.trace.tensors
 
-    def in_pytorch(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-        """What the module gives for other contents of the inputs; whether it draws random numbers."""
+    def in_pytorch(change: Callable = torch.clone) -> tuple[list[torch.Tensor], bool]:
+        """What the module gives; whether it draws random numbers. ``change``: of inputs and parameters before."""
         with tree.isolated(), tree.unhooked():
-            alike = [t.clone().requires_grad_(was.requires_grad) for t, was in zip(tensors, inputs, strict=True)]
+            if change is not torch.clone:
+                tree.replace_parameters(change)
+            alike = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
             args, kwargs = arguments.rebuild(alike)
             with only_pytorch(), _KeepAll() as draws:
                 result = forward(*args, **kwargs)
                 sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
                 return [t.detach() for t in io.flatten((result, sets), results=True)[0]], draws.random
 
-    expected, random = in_pytorch([t.detach() for t in inputs])
+    expected, random = in_pytorch()
     sources = [source for source in capture.trace.sources if source.kind != "number"]
     if len(sources) != len(expected):
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
@@ -64,7 +66,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     least = _narrowest(capture.model, feeds)
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
         if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):
-            moved = in_pytorch([rounded(t.detach()) for t in inputs])[0]
+            moved = in_pytorch(rounded)[0]
             if len(moved) == len(expected) and is_rounding(found[source.key], tensor, moved[i]):
                 continue
             return f"tensor {i} of the result {apart}"

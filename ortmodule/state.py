@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -258,6 +258,20 @@ class Tree:
             devices.set_generators(states[0])
             random.setstate(states[1])
             numpy.random.set_state(states[2])
+
+    def replace_parameters(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Inside `isolated`: what ``change`` makes of each parameter takes its place; returned by the ids of both.
+        Hooks on the parameters are not called then."""
+        made: dict[int, torch.Tensor] = {}
+        for module in self.modules.values():
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    other = made.get(id(parameter))
+                    if other is None:
+                        other = torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                        made[id(parameter)] = made[id(other)] = other
+                    module._parameters[key] = other
+        return made
 
     def containers(self) -> list[tuple[Any, Any]]:
         """Every container inside of an attribute, and a shallow copy of it."""

@@ -15,8 +15,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +83,8 @@ def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before,
     inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
     given = [t.view_as(t) if t.requires_grad else t for t in inputs]
-    with tree.isolated() as copies, _aliases(tree, rounded if moved else None) as aliases:
+    with tree.isolated() as copies:
+        aliases = tree.replace_parameters(rounded if moved else torch.Tensor.detach)
         with torch.no_grad():
             for name, copy in copies.items():
                 then = before.state.get(name)
@@ -105,23 +105,6 @@ def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before,
 def tensors_of(graph: Graph, result: Any) -> list[torch.Tensor]:
     """The tensors of a result, and of what forward sets on the module, in the order of the graph's sources."""
     return io.flatten((result, [slot.get() for slot in graph.capture.trace.sets]), results=True)[0]
-
-
-@contextmanager
-def _aliases(tree: Tree, change: Callable | None) -> Iterator[dict[int, torch.Tensor]]:
-    """Inside `isolated`: other tensors over the parameters' memory, so that hooks on parameters are not called; or what
-    ``change`` makes of them."""
-    aliases: dict[int, torch.Tensor] = {}
-    for module in tree.modules.values():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                alias = aliases.get(id(parameter))
-                if alias is None:
-                    alias = parameter.detach() if change is None else change(parameter.detach())
-                    alias = torch.nn.Parameter(alias, parameter.requires_grad)
-                    aliases[id(parameter)] = aliases[id(alias)] = alias
-                module._parameters[key] = alias
-    yield aliases
 
 
 class _Moved:

@@ -72,3 +72,21 @@ def test_a_bool_is_scattered():
     ours = ORTModule(Chosen())
     torch.testing.assert_close(ours(x), Chosen()(x))
     assert explain(ours).captured, explain(ours).fallback
+
+
+def test_what_is_left_of_weights_is_rounding():
+    """Nothing but roundings, and numbers only among the parameters."""
+
+    class Centered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.linear = nn.Embedding(20, 64), nn.Linear(64, 64)
+
+        def forward(self, ids):
+            y = self.linear(self.table(ids)).tanh()
+            return (y - y.mean(-1, keepdim=True)).mean(-1)
+
+    torch.manual_seed(0)
+    ours = ORTModule(Centered())
+    ours(torch.arange(12).view(3, 4)).sum().backward()
+    assert explain(ours).captured, explain(ours).fallback
