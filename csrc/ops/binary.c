@@ -9,7 +9,7 @@
  *     Hypot    dx = dy x / out, the same for y
  *     Max Min  all of dy to the operand that is picked, half to each where they are equal, all to both for NaN
  * Integers wrap around. Dividing them by zero is an error that says what PyTorch says. */
-#include "core/vmath.h"
+#include "core/vwide.h"
 #include "ops/pointwise.h"
 
 #include <tgmath.h>
@@ -37,8 +37,23 @@ FLOAT_FN(divisor_grad, 3, -(z / y) * x)
 /* max_grad(dy, operand, other): for the minimum the operands change places. */
 FLOAT_FN(max_grad, 3, y < z ? 0 : y == z ? x / 2 : x)
 
+/* Quotients may be too large for the vector fmod: a tile with one goes through libm. */
+SIMD static bool any_beyond_fmod_limit(int64_t n, const float *x, const float *y) {
+    int any = 0;
+    for (int64_t i = 0; i < n; i++) any |= !(fabsf(x[i]) < FMOD_LIMIT * fabsf(y[i])) && y[i] != 0;
+    return any;
+}
+
+#define BY_FMOD(name, expr, ...)                                                                                       \
+    TILE_FN(name##_near, 2, float, float, expr, const real r = vfmodf(x, y); __VA_ARGS__)                              \
+    TILE_FN(name##_far, 2, float, float, expr, const real r = fmodf(x, y); __VA_ARGS__)                                \
+    static void name##_f32(int64_t n, void *out, const void *const *in, const double *param) {                         \
+        (any_beyond_fmod_limit(n, in[0], in[1]) ? name##_far : name##_near)(n, out, in, param);                        \
+    }                                                                                                                  \
+    TILE_FN(name##_f64, 2, double, double, expr, const real r = fmod(x, y); __VA_ARGS__)
+
 /* Attribute fmod: the result has the sign of x, as in C; otherwise that of y, as in Python. */
-FLOAT_WHERE(mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, const real r = fmod(x, y))
+BY_FMOD(mod, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, )
 #define INT_MOD(name, T)                                                                                               \
     TILE_FN(name, 2, T, T, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r,                                        \
             const T r = y == 0 || y == -1 ? 0 : x % y)
@@ -57,17 +72,19 @@ REMAINDER(i32)
 
 /* From the exact remainder, so that a quotient near a whole number does not round up to it; a quotient of zero has its
  * sign. */
-FLOAT_WHERE(floor_div, 2,
-            y == 0                  ? x / y
-            : q == 0                ? copysign(0 * x, x / y)
-            : q - whole > (real)0.5 ? whole + 1
-                                    : whole,
-            const real r = fmod(x, y), t = (x - r) / y, q = r != 0 && (r < 0) != (y < 0) ? t - 1 : t, whole = floor(q))
+BY_FMOD(floor_div,
+        y == 0                  ? x / y
+        : q == 0                ? copysign(0 * x, x / y)
+        : q - whole > (real)0.5 ? whole + 1
+                                : whole,
+        const real t = (x - r) / y, q = r != 0 && (r < 0) != (y < 0) ? t - 1 : t, whole = floor(q))
 /* Wraps around as a quotient does. */
 INT_FN(floor_div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y - (x % y != 0 && (x < 0) != (y < 0)))
 
-FLOAT_FN(atan2, 2, atan2(x, y))
-FLOAT_FN(hypot, 2, hypot(x, y))
+TILE_FN(atan2_f32, 2, float, float, vatan2f(x, y), )
+TILE_FN(atan2_f64, 2, double, double, atan2(x, y), )
+TILE_FN(hypot_f32, 2, float, float, vhypotf(x, y), )
+TILE_FN(hypot_f64, 2, double, double, hypot(x, y), )
 /* along(dy, x, scale): dy x / scale */
 FLOAT_FN(along, 3, x *(y / z))
 

@@ -119,9 +119,12 @@ LOG_SUM(double)
     static void name##_##T(const lanes *j, int64_t at) {                                                               \
         const T *x = (const T *)j->a + at;                                                                             \
         int64_t *best = (int64_t *)j->out + at, found = 0;                                                             \
+        T b = x[0];                                                                                                    \
         for (int64_t i = 0; i < j->length; i++) {                                                                      \
-            const T a = x[i * j->step], b = x[found * j->step];                                                        \
-            if (a != a || (b == b && a better b)) found = i;                                                           \
+            const T a = x[i * j->step];                                                                                \
+            const bool taken = a != a || (b == b && a better b);                                                       \
+            b = taken ? a : b;                                                                                         \
+            found = taken ? i : found;                                                                                 \
             best[i * j->step] = found;                                                                                 \
         }                                                                                                              \
     }

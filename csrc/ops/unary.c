@@ -6,7 +6,7 @@
  *     from y: Exp y, Expm1 y + 1, Sqrt 1 / 2y, Reciprocal -y^2, Tan 1 + y^2, Tanh 1 - y^2
  *     from x: all others
  * Steps (Sign, Floor, Ceil, Round, Trunc) have the gradient 0. */
-#include "core/vmath.h"
+#include "core/vwide.h"
 #include "ops/pointwise.h"
 
 #include <tgmath.h> /* after vmath.h: from here sqrt and the like are of their argument's type */
@@ -24,21 +24,10 @@ FLOAT_FN(log, 1, v_log(x))
 FLOAT_FN(sqrt, 1, sqrt(x))
 FLOAT_FN(reciprocal, 1, 1 / x)
 FLOAT_FN(erf, 1, v_erf(x))
-FLOAT_FN(tan, 1, tan(x))
-FLOAT_FN(asin, 1, asin(x))
-FLOAT_FN(acos, 1, acos(x))
-FLOAT_FN(atan, 1, atan(x))
-FLOAT_FN(sinh, 1, sinh(x))
-FLOAT_FN(cosh, 1, cosh(x))
 FLOAT_FN(tanh, 1, v_tanh(x))
-FLOAT_FN(asinh, 1, asinh(x))
-FLOAT_FN(acosh, 1, acosh(x))
-FLOAT_FN(atanh, 1, atanh(x))
 FLOAT_FN(trunc, 1, trunc(x))
 FLOAT_FN(expm1, 1, v_expm1(x))
 FLOAT_FN(log1p, 1, v_log1p(x))
-FLOAT_FN(erfc, 1, erfc(x))
-
 static double log_gamma(double x) {
     int sign;
     return lgamma_r(x, &sign);
@@ -78,9 +67,22 @@ static double trigamma(double x) {
     return sign * result;
 }
 
-FLOAT_FN(lgamma, 1, log_gamma(x))
+/* The float form has no branches, the double form is libm's. */
+#define WIDE(name, exact)                                                                                              \
+    TILE_1(name##_f32, float, v##name##f(x))                                                                           \
+    TILE_1(name##_f64, double, exact(x))
+WIDE(asin, asin)
+WIDE(acos, acos)
+WIDE(atan, atan)
+WIDE(sinh, sinh)
+WIDE(cosh, cosh)
+WIDE(asinh, asinh)
+WIDE(acosh, acosh)
+WIDE(atanh, atanh)
+WIDE(erfc, erfc)
+WIDE(lgamma, log_gamma)
+WIDE(trigamma, trigamma)
 FLOAT_FN(digamma, 1, digamma(x))
-FLOAT_FN(trigamma, 1, trigamma(x))
 
 WRAP_FN(abs, 1, x >> (8 * sizeof x - 1) ? 0 - x : x)
 WRAP_FN(neg, 1, 0 - x)
@@ -94,15 +96,16 @@ SIMD static bool any_beyond_trig_limit(int64_t n, const float *x) {
 }
 
 #define TRIG(name)                                                                                                     \
-    TILE_1(name##_near, float, v_##name(x))                                                                            \
+    TILE_1(name##_near, float, v##name##f(x))                                                                          \
     TILE_1(name##_far, float, name(x))                                                                                 \
     static void name##_f32(int64_t n, void *out, const void *const *in, const double *param) {                         \
         (any_beyond_trig_limit(n, in[0]) ? name##_far : name##_near)(n, out, in, param);                               \
     }                                                                                                                  \
-    TILE_1(name##_f64, double, v_##name(x))
+    TILE_1(name##_f64, double, name(x))
 
 TRIG(sin)
 TRIG(cos)
+TRIG(tan)
 
 /* Gradients: x is dy, y the operand or the result. */
 FLOAT_FN(sqrt_grad, 2, x / (2 * y))

@@ -213,7 +213,7 @@ def _softshrink(x, lambd=0.5):
 
 @defines("aten::hardshrink")
 def _hardshrink(x, lambd=0.5):
-    return torch.where((x > lambd) | (x < -lambd), x, torch.where(x.isnan(), math.nan, 0))
+    return torch.where((x > lambd) | (x < -lambd), x, torch.where(x.isnan(), x.detach(), 0))
 
 
 @defines("aten::softmax", again=True)

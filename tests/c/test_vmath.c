@@ -2,7 +2,7 @@
  * them; conversions of 16-bit floats against the compiler's. */
 #include "core/dtype.h"
 #include "core/parallel.h"
-#include "core/vmath.h"
+#include "core/vwide.h"
 
 #include "test.h"
 
@@ -70,6 +70,17 @@ FLOAT_MAP(vtanhf)
 FLOAT_MAP(verff)
 FLOAT_MAP(vsinf)
 FLOAT_MAP(vcosf)
+FLOAT_MAP(vtanf)
+FLOAT_MAP(vatanf)
+FLOAT_MAP(vasinf)
+FLOAT_MAP(vacosf)
+FLOAT_MAP(vsinhf)
+FLOAT_MAP(vcoshf)
+FLOAT_MAP(vasinhf)
+FLOAT_MAP(vacoshf)
+FLOAT_MAP(vatanhf)
+FLOAT_MAP(verfcf)
+FLOAT_MAP(vlgammaf)
 
 static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x)); }
 
@@ -106,6 +117,60 @@ TEST(the_normal_distribution_function) {
     }
     CHECK(worst < 4e-7);
     CHECK(tail < 3e-6);
+}
+
+TEST(float_functions_in_double_are_within_one_unit_of_the_last_place) {
+    CHECK(worst_float(map_vtanf, tan, TRIG_LIMIT) < 1);
+    CHECK(worst_float(map_vatanf, atan, INFINITY) < 1);
+    CHECK(worst_float(map_vasinf, asin, INFINITY) < 1);
+    CHECK(worst_float(map_vacosf, acos, INFINITY) < 1);
+    CHECK(worst_float(map_vsinhf, sinh, INFINITY) < 1);
+    CHECK(worst_float(map_vcoshf, cosh, INFINITY) < 1);
+    CHECK(worst_float(map_vasinhf, asinh, INFINITY) < 1);
+    CHECK(worst_float(map_vacoshf, acosh, INFINITY) < 1);
+    CHECK(worst_float(map_vatanhf, atanh, INFINITY) < 1);
+    CHECK(worst_float(map_verfcf, erfc, INFINITY) < 1);
+    CHECK(worst_float(map_vlgammaf, lgamma, INFINITY) < 16);
+}
+
+typedef void float_map_2(const float *x, const float *y, float *z);
+#define FLOAT_MAP_2(f)                                                                                                 \
+    SIMD static void map_##f(const float *x, const float *y, float *z) {                                               \
+        for (int i = 0; i < BATCH; i++) z[i] = f(x[i], y[i]);                                                          \
+    }
+FLOAT_MAP_2(vatan2f)
+FLOAT_MAP_2(vhypotf)
+FLOAT_MAP_2(vfmodf)
+
+/* Over pairs of any bits whose quotient is at most `limit`, and of odd ones. */
+static double worst_float_2(float_map_2 *map, double (*exact)(double, double), float limit) {
+    static const float odd[] = {0.0f, -0.0f,    1,         -1,  2,      0.1f,  -0.3f,
+                                3,    INFINITY, -INFINITY, NAN, 1e-40f, 1e30f, 0x1p-149f};
+    static float x[BATCH], y[BATCH], z[BATCH];
+    const int n = (int)(sizeof odd / sizeof *odd);
+    double worst = 0;
+
+    for (int batch = 0; batch < BATCHES; batch++) {
+        for (int i = 0; i < BATCH; i++) {
+            const bool special = batch == 0 && i < n * n;
+            x[i] = special ? odd[i / n] : f32_of_bits((uint32_t)rand() << 1 ^ (uint32_t)rand());
+            y[i] = special ? odd[i % n] : f32_of_bits((uint32_t)rand() << 1 ^ (uint32_t)rand());
+            if (batch % 2) y[i] = ldexpf(x[i], -(rand() % 24)) * (1 + (float)rand() / (float)RAND_MAX);
+            if (y[i] != 0 && !(fabsf(x[i]) < limit * fabsf(y[i])) && limit < INFINITY) x[i] = y[i] = 1;
+        }
+        map(x, y, z);
+        for (int i = 0; i < BATCH; i++) {
+            double e = ulps(z[i], exact((double)x[i], (double)y[i]));
+            if (e > worst) worst = e;
+        }
+    }
+    return worst;
+}
+
+TEST(float_functions_of_two_operands_are_those_of_c) {
+    CHECK(worst_float_2(map_vatan2f, atan2, INFINITY) < 1);
+    CHECK(worst_float_2(map_vhypotf, hypot, INFINITY) < 1);
+    CHECK(worst_float_2(map_vfmodf, fmod, FMOD_LIMIT) == 0);
 }
 
 SIMD static void map_vpowf(const float *x, const float *y, float *z) {
