@@ -16,27 +16,33 @@ static inline A NAME(row_sum_exp)(const T *x, int64_t n, A most) {
     return (A)total;
 }
 
-/* The exponentials wait for their sum: in y where that has digits enough, else in a buffer if they fit, else they are
- * made again. */
+/* The exponentials wait for their sum: in y where that has digits enough, else in a buffer if they fit, which takes the
+ * widened row before, else they are made again. */
 SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->length;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
-        A most = NAME(row_max)(x, n);
         double total = 0;
 #if DIGITS < 24
-        A e[BUFFER];
+        A e[BUFFER], most = -(A)INFINITY;
         if (n > BUFFER) {
+            most = NAME(row_max)(x, n);
             const A scale = 1 / NAME(row_sum_exp)(x, n, most);
 #pragma omp simd
             for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp(GET(x[i]) - most) * scale);
             continue;
         }
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) e[i] = GET(x[i]);
+#pragma omp simd reduction(max : most)
+        for (int64_t i = 0; i < n; i++) most = e[i] > most ? e[i] : most;
+        SUM(n, total, e[i] = v_exp(e[i] - most));
 #else
         T *e = y;
+        const A most = NAME(row_max)(x, n);
+        SUM(n, total, e[i] = v_exp(x[i] - most));
 #endif
-        SUM(n, total, e[i] = v_exp(GET(x[i]) - most));
         const A scale = (A)(1 / total);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = PUT(e[i] * scale);
