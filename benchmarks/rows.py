@@ -203,4 +203,43 @@ MORE = {
         images(16, 224),
     ),
 }
-EVERY = ROWS | MORE
+BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+GPT2_MEDIUM = {"n_embd": 1024, "n_layer": 24, "n_head": 16}
+LLAMA_1B = {"vocab_size": 32_000, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
+LLAMA_1B |= {"num_key_value_heads": 8, "intermediate_size": 8192, "max_position_embeddings": 2048}
+SMALL_BERT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
+T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0}
+
+#: For GPUs: (scripts/gpu).
+LARGE = {
+    "bert-large": Row(
+        "BERT-large masked LM, 32×512",
+        hf("BertForMaskedLM", "BertConfig", **BERT_LARGE),
+        masked(32, 512, 30_000),
+    ),
+    "gpt2-medium": Row(
+        "GPT-2 355M, 8×1024",
+        hf("GPT2LMHeadModel", "GPT2Config", **GPT2_MEDIUM),
+        language(8, 1024, 50_000),
+    ),
+    "llama-1b": Row(
+        "Llama-style 1B, 4×1024", hf("LlamaForCausalLM", "LlamaConfig", **LLAMA_1B), language(4, 1024, 32_000)
+    ),
+    "t5-base": Row(
+        "T5-base, 32×256 to 32×256, 40 % padding",
+        hf("T5ForConditionalGeneration", "T5Config", **T5_BASE),
+        pairs(32, 256, 32_000),
+    ),
+    "vit-large": Row(
+        "ViT-L/16, 64×224²",
+        hf("ViTForImageClassification", "ViTConfig", num_labels=CLASSES, **BERT_LARGE),
+        images(64, 224),
+    ),
+    "bert-small": Row(
+        "BERT 6×256 classifier, 8×64",
+        hf("BertForSequenceClassification", "BertConfig", num_labels=CLASSES, **SMALL_BERT),
+        sentences(8, 64, 30_000),
+    ),
+}
+
+EVERY = ROWS | MORE | LARGE

@@ -3,10 +3,12 @@
     python -m benchmarks.train                          the usual rows
     python -m benchmarks.train --rows all               and those that take long
     python -m benchmarks.train --rows gpt2 minilm --steps 10 --out results/bench
+    python -m benchmarks.train --device cuda --autocast bfloat16 --columns eager compile ortmodule --rows bert-large
 
 Both sides get the same fresh batches, their models' default attention and dropout, and AdamW(fused=True); a step is
 forward, backward and optimizer. The figures are medians; the spread is that of the middle half of the steps. Peak
 memory is that of a process of its own, above what it held before the first step. Written to <out>.json and <out>.md.
+On a GPU the clock is read when all work is done, so phases do not overlap there.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median, quantiles
@@ -27,7 +30,7 @@ from statistics import median, quantiles
 import torch
 import transformers
 
-from benchmarks.rows import EVERY, ROWS
+from benchmarks.rows import EVERY, MORE, ROWS
 
 TOUCHED = 3 << 30  # bytes
 PHASES = ("forward", "backward", "optimizer")
@@ -53,30 +56,41 @@ class Column:
 
 
 #: The first column given on the command line is what the others are compared with.
-COLUMNS = {"eager": Column(), "ortmodule": Column(ortmodule), "compile": Column(torch.compile)}
+COLUMNS = {
+    "eager": Column(),
+    "ortmodule": Column(ortmodule),
+    "compile": Column(torch.compile),
+    "compile-max": Column(partial(torch.compile, mode="max-autotune")),
+}
 
 
 class Trainee:
     """One column's copy of the model."""
 
-    def __init__(self, column, model, autocast=None):
-        self.model = column.wrap(copy.deepcopy(model))
+    def __init__(self, column, model, autocast=None, device="cpu"):
+        self.model = column.wrap(copy.deepcopy(model).to(device))
         self.optimizer = column.optimizer(self.model.parameters())
-        self.autocast = autocast
+        self.autocast, self.device = autocast, device
+
+    def now(self):
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     def step(self, batch):
         """Seconds of each phase."""
-        marks = [time.perf_counter()]
-        with torch.autocast("cpu", self.autocast, enabled=self.autocast is not None):
+        batch = {name: x.to(self.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        marks = [self.now()]
+        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
             outputs = self.model(**batch)
         loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
         del outputs
-        marks.append(time.perf_counter())
+        marks.append(self.now())
         loss.backward()
-        marks.append(time.perf_counter())
+        marks.append(self.now())
         self.optimizer.step()
         self.optimizer.zero_grad()
-        marks.append(time.perf_counter())
+        marks.append(self.now())
         return [b - a for a, b in zip(marks, marks[1:], strict=False)]
 
 
@@ -104,9 +118,9 @@ def touch_memory():
 def measure(row, columns, args):
     """{column: figures} of one row."""
     torch.manual_seed(0)
-    model = row.build().train()
+    model = row.build().to(args.dtype).train()
     generator = torch.Generator().manual_seed(0)
-    trainees = {name: Trainee(COLUMNS[name], model, args.autocast) for name in columns}
+    trainees = {name: Trainee(COLUMNS[name], model, args.autocast, args.device) for name in columns}
     first = {}
     for name, trainee in trainees.items():
         touch_memory()
@@ -157,6 +171,7 @@ def peak_memory(name, column, args):
     """Bytes above the model and its optimizer, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.train", "--rows", name, "--columns", column, "--peak-only"]
     command += ["--autocast", str(args.autocast).removeprefix("torch.")] if args.autocast else []
+    command += ["--device", args.device, "--dtype", str(args.dtype).removeprefix("torch.")]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
@@ -164,18 +179,28 @@ def print_peak(name, column, args):
     """Three steps, at the end of which the peak is what every further step needs."""
     torch.manual_seed(0)
     row, generator = EVERY[name], torch.Generator().manual_seed(0)
-    trainee = Trainee(Column(optimizer=COLUMNS[column].optimizer), row.build().train(), args.autocast)
-    before = status_bytes("VmRSS")
+    model = row.build().to(args.dtype).train()
+    trainee = Trainee(Column(optimizer=COLUMNS[column].optimizer), model, args.autocast, args.device)
+    before = status_bytes("VmRSS") if args.device == "cpu" else torch.cuda.memory_allocated()
     trainee.model = COLUMNS[column].wrap(trainee.model)
     for _ in range(3):
         trainee.step(row.batch(generator))
-    print(status_bytes("VmHWM") - before)
+    print((status_bytes("VmHWM") if args.device == "cpu" else torch.cuda.max_memory_allocated()) - before)
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------
 
 
-def machine():
+def gpu():
+    """Device, driver and clocks, as nvidia-smi knows them."""
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,power.limit"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    values = found[0].split(", ") if found else []
+    return {"device": torch.cuda.get_device_name(), **dict(zip(fields.split(","), values, strict=False))}
+
+
+def machine(device="cpu"):
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = {name: version(name) for name in ("torch", "transformers", "ortmodule")}
@@ -186,6 +211,7 @@ def machine():
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
         **packages,
+        **({"cuda": torch.version.cuda, **gpu()} if device != "cpu" else {}),
     }
 
 
@@ -235,16 +261,24 @@ def main():
     parser.add_argument("--warmup", type=int, default=3, help="steps after the first that are not counted")
     parser.add_argument("--new-shapes", type=int, default=5, choices=range(8), help="sizes never seen before")
     parser.add_argument("--autocast", type=lambda name: getattr(torch, name), help="bfloat16, float16")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.float32, help="of parameters")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--peak-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="results/train")
     args = parser.parse_args()
-    args.rows = list(EVERY) if "all" in args.rows else args.rows
+    args.rows = [*ROWS, *MORE] if "all" in args.rows else args.rows
     transformers.utils.logging.set_verbosity_error()
     if args.peak_only:
         return print_peak(args.rows[0], args.columns[0], args)
 
-    report = {"machine": machine(), "autocast": str(args.autocast), "steps": args.steps, "rows": {}}
+    report = {
+        "machine": machine(args.device),
+        "autocast": str(args.autocast),
+        "dtype": str(args.dtype),
+        "steps": args.steps,
+        "rows": {},
+    }
     for name in args.rows:
         figures = measure(EVERY[name], args.columns, args)
         for column in args.columns:

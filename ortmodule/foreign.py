@@ -335,7 +335,7 @@ class DryCalls(Calls):
             return super().forward(number, given, expected)
         if expected is None:
             raise NotKnown
-        return [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in expected]
+        return [torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device) for dtype, shape in expected]
 
 
 @contextmanager

@@ -100,6 +100,7 @@ class Graph:
                 self.session.known.learn(*seen)
             if trace.size_reads or trace.data_reads:
                 self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
+                self.session.known.plans.append(self._early.plans)  # they rest on the same knowledge
         self._deferral = self._deferral_of(tensors, without, padding_unseen, defer)
         self._holds: dict[tuple, DoesNotHold | None] = {}
         self._seen: set[tuple] = set()  # shapes for which views have been compared

@@ -40,6 +40,8 @@ MOST_VALUES = 8
 _NOTHING = object()
 #: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
 MOST_FAILURES = 3
+#: Change running statistics, which as nodes of a graph they would not.
+_WRITING = frozenset({"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::copy_"})
 #: Trees of modules that are remembered with their graphs: parts come and go.
 MOST_TREES = 4
 
@@ -275,7 +277,7 @@ class Runner:
         named = {node.name: node.op_type for node in captured.model.graph.node}
         operators = re.findall(r"(\w+) \(\d+\)", str(error))
         operators += [named[name] for name in re.findall(r"\(([^()]+)\)", str(error)) if name in named]
-        kinds = export.kinds_behind(operators) - tree.kinds
+        kinds = export.kinds_behind(operators) - tree.kinds - _WRITING
         tree.kinds |= kinds
         return bool(kinds)
 

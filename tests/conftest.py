@@ -2,11 +2,15 @@
 
 --full                exhaustive: every architecture, long random search
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
+--share I/N           only one of N parts, of about one size
+--time-limit SECONDS  begins no test after that many, and fails; with --resume another run goes on
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
 """
 
 import os
 import sys
+import time
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +19,7 @@ import pytest
 import torch
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
+DEADLINE = pytest.StashKey[float | None]()
 if BUILD:
     # Imported now: pytest puts the repository, which has the package too, before everything else later on.
     sys.path.insert(0, os.path.abspath(BUILD))
@@ -23,6 +28,7 @@ if BUILD:
     if not Path(ortmodule._core.__file__).is_relative_to(os.path.abspath(BUILD)):
         raise ImportError(f"{ortmodule._core.__file__} was imported, which is not in ORTMODULE_BUILD={BUILD}")
 
+GPU = bool(BUILD) and (ortmodule._core.emulated or os.environ.get("ORTMODULE_TEST_DEVICE", "cpu") != "cpu")
 QUIET = [hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(
     "short", max_examples=40, deadline=None, derandomize=True, suppress_health_check=QUIET, database=None
@@ -49,6 +55,8 @@ def loggers_as_before():
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
+    parser.addoption("--share", metavar="I/N", help="only one of N parts of the tests")
+    parser.addoption("--time-limit", type=int, metavar="SECONDS", help="begin no test after that many")
 
 
 def pytest_configure(config):
@@ -60,10 +68,27 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--share"):
+        first, step = map(int, config.getoption("--share").split("/"))
+        ours = [item for item in items if zlib.crc32(item.nodeid.encode()) % step == first - 1]
+        config.hook.pytest_deselected(items=list(set(items) - set(ours)))
+        items[:] = ours
     if not config.getoption("--full"):
         for item in items:
             if "full" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="only with --full"))
+
+
+def pytest_sessionstart(session):
+    limit = session.config.getoption("--time-limit")
+    session.config.stash[DEADLINE] = None if limit is None else time.monotonic() + limit
+
+
+def pytest_runtest_setup(item):
+    deadline = item.config.stash[DEADLINE]
+    if deadline is not None and time.monotonic() > deadline:
+        item.session.shouldfail = "the time is over: run it again"
+        pytest.skip("the time is over")
 
 
 class Resume:
@@ -89,10 +114,10 @@ class Resume:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """On the emulated GPU (EMULATED=1) a test of an operator that has no kernel there yet is skipped."""
+    """On a GPU, an emulated one (EMULATED=1) too, a test of an operator that has no kernel there yet is skipped."""
     try:
         return (yield)
     except Exception as error:
-        if BUILD and ortmodule._core.emulated and "no CUDA kernel" in str(error):
+        if GPU and "no CUDA kernel" in str(error):
             pytest.skip(str(error).splitlines()[0])
         raise

@@ -177,6 +177,9 @@ static status look(ctx *c, const device *d) {
     case FAULT_LABEL:
         return fail(c, E_RUNTIME, "label %" PRId64 " is out of range: there are %" PRId64 " classes (node %d)", f.value,
                     f.limit, f.node);
+    case FAULT_COUNT:
+        return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before (node %d)",
+                    f.value, f.limit, f.node);
     case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0 (node %d)", f.node);
     default:
         return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64 " (node %d)",
@@ -233,11 +236,13 @@ status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *arg
     return blame(c, refuse(c, result, "cuLaunchKernel"), "starting the kernel %s", f->name);
 }
 
-status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes) {
+status cuda_fill(ctx *c, const call *k, void *memory, unsigned char byte, size_t bytes) {
     if (k->cuda->dry || bytes == 0) return OK;
-    CALL(c, cuMemsetD8Async, (uintptr_t)memory, 0, bytes, k->cuda->stream);
+    CALL(c, cuMemsetD8Async, (uintptr_t)memory, byte, bytes, k->cuda->stream);
     return OK;
 }
+
+status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes) { return cuda_fill(c, k, memory, 0, bytes); }
 
 status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes) {
     if (k->cuda->dry || bytes == 0) return OK;

@@ -17,7 +17,7 @@ typedef struct cuda_fault {
     int64_t value, limit;
 } cuda_fault;
 
-typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR } cuda_fault_kind;
+typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR, FAULT_COUNT } cuda_fault_kind;
 
 enum { MOST_DEVICES = 64 };
 
@@ -58,7 +58,8 @@ typedef struct geometry {
 
 /* Starts kernel `f` with one argument, the structure at `args`. Nothing is started for 0 blocks. */
 MUST_USE status cuda_launch(ctx *c, const call *k, kernel *f, geometry g, const void *args);
-/* Zero bytes. */
+/* `bytes` bytes of a value; zero bytes. */
+MUST_USE status cuda_fill(ctx *c, const call *k, void *memory, unsigned char byte, size_t bytes);
 MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);
 /* `bytes` of the device's memory to other memory of its own. */
 MUST_USE status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes);

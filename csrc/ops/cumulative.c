@@ -94,6 +94,8 @@ static status cum_sum_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+kernel_fn cum_sum_cuda; /* cuda/cumulative.cu */
+
 static status infer_cum_sum(graph *g, node *n) {
     const int64_t *axis;
     int count, checked;
@@ -119,7 +121,8 @@ static const attr cum_sum_attrs[] = {INT("exclusive", 0), INT("reverse", 0), {.n
 /* clang-format off */
 const op_def cumulative_ops[] = {
     {.name = "CumSum", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = INPLACE_0, .attrs = cum_sum_attrs, .infer = infer_cum_sum, .grad = grad_cum_sum, .cpu = cum_sum_cpu},
+     .flags = INPLACE_0, .attrs = cum_sum_attrs, .infer = infer_cum_sum, .grad = grad_cum_sum, .cpu = cum_sum_cpu,
+     .cuda = cum_sum_cuda},
     {0},
 };
 /* clang-format on */

@@ -472,7 +472,8 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
     return emit(g, out, "Where", hot, on, off);
 }
 
-kernel_fn gather_cuda, gather_grad_cuda; /* cuda/index.cu */
+kernel_fn gather_cuda, gather_grad_cuda;                             /* cuda/index.cu */
+kernel_fn gather_elements_cuda, gather_nd_cuda, gather_nd_grad_cuda; /* cuda/scatter.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -487,11 +488,12 @@ const op_def index_ops[] = {
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
-     .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu},
+     .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu,
+     .cuda = gather_elements_cuda},
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
-     .grad = grad_gather_nd, .cpu = gather_nd_cpu},
+     .grad = grad_gather_nd, .cpu = gather_nd_cpu, .cuda = gather_nd_cuda},
     {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("batch_dims", 0), NO_DEFAULT("shape", INTS)),
-     .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu},
+     .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu, .cuda = gather_nd_grad_cuda},
     {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
     {0},
 };

@@ -43,6 +43,8 @@ static status nonzero_sized_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+kernel_fn nonzero_count_cuda, nonzero_sized_cuda; /* cuda/nonzero.cu */
+
 static status infer_nonzero_count(graph *g, node *n) {
     TRY(require(g, n, 0));
     return set_out(g, n, 0, I64, &SCALAR);
@@ -196,9 +198,10 @@ static status lower_unique(graph *g, const node *n, value **out) {
 /* clang-format off */
 const op_def nonzero_ops[] = {
     {ONNX("NonZero", 9, 1, 1, 1, ANY_TYPE), .lower = lower_nonzero},
-    {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu},
+    {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu,
+     .cuda = nonzero_count_cuda},
     {OURS("NonZeroSized", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .attrs = NODE_ATTRS(INT("count", 0)),
-     .infer = infer_nonzero_sized, .cpu = nonzero_sized_cpu},
+     .infer = infer_nonzero_sized, .cpu = nonzero_sized_cpu, .cuda = nonzero_sized_cuda},
     {ONNX("Compress", 9, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)), .lower = lower_compress},
     {ONNX("Unique", 11, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT), INT("sorted", 1)),
      .lower = lower_unique},

@@ -75,6 +75,8 @@ static status rotary_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+kernel_fn rotary_cuda; /* cuda/rotary.cu */
+
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
 static status infer_rotary(graph *g, node *n) {
@@ -101,7 +103,7 @@ static status grad_rotary(graph *g, const node *n, value *const dy[], value *dx[
 const op_def rotary_ops[] = {
     {.name = "Rotary", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = 3, .max_out = 1, .dtypes = FLOATS,
      .flags = STRIDED | IN_MODELS, .attrs = NODE_ATTRS(INT("inverse", 0)), .infer = infer_rotary, .grad = grad_rotary,
-     .cpu = rotary_cpu},
+     .cpu = rotary_cpu, .cuda = rotary_cuda},
     {0},
 };
 /* clang-format on */

@@ -428,13 +428,18 @@ static status scatter_nd_cpu(ctx *c, const call *k) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+kernel_fn scatter_elements_cuda, scatter_nd_cuda; /* cuda/scatter.cu */
+size_t scatter_nd_cuda_workspace(const node *n);
+
 /* clang-format off */
 const op_def scatter_ops[] = {
     {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
-     .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu},
+     .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
+     .cuda = scatter_elements_cuda},
     {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("reduction", "none")),
-     .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu},
+     .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu,
+     .cuda = scatter_nd_cuda, .cuda_workspace = scatter_nd_cuda_workspace},
     {0},
 };
 /* clang-format on */

@@ -40,6 +40,13 @@ void emulated_barrier(void);
 /* x of another lane of the warp, whose 32 threads all take part. */
 void emulated_exchange(void *x, size_t size, int lane);
 
+/* Threads run one at a time. */
+static inline __attribute__((unused)) int32_t atomicMax(int32_t *at, int32_t x) {
+    const int32_t before = *at;
+    *at = x > before ? x : before;
+    return before;
+}
+
 #define __syncthreads() emulated_barrier()
 #define __threadfence_system() ((void)0)
 #define __shfl_xor_sync(mask, x, other)                                                                                \

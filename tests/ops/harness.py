@@ -1,6 +1,7 @@
 """A case as a one-node model, run by the engine and by PyTorch, and how the two are compared."""
 
 import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +25,8 @@ ONNX_TYPE = {
 
 NARROW = (torch.bfloat16, torch.float16)
 GUARD = 128  # bytes before and after every operand
+#: Where the engine's side is: the CPU, or a GPU (scripts/gpu).
+DEVICE = torch.device(os.environ.get("ORTMODULE_TEST_DEVICE", "cpu"))
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -180,7 +183,7 @@ class Trial:
         specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]
         needs_grad = [training and i in self.wrt for i in self.fed]
         dys = [dy is not None for dy in self.dys] if training else None
-        sizes, calls, given = (), self.session.calls(), [tensors[i].contiguous() for i in self.fed]
+        sizes, calls, given = (), self.session.calls(), [tensors[i].contiguous().to(DEVICE) for i in self.fed]
         gpu = gpu_of(given)
         while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls, gpu)).prologue:
             if plan.probe:
@@ -201,18 +204,20 @@ class Trial:
 
         memory = arena.tensor, tensors_of(given), tensors_of(outputs)
         calls = self.session.calls()
+        if calls is not None:
+            calls.device = DEVICE
         plan.forward(*memory, tensors_of(writes), seed, calls)
         if training and any(plan.input_grads):
             grads = made(plan.input_grads)
-            dys = [dy if spec else None for spec, dy in zip(plan.output_grads, self.dys, strict=True)]
+            dys = [dy.to(DEVICE) if spec else None for spec, dy in zip(plan.output_grads, self.dys, strict=True)]
             plan.backward(*memory, dys, tensors_of(grads), seed, calls)
             for i, grad in zip(self.fed, tensors_of(grads), strict=True):
-                found[i] = grad
+                found[i] = None if grad is None else grad.cpu()
 
         assert all(box.untouched() for box in given), "an operand was written"
         boxes = [arena, *given, *outputs, *writes, *filter(None, grads)]
         assert all(box.fenced() for box in boxes), "memory beyond the ends of a tensor was written"
-        return Result(tensors_of(outputs), found)
+        return Result([y and y.tensor.cpu() for y in outputs], found)
 
     def check_forward(self, ours=None):
         ours, expected = (ours or self.run()).outputs, self.expected.outputs
@@ -244,7 +249,7 @@ class Box:
 
     def __init__(self, dtype, shape, contents=None):
         self.size = math.prod(shape) * dtype.itemsize
-        self.memory = torch.full((GUARD + self.size + GUARD,), 0xFF, dtype=torch.uint8)
+        self.memory = torch.full((GUARD + self.size + GUARD,), 0xFF, dtype=torch.uint8, device=DEVICE)
         self.tensor = self.memory[GUARD : GUARD + self.size].view(dtype).view(shape)
         self.before = None
         if contents is not None:

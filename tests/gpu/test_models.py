@@ -1,0 +1,128 @@
+"""Training steps on a GPU, in every float type, against PyTorch's on the same GPU and against float64.
+
+`scripts/gpu` runs them. Without a GPU they run on the emulated one, if the build has it.
+"""
+
+import contextlib
+import copy
+import os
+
+import pytest
+import torch
+
+from ortmodule import ORTModule, _core, explain
+from tests.models.compare import InDouble, step, to
+from tests.models.zoo import ARCHITECTURES
+
+DEVICE = torch.device(os.environ.get("ORTMODULE_TEST_DEVICE", "cpu"))
+
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type == "cpu" and not _core.emulated, reason="a GPU is needed (scripts/gpu)"),
+    pytest.mark.filterwarnings("ignore"),  # of the exporter and of transformers
+]
+
+#: The first of the zoo, those with convolutions, and some whose layers are their own.
+NAMES = [*list(ARCHITECTURES)[:16], "resnet", "transformer", "mlp", "cnn", "gpt-neox", "gemma2", "deberta", "lstm"]
+#: (type of the parameters, autocast)
+TYPES = {
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.bfloat16, None),
+    "float16": (torch.float16, None),
+    "autocast-bfloat16": (torch.float32, torch.bfloat16),
+    "autocast-float16": (torch.float32, torch.float16),
+}
+#: Of all gradients: what an error may be where PyTorch's own is smaller. Those of a step differ by chance.
+LEAST = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TIMES = 2  # PyTorch's error
+
+
+def moved(batch):
+    return {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+
+
+def run(model, batch, autocast):
+    on = torch.autocast(DEVICE.type, autocast) if autocast else contextlib.nullcontext()
+    model.zero_grad(set_to_none=True)
+    with on:
+        outputs = model(**batch)
+    loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
+    loss.backward()
+    return loss.detach().double(), {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def off(found, exact):
+    return torch.stack([(found[name] - grad).norm() for name, grad in exact.items()]).norm().item()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_step(name, kind):
+    dtype, autocast = TYPES[kind]
+    architecture = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    model = architecture.build().to(DEVICE, dtype).train()
+    ours = ORTModule(copy.deepcopy(model))
+    exact = copy.deepcopy(model).double()
+    for size in (0, 1):
+        batch = moved(to(dtype, architecture.batch(model, size, torch.Generator().manual_seed(size))))
+        with InDouble():
+            loss, grads = step(exact, to(torch.float64, batch))
+        expected_loss, expected = run(model, batch, autocast)
+        found_loss, found = run(ours, batch, autocast)
+        assert found.keys() == expected.keys() == {n for n, g in grads.items() if g is not None}
+        grads = {n: grads[n] for n in found}
+        everything = torch.stack([g.norm() for g in grads.values()]).norm().item()
+        least = LEAST[autocast or dtype]
+        allowed = TIMES * off(expected, grads) + least * everything
+        assert off(found, grads) <= allowed, f"gradients are off by {off(found, grads):.3g} of {everything:.3g}"
+        allowed = TIMES * abs(expected_loss - loss) + least * max(1, abs(loss))
+        assert abs(found_loss - loss) <= allowed, f"the loss is {found_loss}, not {loss}"
+    report = explain(ours)
+    assert report.captured, report.fallback
+
+
+def test_same_seed_same_bits():
+    """Twice the same step, dropout included: the same bits."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    torch.manual_seed(0)
+    model = ORTModule(BertForMaskedLM(BertConfig(vocab_size=99, **sizes)).to(DEVICE).train())
+    tokens = torch.randint(0, 99, (4, 33), device=DEVICE)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        runs.append(run(model, {"input_ids": tokens, "labels": tokens}, None))
+    (loss, grads), (again, others) = runs
+    assert torch.equal(loss, again)
+    assert all(torch.equal(g, others[n]) for n, g in grads.items())
+    assert explain(model).captured
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="a GPU is needed (scripts/gpu)")
+def test_memory_and_stream_are_torchs():
+    """Arenas come from torch's allocator, and work is put into torch's current stream."""
+    model = ORTModule(
+        torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE)
+    )
+    x = torch.randn(64, 256, device=DEVICE)
+    model(x).sum().backward()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y = model(x)
+    assert torch.cuda.memory_allocated() > before
+    del y
+    assert torch.cuda.memory_allocated() <= before
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        stream.wait_stream(torch.cuda.default_stream())
+        found = model(x)
+    stream.synchronize()
+    torch.testing.assert_close(found, model(x))
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="a GPU is needed (scripts/gpu)")
+def test_inputs_elsewhere_are_an_error(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(Exception, match="input 0 is on cpu, .* on cuda:0"):
+        ORTModule(torch.nn.Linear(3, 2).to(DEVICE))(torch.randn(4, 3))
