@@ -13,7 +13,8 @@ import torch
 
 from ortmodule import _core
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
-from tests.ops.harness import ONNX_TYPE, TOLERANCE, dtype_name
+from tests.ops.harness import ONNX_TYPE, dtype_name
+from tests.tolerances import OPERATOR
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -57,7 +58,7 @@ def compare(rows, operands, expected, dy=True):
     y = expected(*wide)
     run = s.run(operands, [dy] * len(operands), [True] if dy else None)
     kind = operands[0].dtype
-    relative, absolute = TOLERANCE[kind]
+    relative, absolute = OPERATOR[kind]
 
     def close(ours, theirs):
         absolute_here = absolute * max(1.0, theirs.abs().max().item() if theirs.numel() else 1.0)
