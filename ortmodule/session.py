@@ -29,6 +29,7 @@ CPU_PASSES = (
     "padding_removal",
     "attention_fusion",
     "efficient_attention",
+    "attention_lengths",
     "linear_loss",
     "pointwise_fusion",
 )

@@ -163,7 +163,14 @@ static status tokens_first(graph *g, value *x, value **out) {
     return emit_transpose(g, x, (const int[]){0, 2, 1, 3}, out);
 }
 
-static status emit_attention(graph *g, const attention *a, value **out) {
+static bool is_turned(const node *n) {
+    static const int64_t turn[] = {0, 2, 1, 3};
+    const int64_t *perm;
+    return strcmp(n->op->name, "Transpose") == 0 && node_ints(n, "perm", &perm) == 4 &&
+           !memcmp(perm, turn, sizeof turn);
+}
+
+static status emit_attention(graph *g, const attention *a, const node *root, value **out) {
     value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[2];
 
     TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
@@ -182,12 +189,23 @@ static status emit_attention(graph *g, const attention *a, value **out) {
         g, "FusedAttention",
         NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe)), 5, in,
         2, y));
+    for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
+        if (is_turned(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
 }
 
 /* --- whether it pays -------------------------------------------------------------------------------------------------- */
 
+/* Of the rows that padding_removal kept: attention_lengths leaves the others out. */
+static bool of_some_rows(const value *v) {
+    return is(v, "Transpose") && is(v->def->in[0], "Reshape") && is(v->def->in[0]->def->in[0], "UnpackRows");
+}
+
+enum { LONG = 1024 };
+
 static bool pays(const attention *a) {
+    if (a->allowed && of_some_rows(a->q))
+        return fused_attention_pays(a->q->type, LONG, LONG, true); /* as far as this CPU has a fast kernel */
     return fused_attention_pays(a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL);
 }
 
@@ -196,7 +214,7 @@ static status fuse(graph *g, value *const v[], const node *root, bool always, va
 
     if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     TRY(bias_to_mask(g, &a));
-    return always || pays(&a) ? emit_attention(g, &a, out) : OK;
+    return always || pays(&a) ? emit_attention(g, &a, root, out) : OK;
 }
 
 static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {

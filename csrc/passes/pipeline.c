@@ -3,14 +3,30 @@
 
 #include <string.h>
 
-extern const pass_def attention_fusion, concat_gradient, efficient_attention, gelu_fusion, label_sparsity, linear_loss,
-    masked_softmax, matmul_fusion, norm_fusion, padding_removal, pointwise_fusion, product_cast, rotary_fusion,
-    row_selection, safe_softmax, shifted_loss, silu_fusion;
+extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
+    label_sparsity, linear_loss, masked_softmax, matmul_fusion, norm_fusion, padding_removal, pointwise_fusion,
+    product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion;
 
 const pass_def *const passes[] = {
-    &safe_softmax,        &masked_softmax, &gelu_fusion,     &silu_fusion,    &norm_fusion,      &rotary_fusion,
-    &matmul_fusion,       &row_selection,  &shifted_loss,    &label_sparsity, &padding_removal,  &attention_fusion,
-    &efficient_attention, &linear_loss,    &concat_gradient, &product_cast,   &pointwise_fusion, NULL,
+    &safe_softmax,
+    &masked_softmax,
+    &gelu_fusion,
+    &silu_fusion,
+    &norm_fusion,
+    &rotary_fusion,
+    &matmul_fusion,
+    &row_selection,
+    &shifted_loss,
+    &label_sparsity,
+    &padding_removal,
+    &attention_fusion,
+    &efficient_attention,
+    &attention_lengths,
+    &linear_loss,
+    &concat_gradient,
+    &product_cast,
+    &pointwise_fusion,
+    NULL,
 };
 
 _Static_assert(sizeof passes / sizeof *passes <= MAX_PASSES, "a pass has one of 32 bits");

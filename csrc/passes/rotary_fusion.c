@@ -1,7 +1,9 @@
-/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, with x1 and x2 the halves of x's last axis  ->  Rotary */
+/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, with x1 and x2 the halves of x's last axis  ->  Rotary, before a transpose of x */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
+
+#include <string.h>
 
 enum { X, COS, SIN };
 
@@ -30,6 +32,36 @@ static bool along_last_axis(const node *n) {
 #define SECOND OP_WHERE(is_second, "StridedSlice", VAR(X))
 #define TURNED OP_WHERE(along_last_axis, "Concat", OP("Neg", SECOND), FIRST)
 
+/* The angles as they are before x was transposed. */
+static status turn_back(graph *g, value *angles, const int *perm, int rank, value **out) {
+    shape s = {.rank = rank};
+    int back[MAX_RANK];
+
+    for (int i = 0; i < rank; i++) {
+        const int from = i - (rank - angles->shape.rank);
+        s.dim[i] = from < 0 ? 1 : angles->shape.dim[from];
+        back[perm[i]] = i;
+    }
+    TRY(emit_reshape(g, angles, &s, out));
+    return emit_transpose(g, *out, back, out);
+}
+
+/* Rotary(Transpose(x)) as Transpose(Rotary(x)), so that it is one of the operators that work token by token. */
+static status emit_rotary(graph *g, value *x, value *cos, value *sin, value **out) {
+    const int64_t *axes;
+    const int rank = x->shape.rank;
+    int perm[MAX_RANK];
+
+    if (!x->def || strcmp(x->def->op->name, "Transpose") != 0 || node_ints(x->def, "perm", &axes) != rank ||
+        axes[rank - 1] != rank - 1)
+        return emit(g, out, "Rotary", x, cos, sin);
+    for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
+    TRY(turn_back(g, cos, perm, rank, &cos));
+    TRY(turn_back(g, sin, perm, rank, &sin));
+    TRY(emit(g, out, "Rotary", x->def->in[0], cos, sin));
+    return emit_transpose(g, *out, perm, out);
+}
+
 static status to_rotary(graph *g, value *const v[], const node *root, value **out) {
     shape all;
 
@@ -38,7 +70,7 @@ static status to_rotary(graph *g, value *const v[], const node *root, value **ou
     TRY(shape_broadcast(g->c, &all, &v[X]->shape, &all));
     if (!shape_equal(&all, &v[X]->shape) || v[COS]->type != v[X]->type || v[SIN]->type != v[X]->type) return OK;
     (void)root;
-    return emit(g, out, "Rotary", v[X], v[COS], v[SIN]);
+    return emit_rotary(g, v[X], v[COS], v[SIN], out);
 }
 
 static const rule rules[] = {

@@ -125,3 +125,51 @@ TEST(attention_whose_weights_are_seen_stays) {
     check_untouched(g, "efficient_attention");
     ctx_release(&c);
 }
+
+/* --- attention_lengths -------------------------------------------------------------------------------------------- */
+
+/* [5, 3, D] as rows of [2, 4, 3, D] */
+static value *in_place(graph *g, value *x, value *rows) {
+    value *all = NODE_WITH(g, "UnpackRows", NODE_ATTRS(INT("size", 8)), x, rows);
+    return NODE(g, "Reshape", all, INT_LIST(g, 2, 4, 3, x->shape.dim[2]));
+}
+
+static value *attention_of(graph *g, value *q, value *k, value *v, value *allowed) {
+    value *in[] = {q, k, v, allowed}, *y[2];
+    must(g->c, graph_emit(g, "FusedAttention", NODE_ATTRS(FLOAT("ratio", 0.5), INT("key", 3)), 4, in, 2, y));
+    return y[0];
+}
+
+TEST(attention_takes_the_rows_that_are_there) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = INPUT(g, "q", F32, 5, 3, 2), *k = INPUT(g, "k", F32, 5, 3, 2), *v = INPUT(g, "v", F32, 5, 3, 7);
+    value *allowed = INPUT(g, "allowed", BOOL, 2, 1, 1, 4), *rows = INPUT(g, "rows", I64, 5), *y;
+
+    y = attention_of(g, in_place(g, q, rows), in_place(g, k, rows), in_place(g, v, rows), allowed);
+    make_output(g, NODE(g, "PackRows", NODE(g, "Reshape", y, INT_LIST(g, 8, 21)), rows));
+    check_rewrite(g, "attention_lengths",
+                  "input %0 q float32[5, 3, 2] grad\n"
+                  "input %1 k float32[5, 3, 2] grad\n"
+                  "input %2 v float32[5, 3, 7] grad\n"
+                  "input %3 allowed bool[2, 1, 1, 4]\n"
+                  "input %4 rows int64[5]\n"
+                  "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, -, %4 rows, %4 rows, scale=1, ratio=0.5, "
+                  "key=3, safe=1, batch=2, queries=4, keys=4) float32[5, 3, 7], float32[5, 3, 2]\n"
+                  "%7 = Reshape(%5, [5, 21], allowzero=1) float32[5, 21]\n"
+                  "output %7\n");
+    ctx_release(&c);
+}
+
+TEST(keys_that_nothing_hides_all_count) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = INPUT(g, "q", F32, 2, 4, 3, 2), *k = INPUT(g, "k", F32, 5, 3, 2), *v = INPUT(g, "v", F32, 5, 3, 7);
+    value *rows = INPUT(g, "rows", I64, 5);
+
+    make_output(g, attention_of(g, q, in_place(g, k, rows), in_place(g, v, rows), NULL));
+    check_untouched(g, "attention_lengths");
+    ctx_release(&c);
+}

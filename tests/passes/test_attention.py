@@ -11,11 +11,11 @@ from torch import nn
 from ortmodule import ORTModule, explain
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY
-from tests.passes.test_rows import SEQ2SEQ, graphs, model, seeded_step, without
+from tests.passes.test_rows import LANGUAGE, ROWS, SEQ2SEQ, Loss, graphs, language, model, seeded_step, without
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FUSED = ("attention_fusion", "efficient_attention")
+FUSED = ("attention_fusion", "efficient_attention", "attention_lengths")
 KV = {"num_key_value_heads": 2, "head_dim": 8}
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 MODELS = {
@@ -45,10 +45,15 @@ def batch(length=11, holes=True):
     return {"input_ids": ids, "attention_mask": mask, "labels": ids}
 
 
-def fused(wrapped):
-    """How often the operator is in the plans that ran last."""
+def text_of(wrapped):
+    """Of the plan that ran last."""
     [graph] = graphs(wrapped)
-    text = next(reversed(graph.session.plans.values())).text()
+    return next(reversed(graph.session.plans.values())).text()
+
+
+def fused(wrapped):
+    """How often the operator is in the plan that ran last."""
+    text = text_of(wrapped)
     return text.count(" = FusedAttention("), text.count(" = FusedAttentionGrad(")
 
 
@@ -64,6 +69,41 @@ def test_models(name):
     without(wrapped, FUSED)
     assert_same_step(found, seeded_step(wrapped, given), "attention apart")
     assert fused(wrapped) == (0, 0)
+
+
+# --- by lengths -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["right", "left", "holes"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_rows_that_matter(name, kind, monkeypatch):
+    """Nothing in attention has a row for padding, in any layer; and that is the default."""
+    monkeypatch.delenv("ORTMODULE_USE_EFFICIENT_ATTENTION")
+    model_type, head, config = LANGUAGE[name]
+    wrapped, given = ORTModule(Loss(model(model_type, head, **config))), language(kind, 1.1)
+    found = seeded_step(wrapped, given)
+    found = found[0], {name: None if g is None else g.clone() for name, g in found[1].items()}
+    lines = [line for line in text_of(wrapped).splitlines() if " = FusedAttention" in line]
+    assert len(lines) == 4 and all("batch=8, queries=16, keys=16" in line for line in lines)
+    assert not any("[8, 16, 4, 8]" in line for line in lines)
+    for passes in (("attention_lengths",), ROWS):
+        without(wrapped, passes)
+        assert_same_step(found, seeded_step(wrapped, given), f"without {passes}")
+
+
+def test_rows_that_matter_to_another_sequence():
+    """A decoder looks at an encoder's rows, and has all of its own."""
+    given = language("holes", 1.1)
+    given["labels"] = given["input_ids"][:, :11]
+    wrapped = ORTModule(Loss(model("bart", "Seq2SeqLM", **SEQ2SEQ)))
+    found = seeded_step(wrapped, given)
+    found = found[0], {name: None if g is None else g.clone() for name, g in found[1].items()}
+    assert "queries=11, keys=16" in text_of(wrapped)
+    without(wrapped, (*ROWS, *FUSED))
+    assert_same_step(found, seeded_step(wrapped, given), "attention over all rows")
+
+
+# --- as people write it -----------------------------------------------------------------------------------------------
 
 
 class SelfAttention(nn.Module):
