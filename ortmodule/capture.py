@@ -153,7 +153,7 @@ def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:
     """
     if not found.settled:
         return found
-    before = [(slot, slot.holder.get(slot.key, _MISSING)) for slot, _ in found.settled]
+    before = [(slot, slot.find(_MISSING)) for slot, _ in found.settled]
     for slot, value in found.settled:
         slot.set(value)
     other = again()

@@ -40,7 +40,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
             args, kwargs = arguments.rebuild(alike)
             with only_pytorch(), _KeepAll() as draws:
                 result = forward(*args, **kwargs)
-                sets = [slot.holder.get(slot.key) for slot in capture.trace.sets]
+                sets = [slot.find() for slot in capture.trace.sets]
                 return [t.detach() for t in io.flatten((result, sets), results=True)[0]], draws.random
 
     expected, random = in_pytorch()

@@ -152,7 +152,7 @@ class Runner:
     def _current_state(self) -> _State:
         """What the module is now; looked at again only when something has changed."""
         state = self._state
-        if state is None or state.watch.changed() or state.tree.attributes.polled:
+        if state is None or state.watch.changed() or state.tree.polled:
             with self._lock:
                 self._state = state = self._look()
         if "" in state.hooked:
@@ -238,7 +238,7 @@ class Runner:
             self.seconds["check"] += time.perf_counter() - start
             graph.plan_first(call.inputs)
         except ENGINE_ERRORS as error:
-            if self._leave_kinds(call.tree, captured, error):
+            if self._leave_kinds(call.tree, captured, error) or self._leave_control_flow(call, captured, error):
                 return self._checked(call, part, begins)
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
         return captured, graph, wrong
@@ -247,8 +247,9 @@ class Runner:
         """The module with as many submodules left to PyTorch as it takes. Raises CaptureError."""
         known = call.tree.opaque.setdefault(call.state.key, {})
         hooked = {path: f"there are hooks on {path}, which a graph would not call" for path in call.state.hooked}
+        scripted = dict.fromkeys(call.tree.scripted, "it is scripted, and a trace may lose its control flow")
         while True:
-            modules = _outermost(known | hooked)
+            modules = _outermost(known | hooked | scripted)
             for path, reason in modules.items():
                 self._leave(path, reason)
             opaque = Opaque(modules, call.tree.kinds, self.options["ENABLE_CUSTOM_AUTOGRAD"])
@@ -280,6 +281,19 @@ class Runner:
         kinds = export.kinds_behind(operators) - tree.kinds - _WRITING
         tree.kinds |= kinds
         return bool(kinds)
+
+    def _leave_control_flow(self, call: _Call, captured: Capture, error: Exception) -> bool:
+        """Leaves the submodules to PyTorch that call scripted functions, some of which branch or loop. False: the error
+        is about something else, or the module itself calls them."""
+        if not isinstance(error, _core.UnsupportedError):
+            return False
+        known = call.tree.opaque.setdefault(call.state.key, {})
+        found = captured.trace.scripted
+        control = any(node.op_type in ("If", "Loop", "Scan") for node in captured.model.graph.node)
+        if not control or not found or "" in found or found <= known.keys():
+            return False
+        known |= dict.fromkeys(found, "it calls a scripted function, which may branch or loop")
+        return True
 
     def _leave(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule inside the graph. Raises when it must not."""

@@ -50,6 +50,12 @@ class Slot:
     def get(self) -> torch.Tensor:
         return self.holder[self.key]
 
+    def find(self, missing: Any = None) -> Any:
+        """What is there, if anything is. The holder is a dictionary, or a scripted module's."""
+        if self.key not in self.holder:
+            return missing
+        return self.holder[self.key]
+
     def set(self, tensor: torch.Tensor) -> None:
         self.holder[self.key] = tensor
 
@@ -62,6 +68,8 @@ class Tree:
 
     def __init__(self, module: nn.Module) -> None:
         self.modules = dict(module.named_modules())
+        #: Scripted submodules: their dictionaries are no dictionaries, and nothing shows when they change.
+        self.scripted = [path for path, m in self.modules.items() if isinstance(m, torch.jit.ScriptModule)]
         self._types = [(m, type(m)) for m in self.modules.values()]
         self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
         self._inner = [(name, m.__dict__) for name, m in self.modules.items() if m is not module]
@@ -171,7 +179,13 @@ class Tree:
             inside += [attributes[name] for name in _HOOKS]
         inside += [slot.holder for slot in self.outside]
         exact, classes = self.attributes.watched()
+        inside = [container for container in inside if isinstance(container, (dict, list))]
         return _core.Watch(inside, exact, classes, self._types, PLAIN_TENSORS)
+
+    @property
+    def polled(self) -> bool:
+        """Can it change without a sign?"""
+        return self.attributes.polled or bool(self.scripted)
 
     def key(self) -> tuple:
         """What every captured graph assumes: training flags; type, shape and need for a gradient of every tensor."""
@@ -371,7 +385,11 @@ def same_items(container: Any, then: Any) -> bool:
 
 
 def _restore(target: dict, then: dict) -> None:
-    if len(target) != len(then) or any(target.get(key, target) is not value for key, value in then.items()):
+    if not isinstance(target, dict):  # of a scripted module: its keys are fixed
+        for key, value in then.items():
+            if target[key] is not value:
+                target[key] = value
+    elif len(target) != len(then) or any(target.get(key, target) is not value for key, value in then.items()):
         target.clear()
         target.update(then)
 

@@ -78,6 +78,7 @@ class Trace:
     data_reads: list[reads.Read]
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)
+    scripted: set[str]  # submodules that call scripted functions
 
 
 def trace(
@@ -128,6 +129,7 @@ def trace(
             raise failure
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
+    scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
@@ -153,6 +155,7 @@ def trace(
         *kept,
         flat.regions.nodes,
         flat.regions.seen,
+        scripted,
     )
 
 
@@ -230,7 +233,7 @@ class _Flat(nn.Module):
 
     def _entered(self) -> _Before:
         """A submodule is about to run by itself."""
-        held = {slot.name: slot.holder.get(slot.key) for slot in self.tree.others}
+        held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
         return _Before(self.tree.contents(), self.tree.containers(), versions)
 
@@ -240,7 +243,7 @@ class _Flat(nn.Module):
         now = self.tree.contents()
         for path, then in before.contents.items():
             for holder, key in then.changed(now[path]):
-                value = holder.get(key)
+                value = Slot(path, holder, key).find()
                 if isinstance(value, nn.Parameter):
                     raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, sets a parameter")
                 if isinstance(value, torch.Tensor) and value.requires_grad:
@@ -252,7 +255,7 @@ class _Flat(nn.Module):
             if any(c is container and not same_items(c, entered) for c, entered in before.containers):
                 self.containers[i] = container, copy.copy(container)
         for slot in self.tree.others:
-            (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.holder.get(slot.key)
+            (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
                 continue
             original, count = self.versions[slot.name]
@@ -289,7 +292,7 @@ class _Flat(nn.Module):
         for path, then in before.items():
             for holder, key in then.changed(now[path]):
                 slot = Slot(f"{path}.{key}" if path else key, holder, key)
-                value = holder.get(key)
+                value = slot.find()
                 if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
                     continue
                 if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
@@ -353,7 +356,7 @@ class _Flat(nn.Module):
             if changed[i]:
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
-            (copy, version), now = self.versions[slot.name], slot.holder.get(slot.key)
+            (copy, version), now = self.versions[slot.name], slot.find()
             if any(slot.holder is each.holder and slot.key == each.key for each in self.sets):
                 continue
             if now is not copy or copy._version != version:

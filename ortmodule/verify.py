@@ -96,7 +96,7 @@ def run_eager(graph: Graph, tree: Tree, arguments: io.Structure, before: Before,
             draw_seed()
         with only_pytorch(), drawn_again(tree, graph.capture.trace.nodes, draws):
             results = tensors_of(graph, forward(*args, **kwargs))
-        state = {slot.name: slot.holder.get(slot.key) for slot in tree.others}
+        state = {slot.name: slot.find() for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
     leaves = [feeds[i] for i in graph.leaves]
     return Eager(results, leaves, {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}, given)
