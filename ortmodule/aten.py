@@ -296,7 +296,8 @@ def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentia
     node.flags, node.aten = [True] * len(results), sorted(set(names))
     number = len(regions.nodes)
     regions.nodes.append(node)
-    if all(v.type().sizes() is not None for v in (*operands, *results)):
+    numbers = any(v.type().dim() == 0 and v.type().dtype() == torch.int64 for v in operands)
+    if not numbers and all(v.type().sizes() is not None for v in (*operands, *results)):
         regions.seen.append((number, _specs(operands), _specs(results)))
     with graph.insert_point_guard(members[-1]):
         listed = graph.insertNode(graph.create("prim::ListConstruct", operands, 1))

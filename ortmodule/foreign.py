@@ -23,7 +23,8 @@ from ortmodule.dtypes import DTYPES
 
 MOST_KNOWN = 4096  # sizes that are remembered
 
-Spec = tuple[str, tuple[int, ...]]
+#: Type and shape; of an operand that is a number also its value, where that is known.
+Spec = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
 
 
 class Raised(Exception):
@@ -142,6 +143,20 @@ def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
     return tuple([(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors])
 
 
+def operands_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
+    """As :func:`specs_of`, with the values of numbers: results may be as large as they say."""
+    specs = zip(specs_of(tensors), tensors, strict=True)
+    return tuple([(*spec, t.tolist()) if _is_number(spec) else spec for spec, t in specs])
+
+
+def _is_number(spec: Spec) -> bool:
+    return spec[:2] == ("int64", ())
+
+
+def _without_values(operands: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    return tuple([spec[:2] for spec in operands])
+
+
 # --- what is known of nodes -------------------------------------------------------------------------------------------
 
 
@@ -163,21 +178,26 @@ class _Rule:
         self.seen += 1
         return all(options for dims in self.same for options in dims)
 
-    def results(self, operands: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    def results(self, operands: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
         shapes = [tuple(_size(options, operands) for options in dims) for dims in self.same]
+        if any(None in shape for shape in shapes):
+            return None
         return tuple((dtype, shape) for (dtype, _), shape in zip(self.types, shapes, strict=True))
 
 
 def _equal(operands: tuple[Spec, ...], size: int) -> list[tuple]:
-    return [("of", i, d) for i, (_, shape) in enumerate(operands) for d, n in enumerate(shape) if n == size]
+    found = [("of", i, d) for i, spec in enumerate(operands) for d, n in enumerate(spec[1]) if n == size]
+    return found + [("value", i) for i, spec in enumerate(operands) if spec[2:] == (size,)]
 
 
-def _size(options: set[tuple], operands: tuple[Spec, ...]) -> int:
-    fixed = [option[1] for option in options if option[0] == "is"]
-    if fixed:
-        return fixed[0]
-    _, i, d = min(options)
-    return operands[i][1][d]
+def _size(options: set[tuple], operands: tuple[Spec, ...]) -> int | None:
+    """None: a number says it whose value is not known."""
+    kind, *where = min(options)  # "is" comes first
+    if kind == "is":
+        return where[0]
+    if kind == "of":
+        return operands[where[0]][1][where[1]]
+    return next(iter(operands[where[0]][2:]), None)
 
 
 class Known:
@@ -185,7 +205,7 @@ class Known:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
-        self.results: dict[tuple, tuple[Spec, ...]] = {}  # by node and operands
+        self.results: dict[tuple, tuple[Spec, ...] | None] = {}  # by node and operands; None: these do not tell
         self.rules: dict[int, _Rule | None] = {}
         self.none: dict[int, frozenset[int]] = {}  # operands that get no gradient
         self.plans: list[dict] = []  # what was planned with it
@@ -198,7 +218,8 @@ class Known:
         with self._lock:
             if len(self.results) >= MOST_KNOWN:
                 self.results.clear()
-            self.results[key] = results
+            for key in ((number, operands), (number, _without_values(operands))):
+                self.results[key] = results if self.results.get(key, results) == results else None
             rule = self.rules.get(number, number)
             if rule is number:
                 self.rules[number] = _Rule(operands, results)
@@ -208,10 +229,14 @@ class Known:
     def answer(self, number: int, operands: tuple[Spec, ...], guess: bool) -> tuple[tuple[Spec, ...] | None, bool]:
         """(the results, whether they are a guess)."""
         found = self.results.get((number, operands))
-        if found is not None or not guess:
-            return found, False
+        # A number of an unknown value may say a size.
+        certain = not any(_is_number(spec) and len(spec) == 2 for spec in operands)
+        if found is not None and (certain or guess):
+            return found, not certain
         rule = self.rules.get(number)
-        return (None, False) if rule is None or rule.seen < 2 else (rule.results(operands), True)
+        if not guess or rule is None or rule.seen < 2:
+            return None, False
+        return rule.results(operands), True
 
     def changed(self) -> None:
         """Plans assume something that is not so."""
@@ -275,7 +300,7 @@ class Calls:
 
     def _run(self, node: Node, given: list[torch.Tensor]) -> _Done:
         held = [slot.get() for slot in node.held]
-        operands = specs_of((*given, *held))
+        operands = operands_of((*given, *held))
         try:
             leaves, outputs = node.run(given)
         except Exception as error:

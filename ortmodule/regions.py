@@ -19,7 +19,7 @@ from torch.onnx._internal.torchscript_exporter import utils
 from ortmodule import devices, io, reads
 from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
-from ortmodule.foreign import Modes, Node, leaves_of, specs_of
+from ortmodule.foreign import Modes, Node, leaves_of, operands_of, specs_of
 from ortmodule.reads import NotTraceable
 from ortmodule.state import Slot, Tree
 
@@ -105,7 +105,7 @@ class Regions:
                 _check_type(name, tensor)
             node.flags = [t.requires_grad for t in outputs]
             kept = [slot.get() for slot in node.held]
-            self.seen.append((number, specs_of((*operands, *kept)), specs_of(outputs)))
+            self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
         values = self._insert(number, [*operands, *kept], len(operands), outputs)
         new = sum(kind == "new" for kind, _ in set(node.sources))
         for i, position in enumerate(node.changed):

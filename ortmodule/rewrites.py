@@ -192,7 +192,10 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     if function is None:
         return None
     try:
-        graph = _trace(_Definition(function, arguments), tensors, asks=own is None)
+        definition = _Definition(function, arguments)
+        graph = _trace(definition, tensors, asks=own is None)
+        if not _holds_for_others(graph, definition, tensors, asks=own is None):
+            raise NotImplementedError("values of its operands decide what it does")
     except Keep:
         return None
     except Exception as error:
@@ -208,9 +211,29 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
-def _trace(module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> torch._C.Graph:
+def _holds_for_others(
+    graph: torch._C.Graph, module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool
+) -> bool:
+    """Is ``graph`` the same for integers with other values? Operators read some (lengths) without a sign."""
+    if all(v.type().dtype().is_floating_point for v in tensors):
+        return True
+    try:
+        other = _trace(module, tensors, asks, fillers=(0,))
+    except (IndexError, RuntimeError):  # zeros are nothing that it takes
+        return True
+    return _outline(graph) == _outline(other)
+
+
+def _outline(graph: torch._C.Graph) -> list[Any]:
+    constants = [node.output() for node in graph.findAllNodes("prim::Constant")]
+    return [node.kind() for node in graph.nodes()] + [_text(value.toIValue()) for value in constants]
+
+
+def _trace(
+    module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool, fillers: tuple[int, ...] = (1, 0)
+) -> torch._C.Graph:
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
-    for filler in (1, 0):
+    for filler in fillers:
         examples = [
             torch.full(v.type().sizes(), filler, dtype=v.type().dtype()).requires_grad_(asks and v.requires_grad())
             for v in tensors
@@ -224,7 +247,7 @@ def _trace(module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> 
                 graph, _ = torch.jit._get_trace_graph(module, tuple(examples), strict=False)
             break
         except (IndexError, RuntimeError):
-            if filler == 0 or not any(t.dtype == torch.int64 for t in examples):
+            if filler == fillers[-1] or not any(t.dtype == torch.int64 for t in examples):
                 raise
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)

@@ -11,10 +11,21 @@
 /* An exception is set. */
 static status failed(ctx *c) { return fail(c, E_FOREIGN, "a function of Python's failed"); }
 
-static PyObject *specs_of(value *const *values, int count) {
+/* Type and shape; of a number that is known when it is asked for, its value, too: results may be as large as it says. */
+static PyObject *spec_of(const value *v, bool numbers) {
+    PyObject *spec = build_spec(v->type, &v->shape), *more;
+
+    if (!spec || !numbers || v->type != I64 || v->shape.rank || !v->data) return spec;
+    more = Py_BuildValue("(OOL)", PyTuple_GetItem(spec, 0), PyTuple_GetItem(spec, 1),
+                         (long long)*(const int64_t *)v->data);
+    Py_DECREF(spec);
+    return more;
+}
+
+static PyObject *specs_of(value *const *values, int count, bool numbers) {
     PyObject *specs = PyTuple_New(count);
     for (int i = 0; specs && i < count; i++) {
-        PyObject *s = build_spec(values[i]->type, &values[i]->shape);
+        PyObject *s = spec_of(values[i], numbers);
         if (!s || PyTuple_SetItem(specs, i, s) < 0) Py_CLEAR(specs);
     }
     return specs;
@@ -45,7 +56,7 @@ static int parse_gradients(PyObject *flags, int count, host_answer *out) {
 }
 
 static int ask(const python_host *self, const node *n, host_answer *out) {
-    PyObject *specs = specs_of(n->in, n->n_in), *outputs, *flags, *answer = NULL;
+    PyObject *specs = specs_of(n->in, n->n_in, true), *outputs, *flags, *answer = NULL;
     int bad = -1;
 
     if (specs) answer = PyObject_CallMethod(self->object, "ask", "iO", (int)node_int(n, "number"), specs);
@@ -158,7 +169,7 @@ static status run_node(const python_host *self, ctx *c, const call *k) {
     PyObject *given = NULL, *results = NULL;
     PyObject *expected = probe      ? Py_NewRef(Py_None)
                          : backward ? numbers(n, "wanted")
-                                    : specs_of(n->out + 1, n->n_out - 1);
+                                    : specs_of(n->out + 1, n->n_out - 1, false);
     status s = expected ? copies(self, c, k, backward ? k->n_in : (int)node_int(n, "given"), &given) : failed(c);
 
     if (s == OK) {

@@ -42,7 +42,8 @@ def _repeat_interleave(x, repeats, dim=None, output_size=None):
     dim = dim % x.dim()
     if isinstance(repeats, torch.Tensor) and repeats.numel() > 1:
         return x.index_select(dim, torch.repeat_interleave(repeats))
-    times = int(repeats)
+    # A number that is computed from sizes is a tensor in the trace, and stays one.
+    times = repeats.reshape(()) if isinstance(repeats, torch.Tensor) else repeats
     shape = [*x.shape[:dim], x.shape[dim] * times, *x.shape[dim + 1 :]]
     spread = x.unsqueeze(dim + 1).expand([-1] * (dim + 1) + [times] + [-1] * (x.dim() - dim - 1))
     return spread.reshape(shape)

@@ -35,6 +35,21 @@ FUNCTIONS = {
     "factors": lambda x: torch.linalg.cholesky(square(x)),
     "a solution": lambda x: torch.linalg.solve(square(x), x),
     "singular values": lambda x: torch.linalg.svdvals(x @ torch.eye(6, 4, dtype=x.dtype)),
+    "a size that is a number": lambda x: nn.functional.interpolate(
+        torch.linspace(0, 1, 36, dtype=x.dtype).reshape(1, 1, 6, 6) * x.sum(),
+        size=(x.shape[0] // 2, x.shape[0]),
+        mode="bicubic",
+        antialias=True,
+    ),
+    "a size that decides, too": lambda x: nn.functional.interpolate(
+        torch.linspace(0, 1, 36, dtype=x.dtype).reshape(1, 1, 6, 6) * (x.sum() if x.shape[0] > 2 else x[0, 0]),
+        size=(x.shape[0] + 1, 5),
+        mode="bicubic",
+        antialias=True,
+    ),
+    "lengths that are tensors": lambda x: nn.functional.ctc_loss(
+        x.log_softmax(-1)[:, None], torch.tensor([[1, 2]]), torch.full((1,), x.shape[0]), torch.full((1,), 2)
+    ).reshape(1),
     "erfcx": torch.special.erfcx,
     "i1": torch.special.i1,
 }
@@ -92,3 +107,29 @@ def test_forms_that_a_definition_does_not_have(name):
             results.append([result, *[p.grad for p in module.parameters()]])
         torch.testing.assert_close(*results)
     assert explain(ours).captured, explain(ours).fallback
+
+
+class Repeats(nn.Module):
+    """How often is computed from sizes, and a tensor in the trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, y):
+        return self.linear(x).repeat_interleave(y.shape[1] // x.shape[1], dim=1) * y[:, :, None]
+
+
+def test_a_number_of_repeats():
+    eager, ours = Repeats(), ORTModule(Repeats())
+    ours.load_state_dict(eager.state_dict())
+    for n in (2, 3, 5):
+        x, y = torch.randn(n, 4, 6), torch.randn(n, 12)
+        results = []
+        for module in (ours, eager):
+            module.zero_grad()
+            result = module(x, y)
+            result.sum().backward()
+            results.append([result, module.linear.weight.grad])
+        torch.testing.assert_close(*results)
+    assert explain(ours).captured and explain(ours).exports == 1
