@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
-from benchmarks.train import machine, write
+from benchmarks.report import machine, write
 from ortmodule.session import DTYPES, Run, Session
 
 KINDS = {torch.float32: TensorProto.FLOAT, torch.bfloat16: TensorProto.BFLOAT16, torch.int64: TensorProto.INT64}

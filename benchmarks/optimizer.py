@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.report import machine, middle, milliseconds, write
 from benchmarks.rows import ROWS
-from benchmarks.train import machine, middle, milliseconds, write
 from ortmodule.optim import AdamWMode, FusedAdam
 
 COPIED = 512 << 20  # bytes of the tensor that is copied

@@ -7,100 +7,33 @@
 
 Both sides get the same fresh batches, their models' default attention and dropout, and AdamW(fused=True); a step is
 forward, backward and optimizer. The figures are medians; the spread is that of the middle half of the steps. Peak
-memory is that of a process of its own, above what it held before the first step. Written to <out>.json and <out>.md.
-On a GPU the clock is read when all work is done, so phases do not overlap there.
+memory is that of a process of its own, above what it held before the first step. Written to <out>.json and <out>.md,
+with --plot to <out>.png. On a GPU the clock is read when all work is done, so phases do not overlap there.
+
+    python -m benchmarks.train --columns eager compile compile-dynamic ortmodule --losses 100 --plot
+    python -m benchmarks.train --columns eager ort ortmodule --ort-python ../ort/bin/python
+
+`compile` is torch.compile, which needs g++. `ort` is ONNX Runtime Training in an environment of its own.
 """
 
 import argparse
-import copy
-import json
 import mmap
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import mean, median
 
 import torch
 import transformers
 
+from benchmarks.columns import COLUMNS, Column, Peer, Trainee
+from benchmarks.report import machine, markdown, middle, plot, write
 from benchmarks.rows import EVERY, MORE, ROWS
 
 TOUCHED = 3 << 30  # bytes
 PHASES = ("forward", "backward", "optimizer")
-
-
-# --- columns ----------------------------------------------------------------------------------------------------------
-
-
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-
-
-def ortmodule(model):
-    from ortmodule import ORTModule
-
-    return ORTModule(model)
-
-
-@dataclass(frozen=True)
-class Column:
-    wrap: Callable = lambda model: model
-    optimizer: Callable = adamw
-
-
-#: The first column given on the command line is what the others are compared with.
-COLUMNS = {
-    "eager": Column(),
-    "ortmodule": Column(ortmodule),
-    "compile": Column(torch.compile),
-    "compile-max": Column(partial(torch.compile, mode="max-autotune")),
-}
-
-
-class Trainee:
-    """One column's copy of the model."""
-
-    def __init__(self, column, model, autocast=None, device="cpu"):
-        self.model = column.wrap(copy.deepcopy(model).to(device))
-        self.optimizer = column.optimizer(self.model.parameters())
-        self.autocast, self.device = autocast, device
-
-    def now(self):
-        if self.device != "cpu":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def step(self, batch):
-        """Seconds of each phase."""
-        batch = {name: x.to(self.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-        marks = [self.now()]
-        with torch.autocast(self.device, self.autocast, enabled=self.autocast is not None):
-            outputs = self.model(**batch)
-        loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
-        del outputs
-        marks.append(self.now())
-        loss.backward()
-        marks.append(self.now())
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        marks.append(self.now())
-        return [b - a for a, b in zip(marks, marks[1:], strict=False)]
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def middle(values):
-    """Median and the middle half."""
-    low, _, high = quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
-    return {"median": median(values), "low": low, "high": high}
+BATCHES, LATEST = 8, 10  # of the losses: so many batches again and again; the mean of so many steps
 
 
 def touch_memory():
@@ -115,12 +48,36 @@ def touch_memory():
             memory[i * mmap.PAGESIZE] = 1
 
 
-def measure(row, columns, args):
+def trainee_of(name, key, model, args):
+    """The column ``name`` of the row ``key``, to be closed at the end."""
+    if name == "ort":
+        return Peer(args.ort_python, key, name, model, args.autocast)
+    return Trainee(COLUMNS[name], model, args.autocast, args.device)
+
+
+def last_losses(key, columns, model, args):
+    """{column: mean loss of the latest steps} of fresh copies that learn the same few batches."""
+    row, generator = EVERY[key], torch.Generator().manual_seed(1)
+    batches = [row.batch(generator) for _ in range(BATCHES)]
+    found = {}
+    for name in columns:
+        trainee, losses = trainee_of(name, key, model, args), []
+        torch.manual_seed(1)
+        for i in range(args.losses):
+            trainee.step(batches[i % BATCHES])
+            losses.append(trainee.loss)
+        trainee.close()
+        found[name] = mean(losses[-LATEST:])
+    return found
+
+
+def measure(key, columns, args):
     """{column: figures} of one row."""
+    row = EVERY[key]
     torch.manual_seed(0)
     model = row.build().to(args.dtype).train()
     generator = torch.Generator().manual_seed(0)
-    trainees = {name: Trainee(COLUMNS[name], model, args.autocast, args.device) for name in columns}
+    trainees = {name: trainee_of(name, key, model, args) for name in columns}
     first = {}
     for name, trainee in trainees.items():
         touch_memory()
@@ -141,6 +98,10 @@ def measure(row, columns, args):
             unknown, *known = (sum(trainees[name].step(row.batch(generator, variation))) for _ in range(4))
             new_shape[name].append(unknown - median(known))
 
+    for trainee in trainees.values():
+        trainee.close()
+    losses = last_losses(key, columns, model, args) if args.losses else {}
+    batch = row.batch(generator)
     figures = {}
     for name in columns:
         step = middle([sum(phases) for phases in steps[name]])
@@ -152,6 +113,9 @@ def measure(row, columns, args):
             "first_step": first[name],
             "first_minus_warm": first[name] - step["median"],
             "new_shape": median(new_shape[name]) if new_shape[name] else None,
+            "samples": len(next(iter(batch.values()))),
+            "tokens": batch["input_ids"].numel() if "input_ids" in batch else None,
+            "last_loss": losses.get(name),
         }
         base = [sum(phases) for phases in steps[columns[0]]]
         figures[name]["speedup"] = middle([b / sum(phases) for b, phases in zip(base, steps[name], strict=True)])
@@ -188,71 +152,6 @@ def print_peak(name, column, args):
     print((status_bytes("VmHWM") if args.device == "cpu" else torch.cuda.max_memory_allocated()) - before)
 
 
-# --- reporting --------------------------------------------------------------------------------------------------------
-
-
-def gpu():
-    """Device, driver and clocks, as nvidia-smi knows them."""
-    fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,power.limit"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    values = found[0].split(", ") if found else []
-    return {"device": torch.cuda.get_device_name(), **dict(zip(fields.split(","), values, strict=False))}
-
-
-def machine(device="cpu"):
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    packages = {name: version(name) for name in ("torch", "transformers", "ortmodule")}
-    return {
-        "cpu": cpu[0] if cpu else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d"),
-        **packages,
-        **({"cuda": torch.version.cuda, **gpu()} if device != "cpu" else {}),
-    }
-
-
-def milliseconds(figure):
-    half = (figure["high"] - figure["low"]) / 2
-    return f"{1e3 * figure['median']:.0f} ±{1e3 * half:.0f}"
-
-
-def markdown(report):
-    """A table: a row each, and for every column step, speed-up, first step, new shape, peak."""
-    about = report["machine"]
-    lines = [
-        f"{about['cpu']}, {about['threads']} threads; " + ", ".join(f"{k} {about[k]}" for k in list(about)[3:]),
-        "",
-        "| model | backend | step, ms | speed | first step, s | first − warm, s | new shape, ms | peak, MB |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, columns in report["rows"].items():
-        for column, figures in columns.items():
-            speed, new, peak = figures["speedup"], figures["new_shape"], figures.get("peak_bytes")
-            cells = [
-                EVERY[name].title,
-                column,
-                milliseconds(figures["step"]),
-                f"{speed['median']:.2f}× ({speed['low']:.2f}–{speed['high']:.2f})",
-                f"{figures['first_step']:.2f}",
-                f"{figures['first_minus_warm']:.2f}",
-                "–" if new is None else f"{1e3 * new:.0f}",
-                "–" if peak is None else f"{peak / 1e6:.0f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def write(report, table, out):
-    """<out>.json and <out>.md."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1))
-    out.with_suffix(".md").write_text(table)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=[*EVERY, "all"], default=list(ROWS))
@@ -263,12 +162,17 @@ def main():
     parser.add_argument("--autocast", type=lambda name: getattr(torch, name), help="bfloat16, float16")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.float32, help="of parameters")
+    parser.add_argument("--losses", type=int, default=0, help="train so many steps more for the loss at their end")
+    parser.add_argument("--ort-python", help="the Python of an environment with onnxruntime-training")
+    parser.add_argument("--plot", action="store_true", help="draw a picture, too")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--peak-only", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", default="results/train")
     args = parser.parse_args()
     args.rows = [*ROWS, *MORE] if "all" in args.rows else args.rows
     transformers.utils.logging.set_verbosity_error()
+    if "ort" in args.columns and not args.ort_python:
+        parser.error("the column ort needs --ort-python")
     if args.peak_only:
         return print_peak(args.rows[0], args.columns[0], args)
 
@@ -280,13 +184,15 @@ def main():
         "rows": {},
     }
     for name in args.rows:
-        figures = measure(EVERY[name], args.columns, args)
+        figures = measure(name, args.columns, args)
         for column in args.columns:
-            if not args.no_memory:
+            if not args.no_memory and column != "ort":
                 figures[column]["peak_bytes"] = peak_memory(name, column, args)
         report["rows"][name] = figures
         print(*markdown({**report, "rows": {name: figures}}).splitlines()[-len(args.columns) :], sep="\n", flush=True)
         write(report, markdown(report), Path(args.out))
+    if args.plot:
+        plot(report, Path(args.out).with_suffix(".png"))
     print(markdown(report))
 
 
