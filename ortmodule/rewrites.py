@@ -211,9 +211,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
-def _holds_for_others(
-    graph: torch._C.Graph, module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool
-) -> bool:
+def _holds_for_others(graph: torch._C.Graph, module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> bool:
     """Is ``graph`` the same for integers with other values? Operators read some (lengths) without a sign."""
     if all(v.type().dtype().is_floating_point for v in tensors):
         return True
