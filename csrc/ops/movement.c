@@ -77,14 +77,15 @@ static status concat_before_merging(graph *g, const node *n, value **out) {
     return emit_reshape(g, out[0], &n->out[0]->shape, out);
 }
 
-/* Operands without elements are dropped; what is left may be a single one. */
+/* Operands without elements are dropped, but those that receive a gradient without elements; what is left may be a single
+ * one. */
 static status simplify_concat(graph *g, const node *n, value **out) {
     value **kept;
     int count = 0;
 
     TRY(NEW(g->c, kept, n->n_in));
     for (int i = 0; i < n->n_in; i++)
-        if (shape_count(&n->in[i]->shape)) kept[count++] = n->in[i];
+        if (shape_count(&n->in[i]->shape) || n->in[i]->needs_grad) kept[count++] = n->in[i];
     if (count == 1) out[0] = kept[0];
     else if (count == 0 && shape_equal(&n->in[0]->shape, &n->out[0]->shape)) out[0] = n->in[0];
     else if (count > 1 && count < n->n_in) return graph_emit_op(g, n->op, n->attrs, count, kept, 1, out);
@@ -98,7 +99,10 @@ static status grad_concat(graph *g, const node *n, value *const dy[], value *dx[
 
     TRY(shape_axis(g->c, node_int(n, "axis"), dy[0]->shape.rank, &axis));
     for (int i = 0; i < n->n_in; i++) {
-        if (is_nothing(n->in[i])) continue;
+        if (is_nothing(n->in[i])) {
+            if (need(n, i)) TRY(zeros_like(g, n->in[i], &dx[i]));
+            continue;
+        }
         int64_t size = n->in[i]->shape.dim[axis];
         if (need(n, i)) TRY(emit_slice_axis(g, dy[0], axis, at, size, &dx[i]));
         at += size;

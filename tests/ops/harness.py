@@ -55,10 +55,11 @@ def fed_operands(case, tensors):
 
 def build_model(case, dtype, tensors, results):
     """The case as an ONNX model of one node, or of its `nodes`: rows ("Add", "x0 x1", "sum", {attributes}) in which
-    x0, x1, ... are the operands and y0, y1, ... the outputs; `results` give the outputs' types and ranks."""
+    x0, x1, ... are the operands and y0, y1, ... the outputs; lists of names where one is absent. `results` give the
+    outputs' types and ranks."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(tensors)]
     outputs = [f"y{i}" if wanted else "" for i, wanted in enumerate(case.wanted)]
-    rows = [(op, ins.split(), outs.split(), *attrs) for op, ins, outs, *attrs in case.nodes]
+    rows = [(op, _listed(ins), _listed(outs), *attrs) for op, ins, outs, *attrs in case.nodes]
     graph = onnx.helper.make_graph(
         [make_node(*row) for row in rows or [(case.op, names, outputs, case.attributes(dtype))]],
         "case",
@@ -68,6 +69,10 @@ def build_model(case, dtype, tensors, results):
     )
     opsets = [onnx.helper.make_opsetid("", case.opset), onnx.helper.make_opsetid("ortmodule", 1)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def _listed(names):
+    return names.split() if isinstance(names, str) else names
 
 
 def make_node(op, inputs, outputs, attrs=None):

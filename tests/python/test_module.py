@@ -336,3 +336,23 @@ def test_warnings_point_at_the_caller(x):
         hooked = ORTModule(inner)
         hooked(x), hooked(x)
     assert [w.filename for w in caught] == [__file__]
+
+
+def test_a_parameter_without_elements_receives_a_gradient_without_elements():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.narrow = nn.Linear(4, 4), nn.Linear(4, 0)
+            self.rows, self.none = nn.Parameter(torch.empty(0, 4)), nn.Parameter(torch.empty(0))
+
+        def forward(self, x):
+            y = torch.cat([self.linear(x), self.rows], 0)
+            return y.sum() + self.narrow(y).sum((0, 1)) + self.none.sum(0)
+
+    module = Empty()
+    wrapped = ORTModule(module)
+    wrapped(torch.randn(3, 4)).backward()
+    assert explain(wrapped).captured
+    assert {name: p.grad.shape for name, p in module.named_parameters()} == {
+        name: p.shape for name, p in module.named_parameters()
+    }
