@@ -131,6 +131,7 @@ static const attr bound_attrs[] = {FLOAT("min", -1), FLOAT("max", 1), {0}};
 static const attr gelu_attrs[] = {STRING("approximate", "none"), {0}};
 
 #define ACTIVATION(name_, since_, ...) TILED(name_, "", since_, 1, FLOATS, INPLACE_0, infer_same, __VA_ARGS__)
+#define CURVE(name_, since_, ...) TILED(name_, "", since_, 1, FLOATS, INPLACE_0 | COSTLY, infer_same, __VA_ARGS__)
 #define ONE(a) .params = {a}
 #define TWO(a, b) .params = {a, b}
 #define FN(name) .fn = {FLOAT_TILES(name)}
@@ -146,17 +147,17 @@ const op_def activation_ops[] = {
     {ACTIVATION("HardSigmoid", 6, TWO("alpha", "beta"), FN(hard_sigmoid)), .attrs = hard_attrs,
      .grad = pointwise_grad_y},
     {ACTIVATION("HardSwish", 14, FN(hard_swish)), .grad = pointwise_grad_x},
-    {ACTIVATION("Elu", 6, ONE("alpha"), FN(elu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Selu", 6, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Celu", 12, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Sigmoid", 6, FN(sigmoid)), .grad = pointwise_grad_y},
-    {ACTIVATION("Swish", 24, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
-    {ACTIVATION("Softplus", 1, FN(softplus)), .grad = pointwise_grad_x},
-    {ACTIVATION("Mish", 18, FN(mish)), .grad = pointwise_grad_x},
-    {ACTIVATION("Gelu", 20, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
+    {CURVE("Elu", 6, ONE("alpha"), FN(elu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {CURVE("Selu", 6, TWO("alpha", "gamma"), FN(selu)), .attrs = selu_attrs, .grad = pointwise_grad_x},
+    {CURVE("Celu", 12, ONE("alpha"), FN(celu)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {CURVE("Sigmoid", 6, FN(sigmoid)), .grad = pointwise_grad_y},
+    {CURVE("Swish", 24, ONE("alpha"), FN(swish)), .attrs = alpha_attrs, .grad = pointwise_grad_x},
+    {CURVE("Softplus", 1, FN(softplus)), .grad = pointwise_grad_x},
+    {CURVE("Mish", 18, FN(mish)), .grad = pointwise_grad_x},
+    {CURVE("Gelu", 20, FN(gelu)), .attrs = gelu_attrs, .lower = lower_gelu, .grad = pointwise_grad_x},
     {LOWERED("Softsign", "", 1, 1, 1, FLOATS, lower_softsign)},
 
-    {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
+    {TILED("GeluTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0 | COSTLY, infer_same, FN(gelu_tanh)), .grad = pointwise_grad_x},
 
     {TILED("HardTanh", ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0 | IN_MODELS, infer_same, TWO("min", "max"), FN(hard_tanh)),
      .attrs = bound_attrs, .grad = pointwise_grad_x},

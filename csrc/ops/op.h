@@ -30,6 +30,7 @@ typedef enum op_flag {
     EFFECT = 1 << 7,      /* never removed, never merged */
     KEEP = 1 << 8,        /* never constant-folded although deterministic */
     IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
+    COSTLY = 1 << 10,     /* pointwise, and takes longer than loading its result */
 } op_flag;
 
 enum { VARIADIC = -1 };

@@ -191,6 +191,8 @@ static status simplify_involution(graph *g, const node *n, value **out) {
 
 #define UNARY(name_, since_, types_, grad_, ...)                                                                       \
     TILED(name_, "", since_, 1, types_, INPLACE_0, infer_same, .fn = {__VA_ARGS__}), .grad = grad_
+#define CURVE(name_, since_, grad_, fn_)                                                                               \
+    TILED(name_, "", since_, 1, FLOATS, INPLACE_0 | COSTLY, infer_same, .fn = {FLOAT_TILES(fn_)}), .grad = grad_
 #define OURS(name_, grad_, fn_)                                                                                        \
     TILED(name_, ORT_DOMAIN, 1, 1, FLOATS, INPLACE_0 | IN_MODELS, infer_same, .fn = {FLOAT_TILES(fn_)}), .grad = grad_
 #define GRADIENT(name_, fn_) TILED_GRADIENT(name_, 2, .fn = {FLOAT_TILES(fn_)})
@@ -203,23 +205,23 @@ const op_def unary_ops[] = {
     {UNARY("Floor", 6, FLOATS, grad_zero, FLOAT_TILES(floor))},
     {UNARY("Ceil", 6, FLOATS, grad_zero, FLOAT_TILES(ceil))},
     {UNARY("Round", 11, FLOATS, grad_zero, FLOAT_TILES(round))},
-    {UNARY("Exp", 6, FLOATS, grad_exp, FLOAT_TILES(exp))},
-    {UNARY("Log", 6, FLOATS, grad_log, FLOAT_TILES(log))},
+    {CURVE("Exp", 6, grad_exp, exp)},
+    {CURVE("Log", 6, grad_log, log)},
     {UNARY("Sqrt", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(sqrt))},
     {UNARY("Reciprocal", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(reciprocal))},
-    {UNARY("Erf", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(erf))},
-    {UNARY("Sin", 7, FLOATS, grad_sin, FLOAT_TILES(sin))},
-    {UNARY("Cos", 7, FLOATS, grad_cos, FLOAT_TILES(cos))},
-    {UNARY("Tan", 7, FLOATS, pointwise_grad_y, FLOAT_TILES(tan))},
-    {UNARY("Asin", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(asin))},
-    {UNARY("Acos", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(acos))},
-    {UNARY("Atan", 7, FLOATS, pointwise_grad_x, FLOAT_TILES(atan))},
-    {UNARY("Sinh", 9, FLOATS, grad_sinh, FLOAT_TILES(sinh))},
-    {UNARY("Cosh", 9, FLOATS, grad_cosh, FLOAT_TILES(cosh))},
-    {UNARY("Tanh", 6, FLOATS, pointwise_grad_y, FLOAT_TILES(tanh))},
-    {UNARY("Asinh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(asinh))},
-    {UNARY("Acosh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(acosh))},
-    {UNARY("Atanh", 9, FLOATS, pointwise_grad_x, FLOAT_TILES(atanh))},
+    {CURVE("Erf", 9, pointwise_grad_x, erf)},
+    {CURVE("Sin", 7, grad_sin, sin)},
+    {CURVE("Cos", 7, grad_cos, cos)},
+    {CURVE("Tan", 7, pointwise_grad_y, tan)},
+    {CURVE("Asin", 7, pointwise_grad_x, asin)},
+    {CURVE("Acos", 7, pointwise_grad_x, acos)},
+    {CURVE("Atan", 7, pointwise_grad_x, atan)},
+    {CURVE("Sinh", 9, grad_sinh, sinh)},
+    {CURVE("Cosh", 9, grad_cosh, cosh)},
+    {CURVE("Tanh", 6, pointwise_grad_y, tanh)},
+    {CURVE("Asinh", 9, pointwise_grad_x, asinh)},
+    {CURVE("Acosh", 9, pointwise_grad_x, acosh)},
+    {CURVE("Atanh", 9, pointwise_grad_x, atanh)},
 
     {OURS("Trunc", grad_zero, trunc)},
     {OURS("Expm1", pointwise_grad_y, expm1)},

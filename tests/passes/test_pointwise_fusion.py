@@ -98,6 +98,20 @@ def test_backward_computes_again_what_forward_need_not_keep():
         torch.testing.assert_close(ours, theirs)
 
 
+def test_sixteen_bits_are_loaded_rather_than_computed_again():
+    """A sigmoid takes longer than two bytes; what is only moved or added up is computed again."""
+    operands = [torch.randn(8, 64).bfloat16(), torch.randn(8, 64).bfloat16()]
+    specs = tuple(("bfloat16", tuple(x.shape)) for x in operands)
+    plan = export(Gated(), operands).model.plan(specs, (True, True), (True,), 0)
+    forward, backward = plan.text().split("backward\n")
+    assert 'steps="Swish Mul"' in forward and "Mul Mul SwishGrad" in backward and "Swish Mul" not in backward
+    check(Gated(), operands)
+    product = Function(lambda x, y: (x * y) * y)
+    assert plan.arena_bytes > 0
+    assert export(product, operands).model.plan(specs, (True, True), (True,), 0).arena_bytes == 0
+    check(product, operands)
+
+
 def test_dropout_is_drawn_once():
     """The mask of forward is the mask of backward, and the same with and without the pass."""
     operands = [torch.randn(5, 2000), torch.randn(5, 2000)]
