@@ -80,6 +80,7 @@ class Graph:
         self._specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
         self._varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
         self.leaves = [i for i, need in enumerate(self.needs) if need]
+        self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self.n_results = len(trace.requires_grad)
         self.writes = [(self._target(write.target, tree), write) for write in trace.writes]
@@ -104,6 +105,7 @@ class Graph:
         self._deferral = self._deferral_of(tensors, without, padding_unseen, defer)
         self._holds: dict[tuple, DoesNotHold | None] = {}
         self._seen: set[tuple] = set()  # shapes for which views have been compared
+        self._traced = shapes(trace.tensors)
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
@@ -140,6 +142,23 @@ class Graph:
             if inputs[i].shape[d] != size:
                 return False
         return self._holds.get(shapes(inputs)) is None
+
+    def traced_on(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Were the inputs of the trace as large as these?"""
+        return shapes(inputs) == self._traced
+
+    def has_effects(self) -> bool:
+        """May a part of a run have changed something?"""
+        return any(node.kind != "aten" for node in self.capture.trace.nodes)
+
+    def changes(self) -> bool:
+        """Does a forward change tensors of the caller's or of the module?"""
+        return bool(self.writes) or any(node.sets or node.changed for node in self.capture.trace.nodes)
+
+    def refuses(self, inputs: Sequence[torch.Tensor], reason: str) -> DoesNotHold:
+        """It does not hold for inputs of these sizes: :meth:`fits` is false from now on."""
+        self._holds[shapes(inputs)] = found = DoesNotHold(f"a graph that was traced at other sizes: {reason}")
+        return found
 
     def _tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[feed] if isinstance(feed, int) else feed.holder[feed.key] for feed in self.feeds]
@@ -534,6 +553,9 @@ class _Call:
                 # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
                 specs = graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers).plan.input_grads
                 found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
+        for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
+            if found[i] is None:
+                found[i] = torch.zeros_like(self.tensors[i])
         if not keep:
             self.run = self.inputs = self.tensors = self.versions = self.eager = None
         return [found[i] for i in graph.leaves]

@@ -20,7 +20,7 @@ from ortmodule import _core, cache, check, devices, export, io, reads
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
-from ortmodule.foreign import Raised
+from ortmodule.foreign import Disagrees, Raised
 from ortmodule.function import DoesNotHold, Graph, overlap, shapes
 from ortmodule.guards import Guards, Unguardable
 from ortmodule.logger import Log
@@ -129,6 +129,9 @@ class Runner:
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
                     return self._run(graph, call), part
+                except _OtherParts as reason:
+                    self.log.debug(str(reason))
+                    self.graphs[call.key].remove(graph)
                 except DoesNotHold as reason:
                     self.log.debug(str(reason))
         return _NOTHING, part
@@ -142,6 +145,9 @@ class Runner:
                 graph = self._capture(call, part)
             try:
                 return self._run(graph, call)
+            except _OtherParts as reason:
+                self.log.debug(str(reason))
+                self.graphs[call.key].remove(graph)
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
                 if part == WHOLE:
@@ -238,7 +244,8 @@ class Runner:
             self.seconds["check"] += time.perf_counter() - start
             graph.plan_first(call.inputs)
         except ENGINE_ERRORS as error:
-            if self._leave_kinds(call.tree, captured, error) or self._leave_control_flow(call, captured, error):
+            left = self._leave_kinds(call.tree, captured, error) or self._leave_control_flow(call, captured, error)
+            if left or self._leave_around(call, error):
                 return self._checked(call, part, begins)
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
         return captured, graph, wrong
@@ -295,6 +302,18 @@ class Runner:
         known |= dict.fromkeys(found, "it calls a scripted function, which may branch or loop")
         return True
 
+    def _leave_around(self, call: _Call, error: Exception) -> bool:
+        """Leaves the submodule to PyTorch in which a node is that the engine refuses. False: it is not known."""
+        known = call.tree.opaque.setdefault(call.state.key, {})
+        for name in re.findall(r"\((/[^()]*)\)", str(error)):
+            path = ".".join(name.split("/")[1:-1])
+            while path and path not in call.tree.modules:
+                path = path.rpartition(".")[0]
+            if path and path not in known:
+                known[path] = str(error).partition("\n")[0]
+                return True
+        return False
+
     def _leave(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule inside the graph. Raises when it must not."""
         self.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
@@ -333,7 +352,17 @@ class Runner:
     def _run(self, graph: Graph, call: _Call) -> Any:
         try:
             result = self.observers.run(graph, call) if self.observers else graph(call.inputs, call.eager)
+        except Raised as raised:
+            if not isinstance(raised.error, Disagrees) or graph.changes():
+                raise
+            # All that it has changed is what hooks change.
+            raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), call.key) from raised.error
         except ENGINE_ERRORS as error:
+            if not graph.has_effects() and not isinstance(error, MemoryError):
+                if not graph.traced_on(call.inputs):
+                    raise graph.refuses(call.inputs, str(error)) from error
+                if self._leave_around(call, error):
+                    raise _OtherParts(str(error)) from error
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, shapes(call.inputs))) from error
         self.fallback.reason = None
         if self.saver is not None:
@@ -374,6 +403,10 @@ def _packed(tensor: torch.Tensor) -> torch.Tensor:
 
 def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+class _OtherParts(Exception):
+    """The engine refuses a graph; one with more submodules left to PyTorch is worth an attempt."""
 
 
 class _State(NamedTuple):

@@ -36,8 +36,9 @@ def _row(outcome):
     if state == UNBUILT:
         return [name, state, "–", "–", "–", "–", "–", "–", reason]
     ran = ENGINE if outcome.captured else PYTORCH
-    state = state if outcome.mode == "train" else f"{state}, eval"
+    state = state if outcome.mode == "train" else f"{state}, {outcome.mode}"
     figures = [f"{outcome.loss_off:.0e}", f"{outcome.grad_off:.0e}"] if outcome.state in (RIGHT, DOUBLE) else ["–", "–"]
+    figures = ["–" if figure == "nan" else figure for figure in figures]
     counts = [str(outcome.exports), str(outcome.nodes)] if outcome.captured else ["–", "–"]
     return [name, state, ran, *figures, *counts, ", ".join(outcome.outside) or "–", reason]
 
@@ -61,9 +62,10 @@ def _render(rows):
         "the sizes in it shrunk, every class of torch.nn, and some classics. Each trains for three steps on",
         "batches of two sizes, in PyTorch and in the engine. *right*: results, losses and all gradients are",
         "PyTorch's; *right in float64*: rounding is magnified so much that only float64 can be compared, and there",
-        "they are; *eval*: it draws random numbers in training and is compared in eval mode, with gradients. The",
-        "figures are the largest deviations of the loss and of a gradient. *nodes* are the instructions of a step.",
-        "What the engine does not run PyTorch runs, for the reason given.",
+        "they are; *eval*: it draws random numbers in training and is compared in eval mode, with gradients;",
+        "*verified*: it always draws some, and `ORTMODULE_VERIFY` compares it. The figures are the largest deviations",
+        "of the loss and of a gradient. *nodes* are the instructions of a step. *Through PyTorch* are the operators,",
+        "functions and submodules that PyTorch runs inside the graph; where it runs the module, the reason is given.",
         "",
         *(_summary(group, {n: r for n, r in built.items() if _group(n) == group}) for group in GROUPS),
     ]
@@ -77,7 +79,9 @@ def _render(rows):
 
 
 def _summary(group, rows):
-    counts = Counter((row[1].removesuffix(", eval"), row[2]) for row in rows.values())
+    counts = Counter((row[1].partition(", ")[0], row[2]) for row in rows.values())
     engine = sum(n for (_, ran), n in counts.items() if ran == ENGINE)
     right = sum(n for (state, _), n in counts.items() if state != WRONG)
-    return f"- {group}: {len(rows)} tried, {right} right, {engine} run by the engine"
+    parts = sum(row[2] == ENGINE and row[7] != "–" for row in rows.values())
+    text = f"- {group}: {len(rows)} tried, {right} right, {engine} run by the engine ({parts} of them with parts that"
+    return f"{text} PyTorch runs), {len(rows) - engine} by PyTorch"
