@@ -249,9 +249,17 @@ def _trace(
                 raise
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
+    if asks and any(_writes_aside(node) for node in graph.nodes()):
+        raise Keep
     torch._C._jit_pass_dce(graph)
     promote(graph)
     return graph
+
+
+def _writes_aside(node: torch._C.Node) -> bool:
+    """Does it change a tensor that others are seen through (`x.real = y`)? A trace does not know."""
+    kind = node.kind()
+    return kind.endswith("_") and not kind.endswith("__") and not any(v.uses() for v in node.outputs())
 
 
 class _Definition(nn.Module):
