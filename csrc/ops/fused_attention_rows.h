@@ -74,7 +74,11 @@ SIMD static void NAME(narrow)(void *to, const void *sums, int64_t n, double fact
 SIMD static double NAME(dot)(const void *a, int64_t a_step, const void *b, int64_t n) {
     const T *x = a, *y = b;
     double total = 0;
-    SUM(n, total, GET(x[i * a_step]) * GET(y[i]));
+    if (a_step == 1) {
+        SUM(n, total, GET(x[i]) * GET(y[i]));
+    } else {
+        SUM(n, total, GET(x[i * a_step]) * GET(y[i]));
+    }
     return total;
 }
 
