@@ -21,7 +21,7 @@ enum { LANES = 8 };
 #ifdef ORT_HOST
 #include "ops/reduce_kernel.h"
 
-kernel_fn reduce_sum_cuda, reduce_mean_cuda;
+kernel_fn reduce_sum_cuda, reduce_mean_cuda, fold_sum_cuda; /* the last in fold.cu */
 size_t reduce_cuda_workspace(const node *n);
 
 static reduce_args args_of(const node *n) {
@@ -65,8 +65,7 @@ static status run(ctx *c, const call *k, bool mean) {
     const dtype type = k->in[0].type;
     reduce_args a = args_of(k->node);
 
-    if (!dtype_is_float(type))
-        return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name, dtype_name(type));
+    if (!dtype_is_float(type)) return fold_sum_cuda(c, k); /* means are of floats */
     a.x = k->in[0].data;
     a.out = k->out[0].data;
     a.partial = k->work;

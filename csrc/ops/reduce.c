@@ -227,6 +227,9 @@ static status grad_prod(graph *g, const node *n, value *const dy[], value *dx[])
 
 kernel_fn reduce_sum_cuda, reduce_mean_cuda; /* cuda/reduce.cu */
 size_t reduce_cuda_workspace(const node *n);
+kernel_fn reduce_max_cuda, reduce_min_cuda, reduce_prod_cuda, reduce_l1_cuda, reduce_l2_cuda, reduce_sum_square_cuda,
+    reduce_log_sum_cuda, reduce_log_sum_exp_cuda, reduce_count_equal_cuda, reduce_prod_nonzero_cuda, arg_max_cuda,
+    arg_min_cuda; /* cuda/fold.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -250,7 +253,7 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
         FORM(name_, operand_since, 2, axes_as_operand, types, __VA_ARGS__)
 #define KERNEL(kernel_) .workspace = reduce_workspace, .cpu = kernel_
 
-#define ARG(name_, kernel_)                                                                                            \
+#define ARG(name_, kernel_, cuda_)                                                                                     \
     {.name = name_,                                                                                                    \
      .domain = "",                                                                                                     \
      .since = 1,                                                                                                       \
@@ -261,9 +264,10 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
      .flags = NO_GRAD,                                                                                                 \
      .attrs = arg_attrs,                                                                                               \
      .infer = infer_arg,                                                                                               \
-     .cpu = kernel_}
+     .cpu = kernel_,                                                                                                   \
+     .cuda = cuda_}
 
-#define OURS(name_, operands, workspace_, kernel_)                                                                     \
+#define OURS(name_, operands, workspace_, kernel_, cuda_)                                                              \
     {.name = name_,                                                                                                    \
      .domain = ORT_DOMAIN,                                                                                             \
      .since = 1,                                                                                                       \
@@ -274,7 +278,8 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
      .attrs = axes_as_attribute,                                                                                       \
      .infer = infer_reduce,                                                                                            \
      .workspace = workspace_,                                                                                          \
-     .cpu = kernel_}
+     .cpu = kernel_,                                                                                                   \
+     .cuda = cuda_}
 
 /* clang-format off */
 const op_def reduce_ops[] = {
@@ -283,22 +288,29 @@ const op_def reduce_ops[] = {
     REDUCE("ReduceMean", 18, FLOATS, .infer = infer_reduce, .simplify = simplify_reshape, .grad = grad_mean,
            KERNEL(reduce_mean_cpu), .cuda_workspace = reduce_cuda_workspace, .cuda = reduce_mean_cuda),
     REDUCE("ReduceMax", 18, ANY_TYPE, .infer = infer_extreme, .simplify = simplify_reshape, .grad = grad_extreme,
-           KERNEL(reduce_max_cpu)),
+           KERNEL(reduce_max_cpu),
+           .cuda = reduce_max_cuda),
     REDUCE("ReduceMin", 18, ANY_TYPE, .infer = infer_extreme, .simplify = simplify_reshape, .grad = grad_extreme,
-           KERNEL(reduce_min_cpu)),
+           KERNEL(reduce_min_cpu),
+           .cuda = reduce_min_cuda),
     REDUCE("ReduceProd", 18, NUMBERS, .infer = infer_reduce, .simplify = simplify_reshape, .grad = grad_prod,
-           KERNEL(reduce_prod_cpu)),
-    REDUCE("ReduceL1", 18, NUMBERS, .infer = infer_reduce, .grad = grad_l1, KERNEL(reduce_l1_cpu)),
-    REDUCE("ReduceL2", 18, FLOATS, .infer = infer_reduce, .grad = grad_l2, KERNEL(reduce_l2_cpu)),
+           KERNEL(reduce_prod_cpu),
+           .cuda = reduce_prod_cuda),
+    REDUCE("ReduceL1", 18, NUMBERS, .infer = infer_reduce, .grad = grad_l1, KERNEL(reduce_l1_cpu),
+           .cuda = reduce_l1_cuda),
+    REDUCE("ReduceL2", 18, FLOATS, .infer = infer_reduce, .grad = grad_l2, KERNEL(reduce_l2_cpu),
+           .cuda = reduce_l2_cuda),
     REDUCE("ReduceSumSquare", 18, NUMBERS, .infer = infer_reduce, .grad = grad_sum_square,
-           KERNEL(reduce_sum_square_cpu)),
-    REDUCE("ReduceLogSum", 18, FLOATS, .infer = infer_reduce, .grad = grad_log_sum, KERNEL(reduce_log_sum_cpu)),
+           KERNEL(reduce_sum_square_cpu),
+           .cuda = reduce_sum_square_cuda),
+    REDUCE("ReduceLogSum", 18, FLOATS, .infer = infer_reduce, .grad = grad_log_sum, KERNEL(reduce_log_sum_cpu),
+           .cuda = reduce_log_sum_cuda),
     REDUCE("ReduceLogSumExp", 18, FLOATS, .infer = infer_reduce, .grad = grad_log_sum_exp,
-           .workspace = reduce_shift_workspace, .cpu = reduce_log_sum_exp_cpu),
-    ARG("ArgMax", arg_max_cpu),
-    ARG("ArgMin", arg_min_cpu),
-    OURS("ReduceCountEqual", 2, reduce_shift_workspace, reduce_count_equal_cpu),
-    OURS("ReduceProdNonzero", 1, reduce_workspace, reduce_prod_nonzero_cpu),
+           .workspace = reduce_shift_workspace, .cpu = reduce_log_sum_exp_cpu, .cuda = reduce_log_sum_exp_cuda),
+    ARG("ArgMax", arg_max_cpu, arg_max_cuda),
+    ARG("ArgMin", arg_min_cpu, arg_min_cuda),
+    OURS("ReduceCountEqual", 2, reduce_shift_workspace, reduce_count_equal_cpu, reduce_count_equal_cuda),
+    OURS("ReduceProdNonzero", 1, reduce_workspace, reduce_prod_nonzero_cpu, reduce_prod_nonzero_cuda),
     {0},
 };
 /* clang-format on */
