@@ -9,7 +9,7 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
     SANITIZE=1          address and undefined-behaviour sanitizers
     DEBUG=1             -O1 -g, and the graph is verified after every stage
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
-    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc
+    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc; 0: without; a wheel has them if nvcc is there
     EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
 """
 
@@ -17,6 +17,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +36,16 @@ def switch(name):
     return os.environ.get(name, "0") not in ("", "0")
 
 
-SANITIZE, DEBUG, CUDA, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("ORTMODULE_CUDA"), switch("EMULATED")
+def wants_kernels():
+    """What somebody says; otherwise what is to be installed gets them where there is a compiler for them."""
+    if "ORTMODULE_CUDA" in os.environ:
+        return switch("ORTMODULE_CUDA")
+    installs = {"bdist_wheel", "install"} & set(sys.argv)
+    return bool(installs) and not (SANITIZE or DEBUG or EMULATED) and shutil.which("nvcc") is not None
+
+
+SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
+CUDA = wants_kernels()
 BUILD = "-".join(name for name in ("sanitize", "debug", "cuda", "emulated") if globals()[name.upper()]) or "release"
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
