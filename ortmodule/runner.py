@@ -33,7 +33,7 @@ from ortmodule.session import ENGINE_ERRORS
 from ortmodule.state import Tree
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
-MOST_VARIANTS = 8
+MOST_VARIANTS = 12
 #: Graphs for calls that differ in the values of Python numbers.
 MOST_VALUES = 8
 

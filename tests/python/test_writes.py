@@ -165,7 +165,7 @@ def test_a_counter():
         self.step += 1
         return self.linear(x) * self.step
 
-    assert "attribute step" in steps(made(forward, step=0), False, 0, n=12).fallback
+    assert "attribute step" in steps(made(forward, step=0), False, 0, n=16).fallback
     steps(made(forward, buffers={"step": torch.zeros(())}), True, 1, n=6)
     steps(made(forward, step=torch.zeros(())), True, 1, n=6)
     steps(made(forward, buffers={"step": torch.zeros((), dtype=torch.int64)}), True, 1, n=6)
@@ -176,7 +176,7 @@ def test_a_counter_that_nothing_depends_on():
         self.calls += 1
         return self.linear(x)
 
-    assert "attribute calls" in steps(made(forward, calls=0), False, 0, n=12).fallback
+    assert "attribute calls" in steps(made(forward, calls=0), False, 0, n=16).fallback
 
 
 def test_mutable_caches():
