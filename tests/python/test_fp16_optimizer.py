@@ -152,6 +152,7 @@ def test_zero_that_means_something_else():
 
 def test_accelerate_wraps_it():
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of another test
     accelerate.Accelerator(cpu=True)  # its wrappers ask for one
     wrapper = accelerate.utils.DeepSpeedOptimizerWrapper
     inner = zero()
