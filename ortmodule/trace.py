@@ -278,7 +278,8 @@ class _Flat(nn.Module):
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
-        others = [((s.kind, s.key), t) for t in (*tensors, *parameters, *self.copies.values()) if (s := known[id(t)])]
+        held = [(known[id(t)], t) for t in (*tensors, *parameters, *self.copies.values())]
+        others = [((source.kind, source.key), t) for source, t in held]
         with untraced(), torch._C.DisableTorchFunction():
             found = sightings(outputs, others)
         self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
