@@ -4,8 +4,8 @@ What a pass does to the text of a graph is tested in tests/c/test_passes.c.
 """
 
 import io
-import os
 import math
+import os
 import warnings
 from dataclasses import dataclass
 
