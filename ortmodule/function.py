@@ -1,9 +1,8 @@
-"""A captured graph as a function of tensors that autograd knows.
+"""A captured graph as a function of tensors that autograd knows (:mod:`ortmodule.bridge`).
 
 :class:`Graph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python expects
 them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and `backward(inputs=...)`
-work. What backward reads is saved through autograd, so editing it raises PyTorch's own error. The memory of a forward
-belongs to its :class:`_Call`: several may wait for their backward.
+work.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import onnx
 import torch
 
 from ortmodule import _core, blame, devices, export
-from ortmodule.again import Modes, results_again
+from ortmodule.again import Modes
+from ortmodule.bridge import Bridge, Call
 from ortmodule.capture import Capture
 from ortmodule.deferral import Deferral, deferral_of
 from ortmodule.fallback import Cause, NotInEngine
-from ortmodule.foreign import Calls, DryCalls, Mismatch, Node, NotKnown, Raised
+from ortmodule.foreign import Calls, DryCalls, Node, NotKnown
 from ortmodule.guards import Guards
 from ortmodule.reference import RANDOM
 from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
@@ -38,7 +38,7 @@ class DoesNotHold(Exception):
 
 
 @dataclass
-class _Prepared:
+class Prepared:
     """A plan, and what Python needs to know of it for every run."""
 
     plan: Any
@@ -91,7 +91,7 @@ class Graph:
         n_outputs = self.n_results + sum(write.output is not None for write in trace.writes)
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
-        self.plans: OrderedDict[tuple, _Prepared] = OrderedDict()
+        self.plans: OrderedDict[tuple, Prepared] = OrderedDict()
         self.draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
         self._early: Session | None = None  # what is read of data and sizes, where effects must not come first
         if trace.nodes:
@@ -189,7 +189,7 @@ class Graph:
         sizes: tuple[int, ...] = (),
         calls: Calls | None = None,
         defers: bool = False,
-    ) -> _Prepared:
+    ) -> Prepared:
         """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`. ``defers``:
         with hidden states in place of scores."""
         key = (shapes, output_grads, sizes, defers)
@@ -205,7 +205,7 @@ class Graph:
         if self.views and not plan.prologue:
             self._check_views(plan, shapes)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        self.plans[key] = prepared = _Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers)
+        self.plans[key] = prepared = Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers)
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return prepared
@@ -272,14 +272,14 @@ class Graph:
         if self.writes or run.writes:
             fed = self._write(run, inputs, contiguous)
         if grads is not None:
-            call = _Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
+            call = Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
             if self._deferral is not None:
                 call.shown = self._shown(prepared, run, contiguous)
-            for i, output in zip(self.differentiable, _Bridge.apply(call, *leaves), strict=True):
+            for i, output in zip(self.differentiable, Bridge.apply(call, *leaves), strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
 
-    def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[_Prepared, Run]:
+    def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Prepared, Run]:
         deferral = self._deferral
         if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
             prepared, seed = self._planned(shapes, grads, tensors, defers=True)
@@ -296,7 +296,7 @@ class Graph:
         tensors: Sequence[torch.Tensor],
         seed: int | None = None,
         defers: bool = False,
-    ) -> tuple[_Prepared, int | None]:
+    ) -> tuple[Prepared, int | None]:
         """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already."""
         prepared = self.prepare(shapes, grads, defers=defers)
         while True:
@@ -307,7 +307,7 @@ class Graph:
             more = self.session.next_size(prepared.plan, tensors, seed or 0)
             prepared = self.prepare(shapes, grads, (*prepared.sizes, more), defers=defers)
 
-    def _shown(self, prepared: _Prepared, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _shown(self, prepared: Prepared, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """What the caller gets for scores that are, or may be, deferred."""
         index = self._deferral.index
         if prepared.defers:
@@ -317,7 +317,7 @@ class Graph:
 
     def run(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
-    ) -> tuple[_Prepared, Run]:
+    ) -> tuple[Prepared, Run]:
         """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
         prepared = None
 
@@ -467,134 +467,3 @@ def _compare(reads: Sequence, output: torch.Tensor) -> None:
 def draw_seed() -> int:
     """63 bits of torch's generator: `manual_seed` repeats a run."""
     return torch.empty(1, dtype=torch.int64).random_().tolist()[0]
-
-
-# --- autograd ---------------------------------------------------------------------------------------------------------
-
-
-class _Bridge(torch.autograd.Function):
-    """The node in autograd's graph; its inputs are the tensors that need a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        prepared, run = call.prepared, call.run
-        ctx.save_for_backward(
-            *(call.tensors[i] for i in prepared.reads_input), *(run.outputs[i] for i in prepared.reads_output)
-        )
-        outputs = tuple(call.shown.get(i, run.outputs[i]) for i in call.graph.differentiable)
-        call.shown = {}
-        # An output knows this node; if the node knew the output nothing of both would ever be freed.
-        run.inputs = run.outputs = None
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
-        if torch.is_grad_enabled():
-            return None, *ctx.call.eager_backward(grads)
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        user = None
-        try:
-            return None, *ctx.call.backward(saved, grads, keep)
-        except Raised as raised:
-            user = raised.error
-        except ENGINE_ERRORS as error:
-            ctx.call.graph.failed(error)
-            with torch.enable_grad():
-                found = ctx.call.eager_backward(grads)
-            return None, *[None if grad is None else grad.detach() for grad in found]
-        raise user
-
-
-class _Call:
-    """One forward that waits for its backward."""
-
-    def __init__(
-        self, graph: Graph, prepared: _Prepared, run: Run, shapes: tuple, inputs: Sequence, held: list, tensors: list,
-        eager: Callable[[Sequence[torch.Tensor]], Any], generator: Any = None,
-    ) -> None:  # fmt: skip
-        self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
-        self.inputs, self.tensors = inputs, tensors
-        self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
-        self.replaced = False  # what `run` was planned for is not so
-        self.generator = generator  # torch's, as the nodes found them that PyTorch runs
-        # Of what was written there are copies: it may be written again.
-        kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
-        self.versions = [(t, t._version) for t in kept]
-
-    def backward(
-        self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
-    ) -> list[torch.Tensor | None]:
-        """Gradients of the leaves."""
-        graph, prepared = self.graph, self.prepared
-        output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
-        for i, grad in zip(graph.differentiable, grads, strict=True):
-            output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
-        wanted = tuple(grad is not None for grad in output_grads)
-        graph.prediction = wanted if not graph.writes else graph.prediction
-        if self.run.calls is not None and (self.replaced or wanted != prepared.output_grads):
-            found = self._foreign(wanted, self._again(wanted), output_grads, keep)
-        elif any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
-            found = self._again(wanted).backward(output_grads)
-        else:
-            inputs: list[torch.Tensor | None] = [None] * len(graph.feeds)
-            outputs: list[torch.Tensor | None] = [None] * len(output_grads)
-            for i, tensor in zip(prepared.reads_input, saved, strict=False):
-                inputs[i] = tensor
-            for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
-                outputs[i] = tensor
-            if self.run.calls is None:
-                found = self.run.backward(output_grads, inputs, outputs, keep)
-            else:
-                found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
-            if wanted != prepared.output_grads:
-                # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
-                specs = graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers).plan.input_grads
-                found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
-        for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
-            if found[i] is None:
-                found[i] = torch.zeros_like(self.tensors[i])
-        if not keep:
-            self.run = self.inputs = self.tensors = self.versions = self.eager = None
-        return [found[i] for i in graph.leaves]
-
-    def _foreign(self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence) -> list:
-        """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
-        while True:
-            try:
-                return run.backward(output_grads, *saved, keep=keep)
-            except Mismatch:
-                self.graph.session.known.changed()
-                run, saved, self.replaced = self._again(wanted), (), True
-
-    def _check_versions(self) -> None:
-        for tensor, version in self.versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                    f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
-                )
-
-    def _again(self, wanted: Flags) -> Run:
-        """The same forward, planned for gradients of other outputs."""
-        self._check_versions()
-        if self.run.calls is not None:
-            return self.graph.run(self.shapes, wanted, self.tensors, self.run.seed, self.run.calls)[1]
-        if self.prepared.defers:  # what is left out is another thing where the scores are seen
-            prepared, _ = self.graph._planned(self.shapes, wanted, self.tensors, self.run.seed)
-        else:
-            prepared = self.graph.prepare(self.shapes, wanted, self.prepared.sizes)
-        return Run(prepared.plan, self.tensors, self.run.seed)
-
-    def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-        """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
-        graph = self.graph
-        self._check_versions()
-        results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed, self.generator)
-        sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
-        outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
-        wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]
-        outputs, grads = zip(*wanted, strict=True)
-        return torch.autograd.grad(outputs, stands, grads, create_graph=True, allow_unused=True)

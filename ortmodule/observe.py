@@ -58,4 +58,4 @@ class Observers:
 def bridges(tensors: Iterable[torch.Tensor]) -> set[Any]:
     """The autograd nodes that run the engine's backward for these outputs."""
     nodes = {t.grad_fn for t in tensors if t.grad_fn is not None}
-    return {node for node in nodes if node.name() == "_BridgeBackward"}
+    return {node for node in nodes if node.name() == "BridgeBackward"}

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from ortmodule.guards import Guards, Unguardable
 from ortmodule.logger import Log
 from ortmodule.observe import Observers
 from ortmodule.options import DebugOptions, Options
+from ortmodule.parts import Parts
 from ortmodule.reads import CHECKPOINT
 from ortmodule.regions import Opaque
 from ortmodule.save import Saver
@@ -40,8 +40,6 @@ MOST_VALUES = 8
 _NOTHING = object()
 #: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
 MOST_FAILURES = 3
-#: Change running statistics, which as nodes of a graph they would not.
-_WRITING = frozenset({"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::copy_"})
 #: Trees of modules that are remembered with their graphs: parts come and go.
 MOST_TREES = 4
 
@@ -214,8 +212,9 @@ class Runner:
     def _checked(self, call: _Call, part: int, begins: Callable[[str], None]) -> tuple[Capture, Graph, str]:
         """A capture, its graph, and what is wrong with it."""
         begins("capture")
+        parts = _parts(call)
         try:
-            captured = self._captured_in_parts(call, part)
+            captured = self._captured_in_parts(call, parts, part)
             _check_memory(captured, call.tree)
             guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
         except (CaptureError, Unguardable) as error:
@@ -244,19 +243,15 @@ class Runner:
             self.seconds["check"] += time.perf_counter() - start
             graph.plan_first(call.inputs)
         except ENGINE_ERRORS as error:
-            left = self._leave_kinds(call.tree, captured, error) or self._leave_control_flow(call, captured, error)
-            if left or self._leave_around(call, error):
+            if parts.grow(error, captured):
                 return self._checked(call, part, begins)
             raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
         return captured, graph, wrong
 
-    def _captured_in_parts(self, call: _Call, part: int) -> Capture:
-        """The module with as many submodules left to PyTorch as it takes. Raises CaptureError."""
-        known = call.tree.opaque.setdefault(call.state.key, {})
-        hooked = {path: f"there are hooks on {path}, which a graph would not call" for path in call.state.hooked}
-        scripted = dict.fromkeys(call.tree.scripted, "it is scripted, and a trace may lose its control flow")
+    def _captured_in_parts(self, call: _Call, parts: Parts, part: int) -> Capture:
+        """The module with as many parts left to PyTorch as it takes. Raises CaptureError."""
         while True:
-            modules = _outermost(known | hooked | scripted)
+            modules = parts.modules()
             for path, reason in modules.items():
                 self._leave(path, reason)
             opaque = Opaque(modules, call.tree.kinds, self.options["ENABLE_CUSTOM_AUTOGRAD"])
@@ -265,54 +260,8 @@ class Runner:
                     self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, opaque, part
                 )
             except CaptureError as error:
-                if error.kind.startswith("aten::") and error.kind not in call.tree.kinds:
-                    call.tree.kinds |= {error.kind}
-                    continue
-                path = _to_leave(error.submodule, modules)
-                if not path:
+                if not parts.grow(error):
                     raise
-                reason = str(error)
-                cls = type(call.tree.modules[path])
-                if any(type(call.tree.modules[p]) is cls and why == reason for p, why in known.items()):
-                    # The second layer that fails at this place: the others will, too.
-                    known |= {p: reason for p, m in call.tree.modules.items() if p and type(m) is cls}
-                known[path] = reason
-
-    def _leave_kinds(self, tree: Tree, captured: Capture, error: Exception) -> bool:
-        """Leaves the operators to PyTorch that the engine lacks. False: it is not about such ones, or they are left."""
-        if not isinstance(error, _core.UnsupportedError):
-            return False
-        named = {node.name: node.op_type for node in captured.model.graph.node}
-        operators = re.findall(r"(\w+) \(\d+\)", str(error))
-        operators += [named[name] for name in re.findall(r"\(([^()]+)\)", str(error)) if name in named]
-        kinds = export.kinds_behind(operators) - tree.kinds - _WRITING
-        tree.kinds |= kinds
-        return bool(kinds)
-
-    def _leave_control_flow(self, call: _Call, captured: Capture, error: Exception) -> bool:
-        """Leaves the submodules to PyTorch that call scripted functions, some of which branch or loop. False: the error
-        is about something else, or the module itself calls them."""
-        if not isinstance(error, _core.UnsupportedError):
-            return False
-        known = call.tree.opaque.setdefault(call.state.key, {})
-        found = captured.trace.scripted
-        control = any(node.op_type in ("If", "Loop", "Scan") for node in captured.model.graph.node)
-        if not control or not found or "" in found or found <= known.keys():
-            return False
-        known |= dict.fromkeys(found, "it calls a scripted function, which may branch or loop")
-        return True
-
-    def _leave_around(self, call: _Call, error: Exception) -> bool:
-        """Leaves the submodule to PyTorch in which a node is that the engine refuses. False: it is not known."""
-        known = call.tree.opaque.setdefault(call.state.key, {})
-        for name in re.findall(r"\((/[^()]*)\)", str(error)):
-            path = ".".join(name.split("/")[1:-1])
-            while path and path not in call.tree.modules:
-                path = path.rpartition(".")[0]
-            if path and path not in known:
-                known[path] = str(error).partition("\n")[0]
-                return True
-        return False
 
     def _leave(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule inside the graph. Raises when it must not."""
@@ -361,7 +310,7 @@ class Runner:
             if not graph.has_effects() and not isinstance(error, MemoryError):
                 if not graph.traced_on(call.inputs):
                     raise graph.refuses(call.inputs, str(error)) from error
-                if self._leave_around(call, error):
+                if _parts(call).grow(error):
                     raise _OtherParts(str(error)) from error
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, shapes(call.inputs))) from error
         self.fallback.reason = None
@@ -374,16 +323,8 @@ class Runner:
         return result
 
 
-def _outermost(modules: dict[str, str]) -> dict[str, str]:
-    """Without those that are inside of others."""
-    return {p: why for p, why in modules.items() if not any(p.startswith(f"{other}.") for other in modules)}
-
-
-def _to_leave(path: str | None, modules: dict[str, str]) -> str:
-    """The submodule to leave to PyTorch next: the one that is to blame, or what is around it. "": there is none."""
-    while path and any(path == other or path.startswith(f"{other}.") for other in modules):
-        path = path.rpartition(".")[0]
-    return path or ""
+def _parts(call: _Call) -> Parts:
+    return Parts(call.tree, call.state.key, call.state.hooked)
 
 
 def _check_memory(captured: Capture, tree: Tree) -> None:

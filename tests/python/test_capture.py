@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from ortmodule import LogLevel, ORTModule, explain
 from ortmodule.runner import MOST_VARIANTS
+from tests.twins import rows
 
 
 def module(function, *parameters):
@@ -42,10 +43,6 @@ class Pair:
         report = explain(self.ours)
         assert report.captured == captured, report.fallback
         return report
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from ortmodule import ORTModule, _core, explain
 from ortmodule.runner import MOST_VARIANTS
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.twins import made, rows
 
 
 class Colour(enum.Enum):
@@ -35,26 +32,6 @@ class Slotted:
 
     def __init__(self, scale):
         self.scale = scale
-
-
-def made(function, **attributes):
-    """A module whose forward is `function(self, ...)`, with a Linear(4, 4) and these attributes."""
-
-    class Made(nn.Module):
-        class_scale = 1.0
-
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            vars(self).update(attributes)
-
-        def helper(self, x):
-            return x
-
-        forward = function
-
-    torch.manual_seed(0)
-    return Made()
 
 
 class Pair:

@@ -17,12 +17,9 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.twins import rows
 
 ROOT = Path(__file__).parents[2]
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def net():

@@ -9,42 +9,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from ortmodule import ORTModule, explain
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def made(function, buffers=(), **attributes):
-    class Made(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            for name, value in dict(buffers).items():
-                self.register_buffer(name, value)
-            vars(self).update(attributes)
-
-        forward = function
-
-    torch.manual_seed(0)
-    return Made()
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
-        assert a.requires_grad == b.requires_grad
-    elif isinstance(a, dict):
-        assert type(a) is type(b) and list(a) == list(b)
-        same(list(a.values()), list(b.values()))
-    elif isinstance(a, (list, tuple)):
-        assert type(a) is type(b) and len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            same(one, other)
-    elif hasattr(a, "__dict__"):
-        same(vars(a), vars(b))
-    else:
-        assert type(a) is type(b) and a == b
+from tests.twins import made, rows, same
 
 
 def left(module):
@@ -69,7 +34,7 @@ def steps(eager, captured, exports=None, n=4, loss=lambda m, y: y.sum(), sizes=(
                 found.append([y, left(module)])
                 loss(module, y).backward()
                 found[-1].append([p.grad for p in module.parameters()])
-            same(*found)
+            same(*found, rtol=1e-5, atol=1e-4)
     report = explain(ours)
     assert report.captured == captured, report.fallback
     if exports is not None:

@@ -1,0 +1,147 @@
+"""The bridge to autograd: one node for a whole graph, and what a forward keeps until its backward.
+
+What backward reads is saved through autograd, so editing it raises PyTorch's own error. The memory of a forward belongs
+to its :class:`Call`: several may wait for their backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ortmodule.again import results_again
+from ortmodule.foreign import Mismatch, Raised
+from ortmodule.session import ENGINE_ERRORS, Run
+
+if TYPE_CHECKING:
+    from ortmodule.function import Flags, Graph, Prepared
+
+
+class Bridge(torch.autograd.Function):
+    """The node in autograd's graph; its inputs are the tensors that need a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        prepared, run = call.prepared, call.run
+        ctx.save_for_backward(
+            *(call.tensors[i] for i in prepared.reads_input), *(run.outputs[i] for i in prepared.reads_output)
+        )
+        outputs = tuple(call.shown.get(i, run.outputs[i]) for i in call.graph.differentiable)
+        call.shown = {}
+        # An output knows this node; if the node knew the output nothing of both would ever be freed.
+        run.inputs = run.outputs = None
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
+        if torch.is_grad_enabled():
+            return None, *ctx.call.eager_backward(grads)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        user = None
+        try:
+            return None, *ctx.call.backward(saved, grads, keep)
+        except Raised as raised:
+            user = raised.error
+        except ENGINE_ERRORS as error:
+            ctx.call.graph.failed(error)
+            with torch.enable_grad():
+                found = ctx.call.eager_backward(grads)
+            return None, *[None if grad is None else grad.detach() for grad in found]
+        raise user
+
+
+class Call:
+    """One forward that waits for its backward."""
+
+    def __init__(
+        self, graph: Graph, prepared: Prepared, run: Run, shapes: tuple, inputs: Sequence, held: list, tensors: list,
+        eager: Callable[[Sequence[torch.Tensor]], Any], generator: Any = None,
+    ) -> None:  # fmt: skip
+        self.graph, self.prepared, self.run, self.shapes, self.eager = graph, prepared, run, shapes, eager
+        self.inputs, self.tensors = inputs, tensors
+        self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
+        self.replaced = False  # what `run` was planned for is not so
+        self.generator = generator  # torch's, as the nodes found them that PyTorch runs
+        # Of what was written there are copies: it may be written again.
+        kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
+        self.versions = [(t, t._version) for t in kept]
+
+    def backward(
+        self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the leaves."""
+        graph, prepared = self.graph, self.prepared
+        output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
+        for i, grad in zip(graph.differentiable, grads, strict=True):
+            output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
+        wanted = tuple(grad is not None for grad in output_grads)
+        graph.prediction = wanted if not graph.writes else graph.prediction
+        if self.run.calls is not None and (self.replaced or wanted != prepared.output_grads):
+            found = self._foreign(wanted, self._again(wanted), output_grads, keep)
+        elif any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
+            found = self._again(wanted).backward(output_grads)
+        else:
+            inputs: list[torch.Tensor | None] = [None] * len(graph.feeds)
+            outputs: list[torch.Tensor | None] = [None] * len(output_grads)
+            for i, tensor in zip(prepared.reads_input, saved, strict=False):
+                inputs[i] = tensor
+            for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
+                outputs[i] = tensor
+            if self.run.calls is None:
+                found = self.run.backward(output_grads, inputs, outputs, keep)
+            else:
+                found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
+            if wanted != prepared.output_grads:
+                # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
+                specs = graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers).plan.input_grads
+                found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
+        for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
+            if found[i] is None:
+                found[i] = torch.zeros_like(self.tensors[i])
+        if not keep:
+            self.run = self.inputs = self.tensors = self.versions = self.eager = None
+        return [found[i] for i in graph.leaves]
+
+    def _foreign(self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence) -> list:
+        """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
+        while True:
+            try:
+                return run.backward(output_grads, *saved, keep=keep)
+            except Mismatch:
+                self.graph.session.known.changed()
+                run, saved, self.replaced = self._again(wanted), (), True
+
+    def _check_versions(self) -> None:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                    f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
+                )
+
+    def _again(self, wanted: Flags) -> Run:
+        """The same forward, planned for gradients of other outputs."""
+        self._check_versions()
+        if self.run.calls is not None:
+            return self.graph.run(self.shapes, wanted, self.tensors, self.run.seed, self.run.calls)[1]
+        if self.prepared.defers:  # what is left out is another thing where the scores are seen
+            prepared, _ = self.graph._planned(self.shapes, wanted, self.tensors, self.run.seed)
+        else:
+            prepared = self.graph.prepare(self.shapes, wanted, self.prepared.sizes)
+        return Run(prepared.plan, self.tensors, self.run.seed)
+
+    def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+        """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
+        graph = self.graph
+        self._check_versions()
+        results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed, self.generator)
+        sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
+        outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
+        wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]
+        outputs, grads = zip(*wanted, strict=True)
+        return torch.autograd.grad(outputs, stands, grads, create_graph=True, allow_unused=True)

@@ -1,0 +1,65 @@
+"""What tests make twice: a module for the engine and its twin for PyTorch, the same inputs, results to compare."""
+
+import copy
+import dataclasses
+
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, explain
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(function, buffers=(), **attributes):
+    """A module whose forward is `function(self, ...)`, with a Linear(4, 4), these buffers and these attributes."""
+
+    class Made(nn.Module):
+        class_scale = 1.0
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            for name, value in dict(buffers).items():
+                self.register_buffer(name, value)
+            vars(self).update(attributes)
+
+        def helper(self, x):
+            return x
+
+        forward = function
+
+    torch.manual_seed(0)
+    return Made()
+
+
+def same(a, b, **tolerances):
+    """Are two results the same: structure, types, tensors (as close as assert_close takes them) and what they need?"""
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, **tolerances)
+        assert (a.requires_grad, a.is_leaf) == (b.requires_grad, b.is_leaf)
+    elif isinstance(a, dict):
+        assert type(a) is type(b) and list(a) == list(b)
+        same(list(a.values()), list(b.values()), **tolerances)
+    elif isinstance(a, (list, tuple)):
+        assert type(a) is type(b) and len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            same(one, other, **tolerances)
+    elif dataclasses.is_dataclass(a) or hasattr(a, "__dict__"):
+        assert type(a) is type(b)
+        same(vars(a), vars(b), **tolerances)
+    else:
+        assert type(a) is type(b) and a == b
+
+
+def both(eager, scenario, captured=True):
+    """`scenario(module)` does and returns the same with both, and the gradients are the same."""
+    ours, results = ORTModule(copy.deepcopy(eager)), []
+    for module in (ours, eager):
+        results.append((scenario(module), [p.grad for p in module.parameters()]))
+    same(*results)
+    report = explain(ours)
+    assert report.captured == captured, report.fallback
+    return ours
