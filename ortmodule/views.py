@@ -162,7 +162,7 @@ def agreed(one: dict[int, Sighting], other: dict[int, Sighting], written: Sequen
         a, b = one[i], other[i]
         rule = None
         if (a.base, a.detached, len(a.view.shape)) == (b.base, b.detached, len(b.view.shape)):
-            rule = _both_whole(a, b)
+            rule = _both_alike(a, b) or _both_whole(a, b)
             if rule is None and a.base not in written:
                 rule = _both_strided(a, b) or _both_strided(a.flat(), b.flat(), flat=True)
         if rule is not None:
@@ -170,6 +170,14 @@ def agreed(one: dict[int, Sighting], other: dict[int, Sighting], written: Sequen
         elif a.overlaps() and b.overlaps():
             raise Unclear(f"tensor {i} of the result shares memory with another in a way not known at other sizes")
     return found
+
+
+def _both_alike(a: Sighting, b: Sighting) -> View | None:
+    """All of a tensor as it lies there, which may be in any order at run time."""
+    if a.view != a.of or b.view != b.of:
+        return None
+    rank = len(a.view.shape)
+    return View(a.base, a.detached, tuple((d, 1) for d in range(rank)), (0,) * rank)
 
 
 def _both_whole(a: Sighting, b: Sighting) -> View | None:

@@ -241,6 +241,20 @@ def test_results_that_are_views(view, first):
     same(*results)
 
 
+def test_views_of_inputs_of_every_stride():
+    def scenario(module):
+        found = []
+        for a in (x, rows(4, 3).t(), rows(6, 8)[:, ::2], rows(1, 4).expand(5, 4)):
+            a = a.detach().requires_grad_()
+            h, *views = module(a)
+            assert all(view.data_ptr() == a.data_ptr() for view in views)
+            (h.sum() + views[1].pow(2).sum()).backward()
+            found += [h, *views, a.grad, *[view.stride() for view in views]]
+        return found
+
+    both(made(lambda self, a: (self.linear(a), a.detach(), a.view_as(a))), scenario)
+
+
 def test_outputs_and_gradients_are_the_users():
     """What a step returned is not overwritten by a later one, whoever holds it."""
 
