@@ -22,7 +22,7 @@ from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque
 from ortmodule.state import Tree
 from ortmodule.trace import Trace, Write, difference, hide_sizes, located, trace
-from ortmodule.views import Unclear, View, agreed
+from ortmodule.views import Unclear, View, agreed, check_places
 
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing
@@ -128,6 +128,7 @@ def capture(
             written = [(write.target.kind, write.target.key) for write in first.writes]
             try:
                 views = agreed(first.views, second.views, written)
+                check_places(first.graph, list(views))
             except Unclear as error:
                 raise CaptureError(str(error)) from None
             try:

@@ -27,6 +27,7 @@ _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "g
 
 def promote(graph: torch._C.Graph) -> None:
     """Puts casts before operands of another type than PyTorch computes with."""
+    _widen_numbers(graph)
     for node in list(graph.nodes()):
         kind = node.kind()
         if kind == "aten::full":
@@ -40,6 +41,54 @@ def promote(graph: torch._C.Graph) -> None:
             continue
         if wanted is not None:
             _cast_operands(graph, node, wanted)
+
+
+#: What Python computes with sizes.
+_OF_NUMBERS = frozenset(f"aten::{name}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "reciprocal"))
+
+
+def _widen_numbers(graph: torch._C.Graph) -> None:
+    """Python computes with sizes in float64; in a trace these numbers are tensors, whose fractions are float32."""
+    sizes: set[int] = set()
+    wide: list[torch._C.Value] = []
+    for node in list(graph.nodes()):
+        if node.kind() == "prim::NumToTensor":
+            sizes.add(node.output().unique())
+        elif node.kind() in _OF_NUMBERS and node.outputsSize() == 1:
+            operands = [v for v in node.inputs() if _dtype(v) is not None]
+            known = [v.unique() in sizes for v in operands]
+            if not any(known) or not all(k or _is_number(v) for k, v in zip(known, operands, strict=True)):
+                continue
+            if _dtype(node.output()) == torch.float32:
+                node.output().setType(node.output().type().with_dtype(torch.float64))
+                wide.append(node.output())
+            if _dtype(node.output()) in (torch.int64, torch.float64):
+                sizes.add(node.output().unique())
+    for value in wide:
+        others = [use for use in value.uses() if not _takes_wide(use.user)]
+        if not others:
+            continue
+        with graph.insert_point_guard(value.node()):
+            arguments = [graph.insertConstant(constant) for constant in (torch.float32, False, False, None)]
+            cast = graph.create("aten::to", [value, *arguments], 1)
+        cast.insertAfter(value.node())
+        cast.output().setType(value.type().with_dtype(torch.float32))
+        for use in others:
+            use.user.replaceInput(use.offset, cast.output())
+
+
+def _takes_wide(node: torch._C.Node) -> bool:
+    if node.kind() == "aten::ScalarImplicit":
+        return all(_takes_wide(use.user) for use in node.output().uses())
+    return node.kind() in _ARITHMETIC | _COMPARISONS or any(_dtype(v) == torch.float64 for v in node.outputs())
+
+
+def _is_number(value: torch._C.Value) -> bool:
+    """A Python number of the trace. (A tensor of rank 0 that is a constant may be float64, too; it is as exact.)"""
+    return value.node().kind() == "prim::Constant" and value.type().dim() == 0 and _dtype(value) in _NUMBERS
+
+
+_NUMBERS = (torch.int64, torch.float64, torch.bool)
 
 
 def _say_type(graph: torch._C.Graph, node: torch._C.Node, i: int) -> None:

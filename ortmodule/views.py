@@ -180,6 +180,42 @@ def _both_alike(a: Sighting, b: Sighting) -> View | None:
     return View(a.base, a.detached, tuple((d, 1) for d in range(rank)), (0,) * rank)
 
 
+#: Operators of a trace whose results lie in the memory of their first operand, at places that numbers name.
+_PLACED = {
+    f"aten::{name}"
+    for name in "select slice narrow diagonal unfold as_strided split chunk".split()  # noqa: SIM905
+}
+#: Those that need no numbers but sizes.
+_SHAPED = {
+    f"aten::{name}"
+    for name in (  # noqa: SIM905
+        "view reshape flatten unflatten squeeze unsqueeze expand expand_as view_as transpose t permute movedim detach "
+        "alias contiguous to unbind"
+    ).split()
+} | {"prim::ListUnpack"}
+
+
+def check_places(graph: torch._C.Graph, numbers: Sequence[int]) -> None:
+    """Raises Unclear if data, not sizes, decides where one of these outputs of a trace lies in another tensor."""
+    outputs = list(graph.outputs())
+    for i in numbers:
+        node = outputs[i].node()
+        while node.kind() in _PLACED | _SHAPED:
+            operands = list(node.inputs())
+            if node.kind() in _PLACED and any(map(_is_data, operands[1:])):
+                raise Unclear(f"data decides where tensor {i} of the result lies in the memory of another")
+            node = operands[0].node()
+
+
+def _is_data(value: torch._C.Value) -> bool:
+    """Is a number of a trace computed from something else than sizes?"""
+    node = value.node()
+    if node.kind() in ("prim::Constant", "aten::size", "aten::numel"):
+        return False
+    operands = list(node.inputs())
+    return not operands or any(map(_is_data, operands))
+
+
 def _both_whole(a: Sighting, b: Sighting) -> View | None:
     for seen in (a, b):
         if seen.view.offset != seen.of.offset or math.prod(seen.view.shape) != math.prod(seen.of.shape):

@@ -10,6 +10,33 @@ from ortmodule.definitions.layers import index_add
 from ortmodule.definitions.table import Keep, defines, dtype_of
 
 
+@defines("aten::index", again=True)
+def _index(x, indices):
+    """By several tensors: by one, the number of an element among all that they choose from."""
+    if sum(i is not None for i in indices) < 2:
+        raise Keep
+    numbers = []  # as many tensors of integers as dimensions
+    for i in indices:
+        if i is not None and i.dtype in (torch.bool, torch.uint8):
+            numbers += torch.nonzero(i, as_tuple=True)
+        else:
+            numbers.append(i)
+    places = [d for d, i in enumerate(numbers) if i is not None]
+    index = torch.broadcast_tensors(*(numbers[d] for d in places))
+    flat = torch.zeros_like(index[0])
+    count = 1
+    for d, i in zip(places, index, strict=True):
+        flat = flat * x.shape[d] + torch.where(i < 0, i + x.shape[d], i)
+        count = count * x.shape[d]
+    rest = [d for d in range(x.dim()) if d not in places]
+    moved = x.permute(places + rest)
+    taken = moved.reshape([count, *moved.shape[len(places) :]])[flat]
+    rank, first = flat.dim(), places[0]
+    if places != list(range(first, first + len(places))):
+        return taken
+    return taken.movedim(list(range(rank)), list(range(first, first + rank))) if first and rank else taken
+
+
 @defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", again=True)
 def _index_put(x, indices, values, accumulate=False, unsafe=False):
     if not accumulate:
@@ -42,7 +69,7 @@ def _assigned(x, indices, values):
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         raise Keep
     replaced = x[tuple(slice(None) if i is None else i for i in indices)]
-    if values.dim() == replaced.dim():
+    if values.shape == replaced.shape:
         raise Keep
     return x.index_put(indices, values.expand_as(replaced))
 

@@ -56,7 +56,7 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
     if not soft and not label_smoothing:
         raise Keep
     axis = 1 if scores.dim() > 1 else 0
-    classes = scores.shape[axis]
+    classes = torch.as_tensor(scores.shape[axis]).to(scores.dtype)
     log_p = scores.log_softmax(axis)
     if weight is not None:
         weighted = log_p * weight.reshape([-1 if d == axis else 1 for d in range(scores.dim())])
@@ -65,7 +65,7 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
     if soft:
         target = target * (1 - label_smoothing) + label_smoothing / classes
         each = -(weighted * target).sum(axis)
-        return each if reduction == 0 else each.sum() if reduction == 2 else each.sum() / (scores.numel() / classes)
+        return _reduced(each, reduction)
     kept = target != ignore_index
     nll = F.cross_entropy(scores, target, weight, ignore_index=ignore_index, reduction="none")
     spread = -weighted.sum(axis).masked_fill(~kept, 0.0)

@@ -140,9 +140,9 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     """Variance and mean, by the arguments of every overload: `dim` may be absent, the correction a bool or None."""
     if isinstance(dim, bool):
         dim, correction = None, dim
-    dim = dim or list(range(x.dim()))
     if x.dim() == 0:
-        raise Keep
+        return _moments(x.reshape(1), [0], correction)
+    dim = dim or list(range(x.dim()))
     correction = 1 if correction is None else correction if isinstance(correction, float) else int(correction)
     mean = x.detach().mean(dim, keepdim=True)  # moving it changes nothing
     squares = (x - mean).square().sum(dim, keepdim)
