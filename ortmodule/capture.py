@@ -157,11 +157,16 @@ def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:
     before = [(slot, slot.find(_MISSING)) for slot, _ in found.settled]
     for slot, value in found.settled:
         slot.set(value)
-    other = again()
-    if not other.settled and not difference(found, other):
+    settled = False
+    try:
+        other = again()
+        settled = not other.settled and not difference(found, other)
+    finally:
+        if not settled:
+            for slot, value in before:
+                slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
+    if settled:
         return other
-    for slot, value in before:
-        slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
     raise NotTraceable(f"forward sets {found.settled[0][0].name}, and does something else from then on")
 
 

@@ -146,7 +146,7 @@ class _Walk:
         elif isinstance(value, functools.partial):
             parts += (cls,)
             self._all((value.func, value.args, value.keywords))
-        elif _is_plain(cls):
+        elif is_plain(cls):
             parts += (cls,)
             self._slots(value, cls)
         else:
@@ -186,7 +186,7 @@ def _slot_names(cls: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _is_plain(cls: type) -> bool:
+def is_plain(cls: type) -> bool:
     """Is an object of this class what its attributes are?"""
     made = all(base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
     return made and (cls.__dictoffset__ != 0 or bool(_slot_names(cls)))

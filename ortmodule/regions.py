@@ -21,7 +21,7 @@ from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Modes, Node, leaves_of, operands_of, specs_of
 from ortmodule.reads import NotTraceable
-from ortmodule.state import Slot, Tree
+from ortmodule.state import Slot, Tree, without
 
 CALL = "ortmodule::call"
 # The schema by which the passes of TorchScript know that the operator changes nothing.
@@ -72,10 +72,20 @@ class Regions:
                         known.add(id(parameter))
                         held.append(Slot(f"{self.names.get(id(part), path)}.{key}", part._parameters, key))
 
-        def function(*args, **kwargs):
-            return original(module, *args, **kwargs)
+        # Hooks that are a part of forward are one of the graph around it.
+        if self.tree.busy_hooks(module, path):
+            raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
+        followed = dict(self.tree.followed.get(path, {}))
 
-        return self._call("module", path, function, args, kwargs, held)
+        def function(*args, **kwargs):
+            with without(module._forward_hooks, followed):
+                return original(module, *args, **kwargs)
+
+        result = self._call("module", path, function, args, kwargs, held)
+        for hook in followed.values():
+            other = hook(module, args, result)
+            result = result if other is None else other
+        return result
 
     # --- one call -----------------------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ class Runner:
     def _current_state(self) -> _State:
         """What the module is now; looked at again only when something has changed."""
         state = self._state
-        if state is None or state.watch.changed() or state.tree.polled:
+        if state is None or state.watch.changed() or state.tree.polled or not state.tree.follows():
             with self._lock:
                 self._state = state = self._look()
         if "" in state.hooked:
@@ -194,6 +194,7 @@ class Runner:
 
     def _build(self, call: _Call, part: int, variants: list[Graph], begins: Callable[[str], None]) -> Graph:
         """A new graph, first among ``variants``. ``begins`` is told of every phase."""
+        *before, _ = call.tree.key()
         captured, graph, wrong = self._checked(call, part, begins)
         if wrong:
             # Some modules leave something out when they are traced: they need not know.
@@ -204,6 +205,10 @@ class Runner:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         captured.trace.tensors = captured.trace.outputs = None
+        state = self._current_state()
+        if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
+            call.move(state)  # forward puts hooks on submodules, and capturing it has done that now
+            variants = self.graphs.setdefault(call.key, [])
         graph.failed = functools.partial(self._failed_backward, call.key)
         self.exports += 1
         variants.insert(0, graph)
@@ -380,3 +385,7 @@ class _Call:
             state.key,
             state.hooked,
         )
+
+    def move(self, state: _State) -> None:
+        """The module has another state now, which is nothing to the call but another key."""
+        self.state, self.key = state, (*self.key[:-2], state.key, state.hooked)

@@ -22,6 +22,7 @@ from torch.nn.modules import module as nn_module
 
 from ortmodule import _core, devices
 from ortmodule.guards import Attributes, Description, Unguardable, describe, put_back
+from ortmodule.hooks import Reach, reach_of
 from ortmodule.io import CONSTANTS
 
 MOST_KEYS = 1024  # of one tree
@@ -33,6 +34,8 @@ PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 _GLOBAL_HOOKS += ("_global_backward_pre_hooks",)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: What else is known of hooks, by their keys.
+_MARKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 #: Dictionaries inside a module that are restored one level deeper than its attributes.
 _INNER = ("_parameters", "_buffers", "_modules")
 #: Attributes that every module has.
@@ -105,6 +108,10 @@ class Tree:
         self.kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
         self.reads: dict[tuple[int, str], str] = {}  # what the latest traces read, also those that failed
         self._numbers: dict[tuple, int] = {}
+        self._reaches: dict[int, tuple[Any, Reach | None]] = {}  # of forward hooks that were met, by their ids
+        self.reach: Reach | None = None  # of the hooks that graphs follow
+        self.followed: dict[str, dict[int, Any]] = {}  # those hooks, by the paths of their modules
+        self._following: tuple = ()
 
     def refresh(self) -> None:
         """Finds the plain tensors that attributes hold now."""
@@ -193,6 +200,7 @@ class Tree:
         return (
             tuple([module.training for module in self.modules.values()]),
             tuple([_kind(t) for t in tensors]),
+            self._following,
         )
 
     def number(self) -> int:
@@ -205,19 +213,74 @@ class Tree:
         return self._numbers[key]
 
     def hooked(self) -> tuple[str, ...]:
-        """The submodules with hooks that a graph would not call (those of the root run around it); "": all."""
+        """The submodules with hooks that a graph would not call (those of the root run around it); "": all.
+
+        Looks at the hooks anew: :attr:`followed` and :meth:`key` say which ones are a part of forward.
+        """
+        self.reach, self.followed, self._following = None, {}, ()
         if any(getattr(nn_module, name) for name in _GLOBAL_HOOKS):
             return ("",)
-        return tuple([name for name, attributes in self._inner if any([attributes[hooks] for hooks in _HOOKS])])
+        found = []
+        for path, attributes in self._inner:
+            count = sum([len(attributes[hooks]) for hooks in _HOOKS])
+            if count and len(self._follow(path, attributes)) < count:
+                found.append(path)
+        if self.followed:
+            hooks = tuple([(path, tuple(hooks.items())) for path, hooks in self.followed.items()])
+            self._following = hooks, self.reach.values()
+        return tuple(found)
+
+    def _follow(self, path: str, attributes: dict[str, Any]) -> dict[int, Any]:
+        """The transparent hooks of a submodule by their keys: those behind which nothing else follows."""
+        kept: dict[int, Any] = {}
+        for key, hook in attributes["_forward_hooks"].items():
+            if (reach := self.reach_of(hook)) is None or any(key in attributes[marks] for marks in _MARKS):
+                kept.clear()
+            else:
+                kept[key] = hook
+                self.reach = self.reach or Reach()
+                self.reach.include(reach)
+        if kept:
+            self.followed[path] = kept
+        return kept
+
+    def reach_of(self, hook: Any) -> Reach | None:
+        """What a forward hook reads, if it is transparent; as it was found the last time, if that still holds."""
+        _, reach = known = self._reaches.get(id(hook), (None, None))
+        if known[0] is None or (reach is not None and not reach.holds()):
+            reach = reach_of(hook)
+            self._reaches[id(hook)] = hook, reach
+        return reach
+
+    def follows(self) -> bool:
+        """Is all that transparent hooks read as it was when :meth:`hooked` looked at them?"""
+        return self.reach is None or self.reach.holds()
+
+    def hooks(self) -> dict[tuple[str, str], tuple[dict, dict]]:
+        """The dictionaries of hooks, and copies of them, by their modules' paths and their names."""
+        return {(path, name): (m.__dict__[name], dict(m.__dict__[name]))
+                for path, m in self.modules.items() for name in _HOOKS}  # fmt: skip
+
+    def busy_hooks(self, module: nn.Module, path: str) -> bool:
+        """Would PyTorch, running ``module`` by itself, leave out what hooks inside of it do for this forward?"""
+        followed = self.followed.get(path, {})
+        hooks = [h for h in module._forward_hooks.items() if h[0] not in followed]
+        hooks += [h for part in module.modules() if part is not module for h in part._forward_hooks.items()]
+        known = [self._reaches.get(id(hook)) for _, hook in hooks if not _is_torchs(hook)]
+        return any(found is None or (found[1] is not None and found[1].busy()) for found in known)
 
     @contextmanager
     def unhooked(self) -> Iterator[None]:
-        """Inside, hooks on submodules are not called, those aside with which torch makes weights."""
+        """Inside, hooks on submodules are not called, but transparent ones and those with which torch makes weights."""
         changed = []
         for _, attributes in self._inner:
             for name in _HOOKS:
                 hooks = attributes[name]
-                own = {key: hook for key, hook in hooks.items() if not _is_torchs(hook)}
+                own = {
+                    key: hook
+                    for key, hook in hooks.items()
+                    if not _is_torchs(hook) and self._reaches.get(id(hook), (None, None))[1] is None
+                }
                 if own:
                     changed.append((hooks, dict(hooks)))
                     for key in own:
@@ -249,6 +312,7 @@ class Tree:
         modules = list(self.modules.values())
         containers = self.containers()
         before = [(m, dict(m.__dict__), [dict(m.__dict__[name]) for name in _INNER]) for m in modules]
+        hooks = [(m.__dict__[name], dict(m.__dict__[name])) for m in modules for name in (*_HOOKS, *_MARKS)]
         states = devices.generators(), random.getstate(), numpy.random.get_state()
         same = {}
         copies = {}
@@ -265,6 +329,9 @@ class Tree:
             for container, then in containers:
                 if not same_items(container, then):
                     put_back(container, then)
+            for holder, then in hooks:
+                if len(holder) != len(then) or any(holder.get(key) is not hook for key, hook in then.items()):
+                    _restore(holder, then)
             for module, attributes, inner in before:
                 _restore(module.__dict__, attributes)
                 for name, then in zip(_INNER, inner, strict=True):
@@ -347,6 +414,19 @@ def _describe_once(value: Any, names: dict, known: dict) -> Description | None:
         except Unguardable:
             known[id(value)] = None
     return known[id(value)]
+
+
+@contextmanager
+def without(hooks: dict[int, Any], left: Iterable[int]) -> Iterator[None]:
+    """Inside, the hooks with these keys are not called."""
+    then = dict(hooks)
+    try:
+        for key in left:
+            hooks.pop(key, None)
+        yield
+    finally:
+        if len(hooks) != len(then):
+            _restore(hooks, then)
 
 
 def _is_torchs(hook: Any) -> bool:

@@ -209,6 +209,7 @@ class _Flat(nn.Module):
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         with self.recorder.paused():
             self.before, self.containers = self.tree.contents(), self.tree.containers()
+            hooks = self.tree.hooks()
         args, kwargs = self.arguments.rebuild(tensors)
         with self.watch.looking(tensors, parameters, self.copies.values()):
             result = self.call(*args, **kwargs)
@@ -221,6 +222,7 @@ class _Flat(nn.Module):
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
                 if slot.get() is not tensor or tensor._version != next(then):
                     raise NotTraceable(f"forward changes the parameter {slot.name}")
+            self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed)
@@ -286,7 +288,8 @@ class _Flat(nn.Module):
         return outputs
 
     def _sets(self, before: dict[str, Contents], containers: list[tuple[Any, Any]]) -> list[Slot]:
-        """The attributes that forward set, new contents of buffers and plain tensors aside."""
+        """The attributes that forward set, new contents of buffers and plain tensors aside, and those by which it
+        knows that it has put hooks on submodules."""
         found, inside = [], []
         others = {(id(slot.holder), slot.key) for slot in self.tree.others}
         now = self.tree.contents()
@@ -298,12 +301,25 @@ class _Flat(nn.Module):
                     continue
                 if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
                     inside.append((slot, self.recorder.attributes.get((id(then.module), key))))
+                elif self.settled and holder is then.module.__dict__ and not then.attributes.get(key) and value is True:
+                    self.settled.append((slot, value))
                 else:
                     self._check_set(slot, then, value)
                     found.append(slot)
         if inside:
             self._settle(inside, containers)
         return found
+
+    def _settle_hooks(self, before: dict[tuple[str, str], tuple[dict, dict]]) -> None:
+        """Hooks that forward puts on submodules, once."""
+        for (path, name), (hooks, then) in before.items():
+            if any(hooks.get(key) is not hook for key, hook in then.items()):
+                raise NotTraceable(f"forward removes a hook from {path}")
+            for key, hook in hooks.items():
+                if key not in then:
+                    if not path or name != "_forward_hooks" or self.tree.reach_of(hook) is None:
+                        raise NotTraceable(f"forward puts a hook on {path}, which a graph would not call")
+                    self.settled.append((Slot(f"a hook on {path}", hooks, key), hook))
 
     def _settle(self, inside: list[tuple[Slot, str | None]], containers: list[tuple[Any, Any]]) -> None:
         """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""

@@ -1,14 +1,16 @@
 """Hooks of every kind run in every step, with the values that PyTorch gives them."""
 
 import copy
+import functools
 import warnings
+from contextvars import ContextVar
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ortmodule import ORTModule, explain
+from ortmodule import ORTModule, explain, hooks
 
 
 class Net(nn.Module):
@@ -197,3 +199,137 @@ def test_hooks_of_states():
     assert calls == ["s", "l"]
     ours(rows(3))
     assert explain(ours).captured
+
+
+# --- hooks that are a part of forward ---------------------------------------------------------------------------------
+
+collector = ContextVar("collector", default=None)
+
+
+def collect(module, args, out):
+    found = collector.get()
+    if found is not None:
+        found["states"].append(out)
+
+
+class Collecting(nn.Module):
+    """Gives back what its layers compute, which hooks collect that its first forward puts there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x, states=True):
+        if states and not getattr(self, "has_hooks", False):
+            self.has_hooks = True
+            for layer in self.layers:
+                layer.register_forward_hook(collect)
+        found = {"states": []}
+        token = collector.set(found if states else None)
+        try:
+            for layer in self.layers:
+                x = layer(x).tanh()
+        finally:
+            collector.reset(token)
+        return x, tuple(found["states"])
+
+
+def agree_on_states(ours, eager, steps=range(4), **settings):
+    for step in steps:
+        found = []
+        for module in (ours, eager):
+            module.zero_grad()
+            x = rows(3 + step % 2, step)
+            y, states = module(x, **settings)
+            (y.sum() + sum((s * s).sum() for s in states)).backward()
+            found.append((y, states, x.grad, [p.grad for p in module.parameters()]))
+        assert len(found[0][1]) == (3 if settings.get("states", True) else 0)
+        torch.testing.assert_close(*found)
+
+
+def test_hooks_that_forward_installs():
+    torch.manual_seed(0)
+    eager = Collecting()
+    ours = ORTModule(copy.deepcopy(eager))
+    agree_on_states(ours, eager)
+    report = explain(ours)
+    assert report.captured and report.exports == 1 and not report.python_ops
+    assert [len(layer._forward_hooks) for layer in ours.layers] == [1, 1, 1]
+    agree_on_states(ours, eager, states=False)
+    agree_on_states(ours, eager)
+    assert explain(ours).captured and not explain(ours).python_ops
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["behind", "before"])
+def test_other_hooks_beside_those_that_collect(first):
+    torch.manual_seed(0)
+    eager = Collecting()
+    ours = ORTModule(copy.deepcopy(eager))
+    seen = [], []
+    if not first:
+        agree_on_states(ours, eager)
+    for module, kept in zip((ours, eager), seen, strict=True):
+        module.layers[1].register_forward_hook(lambda m, args, out, kept=kept: (kept.append(out.detach()), out * 3)[1])
+    agree_on_states(ours, eager)
+    assert len(seen[0]) == 4
+    torch.testing.assert_close(*seen)
+    # Behind another hook, collecting is still part of the graph; before it, it cannot be.
+    assert explain(ours).captured == first
+
+
+def test_a_constant_that_a_hook_reads():
+    torch.manual_seed(0)
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    factor = 2.0
+
+    def scaled(module, args, out):
+        return out * factor
+
+    for module in (ours, eager):
+        module.first[0].register_forward_hook(scaled)
+    for step in range(6):
+        factor = 2.0 + step // 2
+        torch.testing.assert_close(ours(rows(3, step)), eager(rows(3, step)))
+    assert explain(ours).captured and explain(ours).exports == 3 and not explain(ours).python_ops
+
+
+def test_a_context_variable_that_is_set_outside():
+    torch.manual_seed(0)
+    ours = ORTModule(Net())
+    ours.first[0].register_forward_hook(collect)
+    ours(rows(3))
+    assert explain(ours).captured and not explain(ours).python_ops
+    found = {"states": []}
+    token = collector.set(found)
+    try:
+        for step in range(3):
+            ours(rows(3, step))
+    finally:
+        collector.reset(token)
+    assert len(found["states"]) == 3
+    expected = [ours.first[0].forward(rows(3, step)) for step in range(3)]
+    torch.testing.assert_close(found["states"], expected)
+
+
+_log = []
+
+
+@pytest.mark.parametrize(
+    ("transparent", "hook"),
+    [
+        (True, lambda m, args, out: out * 2),
+        (True, lambda m, args, out: out.relu()[..., :1] + out),
+        (False, lambda m, args, out: _log.append(out)),
+        (False, lambda m, args, out: print(out.shape)),
+        (False, lambda m, args, out: m.weight + out),
+        (False, lambda m, args, out: torch.relu(out)),
+        (False, lambda m, args, out: out.__class__),
+        (False, lambda m, args, out, kept=[]: kept.append(out)),  # noqa: B006
+        (False, lambda *args: args[0].weight.relu()),
+        (False, functools.partial(collect)),
+        (False, _log.append),
+    ],
+)
+def test_which_hooks_are_transparent(transparent, hook):
+    assert (hooks.reach_of(hook) is not None) == transparent

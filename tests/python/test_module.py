@@ -329,7 +329,8 @@ def test_warnings_point_at_the_caller(x):
     wrapped = ORTModule(nn.Linear(4, 4))
     wrapped.weight.register_hook(lambda g: None)  # no forward hook: fine
     inner = nn.Sequential(nn.Linear(4, 4))
-    inner[0].register_forward_hook(lambda *args: None)
+    seen = []
+    inner[0].register_forward_hook(lambda *args: seen.append(args))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrapped(x)
