@@ -7,16 +7,33 @@ to its :class:`Call`: several may wait for their backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ortmodule.again import results_again
 from ortmodule.foreign import Mismatch, Raised
-from ortmodule.session import ENGINE_ERRORS, Run
+from ortmodule.session import ENGINE_ERRORS, Run, Session
 
 if TYPE_CHECKING:
-    from ortmodule.function import Flags, Graph, Prepared
+    from ortmodule.function import Graph
+
+Flags = tuple[bool, ...]
+
+
+@dataclass
+class Prepared:
+    """A plan, and what Python needs to know of it for every run."""
+
+    plan: Any
+    output_grads: Flags | None
+    sizes: tuple[int, ...]
+    random: bool
+    reads_input: list[int]
+    reads_output: list[int]
+    session: Session
+    defers: bool  # there are hidden states in place of scores
 
 
 class Bridge(torch.autograd.Function):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -17,7 +16,7 @@ import torch
 
 from ortmodule import _core, blame, devices, export
 from ortmodule.again import Modes
-from ortmodule.bridge import Bridge, Call
+from ortmodule.bridge import Bridge, Call, Flags, Prepared
 from ortmodule.capture import Capture
 from ortmodule.deferral import Deferral, deferral_of
 from ortmodule.fallback import Cause, NotInEngine
@@ -30,25 +29,9 @@ from ortmodule.trace import Source
 
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 
-Flags = tuple[bool, ...]
-
 
 class DoesNotHold(Exception):
     """Python would decide something else for these inputs than it did for the trace; says where."""
-
-
-@dataclass
-class Prepared:
-    """A plan, and what Python needs to know of it for every run."""
-
-    plan: Any
-    output_grads: Flags | None
-    sizes: tuple[int, ...]
-    random: bool
-    reads_input: list[int]
-    reads_output: list[int]
-    session: Session
-    defers: bool  # there are hidden states in place of scores
 
 
 class Graph:

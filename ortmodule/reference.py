@@ -35,6 +35,10 @@ DTYPES = {
 }  # fmt: skip
 
 
+class _Form(Exception):
+    """Of these forms of an operator there is no reference."""
+
+
 class Unknown(Exception):
     """An operator that this file does not know; the sentence names it."""
 
@@ -77,7 +81,7 @@ def _results(node: onnx.NodeProto, operands: list[Tensor | None], drawn: Values)
         raise Unknown(f"{node.domain or 'ONNX'} {node.op_type}")
     try:
         results = function(attributes(node), len(node.output), *operands)
-    except (NotImplementedError, KeyError) as error:
+    except (_Form, KeyError) as error:
         raise Unknown(f"{node.op_type} ({error})") from error
     return results if isinstance(results, (tuple, list)) else (results,)
 
@@ -257,7 +261,7 @@ def _gather_elements(a, n, x, index):
 @_operator("GatherND")
 def _gather_nd_of(a, n, x, index):
     if a.get("batch_dims", 0):
-        raise NotImplementedError("batch_dims")
+        raise _Form("batch_dims")
     return _gather_nd(x, index)
 
 
@@ -265,7 +269,7 @@ def _gather_nd_of(a, n, x, index):
 def _scatter_nd(a, n, x, index, update):
     how = a.get("reduction", "none")
     if how not in ("none", "add"):
-        raise NotImplementedError(how)
+        raise _Form(how)
     return x.index_put(tuple(index.unbind(-1)), update, accumulate=how == "add")
 
 
@@ -360,7 +364,7 @@ _reduction("ReduceLogSum", lambda x, axes, keep: x.sum(axes, keep).log())
 def _extreme(function: Callable) -> Callable:
     def find(a, n, x):
         if a.get("select_last_index"):
-            raise NotImplementedError("select_last_index")
+            raise _Form("select_last_index")
         return function(x, a.get("axis", 0), bool(a.get("keepdims", 1)))
 
     return find
@@ -380,7 +384,7 @@ def _topk(a, n, x, k):
 @_operator("LayerNormalization")
 def _layer_norm(a, n, x, scale, bias=None):
     if n > 1:
-        raise NotImplementedError("mean and deviation")
+        raise _Form("mean and deviation")
     shape = x.shape[a.get("axis", -1) % x.dim() :]
     return F.layer_norm(x, shape, scale, bias, a.get("epsilon", 1e-5))
 
@@ -421,7 +425,7 @@ def _nll(a, n, x, labels, weight=None):
 def _padded(a: dict, x: Tensor, value: float) -> Tensor:
     """`x` with the operator's padding around it: PyTorch's is the same on both sides."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise NotImplementedError(a["auto_pad"])
+        raise _Form(a["auto_pad"])
     pads, rank = a.get("pads", [0] * 2 * (x.dim() - 2)), x.dim() - 2
     around = [pads[side * rank + d] for d in reversed(range(rank)) for side in (0, 1)]
     return F.pad(x, around, value=value) if any(around) else x
@@ -436,7 +440,7 @@ def _conv(a, n, x, weight, bias=None):
 @_operator("MaxPool")
 def _max_pool(a, n, x):
     if n > 1 or a.get("ceil_mode"):
-        raise NotImplementedError("indices or ceil_mode")
+        raise _Form("indices or ceil_mode")
     function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3]
     return function(_padded(a, x, -math.inf), a["kernel_shape"], a.get("strides", 1), 0, a.get("dilations", 1))
 
@@ -444,7 +448,7 @@ def _max_pool(a, n, x):
 @_operator("AveragePool")
 def _average_pool(a, n, x):
     if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")):
-        raise NotImplementedError("padding that does not count")
+        raise _Form("padding that does not count")
     function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3]
     return function(_padded(a, x, 0.0), a["kernel_shape"], a.get("strides", 1))
 
@@ -464,7 +468,7 @@ def _pad(a, n, x, pads, value=None, axes=None):
     if mode == "constant":
         return F.pad(x, around, value=0 if value is None else value.item())
     if any(around[2 * (x.dim() - 2) :]):
-        raise NotImplementedError(f"{mode} padding of the batch")
+        raise _Form(f"{mode} padding of the batch")
     return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect"}[mode])
 
 

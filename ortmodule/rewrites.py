@@ -19,7 +19,7 @@ from torch import nn
 
 from ortmodule import devices, export
 from ortmodule.aten import leave_to_torch
-from ortmodule.definitions import DEFINITIONS, Keep
+from ortmodule.definitions import DEFINITIONS, Keep, Leave
 from ortmodule.promotion import promote
 from ortmodule.reads import NotTraceable
 
@@ -195,7 +195,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
         definition = _Definition(function, arguments)
         graph = _trace(definition, tensors, asks=own is None)
         if not _holds_for_others(graph, definition, tensors, asks=own is None):
-            raise NotImplementedError("values of its operands decide what it does")
+            raise Leave("values of its operands decide what it does")
     except Keep:
         return None
     except Exception as error:

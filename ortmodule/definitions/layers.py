@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.definitions.order import picked
-from ortmodule.definitions.table import Keep, defines
+from ortmodule.definitions.table import Keep, Leave, defines
 
 
 @defines("aten::scaled_dot_product_attention")
@@ -159,7 +159,7 @@ def _embedding_bag(
     weight, index, offsets, scale_by_frequency=False, mode=0, sparse=False, scales=None, whole=False, padding=None
 ):
     if mode == 2 or scale_by_frequency:
-        raise NotImplementedError("the largest of a bag, or gradients scaled by frequency")
+        raise Leave("the largest of a bag, or gradients scaled by frequency")
     offsets = offsets[:-1] if whole else offsets
     starts = torch.zeros(index.shape[0] + 1, dtype=torch.int64)
     starts = starts.scatter_add(0, offsets.long(), torch.ones_like(offsets, dtype=torch.int64))

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ortmodule.definitions.table import Keep, defines, dtype_of, sloped
+from ortmodule.definitions.table import Keep, Leave, defines, dtype_of, sloped
 
 
 @defines("aten::norm", again=True)
@@ -73,7 +73,7 @@ def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
     if order == "fro":
         return _vector_norm(x, 2, list(dim), keepdim)
     if order not in (1, -1, math.inf, -math.inf):
-        raise NotImplementedError(f"a matrix norm of order {order}")
+        raise Leave(f"a matrix norm of order {order}")
     rows, columns = (d % x.dim() for d in dim)
     if abs(order) != 1:
         rows, columns = columns, rows

@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ortmodule.definitions.table import DEFINITIONS, Keep, defines, dtype_of, sloped
+from ortmodule.definitions.table import DEFINITIONS, Keep, Leave, defines, dtype_of, sloped
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -304,7 +304,7 @@ def _masked_select(x, mask):
 @defines("aten::searchsorted")
 def _searchsorted(sequence, values, narrow=False, right=False, side=None, sorter=None):
     if sorter is not None or not isinstance(values, torch.Tensor):
-        raise NotImplementedError("a sorter, or a number")
+        raise Leave("a sorter, or a number")
     if sequence.dim() > 1:
         sequence = sequence.unsqueeze(-2)
     values = values.unsqueeze(-1)

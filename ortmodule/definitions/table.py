@@ -3,7 +3,7 @@
 A definition takes the operator's arguments in the order of its schema and returns its result. It is traced
 (`rewrites.py`) on tensors like the operator's operands, so it may look at ranks and types; a size that it takes as a
 number becomes a constant, which the comparison of two traces finds. For a form that it does not have it raises
-NotImplementedError: PyTorch runs such operators inside the graph.
+Leave: PyTorch runs such operators inside the graph.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ DEFINITIONS: dict[str, Callable] = {}
 
 class Keep(Exception):
     """A definition declines: the operator stays."""
+
+
+class Leave(Exception):
+    """A definition has not this form of the operator: PyTorch runs it."""
 
 
 def defines(*kinds: str, again: bool = False, sizes: bool = False) -> Callable:
