@@ -2,10 +2,11 @@
 
     python -m benchmarks.optimizer                          GPT-2 124M
     python -m benchmarks.optimizer --rows minilm --steps 20
+    python -m benchmarks.optimizer --kinds sgd adagrad lamb  the other optimizers
 
 Both take turns in one process; the figures are medians, the spread is the middle half. "with clipping": the norm of all
 gradients, the step with it, zero_grad. The bandwidth counts what a step has to read and write (28 bytes a float32
-parameter), next to that of copying one large tensor into another.
+parameter for Adam), next to that of copying one large tensor into another.
 """
 
 import argparse
@@ -17,10 +18,9 @@ import torch
 
 from benchmarks.report import machine, middle, milliseconds, write
 from benchmarks.rows import ROWS
-from ortmodule.optim import AdamWMode, FusedAdam
+from ortmodule.optim import AdamWMode, FusedAdagrad, FusedAdam, FusedLamb, FusedSGD
 
 COPIED = 512 << 20  # bytes of the tensor that is copied
-BYTES = 7 * 4  # of a parameter in a step: p, m, v read and written, g read
 
 
 def seconds(function):
@@ -49,17 +49,32 @@ def clip_torch(optimizer, parameters):
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
-SIDES = {
-    "AdamW(fused=True)": (lambda p: torch.optim.AdamW(p, lr=1e-6, fused=True), clip_torch),
-    "FusedAdam": (lambda p: FusedAdam(p, lr=1e-6, adam_w_mode=AdamWMode.ADAMW_TORCH), clip_fused),
-}
+MOMENTUM = {"lr": 1e-6, "momentum": 0.9}
+#: By kind: the bytes of a float32 parameter that a step reads and writes, and the optimizers that take turns.
+KINDS = {
+    "adam": (7 * 4, {  # p, m, v read and written, g read
+        "AdamW(fused=True)": (lambda p: torch.optim.AdamW(p, lr=1e-6, fused=True), clip_torch),
+        "FusedAdam": (lambda p: FusedAdam(p, lr=1e-6, adam_w_mode=AdamWMode.ADAMW_TORCH), clip_fused),
+    }),
+    "sgd": (5 * 4, {
+        "SGD(momentum, fused=True)": (lambda p: torch.optim.SGD(p, fused=True, **MOMENTUM), clip_torch),
+        "FusedSGD": (lambda p: FusedSGD(p, **MOMENTUM), clip_fused),
+    }),
+    "adagrad": (5 * 4, {
+        "Adagrad(fused=True)": (lambda p: torch.optim.Adagrad(p, lr=1e-6, fused=True), clip_torch),
+        "FusedAdagrad": (lambda p: FusedAdagrad(p, lr=1e-6), clip_fused),
+    }),
+    "lamb": (10 * 4, {  # p, m and v are read twice
+        "FusedLamb": (lambda p: FusedLamb(p, lr=1e-6), clip_fused),
+    }),
+}  # fmt: skip
 
 
-def measure(row, steps):
+def measure(row, kind, steps):
     torch.manual_seed(0)
     model = row.build()
     sides = {}
-    for name, (make, clip) in SIDES.items():
+    for name, (make, clip) in KINDS[kind][1].items():
         parameters = list(copy.deepcopy(model).parameters())
         sides[name] = parameters, *side(parameters, make, clip)
     count = sum(p.numel() for p in model.parameters())
@@ -89,10 +104,12 @@ def markdown(report):
         "| parameters of | optimizer | step, ms | GB/s | of a copy's | with clipping and zero_grad, ms |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for row, figures in report["rows"].items():
-        for name in SIDES:
+    cases = [(row, kind, figures) for row, kinds in report["rows"].items() for kind, figures in kinds.items()]
+    for row, kind, figures in cases:
+        size, sides = KINDS[kind]
+        for name in sides:
             step = figures[name]["step"]
-            rate = BYTES * figures["parameters"] / step["median"]
+            rate = size * figures["parameters"] / step["median"]
             cells = [
                 ROWS[row].title.split(",")[0],
                 name,
@@ -108,10 +125,12 @@ def markdown(report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=["gpt2"])
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["adam"])
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--out", default="results/optimizer")
     args = parser.parse_args()
-    report = {"machine": machine(), "rows": {name: measure(ROWS[name], args.steps) for name in args.rows}}
+    rows = {name: {kind: measure(ROWS[name], kind, args.steps) for kind in args.kinds} for name in args.rows}
+    report = {"machine": machine(), "rows": rows}
     write(report, markdown(report), Path(args.out))
     print(markdown(report))
 

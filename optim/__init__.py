@@ -2,10 +2,16 @@
 
 from ortmodule.optim.adasum import adasum_hook
 from ortmodule.optim.fp16_optimizer import FP16_Optimizer
+from ortmodule.optim.fused_adagrad import FusedAdagrad
 from ortmodule.optim.fused_adam import AdamWMode, FusedAdam
+from ortmodule.optim.fused_lamb import FusedLamb
+from ortmodule.optim.fused_sgd import FusedSGD
 from ortmodule.optim.loss_scaler import DynamicLossScaler, StaticLossScaler
 from ortmodule.optim.zero import register
 
-__all__ = ["AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdam", "StaticLossScaler", "adasum_hook"]
+__all__ = [
+    "AdamWMode", "DynamicLossScaler", "FP16_Optimizer", "FusedAdagrad", "FusedAdam", "FusedLamb", "FusedSGD",
+    "StaticLossScaler", "adasum_hook",
+]  # fmt: skip
 
 register()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortmodule.optim import amp, megatron, zero
-from ortmodule.optim.fused_adam import FusedAdam
+from ortmodule.optim.fused import FusedOptimizer
 
 #: By duck type: (does this know the optimizer?, change it). The first one that does.
 _KINDS: list[tuple[Callable[[Any], bool], Callable[..., None]]] = [
@@ -41,7 +41,7 @@ def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:  # noqa: N802, the nam
                 modify(target, **kwargs)
                 target._ortmodule_modified = True
             return optimizer
-    if not isinstance(target, FusedAdam):  # one that has nothing to save
+    if not isinstance(target, FusedOptimizer):  # one that has nothing to save
         warnings.warn(
             f"FP16_Optimizer does not know {type(target).__module__}.{type(target).__qualname__}: it stays as it is",
             stacklevel=2,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.optim.fused_adam import FusedAdam
+from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.replace import fits, square_sums
 
 
@@ -19,7 +19,8 @@ class StaticLossScaler:
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # unscales; leaves the step out when a gradient is not finite
 
-    With FusedAdam the gradients are read twice in all: for the check, and in the step, which unscales what it reads.
+    With an optimizer of this package the gradients are read twice in all: for the check, and in the step, which
+    unscales what it reads.
 
     Raises ValueError for a factor that is not above 0.
     """
@@ -53,12 +54,14 @@ class StaticLossScaler:
         if finite is None:
             gradients = _gradients(optimizer)
             finite = _all_finite(gradients)
-            if finite and isinstance(optimizer, FusedAdam):
+            if finite and isinstance(optimizer, FusedOptimizer):
                 optimizer.scale_gradients(1.0 / self.loss_scale)
             elif finite and gradients:
                 torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
         if finite:
             optimizer.step()
+        elif isinstance(optimizer, FusedOptimizer):
+            optimizer.forget()
         self._stepped(finite)
         return finite
 

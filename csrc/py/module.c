@@ -101,9 +101,9 @@ static PyMethodDef methods[] = {
      PyDoc_STR("digest(tensor) -> 64 bits of a contiguous tensor's bytes, others when they have changed")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
-    {"adam", core_adam, METH_VARARGS,
-     PyDoc_STR("adam([(param, grad, m, v, v_most | None, exact | None, step), ...], mode, lr, beta_1, beta_2, eps, "
-               "weight_decay, grad_factor, correct_bias, maximize, clear_gradients): one step of all")},
+    {"optimize", core_optimize, METH_VARARGS,
+     PyDoc_STR("optimize(rule, [(param, grad, step | None, exact | None, state | None, ...), ...], settings, "
+               "grad_factor, clear_gradients): one step of all by the rule adam, sgd, adagrad or lamb (csrc/optim)")},
     {"sums_of_squares", core_sums_of_squares, METH_O, PyDoc_STR("sums_of_squares(tensors) -> a float for each")},
     {"cuda_devices", core_cuda_devices, METH_NOARGS,
      PyDoc_STR("cuda_devices() -> how many GPUs there are; Error with the reason where none can be used")},

@@ -67,8 +67,8 @@ PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 
-/* Functions of the module: adam(tensors, settings...), sums_of_squares(tensors). */
-PyObject *core_adam(PyObject *module, PyObject *args);
+/* Functions of the module: optimize(rule, rows, settings, ...), sums_of_squares(tensors). */
+PyObject *core_optimize(PyObject *module, PyObject *args);
 PyObject *core_sums_of_squares(PyObject *module, PyObject *tensors);
 
 /* What a graph assumes of a plain tensor. */

@@ -71,18 +71,25 @@ class Reference:
                 p.addcdiv_(m, v.sqrt() / math.sqrt(c2) + self.eps, value=-self.lr / c1)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("mode", AdamWMode)
-def test_modes_in_a_thousand_steps(mode, bias_correction):
-    ours, theirs = parameters(), parameters()
+def test_modes_in_a_thousand_steps(mode, bias_correction, dtype):
+    """16-bit types as a float32 reference whose weights and states are rounded after every step."""
+    ours = parameters(dtype)
+    theirs = [nn.Parameter(p.detach().to(torch.promote_types(dtype, torch.float32))) for p in ours]
     settings = {"lr": 1e-3, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1, "bias_correction": bias_correction}
     optimizer = FusedAdam(ours, adam_w_mode=mode, **settings)
     reference = Reference(theirs, mode=mode, **settings)
     for i in range(1000):
-        give_gradients(ours, theirs, seed=i)
+        give_gradients(ours, seed=i)
+        for p, q in zip(ours, theirs, strict=True):
+            q.grad = p.grad.to(q.dtype)
         optimizer.step()
         reference.step()
-    assert_near(ours, theirs, 1e-6)
+        for rounded in [*theirs, *reference.m, *reference.v]:
+            rounded.data.copy_(rounded.data.to(dtype))
+    assert_near(ours, theirs, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -93,7 +100,7 @@ def test_as_torch(mode, options, dtype):
     ours, theirs = parameters(dtype), parameters(dtype)
     settings = {"lr": 2e-3, "eps": 1e-5, "weight_decay": 0.05} | options
     optimizer, reference = FusedAdam(ours, adam_w_mode=mode, **settings), other(theirs, **settings, fused=True)
-    for i in range(20 if dtype in (torch.bfloat16, torch.float16) else 200):
+    for i in range(20 if dtype in (torch.bfloat16, torch.float16) else 1000):
         give_gradients(ours, theirs, seed=i)
         optimizer.step()
         reference.step()
@@ -248,6 +255,11 @@ def test_gradients_are_cleared():
     grads = [p.grad for p in params]
     optimizer.step(clear_gradients=True)
     assert all(p.grad is g and not g.any() for p, g in zip(params, grads, strict=True))
+    grads[0].fill_(math.inf)
+    optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.ones(())  # as GradScaler does
+    optimizer.step(clear_gradients=True)  # of a step that is left out, too
+    del optimizer.grad_scale, optimizer.found_inf
+    assert all(p.grad is g and not g.any() for p, g in zip(params, grads, strict=True))
     give_gradients(params, seed=1)
     optimizer.zero_grad()
     assert all(p.grad is not None and not p.grad.any() for p in params)
@@ -386,26 +398,101 @@ def test_bad_rows():
     """What the engine itself refuses."""
     x, y = torch.zeros(4), torch.zeros(())
 
-    def adam(*row, mode=0):
-        _core.adam([row], mode, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0, True, False, False)
+    def adam(param, grad, m, v, most, exact, step, mode=0, rule="adam"):
+        settings = (mode, 0.1, 0.9, 0.99, 1e-8, 0.0, True)
+        _core.optimize(rule, [(param, grad, step, exact, m, v, most)], settings, 1.0, False)
 
     adam(x, x.clone(), x.clone(), x.clone(), None, None, y)
     assert y == 1
-    with pytest.raises(ValueError, match="no mode 7"):
+    with pytest.raises(ValueError, match="adam: there is no such mode"):
         adam(x, x, x, x, None, None, y, mode=7)
+    with pytest.raises(ValueError, match="no rule rprop"):
+        adam(x, x, x, x, None, None, y, rule="rprop")
+    with pytest.raises(ValueError, match="sgd has 5 settings, not 7"):
+        adam(x, x, x, x, None, None, y, rule="sgd")
+    with pytest.raises(ValueError, match="row 0 has 7 parts; lamb knows 6"):
+        _core.optimize("lamb", [(x, x, y, None, x, x, x)], (0.1, 0.9, 0.99, 1e-8, 0.0, True), 1.0, False)
     with pytest.raises(ValueError, match="gradient 0 has 3 elements"):
         adam(x, torch.zeros(3), x, x, None, None, y)
     with pytest.raises(ValueError, match="step 0"):
         adam(x, x, x, x, None, None, x)
-    with pytest.raises(TypeError, match="exp_avg 0 is not of a float type"):
+    with pytest.raises(TypeError, match="first state 0 is not of a float type"):
         adam(x, x, x.long(), x, None, None, y)
     with pytest.raises(TypeError, match="different types"):
         adam(x, x, x, x.double(), None, None, y)
+    with pytest.raises(TypeError, match="different types"):
+        adam(x, x, x, x, x.double(), None, y)
     with pytest.raises(TypeError, match="float32"):
         adam(x, x, x, x, None, x.double(), y)
     with pytest.raises(ValueError, match="gaps"):
         adam(torch.zeros(8)[::2], x, x, x, None, None, y)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="second state 0 is not of a float type"):
         adam(x, x, x, None, None, None, y)
-    with pytest.raises((TypeError, IndexError)):
-        adam(x)
+    with pytest.raises(TypeError):
+        _core.optimize("adam", [(x,)], (0, 0.1, 0.9, 0.99, 1e-8, 0.0, True), 1.0, False)
+    assert y == 1 and not x.any()
+
+
+def test_clipping_is_of_the_gradients_that_were_read():
+    """Twice is once; gradients that came later are not clipped; those that changed are refused."""
+    ours, theirs = parameters(), parameters()
+    optimizer = FusedAdam(ours, eps=1e-2, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    reference = torch.optim.AdamW(theirs, eps=1e-2, weight_decay=0.0)
+    give_gradients(ours, theirs, seed=0)
+    for most in (0.5, 0.5, 0.1):
+        expected = torch.nn.utils.clip_grad_norm_(theirs, most)
+        torch.testing.assert_close(optimizer.clip_grad_norm(most), expected, rtol=1e-5, atol=0)
+    optimizer.step(), reference.step()
+    assert_near(ours, theirs, 1e-6)
+
+    give_gradients(ours, seed=1)
+    optimizer.clip_grad_norm(1e-3)
+    for p in ours:  # as model.zero_grad() does
+        p.grad = None
+    give_gradients(ours, theirs, seed=2)
+    optimizer.step(), reference.step()
+    assert_near(ours, theirs, 1e-6)
+
+    optimizer.clip_grad_norm(1e-3)
+    before = [p.detach().clone() for p in ours]
+    ours[1].grad += 1
+    with pytest.raises(RuntimeError, match="changed after clip_grad_norm"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
+    table = nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"sparse gradients .*\[5, 2\]"):
+        FusedAdam(table.parameters()).clip_grad_norm(1.0)
+
+
+def test_states_that_settings_do_not_need():
+    """AMSGrad and float32 weights that were turned off in a group are not used, as in PyTorch."""
+    ours, theirs = parameters(), parameters()
+    optimizer = FusedAdam(ours, eps=1e-8, amsgrad=True, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    reference = torch.optim.AdamW(theirs, eps=1e-8, amsgrad=True, weight_decay=0.0)
+    for i in range(6):
+        for each in (optimizer, reference):
+            each.param_groups[0]["amsgrad"] = i < 3
+        give_gradients(ours, theirs, seed=i)
+        optimizer.step(), reference.step()
+    assert_near(ours, theirs, 1e-6)
+
+
+def test_learning_rates_that_are_no_numbers():
+    params = parameters()
+    optimizer = FusedAdam([{"params": params[:2]}, {"params": params[2:]}])
+    give_gradients(params, seed=0)
+    optimizer.step()
+    before = [p.detach().clone() for p in params]
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][1]["lr"] = math.nan
+    with pytest.raises(ValueError, match="learning rate must be a number not below 0, not nan"):
+        optimizer.load_state_dict(saved)
+    optimizer.param_groups[1]["lr"] = math.nan
+    with pytest.raises(ValueError, match="learning rate must be a number, not nan"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    with pytest.raises(TypeError, match="learning rate must be a number, not 'fast'"):
+        FusedAdam(params, lr="fast")
+    with pytest.raises(TypeError, match=r"betas must be two numbers, not 0\.9"):
+        FusedAdam(params, betas=0.9)

@@ -107,6 +107,10 @@ def test_loss_scaler_states():
     assert [scaler.step(o) for o in optimizers] == [True, False] and scaler.loss_scale == 4.0
     scaler.update()
     assert scaler.loss_scale == 2.0
+    optimizers[1].clip_grad_norm(1e-6)
+    assert not scaler.step(optimizers[1]) and optimizers[1]._clipped is None  # that was for these gradients
+    scaler.update()
+    scaler.loss_scale = 2.0
     again = DynamicLossScaler()
     again.load_state_dict(copy.deepcopy(scaler.state_dict()))
     again.step(optimizers[0])
@@ -258,8 +262,16 @@ def test_wrong_states():
         p.grad = torch.ones_like(p)
     optimizer.step(), other.step()
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match=r"not the state of an Adam: it has \['momentum_buffer'\], no step"):
+    with pytest.raises(ValueError, match="not the state of a FusedAdam: a group has no betas"):
         optimizer.load_state_dict(other.state_dict())
+    wrong = copy.deepcopy(before)
+    del wrong["state"][1]["step"]
+    with pytest.raises(ValueError, match=r"not the state of a FusedAdam: it has \['exp_avg', 'exp_avg_sq'\], no step"):
+        optimizer.load_state_dict(wrong)
+    wrong = copy.deepcopy(before)
+    wrong["state"][1]["exp_avg"] = None
+    with pytest.raises(ValueError, match="exp_avg is None in the state dict"):
+        optimizer.load_state_dict(wrong)
     wrong = copy.deepcopy(before)
     wrong["state"][1]["exp_avg_sq"] = torch.zeros(3)
     with pytest.raises(ValueError, match=r"exp_avg_sq is of shape \[3\] in the state dict, its parameter of \[16\]"):

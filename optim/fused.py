@@ -1,0 +1,344 @@
+"""What the optimizers of this package have in common: all tensors of a step in one pass over memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ortmodule import _core
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class FusedOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` whose update of a tensor is a rule of the engine (``csrc/optim``).
+
+    A class says what its rule is called, what its state consists of, and which numbers the rule takes.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler leaves unscaling and the test for overflow to `step`
+
+    _rule: str  #: its name in the engine
+    _states: tuple[str, ...]  #: names of the state's tensors, in the rule's order
+    _needed: tuple[str, ...]  #: what the state of a parameter that has been stepped must have
+    _group_needs: tuple[str, ...]  #: what a group of a state dict must have
+    _takes_shards = True  #: an element's update depends on no other element
+
+    def __init__(self, params: Iterable, defaults: dict[str, Any], set_grad_none: bool) -> None:
+        self.set_grad_none = set_grad_none
+        self.forget()
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("set_grad_none", True)
+        self.forget()
+        for group in self.param_groups:  # of another optimizer's state dict, they know less
+            for name, default in self.defaults.items():
+                group.setdefault(name, default)
+
+    # --- what a class says ----------------------------------------------------------------------------------------
+
+    def _check_settings(self, group: dict[str, Any]) -> None:
+        """Raises ValueError, or TypeError for what is no number, unless the settings of a group make sense."""
+        raise NotImplementedError
+
+    def _used(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The names of the state's tensors that a group's settings need, the first few of ``_states``."""
+        return self._states
+
+    def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
+        """Puts what is missing into the state of one parameter; its tensors lie in memory as ``param`` does."""
+        raise NotImplementedError
+
+    def _settings(self, group: dict[str, Any], first: bool) -> tuple[float, ...]:
+        """The rule's settings. ``first``: for parameters that had no state before this step."""
+        raise NotImplementedError
+
+    # --- groups and states ----------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except (TypeError, ValueError):
+            del self.param_groups[-1]
+            raise
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        name = type(self).__name__
+        self._check_settings(group)
+        devices = sorted({str(p.device) for p in group["params"]})
+        if len(devices) > 1:
+            raise ValueError(f"a group's parameters are on one device, not on {' and '.join(devices)}")
+        if devices and devices != ["cpu"]:
+            raise ValueError(f"{name} runs on the CPU; these parameters are on {devices[0]}")
+        for p in group["params"]:
+            if p.dtype not in FLOATS:
+                raise TypeError(f"{name} updates float parameters, not {p.dtype} (shape {list(p.shape)})")
+            if hasattr(p, "to_local") and not self._takes_shards:
+                raise ValueError(f"{name} needs whole parameters, no shards (DTensor, shape {list(p.shape)})")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of this class, or of the class of `torch.optim` that it equals.
+
+        Raises ValueError, with nothing changed, for the state of another optimizer or of other parameters, and for
+        settings that the constructor refuses.
+        """
+        groups = state_dict["param_groups"]
+        for group in groups:
+            self._check_saved_group(group)
+        saved = [p for group in groups for p in group["params"]]
+        mine = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(saved, mine, strict=False):  # how many they must be, PyTorch says
+            if state_dict["state"].get(key):
+                self._check_state(state_dict["state"][key], p)
+        super().load_state_dict(state_dict)
+        # PyTorch casts states to the type of their parameter: those of float32 weights stay as they were.
+        ours = [(group, p) for group in self.param_groups for p in group["params"]]
+        for key, (group, p) in zip(saved, ours, strict=True):
+            if group["master_weights"] and key in state_dict["state"]:
+                for name, value in state_dict["state"][key].items():
+                    if name != "step" and isinstance(value, torch.Tensor):
+                        self.state[p][name] = value.to(device=p.device, dtype=torch.float32, copy=True)
+
+    def _check_saved_group(self, group: dict[str, Any]) -> None:
+        missing = [name for name in self._group_needs if name not in group]
+        if missing:
+            raise ValueError(f"this is not the state of a {type(self).__name__}: a group has no {missing[0]}")
+        self._check_settings(self.defaults | group)
+
+    def _check_state(self, state: dict[str, Any], p: torch.Tensor) -> None:
+        for name in self._needed:
+            if name not in state:
+                raise ValueError(f"this is not the state of a {type(self).__name__}: it has {sorted(state)}, no {name}")
+        for name, value in state.items():
+            if name == "step":
+                continue
+            if name in self._needed and not isinstance(value, torch.Tensor):
+                raise ValueError(f"{name} is {value!r} in the state dict, no tensor")
+            if isinstance(value, torch.Tensor) and value.shape != p.shape:
+                raise ValueError(
+                    f"{name} is of shape {list(value.shape)} in the state dict, its parameter of {list(p.shape)}"
+                )
+
+    def _state_of(self, p: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        state = self.state[p]
+        exact = _has_exact(p, group)
+        param = _dense(p)
+        self._fill(state, param, torch.float32 if exact else p.dtype, group)
+        if exact and "exact" not in state:
+            state["exact"] = param.detach().float()
+        for name in (*self._states, "exact"):  # loaded in another order of dimensions
+            value = state.get(name)
+            if value is not None and value.stride() != param.stride():
+                state[name] = torch.empty_like(param, dtype=value.dtype).copy_(value)
+        return state
+
+    # --- gradients ------------------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """``set_to_none``: as `torch.optim.Optimizer.zero_grad`; by default what ``set_grad_none`` says."""
+        self.forget()
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> torch.Tensor:
+        """Clips the norm of all gradients at the next step, as `torch.nn.utils.clip_grad_norm_` does at once.
+
+        Gradients are read once here, and scaled while the step reads them: they are not written. Returns their norm
+        before, a float32 scalar; of shards (DTensor) the norm of the whole, by a collective.
+
+        Raises RuntimeError for a norm that is not finite, if ``error_if_nonfinite``, and for a sparse gradient.
+        """
+        grads = self._gradients()
+        so_far = self._factor * self._clip_factor()
+        norm = math.sqrt(_sum_of_squares(grads)) * abs(so_far)
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(f"the norm of the gradients is {norm}: it cannot be clipped")
+        factor = max_norm / (norm + 1e-6)
+        if not factor >= 1.0:  # NaN as well
+            self._clipped = (so_far / self._factor * factor, [(g, g._version) for g in grads])
+        return torch.tensor(norm, dtype=torch.float32)
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all gradients by ``factor`` while the next step reads them; they are not written."""
+        self._factor *= float(factor)
+
+    def forget(self) -> None:
+        """The gradients are not going to be used, so what was to be done to them is not to be done to others."""
+        self._factor = 1.0  # of the gradients that the next step reads
+        #: A further factor, of these gradients alone.
+        self._clipped: tuple[float, list[tuple[torch.Tensor, int]]] | None = None
+
+    def _gradients(self) -> list[torch.Tensor]:
+        grads = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p, _ in grads:
+            self._check_gradient(p)
+        return [g for _, g in grads]
+
+    def _clip_factor(self) -> float:
+        """What :meth:`clip_grad_norm` has found for the gradients that are there now."""
+        if self._clipped is None:
+            return 1.0
+        factor, clipped = self._clipped
+        versions = {id(g): version for g, version in clipped}
+        now = [versions.get(id(g)) == g._version for g in self._gradients()]
+        if all(now):
+            return factor
+        if not any(id(g) in versions for g in self._gradients()):  # they were dropped, these are others
+            return 1.0
+        raise RuntimeError(
+            "gradients were changed after clip_grad_norm, which clips at the step: call it when they are complete"
+        )
+
+    def _check_gradient(self, p: torch.Tensor) -> None:
+        grad = p.grad
+        if grad.layout is not torch.strided:
+            raise RuntimeError(
+                f"{type(self).__name__} does not take sparse gradients (parameter of shape {list(p.shape)})"
+            )
+        if grad.device != p.device:
+            raise ValueError(f"a gradient is on {grad.device}, its parameter on {p.device}")
+
+    # --- the step -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, clear_gradients: bool = False) -> Any:
+        """One update. ``closure``: computes the loss again, which is returned. ``clear_gradients``: leave zeros behind.
+
+        Raises, with nothing changed, RuntimeError for a sparse gradient, ValueError for one of another device and for
+        a learning rate that is not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = self._gradients()
+        factor = self._factor * self._clip_factor()
+        self.forget()
+        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if overflow is not None and float(overflow) != 0:
+            if clear_gradients:
+                for grad in gradients:
+                    grad.zero_()
+            return loss
+        if scale is not None:
+            factor /= float(scale)
+        for group in self.param_groups:
+            if not math.isfinite(group["lr"]):
+                raise ValueError(f"the learning rate must be a number, not {float(group['lr'])}")
+        for group in self.param_groups:
+            self._step_group(group, factor, clear_gradients)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], factor: float, clear: bool) -> None:
+        rows: dict[bool, list[tuple]] = {True: [], False: []}  # those of parameters that had no state, and the others
+        changed, copies = [], []
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            used = self._used(group)
+            first = all(self.state[p].get(name) is None for name in used)
+            state = self._state_of(p, group)
+            param, grad = _local(p), _local(p.grad, p)
+            dense = _dense(param)
+            if dense is not param:
+                copies.append((param, dense))
+            if grad.stride() != dense.stride():
+                grad = torch.empty_like(dense, dtype=grad.dtype).copy_(grad)
+                if clear:
+                    p.grad.zero_()
+            exact = state["exact"] if _has_exact(p, group) else None
+            tensors = [None if t is None else _local(t) for t in (exact, *map(state.get, used))]
+            rows[first].append((dense.detach(), grad.detach(), state.get("step"), *tensors))
+            changed.append(p)
+        factor = -factor if group["maximize"] else factor
+        for first, together in rows.items():
+            if together:
+                _core.optimize(self._rule, together, self._settings(group, first), factor, clear)
+        for param, dense in copies:
+            param.copy_(dense)
+        if changed:
+            torch.autograd.graph.increment_version(changed)  # autograd must notice that saved weights have changed
+
+
+def _has_exact(p: torch.Tensor, group: dict[str, Any]) -> bool:
+    """Whether float32 weights are kept for a parameter."""
+    return bool(group["master_weights"]) and p.dtype in NARROW
+
+
+def _local(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The shard of a DTensor that this process has; ``like``: cut as this one is. Other tensors as they are."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if like is not None and tensor.placements != like.placements:
+        tensor = tensor.redistribute(placements=like.placements)
+    return tensor.to_local()
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy when there are gaps between its elements."""
+    if tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor
+    return tensor.contiguous()
+
+
+def _sum_of_squares(gradients: list[torch.Tensor]) -> float:
+    whole = [g for g in gradients if not hasattr(g, "to_local")]
+    total = sum(_core.sums_of_squares([_dense(g.detach()) for g in whole]))
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for g in gradients:
+        if hasattr(g, "to_local"):
+            kinds.setdefault((g.device_mesh, g.placements), []).append(g)
+    for (mesh, placements), shards in kinds.items():
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        if any(placement.is_partial() for placement in placements):  # a sum that is still to be taken
+            placements = [Replicate()] * len(placements)
+            shards = [g.redistribute(placements=placements) for g in shards]
+        mine = sum(_core.sums_of_squares([_dense(g.to_local().detach()) for g in shards]))
+        added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+        total += DTensor.from_local(torch.tensor(mine, dtype=torch.float64), mesh, added).full_tensor().item()
+    return total
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def check_numbers(group: dict[str, Any], **names: str) -> None:
+    """Settings that are numbers, or tensors of one, not below 0; ``names``: what a sentence calls each of them."""
+    for setting, name in names.items():
+        value = group[setting]
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"the {name} is a tensor of {value.numel()} elements, not of one")
+        if not isinstance(value, (int, float, torch.Tensor)) and not hasattr(value, "__float__"):
+            raise TypeError(f"the {name} must be a number, not {value!r}")
+        if not (math.isfinite(value) and float(value) >= 0):
+            raise ValueError(f"the {name} must be a number not below 0, not {float(value)}")
+
+
+def check_betas(group: dict[str, Any]) -> None:
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)):
+        raise TypeError(f"betas must be two numbers, not {betas!r}")
+    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers from 0 to below 1, not {betas}")
+
+
+def fill_step(state: dict[str, Any]) -> None:
+    """A counter of steps, as `torch.optim` has it."""
+    if "step" not in state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+    elif not isinstance(state["step"], torch.Tensor):  # of an old state dict
+        state["step"] = torch.tensor(float(state["step"]))
+
+
+def fill_zeros(state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, *names: str) -> None:
+    for name in names:
+        if state.get(name) is None:
+            state[name] = torch.zeros_like(param, dtype=dtype)
