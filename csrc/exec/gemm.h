@@ -56,6 +56,8 @@ bool gemm_packed(gemm *g);
 bool gemm_packed_pays(const gemm *g);
 /* Whether sums of this 16-bit type can be left in float32 (wide_c) without the reference. */
 bool gemm_sums_wide(dtype type);
+/* Whether float32 operands can be rounded to this 16-bit type (wide_a, wide_b) without it. */
+bool gemm_rounds(dtype type);
 
 /* The last implementation (gemm_reference.c): any type, any strides. */
 void gemm_reference(const gemm *g);

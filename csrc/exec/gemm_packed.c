@@ -167,6 +167,11 @@ bool gemm_packed_pays(const gemm *g) {
 
 bool gemm_sums_wide(dtype type) { return kernel_for(&(gemm){.type = type}) != NULL; }
 
+bool gemm_rounds(dtype type) {
+    const gemm_kernel *kernel = kernel_for(&(gemm){.type = type});
+    return kernel && kernel != here.f32;
+}
+
 bool gemm_packed(gemm *g) {
     const gemm_kernel *kernel = kernel_for(g);
 
@@ -181,5 +186,6 @@ bool gemm_packed(gemm *g) {
 bool gemm_packed_pays(const gemm *g) { return (void)g, false; }
 bool gemm_packed(gemm *g) { return (void)g, false; }
 bool gemm_sums_wide(dtype type) { return (void)type, false; }
+bool gemm_rounds(dtype type) { return (void)type, false; }
 
 #endif

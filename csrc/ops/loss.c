@@ -20,6 +20,7 @@ enum { COLUMNS = 256 };
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
 typedef void columns_fn(const job *j, int64_t batch, int64_t from, int64_t width);
+typedef void add_columns_fn(const void *rows, int64_t count, int64_t width, int64_t begin, int64_t end, double *total);
 
 struct job {
     const void *x;
@@ -169,19 +170,30 @@ static status cross_entropy_grad_cpu(ctx *c, const call *k) {
  *
  * The logits h W' + bias of some rows are computed, and while they are at hand turned into their gradient and that into
  * what the rows add to the gradients of hidden, weight and bias: all for an upstream gradient of 1, by which backward
- * multiplies. Nothing as large as all logits ever exists. The parts are added up in their order, in the type of the
- * weight, which is a wide one. */
+ * multiplies. Nothing as large as all logits ever exists. The parts are added up in their order. Logits, their gradient
+ * and all three results are float32 where hidden and weight are 16-bit floats: the products' sums as they are. */
 
 enum { HIDDEN, WEIGHT, LABELS, BIAS, CLASS_WEIGHTS, LINEAR_OPERANDS };
 /* So many that reading and writing the weight's gradient once a part does not count. */
 enum { PART_ROWS = 512 };
+/* Fewer rows, or fewer bytes of logits, are better computed at once. */
+enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
+
+/* The type of the logits and of the gradients. */
+static dtype sum_type(dtype type) { return type == F64 ? F64 : F32; }
+
+bool linear_loss_pays(dtype type, int64_t rows, int64_t width, int64_t classes) {
+    if (type == F16 || (type == BF16 && !gemm_rounds(BF16))) return false;
+    return rows >= LEAST_ROWS && rows >= 2 * width &&
+           rows * classes * (int64_t)dtype_size(sum_type(type)) >= LEAST_BYTES;
+}
 
 static int64_t part_rows(int64_t samples) { return samples < PART_ROWS ? samples : PART_ROWS; }
 
 typedef struct linear {
     const call *k;
-    dtype type;
-    size_t size;
+    dtype type, sums;
+    size_t size, sum_size; /* of an element */
     int64_t samples, width, classes;
     void *logits; /* [part_rows, classes] */
     double *dbias;
@@ -189,6 +201,8 @@ typedef struct linear {
 
 static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k, const void *a, const void *b, void *c) {
     return (gemm){.type = l->type,
+                  .wide_a = a == l->logits && l->sums != l->type,
+                  .wide_c = l->sums != l->type,
                   .m = m,
                   .n = n,
                   .k = k,
@@ -207,6 +221,12 @@ static const void *hidden_row(const linear *l, int64_t row) {
     return (const char *)l->k->in[HIDDEN].data + (size_t)(row * l->width) * l->size;
 }
 
+static void repeat_first_row(void *arg, int64_t begin, int64_t end) {
+    const linear *l = arg;
+    const size_t bytes = (size_t)l->classes * l->sum_size;
+    for (int64_t i = begin + 1; i <= end; i++) memcpy((char *)l->logits + (size_t)i * bytes, l->logits, bytes);
+}
+
 static void compute_logits(const linear *l, int64_t from, int64_t rows) {
     const tensor *bias = operand(l->k, BIAS);
     gemm g = product_of(l, rows, l->classes, l->width, hidden_row(l, from), l->k->in[WEIGHT].data, l->logits);
@@ -214,17 +234,24 @@ static void compute_logits(const linear *l, int64_t from, int64_t rows) {
     g.b_row = 1; /* the weight is [classes, width] */
     g.b_col = l->width;
     g.beta = tensor_present(bias);
-    for (int64_t i = 0; tensor_present(bias) && i < rows; i++)
-        memcpy((char *)l->logits + (size_t)(i * l->classes) * l->size, bias->data, (size_t)l->classes * l->size);
+    if (tensor_present(bias)) {
+        for (int64_t i = 0; i < l->classes; i++)
+            dtype_set_value(l->sums, l->logits, i, dtype_get(bias->type, bias->data, i));
+        parallel_for(rows - 1, parallel_rows(l->classes), repeat_first_row, (void *)(uintptr_t)l);
+    }
     gemm_run(&g);
 }
 
-static void add_bias_columns(void *arg, int64_t begin, int64_t end) {
-    const linear *l = ((void **)arg)[0];
-    const int64_t rows = *(const int64_t *)((void **)arg)[1];
+typedef struct columns_job {
+    const linear *l;
+    int64_t rows;
+} columns_job;
 
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = begin; i < end; i++) l->dbias[i] += dtype_get(l->type, l->logits, row * l->classes + i);
+static void add_bias_columns(void *arg, int64_t begin, int64_t end) {
+    static add_columns_fn *const add[DTYPE_COUNT] = FLOAT_TABLE(add_columns);
+    const columns_job *j = arg;
+
+    add[j->l->sums](j->l->logits, j->rows, j->l->classes, begin, end, j->l->dbias);
 }
 
 /* What the gradient of a part's logits adds to those of the operands. */
@@ -232,7 +259,7 @@ static void spread_gradient(const linear *l, int64_t from, int64_t rows) {
     const tensor *dhidden = &l->k->out[1], *dweight = &l->k->out[2], *dbias = &l->k->out[3];
 
     if (tensor_present(dhidden)) {
-        void *to = (char *)dhidden->data + (size_t)(from * l->width) * l->size;
+        void *to = (char *)dhidden->data + (size_t)(from * l->width) * l->sum_size;
         gemm g = product_of(l, rows, l->width, l->classes, l->logits, l->k->in[WEIGHT].data, to);
         gemm_run(&g);
     }
@@ -243,8 +270,7 @@ static void spread_gradient(const linear *l, int64_t from, int64_t rows) {
         g.beta = from > 0;
         gemm_run(&g);
     }
-    if (tensor_present(dbias))
-        parallel_for(l->classes, parallel_rows(rows), add_bias_columns, (void *[]){(void *)(uintptr_t)l, &rows});
+    if (tensor_present(dbias)) parallel_for(l->classes, parallel_rows(rows), add_bias_columns, &(columns_job){l, rows});
 }
 
 static bool wants_gradients(const call *k) {
@@ -254,7 +280,8 @@ static bool wants_gradients(const call *k) {
 /* Losses, lse, the bias's gradient, the logits of a part. */
 static size_t linear_cross_entropy_workspace(const node *n) {
     int64_t samples = n->in[HIDDEN]->shape.dim[0], classes = n->in[WEIGHT]->shape.dim[0];
-    return 8 * (size_t)(2 * samples + classes) + (size_t)(part_rows(samples) * classes) * dtype_size(n->in[0]->type);
+    return 8 * (size_t)(2 * samples + classes) +
+           (size_t)(part_rows(samples) * classes) * dtype_size(sum_type(n->in[HIDDEN]->type));
 }
 
 static status linear_cross_entropy_cpu(ctx *c, const call *k) {
@@ -265,7 +292,9 @@ static status linear_cross_entropy_cpu(ctx *c, const call *k) {
     const tensor *h = &k->in[HIDDEN], *w = &k->in[WEIGHT];
     linear l = {.k = k,
                 .type = h->type,
+                .sums = sum_type(h->type),
                 .size = dtype_size(h->type),
+                .sum_size = dtype_size(sum_type(h->type)),
                 .samples = h->shape.dim[0],
                 .width = h->shape.dim[1],
                 .classes = w->shape.dim[0]};
@@ -290,18 +319,18 @@ static status linear_cross_entropy_cpu(ctx *c, const call *k) {
         part.losses = all.losses + from;
         part.lse = all.lse + from;
         part.x = part.dx = l.logits;
-        part.rows = forward[l.type];
+        part.rows = forward[l.sums];
         compute_logits(&l, from, part.samples);
         each_sample(&part);
         if (!wants_gradients(k)) continue;
         part.dloss = &upstream;
         part.divisor = strcmp(node_string(k->node, "reduction"), "mean") == 0 ? weight : 1;
-        part.rows = backward[l.type];
+        part.rows = backward[l.sums];
         each_sample(&part);
         spread_gradient(&l, from, part.samples);
     }
     for (int64_t i = 0; tensor_present(&k->out[3]) && i < l.classes; i++)
-        dtype_set_value(l.type, k->out[3].data, i, l.dbias[i]);
+        dtype_set_value(l.sums, k->out[3].data, i, l.dbias[i]);
     deliver(k, &all, weight, &absent);
     return OK;
 }
@@ -444,6 +473,7 @@ static status grad_nll(graph *g, const node *n, value *const dy[], value *dx[]) 
 static status infer_linear_cross_entropy(graph *g, node *n) {
     const value *bias = node_in(n, BIAS);
     const shape *h, *w;
+    dtype sums;
 
     for (int i = 0; i <= LABELS; i++) TRY(require(g, n, i));
     h = &n->in[HIDDEN]->shape;
@@ -451,16 +481,20 @@ static status infer_linear_cross_entropy(graph *g, node *n) {
     if (h->rank != 2 || w->rank != 2 || h->dim[1] != w->dim[1] || n->in[LABELS]->shape.rank != 1 ||
         n->in[LABELS]->shape.dim[0] != h->dim[0])
         return fail(g->c, E_SHAPE, "%s of operands that do not go together", n->op->name);
-    TRY(set_out(g, n, 0, n->in[HIDDEN]->type, &SCALAR));
-    TRY(set_out(g, n, 1, n->in[HIDDEN]->type, h));
-    TRY(set_out(g, n, 2, n->in[WEIGHT]->type, w));
-    return bias ? set_out(g, n, 3, bias->type, &bias->shape) : OK;
+    sums = sum_type(n->in[HIDDEN]->type);
+    TRY(set_out(g, n, 0, node_int(n, "wide") ? sums : n->in[HIDDEN]->type, &SCALAR));
+    TRY(set_out(g, n, 1, sums, h));
+    TRY(set_out(g, n, 2, sums, w));
+    return bias ? set_out(g, n, 3, sums, &bias->shape) : OK;
 }
 
 static status grad_linear_cross_entropy(graph *g, const node *n, value *const dy[], value *dx[]) {
     static const int operands[] = {HIDDEN, WEIGHT, BIAS}; /* of out[1], out[2], out[3] */
+    value *up;
+
+    TRY(emit_cast(g, dy[0], n->out[1]->type, &up));
     for (int i = 0; i < 3; i++)
-        if (need(n, operands[i])) TRY(emit(g, &dx[operands[i]], "Mul", dy[0], n->out[i + 1]));
+        if (need(n, operands[i])) TRY(emit(g, &dx[operands[i]], "Mul", up, n->out[i + 1]));
     return OK;
 }
 
@@ -520,6 +554,9 @@ size_t cross_entropy_cuda_workspace(const node *n);
 static const attr onnx_attrs[] = {NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), {.name = NULL}};
 static const attr our_attrs[] = {
     NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING), NO_DEFAULT("shape", INTS), {.name = NULL}};
+/* wide: the loss is float32, of 16-bit hidden states. */
+static const attr linear_attrs[] = {
+    NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING), INT("wide", 0), {.name = NULL}};
 
 #define ONNX(name_, since_, outputs)                                                                                   \
     .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 3, .max_out = outputs, .dtypes = FLOATS,      \
@@ -538,8 +575,8 @@ const op_def loss_ops[] = {
      .cuda_workspace = cross_entropy_cuda_workspace, .cuda = cross_entropy_cuda},
     {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
      .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
-    {OURS("LinearCrossEntropy", 3, LINEAR_OPERANDS, 4), .infer = infer_linear_cross_entropy,
-     .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},
+    {.name = "LinearCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = LINEAR_OPERANDS,
+     .max_out = 4, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy, .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},
     {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},
     {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
     {0},

@@ -91,3 +91,13 @@ SIMD static void NAME(cross_entropy_grad_columns)(const job *j, int64_t batch, i
             dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : p * scale[k]);
         }
 }
+
+/* total[i] += the rows' sum, for columns [begin, end). */
+SIMD static void NAME(add_columns)(const void *rows, int64_t count, int64_t width, int64_t begin, int64_t end,
+                                   double *total) {
+    for (int64_t row = 0; row < count; row++) {
+        const T *x = (const T *)rows + row * width;
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++) total[i] += (double)GET(x[i]);
+    }
+}

@@ -2,7 +2,9 @@
  *
  * where nothing else looks at the logits, which are the largest values of a language model: with the loss they are gone,
  * and so is their gradient. The new operator keeps the gradients of h and W instead, so it pays where there are more
- * rows than the weight is wide. Only for wide floats: the gradient of W is a sum of parts. */
+ * rows than the weight is wide. Logits of 16 bits may be widened before the loss, as autocast does; they are not rounded
+ * in between then, and where the operands were float32 before autocast their gradients are not, either
+ * (product_cast.c). */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -10,16 +12,16 @@
 #include <string.h>
 
 enum { LOGITS, LABELS, WEIGHTS };
-/* Fewer rows, or fewer bytes of logits, are better computed at once. */
-enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
 
 static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
 
-/* The value that was reshaped to `v`, its last axis as it is; NULL when others see it. */
+static bool widens(const value *v) { return is(v, "Cast") && v->type == F32 && v->def->in[0]->type == BF16; }
+
+/* The value that was reshaped to `v`, its last axis as it is, and widened; NULL when others see it. */
 static value *before_reshapes(const graph *g, value *v) {
     const int64_t last = v->shape.dim[v->shape.rank - 1];
 
-    while (value_is_private(g, v) && is(v, "Reshape")) {
+    while (value_is_private(g, v) && (is(v, "Reshape") || widens(v))) {
         value *x = v->def->in[0];
         if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
         v = x;
@@ -48,17 +50,17 @@ static value *weight_of(const value *transpose) {
 }
 
 static bool pays(const shape *h, const shape *w, dtype type) {
-    const int64_t rows = shape_span(h, 0, h->rank - 1);
-    return rows >= LEAST_ROWS && rows >= 2 * w->dim[1] && rows * w->dim[0] * (int64_t)dtype_size(type) >= LEAST_BYTES;
+    return linear_loss_pays(type, shape_span(h, 0, h->rank - 1), w->dim[1], w->dim[0]);
 }
 
 static status to_linear_loss(graph *g, value *const v[], const node *root, value **out) {
     value *logits = v[LOGITS], *h, *w, *bias;
-    attr attrs[3] = {STRING("reduction", node_string(root, "reduction")), {.name = NULL}, {.name = NULL}};
+    attr attrs[4] = {STRING("reduction", node_string(root, "reduction"))};
+    int n_attrs = 1;
     const node *product;
     const int64_t classes = logits->shape.rank == 2 ? logits->shape.dim[1] : 0;
 
-    if (logits->shape.rank != 2 || (logits->type != F32 && logits->type != F64)) return OK;
+    if (logits->shape.rank != 2 || logits->type == F16) return OK;
     if (strcmp(node_string(root, "reduction"), "none") == 0) return OK;
     if (v[WEIGHTS] && v[WEIGHTS]->needs_grad) return OK;
     if (!(logits = before_reshapes(g, logits)) || !(product = product_behind(g, logits, &bias))) return OK;
@@ -66,7 +68,8 @@ static status to_linear_loss(graph *g, value *const v[], const node *root, value
     w = weight_of(product->in[1]);
     if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes || !pays(&h->shape, &w->shape, h->type)) return OK;
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != classes)) return OK;
-    if (node_has(root, "ignore_index")) attrs[1] = (attr)INT("ignore_index", node_int(root, "ignore_index"));
+    if (node_has(root, "ignore_index")) attrs[n_attrs++] = (attr)INT("ignore_index", node_int(root, "ignore_index"));
+    if (h->type != root->out[0]->type) attrs[n_attrs++] = (attr)INT("wide", 1);
     TRY(emit_reshape(g, h, &SHAPE(shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1]), &h));
     return emit_with(g, out, "LinearCrossEntropy", attrs, h, w, v[LABELS], bias, v[WEIGHTS]);
 }

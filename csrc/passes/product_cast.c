@@ -1,4 +1,5 @@
 /* product_cast.c -- Cast(a b, to float32), of a 16-bit product nobody else looks at  ->  MatMulBias(a, b, wide)
+ *                    Cast(Cast(x, to 16 bits), to float32)  ->  x      where LinearCrossEntropy left x in float32
  *
  * The sums are float32 anyway: they are stored as they are, instead of being rounded to 16 bits, stored, read and
  * stored again. Under autocast that is the way of every weight's gradient, and of logits that a loss widens. The
@@ -11,6 +12,8 @@
 
 enum { A, B, PRODUCT };
 
+static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
+
 static status widen(graph *g, value *const v[], const node *root, value **out) {
     const dtype from = v[PRODUCT]->type;
     const node *product = v[PRODUCT]->def;
@@ -20,8 +23,24 @@ static status widen(graph *g, value *const v[], const node *root, value **out) {
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha), INT("wide", 1)), v[A], v[B]);
 }
 
+/* The gradient that is rounded to `v`, which may be reshaped after; NULL: it is none that was left in float32. */
+static value *loss_gradient_behind(const graph *g, value *v) {
+    while (value_is_private(g, v) && is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(g, v) || !is(v, "Cast")) return NULL;
+    v = v->def->in[0];
+    return is(v, "Mul") && v->type == F32 && is(v->def->in[1], "LinearCrossEntropy") ? v : NULL;
+}
+
+static status keep_gradient(graph *g, value *const v[], const node *root, value **out) {
+    value *x;
+
+    if (root->out[0]->type != F32 || !(x = loss_gradient_behind(g, v[A]))) return OK;
+    return emit_reshape(g, x, &root->out[0]->shape, out);
+}
+
 static const rule rules[] = {
     {OP("Cast", EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))), widen},
+    {OP("Cast", VAR(A)), keep_gradient},
     {0},
 };
 

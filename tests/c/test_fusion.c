@@ -1,5 +1,6 @@
 /* test_fusion.c -- the pass pointwise_fusion as text before and after. */
 #include "build.h"
+#include "exec/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -106,6 +107,28 @@ TEST(logits_that_only_a_loss_sees_are_not_made) {
                   "%5, %6, %7, %8 = LinearCrossEntropy(%4, %1 w, %3 labels, %2 bias, reduction=\"mean\", "
                   "ignore_index=-100) float32[], float32[1024, 4], float32[1024, 4], float32[1024]\n"
                   "output %5\n");
+    ctx_release(&c);
+}
+
+/* Under autocast: logits of 16 bits are widened, the loss is float32. */
+TEST(logits_of_sixteen_bits_are_not_made) {
+    static const int64_t perm[] = {1, 0};
+    ctx c;
+    if (!gemm_rounds(BF16)) return;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *h = INPUT(g, "h", BF16, 1024, 4), *w = INPUT(g, "w", BF16, 1024, 4);
+    value *turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w);
+    value *logits = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 1)), NODE(g, "MatMul", h, turned));
+
+    make_output(g, loss_of(g, logits, INPUT(g, "labels", I64, 1024), "sum"));
+    check_rewrite(g, "linear_loss",
+                  "input %0 h bfloat16[1024, 4] grad\n"
+                  "input %1 w bfloat16[1024, 4] grad\n"
+                  "input %2 labels int64[1024]\n"
+                  "%3, %4, %5, %6 = LinearCrossEntropy(%0 h, %1 w, %2 labels, reduction=\"sum\", "
+                  "ignore_index=-100, wide=1) float32[], float32[1024, 4], float32[1024, 4]\n"
+                  "output %3\n");
     ctx_release(&c);
 }
 

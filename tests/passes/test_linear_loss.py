@@ -7,8 +7,12 @@ from torch import nn
 from ortmodule.session import DTYPES, Run
 from tests.passes.test_passes import ALL_PASSES, NO_PASSES, Function, export, run
 
-F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-TOLERANCE = {F32: 1e-5, F64: 1e-12}
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+# bfloat16: the gradient of the logits is rounded before it is multiplied.
+TOLERANCE = {F32: 1e-5, F64: 1e-12, BF16: 8e-3}
+# Elsewhere 16-bit operands keep their logits.
+needs_bf16 = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no products of bfloat16")
+DTYPES_TESTED = [F32, F64, pytest.param(BF16, marks=needs_bf16)]
 ROWS, WIDTH, CLASSES = 1300, 12, 1024
 
 
@@ -64,7 +68,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_TESTED, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_and_gradients(case, dtype):
     module = loss_of(**case)
@@ -75,11 +79,47 @@ def test_loss_and_gradients(case, dtype):
     loss = module(*wide)
     expected = [loss.detach(), *torch.autograd.grad(loss, wide[:-1], dy.double())]
     plan, results = run_plan(session, tensors, alone(session, tensors), dy)
+    compare(plan, results, expected, dtype, dtype)
+
+
+def compare(plan, results, expected, dtype, precision):
     assert "LinearCrossEntropy(" in plan.text() and f"[{ROWS}, {CLASSES}]" not in plan.text()
     for ours, theirs in zip(results, expected, strict=False):
         assert ours.dtype == dtype
         scale = theirs.abs().max()
-        assert (ours.double() - theirs).abs().max() <= TOLERANCE[dtype] * scale
+        assert (ours.double() - theirs).abs().max() <= TOLERANCE[precision] * scale
+
+
+@needs_bf16
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_as_under_autocast(case):
+    """float32 operands cast to bfloat16, logits widened: what comes back was never rounded to 16 bits."""
+    module = loss_of(**case)
+
+    def widened(*operands):
+        *floats, labels = operands
+        logits = nn.functional.linear(*(x.bfloat16() for x in floats)).float().view(-1, CLASSES)
+        return nn.functional.cross_entropy(logits, labels, reduction=case.get("reduction", "mean"))
+
+    tensors = operands(F32, case.get("bias", True))
+    session = export(Function(widened), tensors)
+    wide = [x.bfloat16().double().requires_grad_() if x.is_floating_point() else x for x in tensors]
+    dy = torch.tensor(0.7)
+    loss = module(*wide)
+    expected = [loss.detach(), *torch.autograd.grad(loss, wide[:-1], dy.double())]
+    product_cast = next(
+        1 << bit
+        for bit in range(32)
+        if plan_of(session, tensors, alone(session, tensors) ^ (1 << bit)).fired.keys()
+        == {"linear_loss", "product_cast"}
+    )
+    plan, results = run_plan(session, tensors, alone(session, tensors) ^ product_cast, dy)
+    compare(plan, results, expected, F32, BF16)
+    gradients = [g for g in results[1:] if g is not None]
+    assert all((g != g.bfloat16()).any() for g in gradients)  # more digits than bfloat16 has
+    assert "bfloat16" not in plan.text().partition("backward")[2]
+    _, rounded = run_plan(session, tensors, alone(session, tensors), dy)
+    assert all(torch.equal(g.bfloat16(), r.bfloat16()) for g, r in zip(gradients, rounded[1:], strict=False))
 
 
 def test_less_memory():
@@ -123,7 +163,8 @@ def test_without_gradients_and_in_threads(threads):
         torch.set_num_threads(before)
 
 
-def test_sixteen_bits_stay():
-    tensors = operands(BF16)
-    fired, _ = run(export(loss_of(), tensors), tensors[:], torch.ones((), dtype=BF16), ALL_PASSES)
+def test_float16_stays():
+    """The gradient of the logits of one row of many would be zero there, until a GradScaler's factor arrives."""
+    tensors = operands(F16)
+    fired, _ = run(export(loss_of(), tensors), tensors[:], torch.ones((), dtype=F16), ALL_PASSES)
     assert "linear_loss" not in fired
