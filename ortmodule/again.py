@@ -82,7 +82,7 @@ def results_again(
 
 def _inputs(graph: Any, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs as they were. Those that need a gradient as views, whose gradients pass no hooks of the caller's."""
-    given = [t.view_as(t) if t.requires_grad else t for t in inputs]
+    given = [t.view_as(t) if t.requires_grad else t.clone() for t in inputs]  # running statistics change again
     written = {write.target.key for _, write in graph.writes if write.target.kind == "input"}
     for feed, tensor in zip(graph.feeds, tensors, strict=True):
         if isinstance(feed, int) and feed in written:

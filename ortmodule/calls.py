@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ortmodule.reads import NotTraceable
 
@@ -27,6 +28,23 @@ _UNCHECKED = frozenset({
     torch.native_batch_norm, torch._native_batch_norm_legit, torch.ops.aten.native_batch_norm,
     torch.ops.aten._native_batch_norm_legit, torch.ops.aten._batch_norm_with_update,
 })  # fmt: skip
+
+
+def _instance_norm(
+    x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
+    """With changes of the running statistics that a trace shows."""
+    if running_mean is None or not use_input_stats:
+        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    with torch.no_grad():
+        of_each = torch.var_mean(x.detach(), list(range(2, x.dim())), correction=1)
+        for running, found in zip((running_var, running_mean), of_each, strict=True):
+            running.mul_(1 - momentum).add_(found.mean(0).to(running.dtype), alpha=momentum)
+    return F.instance_norm(x, None, None, weight, bias, True, momentum, eps)
+
+
+#: What is called instead.
+REPLACED = {F.instance_norm: _instance_norm}
 
 
 def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

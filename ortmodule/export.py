@@ -103,7 +103,8 @@ def knows(kind: str, opset: int) -> bool:
 
 def kinds_behind(operators: Iterable[str]) -> frozenset[str]:
     """The operators of the latest trace that became these of ONNX."""
-    found = [symbolics.record.made.get(operator, ()) for operator in operators]
+    record = symbolics.record
+    found = [record.made.get(operator) or record.inner.get(operator, ()) for operator in operators]
     return frozenset(kind for kinds in found for kind in kinds if kind.startswith("aten::"))
 
 
@@ -147,6 +148,7 @@ def _quiet() -> Iterator[None]:
         (torch._C, "_jit_pass_lint", _nothing),
         (torch._C, "_jit_pass_onnx_scalar_type_analysis", types.settle),
         (nn.functional, "_verify_batch_size", _verify_batch_size),
+        (nn.RNNBase, "check_forward_args", _check_input),
     ]
     if hasattr(nn.functional, "_check_unpool_output_size"):  # of numbers that are tensors in a trace
         replaced.append((nn.functional, "_check_unpool_output_size", _nothing))
@@ -168,6 +170,13 @@ def _quiet() -> Iterator[None]:
 
 def _nothing(*args: Any) -> None:
     return None
+
+
+def _check_input(layer: nn.RNNBase, x: torch.Tensor, state: Any, batch_sizes: torch.Tensor | None) -> None:
+    """torch's check of what a recurrent layer is given, without looks at a packed sequence: its operator checks it by
+    itself, and the state."""
+    if batch_sizes is None:
+        layer.check_input(x, batch_sizes)
 
 
 def _verify_batch_size(size: torch.Size) -> None:

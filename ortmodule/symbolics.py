@@ -26,6 +26,7 @@ class _Record(threading.local):
     def __init__(self) -> None:
         self.failed = ""  # the operator of the trace whose translation raised
         self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
+        self.inner: dict[str, set[str]] = {}  # ... the kinds in whose translation they are
 
 
 record = _Record()
@@ -42,21 +43,28 @@ def installed() -> Iterator[None]:
         parts = {"params_dict": utils._params_dict, "env": env, "values_in_env": values_in_env, "new_nodes": new_nodes}
         g = jit_utils.GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
         record.failed = node.kind()
+        known = len(new_nodes)
         result = NotImplemented if own is None else own(g, *inputs)
         if result is NotImplemented:
             result = original(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
         record.failed = ""
         for value in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(value, torch._C.Value):
-                record.made.setdefault(value.node().kind().rpartition("::")[2], set()).add(node.kind())
+                record.made.setdefault(_onnx(value.node()), set()).add(node.kind())
+        for made in new_nodes[known:]:
+            record.inner.setdefault(_onnx(made), set()).add(node.kind())
         return result
 
     utils._run_symbolic_function = run
-    record.failed, record.made = "", {}
+    record.failed, record.made, record.inner = "", {}, {}
     try:
         yield
     finally:
         utils._run_symbolic_function = original
+
+
+def _onnx(node: torch._C.Node) -> str:
+    return node.kind().rpartition("::")[2]
 
 
 def knows(kind: str) -> bool:
@@ -143,6 +151,39 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     if padding_idx < 0 or not torch.is_grad_enabled():
         return gathered
     return _like(gathered, g.op(f"{DOMAIN}::Embedding", weight, indices, padding_idx_i=padding_idx))
+
+
+@_symbolic("aten::layer_norm")
+def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
+    """Over dimensions whose sizes are computed: what counts is how many they are."""
+    if isinstance(symbolic_helper._maybe_get_const(shape, "is"), (list, tuple)):
+        return NotImplemented
+    first = -len(symbolic_helper._unpack_list(shape))
+    if symbolic_helper._is_none(weight):
+        one = torch.ones(1, dtype=_result(g).dtype())
+        weight = g.op("ConstantOfShape", g.op("Shape", x, start_i=first), value_t=one)
+    rest = [] if symbolic_helper._is_none(bias) else [bias]
+    eps = symbolic_helper._get_const(eps, "f", "eps")
+    return g.op("LayerNormalization", x, weight, *rest, axis_i=first, epsilon_f=eps)
+
+
+@_symbolic("aten::_convolution", "aten::convolution")
+def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
+    """By a weight whose sizes are computed."""
+    sizes = symbolic_helper._get_tensor_sizes(weight)
+    if sizes is None or None not in sizes[2:]:
+        return NotImplemented
+    lists = [symbolic_helper._maybe_get_const(v, "is") for v in (stride, padding, dilation, output_padding)]
+    numbers = [symbolic_helper._maybe_get_const(v, "i") for v in (transposed, groups)]
+    if not all(isinstance(v, (list, tuple)) for v in lists) or any(isinstance(v, torch._C.Value) for v in numbers):
+        return NotImplemented
+    rank = len(sizes) - 2
+    stride, padding, dilation, more = [list(v) * rank if len(v) == 1 else list(v) for v in lists]
+    options = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": numbers[1]}
+    if numbers[0] and any(more):
+        options["output_padding_i"] = more
+    rest = [] if symbolic_helper._is_none(bias) else [bias]
+    return g.op("ConvTranspose" if numbers[0] else "Conv", x, weight, *rest, **options)
 
 
 # --- plain functions --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ortmodule import export, io, reads
-from ortmodule.calls import recordable
+from ortmodule.calls import REPLACED, recordable
 from ortmodule.foreign import Node
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
@@ -462,6 +462,7 @@ class _Watch(TorchFunctionMode):
             tensor, index, value = args
             return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
         args, kwargs = recordable(function, args, kwargs or {})
+        function = REPLACED.get(function, function)
         if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
             return compared
         result = function(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from ortmodule.definitions.table import Keep, Leave, defines, dtype_of, sloped
 
@@ -173,3 +174,17 @@ def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn)
     result = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
     result = result if weight is None else result * weight.reshape(shape)
     return result if bias is None else result + bias.reshape(shape)
+
+
+@defines("aten::instance_norm", again=True)
+def _instance_norm(x, weight, bias, mean, variance, own, momentum, eps, cudnn):
+    """By running statistics it is a batch's."""
+    if own:
+        raise Keep
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+
+@defines("aten::logdet")
+def _logdet(x):
+    sign, size = torch.linalg.slogdet(x)
+    return torch.where(sign < 0, math.nan, size)

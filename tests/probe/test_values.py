@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ortmodule import DebugOptions, LogLevel, ORTModule
+from ortmodule import DebugOptions, LogLevel, ORTModule, explain
 
 
 class Function(nn.Module):
@@ -26,9 +26,11 @@ def check(function, *calls, tolerance=0.0):
             given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in call]
             result = f(*given)
             wanted = [t for t in given if t.requires_grad]
-            sides.append([result, *torch.autograd.grad(result.double().cos().sum(), wanted)])
+            grads = torch.autograd.grad(result.double().cos().sum(), wanted, materialize_grads=True, allow_unused=True)
+            sides.append([result, *grads])
         for found, expected in zip(*sides, strict=True):
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    return explain(ours)
 
 
 def numbers(*values):
@@ -100,3 +102,96 @@ def test_numbers_from_sizes(function, dtype):
 
 def test_deviation_of_one_number():
     check(lambda x: x.std(unbiased=False), (torch.randn(()),))
+
+
+def symmetric(x):
+    return x @ x.mT + torch.eye(x.shape[-1])
+
+
+def dynamic_convolution(x, w):
+    return F.conv2d(x, w, padding=1) + F.conv_transpose2d(x, w.transpose(0, 1), stride=1, padding=1)
+
+
+@pytest.mark.parametrize(
+    "function, shapes",
+    [
+        (lambda x, w: F.layer_norm(x, x.shape[-1:], w), ["nm", "m"]),
+        (lambda x: F.layer_norm(x, (x.size(-2), x.size(-1))), ["nm"]),
+        (lambda x, w: F.rms_norm(x, (x.size(1),), w), ["nm", "m"]),
+        (dynamic_convolution, ["2nmm", "nn33"]),
+        (lambda x: torch.logdet(symmetric(x)), ["nmm"]),
+        (lambda x: x * F.one_hot((x > 0).sum(1) * 0 + torch.arange(x.size(0)))[:, :1], ["nm"]),
+        (lambda x: x.repeat_interleave((x.detach() > 0).sum(1), dim=0), ["nm"]),
+        (lambda x, m, v: F.instance_norm(x, m.detach(), v.detach().abs(), use_input_stats=False), ["2nm", "n", "n"]),
+    ],
+)
+def test_the_engine_runs(function, shapes):
+    def call(n, m):
+        sizes = {"n": n, "m": m}
+        return [torch.randn([sizes.get(c) or int(c) for c in shape]) for shape in shapes]
+
+    report = check(function, call(3, 5), call(4, 7), tolerance=1e-4)
+    assert report.captured, report.fallback
+
+
+class Running(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True, momentum=0.3)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_running_statistics_of_instances(again):
+    plain, ours = Running(), ORTModule(Running(), DebugOptions(log_level=LogLevel.ERROR))
+    for n in (3, 5):
+        x = torch.randn(n, 4, 2 * n, requires_grad=True)
+        grads = [torch.autograd.grad(m(x).cos().sum(), x, create_graph=again)[0] for m in (ours, plain)]
+        torch.testing.assert_close(*grads)
+        for found, expected in zip(ours.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(found, expected)
+    assert explain(ours).captured and not explain(ours).aten_ops
+
+
+def test_statistics_that_are_inputs_change_once():
+    def norm(x, mean, variance):
+        return F.batch_norm(x, mean, variance, training=True)
+
+    ours, x = ORTModule(Function(norm)), torch.randn(3, 4, 5, requires_grad=True)
+    sides = []
+    for f in (ours, norm):
+        mean, variance = torch.zeros(4), torch.ones(4)
+        torch.autograd.grad(f(x, mean, variance).cos().sum(), x, create_graph=True)
+        sides.append(mean)
+    torch.testing.assert_close(*sides)
+
+
+class Packed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(4, 5, batch_first=True, bidirectional=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        result, state = self.layer(packed)
+        return nn.utils.rnn.pad_packed_sequence(result, batch_first=True)[0], state
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_in_any_order(kind):
+    torch.manual_seed(0)
+    plain = Packed(kind)
+    ours = ORTModule(plain, DebugOptions(log_level=LogLevel.ERROR))
+    for lengths in ([2, 4, 1], [3, 6, 6, 1, 5]):
+        x, lengths = torch.randn(len(lengths), max(lengths), 4), torch.tensor(lengths)
+        sides = []
+        for m in (ours, plain):
+            leaf = x.clone().requires_grad_()
+            result = torch.utils._pytree.tree_leaves(m(leaf, lengths))
+            wanted = [leaf, *plain.parameters()]
+            sides.append([*result, *torch.autograd.grad(sum(t.cos().sum() for t in result), wanted)])
+        for found, expected in zip(*sides, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert explain(ours).captured, explain(ours).fallback
