@@ -39,8 +39,8 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``, ``padding_unseen``: as Session takes them. ``defer``: the setting DEFER_LOGITS. Raises what Session
-    raises.
+    ``without``, ``padding_unseen``, ``graphs``: as Session takes them. ``defer``: the setting DEFER_LOGITS. Raises
+    what Session raises.
     """
 
     def __init__(
@@ -52,10 +52,11 @@ class Graph:
         without: Iterable[str] = (),
         padding_unseen: bool = False,
         defer: str = "0",
+        graphs: bool = False,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
-        self.session = Session(capture.model.SerializeToString(), without, trace.nodes, padding_unseen)
+        self.session = Session(capture.model.SerializeToString(), without, trace.nodes, padding_unseen, graphs)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
@@ -270,7 +271,7 @@ class Graph:
                 prepared, seed = self._planned(shapes, grads, tensors, seed)
         else:
             prepared, seed = self._planned(shapes, grads, tensors)
-        return prepared, Run(prepared.plan, tensors, seed or 0)
+        return prepared, Run(prepared.plan, tensors, seed or 0, graphs=self.session.graphs)
 
     def _planned(
         self,
@@ -309,7 +310,7 @@ class Graph:
             prepared = self.prepare(shapes, grads, sizes, calls)
             return prepared.plan
 
-        _, run = run_planned(plan, tensors, seed, calls)
+        _, run = run_planned(plan, tensors, seed, calls, self.session.graphs)
         return prepared, run
 
     def _check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:

@@ -244,6 +244,9 @@ _TABLE = (
              "memory of every step, before and after forward and backward: allocated, peak, cached, inactive"),
     Variable("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
              "how convolutions on a GPU choose an algorithm; the CPU has one"),
+    Variable("ENABLE_CUDA_GRAPHS", FLAG, True,
+             "on a GPU a step whose memory comes back at the same addresses is started as CUDA graphs, forward and "
+             "backward; off: kernel by kernel"),
     _later("EXPORTER", _one_of("torchscript", "dynamo", "auto"), "torchscript",
            "which exporter of PyTorch captures the module; `torchscript` always does"),
     Variable("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,

@@ -240,6 +240,7 @@ class Runner:
                 self.options.without,
                 self.options.padding_unseen,
                 self.options["DEFER_LOGITS"],
+                self.options["ENABLE_CUDA_GRAPHS"],
             )
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()

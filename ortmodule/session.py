@@ -64,12 +64,16 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     return device if device.type == "cuda" or _core.emulated else None
 
 
-def _how(gpu: torch.device | None) -> tuple[int, ...]:
-    """On a GPU: torch's current stream, for kernels to run in order with torch's own, and whether it allows TF32."""
+def _stream(gpu: torch.device) -> int:
+    """torch's current stream, for kernels to run in order with torch's own."""
+    return torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
+
+
+def _how(gpu: torch.device | None, graphs: bool) -> tuple[int, ...]:
+    """On a GPU: the stream, whether torch allows TF32, and whether kernels may be started as CUDA graphs."""
     if gpu is None:
         return ()
-    stream = torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
-    return stream, torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return _stream(gpu), torch.backends.cuda.matmul.fp32_precision == "tf32", graphs
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -84,11 +88,18 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "gpu", "_arena")
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "gpu", "graphs", "_arena")
 
-    def __init__(self, plan: _core.Plan, inputs: Sequence[torch.Tensor], seed: int, calls: Calls | None = None) -> None:
-        """``calls``: the nodes that PyTorch runs, if there are any."""
-        self.plan, self.inputs, self.seed, self.calls = plan, inputs, seed, calls
+    def __init__(
+        self,
+        plan: _core.Plan,
+        inputs: Sequence[torch.Tensor],
+        seed: int,
+        calls: Calls | None = None,
+        graphs: bool = False,
+    ) -> None:
+        """``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU may use CUDA graphs."""
+        self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
         self.gpu = gpu = gpu_of(inputs)
         if calls is not None:
             calls.device = gpu
@@ -96,7 +107,7 @@ class Run:
         self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
         self._arena = _empty(("uint8", (plan.arena_bytes,)), gpu) if plan.arena_bytes else None
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_how(gpu))
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_how(gpu, graphs))
         except BaseException:
             self._arena = None
             raise
@@ -144,7 +155,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
-                *_how(self.gpu),
+                *_how(self.gpu, self.graphs),
             )
         except Mismatch:
             self._arena = None
@@ -166,7 +177,11 @@ class Run:
 
 
 def run_planned(
-    plan: Callable[[tuple[int, ...]], _core.Plan], tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None
+    plan: Callable[[tuple[int, ...]], _core.Plan],
+    tensors: Sequence[torch.Tensor],
+    seed: int,
+    calls: Calls | None,
+    graphs: bool = False,
 ) -> tuple[tuple[int, ...], Run]:
     """Forward by what ``plan(sizes)`` returns, after as many prologues as it takes: (the sizes, the run)."""
     sizes: tuple[int, ...] = ()
@@ -178,7 +193,7 @@ def run_planned(
                 raise
             continue
         try:
-            run = Run(found, tensors, seed, calls)
+            run = Run(found, tensors, seed, calls, graphs)
         except Mismatch:
             calls.known.changed()
             continue
@@ -198,13 +213,19 @@ class Session:
     """
 
     def __init__(
-        self, model: bytes, without: Iterable[str] = (), nodes: Sequence[Node] = (), padding_unseen: bool = False
+        self,
+        model: bytes,
+        without: Iterable[str] = (),
+        nodes: Sequence[Node] = (),
+        padding_unseen: bool = False,
+        graphs: bool = False,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
-        zeros."""
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
+        self.graphs = graphs
         self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
@@ -258,7 +279,7 @@ class Session:
             disabled |= _core.passes()[name]
         plan = self.model.plan(*of, disabled, sizes, calls, False, gpu.index or 0)
         if plan.constant_bytes:
-            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), _how(gpu)[0])
+            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), _stream(gpu))
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:
@@ -284,5 +305,9 @@ class Session:
         specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
         calls, gpu = calls or self.calls(), gpu_of(tensors)
         return run_planned(
-            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls, gpu), tensors, seed, calls
+            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls, gpu),
+            tensors,
+            seed,
+            calls,
+            self.graphs,
         )[1]

@@ -11,6 +11,12 @@
 
 /* --- entry points ------------------------------------------------------------------------------------------------- */
 
+/* Why an executable graph was not updated. */
+typedef struct update_result {
+    int result;
+    void *node, *from;
+} update_result;
+
 /* Name of the symbol, parameters; every one returns a CUresult. */
 #define DRIVER_FUNCTIONS(F)                                                                                            \
     F(cuInit, (unsigned flags))                                                                                        \
@@ -34,7 +40,16 @@
     F(cuMemsetD8Async, (uint64_t memory, unsigned char value, size_t count, void *stream))                             \
     F(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream))                                  \
     F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
-    F(cuStreamSynchronize, (void *stream))
+    F(cuMemsetD32Async, (uint64_t memory, unsigned value, size_t count, void *stream))                                 \
+    F(cuStreamSynchronize, (void *stream))                                                                             \
+    F(cuStreamCreate, (void **out, unsigned flags))                                                                    \
+    F(cuStreamBeginCapture_v2, (void *stream, int mode))                                                               \
+    F(cuStreamEndCapture, (void *stream, void **graph))                                                                \
+    F(cuGraphDestroy, (void *graph))                                                                                   \
+    F(cuGraphInstantiateWithFlags, (void **out, void *graph, unsigned long long flags))                                \
+    F(cuGraphExecUpdate_v2, (void *executable, void *graph, update_result *out))                                       \
+    F(cuGraphExecDestroy, (void *executable))                                                                          \
+    F(cuGraphLaunch, (void *executable, void *stream))
 
 typedef struct driver_functions {
     DRIVER_FUNCTIONS(ENTRY_MEMBER)
@@ -43,6 +58,7 @@ static driver_functions driver;
 static bool is_loaded;
 
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
+enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
@@ -63,9 +79,10 @@ static status refuse(ctx *c, int result, const char *what) {
 typedef struct device {
     void *context;
     cuda_fault *fault, *fault_there; /* as the host and as the device see it */
+    void *captured;                  /* a stream on which nothing ever runs, or NULL while nothing was captured */
 } device;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, capturing = PTHREAD_MUTEX_INITIALIZER;
 static int n_devices = -1; /* -1: the driver is not open */
 static void *libraries[MOST_IMAGES];
 static device devices[MOST_DEVICES];
@@ -245,15 +262,92 @@ status cuda_fill(ctx *c, const call *k, void *memory, unsigned char byte, size_t
 status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes) { return cuda_fill(c, k, memory, 0, bytes); }
 
 status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes) {
-    if (k->cuda->dry || bytes == 0) return OK;
-    CALL(c, cuMemcpyDtoDAsync_v2, (uintptr_t)to, (uintptr_t)from, bytes, k->cuda->stream);
-    return OK;
+    return k->cuda->dry || bytes == 0 ? OK : cuda_move(c, k->cuda, to, from, bytes);
 }
 
 status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes) {
     if (bytes == 0) return OK;
     CALL(c, cuMemcpyHtoDAsync_v2, (uintptr_t)to, from, bytes, r->stream);
     CALL(c, cuStreamSynchronize, r->stream);
+    return OK;
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------------------- */
+
+static status begin_capture(ctx *c, device *d) {
+    if (!d->captured) {
+        void *made = NULL;
+        CALL(c, cuStreamCreate, &made, STREAM_NON_BLOCKING);
+        d->captured = made;
+    }
+    CALL(c, cuStreamBeginCapture_v2, d->captured, CAPTURE_THREAD_LOCAL);
+    return OK;
+}
+
+status cuda_capture_begin(ctx *c, const cuda_run *r, cuda_run *to) {
+    device *d = &devices[r->device];
+    status s;
+
+    (void)pthread_mutex_lock(&capturing);
+    if ((s = begin_capture(c, d)) != OK) {
+        (void)pthread_mutex_unlock(&capturing);
+        return s;
+    }
+    *to = *r;
+    to->stream = d->captured;
+    return OK;
+}
+
+status cuda_capture_end(ctx *c, const cuda_run *to, status s, void **captured) {
+    int result;
+
+    *captured = NULL;
+    result = driver.cuStreamEndCapture(to->stream, captured);
+    (void)pthread_mutex_unlock(&capturing);
+    if (s == OK && result != 0) s = refuse(c, result, "cuStreamEndCapture");
+    if (s != OK && *captured) {
+        (void)driver.cuGraphDestroy(*captured);
+        *captured = NULL;
+    }
+    return s;
+}
+
+static status instantiate(ctx *c, void *captured, void **executable, bool *updated) {
+    update_result why = {0};
+    void *made = NULL;
+
+    *updated = *executable && driver.cuGraphExecUpdate_v2(*executable, captured, &why) == 0;
+    if (*updated) return OK;
+    cuda_graph_forget(*executable);
+    *executable = NULL;
+    CALL(c, cuGraphInstantiateWithFlags, &made, captured, 0);
+    *executable = made;
+    return OK;
+}
+
+status cuda_graph_make(ctx *c, void *captured, void **executable, bool *updated) {
+    status s = instantiate(c, captured, executable, updated);
+    (void)driver.cuGraphDestroy(captured);
+    return s;
+}
+
+status cuda_graph_start(ctx *c, const cuda_run *r, void *executable) {
+    CALL(c, cuGraphLaunch, executable, r->stream);
+    return OK;
+}
+
+void cuda_graph_forget(void *executable) {
+    if (executable) (void)driver.cuGraphExecDestroy(executable);
+}
+
+status cuda_set_u64(ctx *c, const cuda_run *r, void *to, uint64_t x) {
+    CALL(c, cuMemsetD32Async, (uintptr_t)to, (unsigned)x, 1, r->stream);
+    CALL(c, cuMemsetD32Async, (uintptr_t)to + 4, (unsigned)(x >> 32), 1, r->stream);
+    return OK;
+}
+
+status cuda_move(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes) {
+    CALL(c, cuMemcpyDtoDAsync_v2, (uintptr_t)to, (uintptr_t)from, bytes, r->stream);
     return OK;
 }
 

@@ -24,11 +24,12 @@ enum { MOST_DEVICES = 64 };
 /* A stretch of a run on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
-    void *stream;      /* torch's; NULL is the default stream */
-    cuda_fault *fault; /* as kernels see it */
-    bool dry;          /* everything but launching: can this node run here? */
-    bool tf32;         /* products of float32 may round their operands to 19 bits */
-    void *previous;    /* the thread's context before */
+    void *stream;         /* torch's; NULL is the default stream */
+    cuda_fault *fault;    /* as kernels see it */
+    bool dry;             /* everything but launching: can this node run here? */
+    bool tf32;            /* products of float32 may round their operands to 19 bits */
+    void *previous;       /* the thread's context before */
+    const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
 } cuda_run;
 
 /* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device
@@ -65,6 +66,25 @@ MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);
 MUST_USE status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes);
 /* `bytes` of host memory, which may change when this returns, to the device. Waits. */
 MUST_USE status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
+
+/* --- graphs: what was started once, to be started again as a whole ------------------------------------------------- */
+
+/* From OK to cuda_capture_end, what this thread starts at `to`, which is `r` with another stream, is written down in
+ * place of being started. One thread at a time: others wait. */
+MUST_USE status cuda_capture_begin(ctx *c, const cuda_run *r, cuda_run *to);
+/* `s`: the status of what was to be started. OK: *captured is the caller's; otherwise NULL. */
+MUST_USE status cuda_capture_end(ctx *c, const cuda_run *to, status s, void **captured);
+/* Makes the graph ready for starting and gives it back in any case. *executable: one to take over, or NULL; afterwards
+ * the caller's, NULL on errors. *updated: it was taken over. */
+MUST_USE status cuda_graph_make(ctx *c, void *captured, void **executable, bool *updated);
+MUST_USE status cuda_graph_start(ctx *c, const cuda_run *r, void *executable);
+/* Gives back; NULL is nothing. What has been started goes on. */
+void cuda_graph_forget(void *executable);
+/* On the run's stream: a number of 64 bits, which goes with the call; bytes of the device's memory. */
+MUST_USE status cuda_set_u64(ctx *c, const cuda_run *r, void *to, uint64_t x);
+MUST_USE status cuda_move(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
+
+/* --- geometry ------------------------------------------------------------------------------------------------------ */
 
 /* `count` things, `each` of them a block, in a launch of at most MOST_BLOCKS: kernels stride over what is left. */
 geometry geometry_over(int64_t count, int64_t each, int threads);

@@ -8,6 +8,7 @@ typedef struct dropout_args {
     const void *in;
     void *out;
     int64_t count;
+    const uint64_t *seed_at; /* or NULL */
     uint64_t seed;
     double scale;
     uint32_t key, threshold;
@@ -22,6 +23,7 @@ static status run(ctx *c, const call *k, kernel *f) {
     const double ratio = node_float(k->node, "ratio");
     dropout_args a = {.out = k->out[0].data,
                       .count = tensor_count(&k->out[0]),
+                      .seed_at = k->cuda->seed,
                       .seed = k->seed,
                       .key = (uint32_t)node_int(k->node, "key")};
 
@@ -45,6 +47,8 @@ status dropout_mask_cuda(ctx *c, const call *k) {
 #endif
 
 #ifdef ORT_DEVICE
+#define SEED (a.seed_at ? *a.seed_at : a.seed)
+
 /* The four words of a counter. */
 DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]) {
     uint32_t x = (uint32_t)counter, y = (uint32_t)(counter >> 32), z = key, w = 0;
@@ -64,10 +68,11 @@ DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]
 DEVICE int place_of(int n) { return 2 * (n % 8) + n / 8; }
 
 KERNEL(dropout_mask, dropout_args) {
+    const uint64_t seed = SEED;
     FOR_EACH(counter, (a.count + 63) / 64 * 16) {
         const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
         uint32_t word[4];
-        draw(a.seed, a.key, (uint64_t)counter, word);
+        draw(seed, a.key, (uint64_t)counter, word);
         for (int j = 0; j < 4; j++)
             if (first + 16 * j < a.count) ((uint8_t *)a.out)[first + 16 * j] = a.scale != 0 && word[j] >= a.threshold;
     }
@@ -81,10 +86,11 @@ KERNEL(dropout_mask, dropout_args) {
 
 KERNEL(NAME(dropout), dropout_args) {
     const A scale = (A)a.scale;
+    const uint64_t seed = SEED;
     FOR_EACH(counter, (a.count + 63) / 64 * 16) {
         const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
         uint32_t word[4];
-        draw(a.seed, a.key, (uint64_t)counter, word);
+        draw(seed, a.key, (uint64_t)counter, word);
         for (int j = 0; j < 4; j++) {
             const int64_t i = first + 16 * j;
             if (i < a.count) ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (word[j] >= a.threshold ? scale : 0));

@@ -46,7 +46,10 @@ static void put(planner *pl, const value *v, place where, int index) {
 static void place_all(planner *pl) {
     graph *g = pl->g;
 
-    for (int i = 0; i < g->n_inputs; i++) put(pl, g->inputs[i], AT_INPUT, i);
+    for (int i = 0; i < g->n_inputs; i++) {
+        put(pl, g->inputs[i], AT_INPUT, i);
+        pl->blocks[g->inputs[i]->id].last = -1; /* until somebody reads it */
+    }
     for (int i = 0; g->output_grads && i < g->n_outputs; i++) put(pl, g->output_grads[i], AT_OUTPUT_GRAD, i);
     for (int t = 0; t < pl->count; t++) {
         const node *n = pl->order[t];
@@ -122,16 +125,48 @@ static void merge_in_place(planner *pl) {
 
 /* --- offsets -------------------------------------------------------------------------------------------------------- */
 
+enum { LARGEST_FIXED = 1 << 20 }; /* bytes: what is copied in a few microseconds */
+
+static bool is_fixed(const planner *pl, int input) {
+    const graph *g = pl->g;
+    const value *v = g->inputs[input];
+    const int64_t bytes = shape_count(&v->shape) * (int64_t)dtype_size(v->type);
+    const block *b = &pl->blocks[v->id];
+
+    if (b->place != AT_INPUT || b->last < 0 || bytes == 0 || bytes > LARGEST_FIXED) return false;
+    return !g->input_grads || input >= g->n_input_grads || !g->input_grads[input];
+}
+
+/* What a run on a GPU has in its arena from the beginning on. items[0, n) get offsets. */
+static status add_fixed(planner *pl, interval *items, int *n) {
+    plan *p = pl->p;
+
+    p->seed_offset = -1;
+    if (!p->cuda) return OK;
+    TRY(NEW(pl->g->c, p->fixed, pl->g->n_inputs));
+    for (int i = 0; i < pl->g->n_inputs; i++) {
+        const value *v = pl->g->inputs[i];
+        if (!is_fixed(pl, i)) continue;
+        const int64_t bytes = shape_count(&v->shape) * (int64_t)dtype_size(v->type);
+        p->fixed[p->n_fixed++] = (fixed_place){.index = i, .bytes = bytes};
+        items[(*n)++] = (interval){.bytes = bytes, .first = 0, .last = pl->blocks[v->id].last};
+    }
+    if (p->random) items[(*n)++] = (interval){.bytes = sizeof(uint64_t), .first = 0, .last = pl->count - 1};
+    return OK;
+}
+
 static status assign_offsets(planner *pl) {
     graph *g = pl->g;
     plan *p = pl->p;
     interval *items;
-    int n = 0, room = pl->count;
+    int n = 0, n_fixed, room = pl->count + g->n_inputs + 1;
     value **owner;
 
     for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_out;
     TRY(NEW(g->c, items, room));
     TRY(NEW(g->c, owner, room));
+    TRY(add_fixed(pl, items, &n));
+    n_fixed = n;
     for (int t = 0; t < pl->count; t++) {
         const node *nd = pl->order[t];
         size_t (*workspace)(const node *n) = p->cuda ? nd->op->cuda_workspace : nd->op->workspace;
@@ -146,7 +181,9 @@ static status assign_offsets(planner *pl) {
         if (work) items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
     }
     TRY(offsets_plan(g->c, items, n, ALIGNMENT, REDZONE, &p->arena_bytes));
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < p->n_fixed; i++) p->fixed[i].offset = items[i].offset;
+    if (n_fixed > p->n_fixed) p->seed_offset = items[p->n_fixed].offset;
+    for (int i = n_fixed; i < n; i++) {
         if (owner[i]) pl->blocks[owner[i]->id].offset = items[i].offset;
         else p->code[items[i].first].work = items[i].offset;
     }
@@ -233,7 +270,6 @@ static status encode_all(planner *pl) {
         }
         for (int i = 0; i < n->n_out; i++) in->out[i] = encode(pl, wanted(pl, n->out[i]) ? n->out[i] : NULL);
         if (n->n_in + n->n_out > p->most_operands) p->most_operands = n->n_in + n->n_out;
-        p->random |= (n->op->flags & RANDOM) != 0;
     }
     return OK;
 }
@@ -251,6 +287,7 @@ status plan_make(graph *g, bool cuda, plan **out) {
     pl.p->cuda = cuda;
     pl.p->n_code = pl.count;
     pl.p->n_forward = pl.n_forward;
+    for (int t = 0; t < pl.count; t++) pl.p->random |= (pl.order[t]->op->flags & RANDOM) != 0;
     place_all(&pl);
     find_lives(&pl);
     merge_in_place(&pl);

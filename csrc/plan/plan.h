@@ -34,6 +34,12 @@ typedef struct device_constant {
     int64_t bytes, offset;
 } device_constant;
 
+/* A place in the arena of a GPU's run for something that comes from elsewhere in every step: CUDA graphs know places. */
+typedef struct fixed_place {
+    int index;             /* of an input */
+    int64_t bytes, offset; /* in the arena */
+} fixed_place;
+
 typedef struct instr {
     const node *node;
     operand *in, *out;
@@ -49,6 +55,9 @@ typedef struct plan {
     device_constant *constants;
     int n_constants;
     int64_t constant_bytes; /* of all of them */
+    int64_t seed_offset;    /* in the arena, of the run's seed; -1: not for a GPU, or nothing is drawn */
+    fixed_place *fixed;     /* small inputs without a gradient */
+    int n_fixed;
     int64_t arena_bytes;
     interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;

@@ -1,5 +1,5 @@
 /* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
-#include "cuda/driver.h"
+#include "cuda/replay.h"
 #include "exec/exec.h"
 #include "onnx/write.h"
 #include "py/host.h"
@@ -14,6 +14,7 @@ typedef struct {
     plan *p;
     int device;          /* ON_CPU, or the number of a GPU */
     PyObject *constants; /* a tensor there, or NULL while the plan has none */
+    replay *graphs;      /* of a plan for a GPU, or NULL */
     double *seconds;     /* NULL until there was profiling; then for as long as the plan: runs may be under way */
     bool profiling;
 } plan_object;
@@ -30,6 +31,7 @@ PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int
     p->g->c = &self->c;
     self->p = p;
     self->device = device;
+    self->graphs = device == ON_CPU ? NULL : replay_new(p);
     self->model = Py_NewRef(model);
     return (PyObject *)self;
 }
@@ -38,6 +40,7 @@ static void plan_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     plan_object *self = (plan_object *)object;
 
+    replay_free(self->graphs);
     ctx_release(&self->c);
     free(self->seconds);
     Py_XDECREF(self->constants);
@@ -109,6 +112,7 @@ static int model_inputs(const plan *p) {
 typedef struct gpu_way {
     unsigned long long stream; /* its handle */
     int tf32;                  /* products of float32 may round their operands */
+    int graphs;                /* stretches may be recorded and started as a whole */
 } gpu_way;
 
 static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
@@ -117,7 +121,10 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
     TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
     where.tf32 = way.tf32;
     r->cuda = &where;
-    return cuda_end(c, &where, exec_run(c, self->p, from, to, r));
+    const bool whole = way.graphs && self->graphs && !r->seconds;
+    return cuda_end(c, &where,
+                    whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
+                          : exec_run(c, self->p, from, to, r));
 }
 
 static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
@@ -147,12 +154,14 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
     return -1;
 }
 
-PyDoc_STRVAR(forward_doc,
-             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=False): fills outputs and\n"
-             "writes.\n\n"
-             "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
-             "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: whether float32\n"
-             "products may round their operands to 19 bits.");
+PyDoc_STRVAR(
+    forward_doc,
+    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=False, graphs=False):\n"
+    "fills outputs and writes.\n\n"
+    "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+    "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: whether float32\n"
+    "products may round their operands to 19 bits; graphs: whether the work may be recorded, and started as a\n"
+    "whole where memory is what it was.");
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -167,8 +176,8 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|OKp:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &way.stream, &way.tf32))
+    if (!PyArg_ParseTuple(args, "OOOOK|OKpp:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+                          &way.stream, &way.tf32, &way.graphs))
         return NULL;
     if (check_stream(self, args, 6) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -195,7 +204,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
 
 PyDoc_STRVAR(backward_doc,
              "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-             "tf32=False): fills input_grads.\n\n"
+             "tf32=False, graphs=False): fills input_grads.\n\n"
              "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
@@ -211,8 +220,8 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|OKp:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &way.stream, &way.tf32))
+    if (!PyArg_ParseTuple(args, "OOOOOK|OKpp:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host, &way.stream, &way.tf32, &way.graphs))
         return NULL;
     if (check_stream(self, args, 7) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -436,6 +445,14 @@ static PyObject *get_constant_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->constant_bytes);
 }
 
+static PyObject *get_graphs(PyObject *object, void *unused) {
+    replay *graphs = ((plan_object *)object)->graphs;
+    const replay_counts n = graphs ? replay_count(graphs) : (replay_counts){0};
+
+    (void)unused;
+    return Py_BuildValue("(LLL)", (long long)n.recorded, (long long)n.updated, (long long)n.started);
+}
+
 static PyObject *get_host_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(((plan_object *)object)->c.mem.total);
@@ -515,6 +532,9 @@ static PyGetSetDef plan_getset[] = {
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
     {"constant_bytes", get_constant_bytes, NULL, "bytes of the constants that a plan for a GPU keeps there", NULL},
+    {"graphs", get_graphs, NULL,
+     "(recorded, updated, started): how often a CUDA graph of this plan was made, took an older one's place, and ran",
+     NULL},
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},

@@ -29,7 +29,7 @@ static void *scheduler_fake;
 static const void *scheduler_bottom;
 static size_t scheduler_size;
 #endif
-static emulated_kernel *running;
+static emulated_thread *running;
 static const void *running_argument;
 
 /* --- changing stacks ---------------------------------------------------------------------------------------------- */
@@ -156,7 +156,7 @@ static int run_block(unsigned threads, int backwards, const char **why) {
     return 1;
 }
 
-int emulate(emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why) {
+int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why) {
     if (threads == 0 || threads > MOST_THREADS || threads % WARP || blocks == 0) {
         *why = "a launch of a size that there is not";
         return 0;
@@ -170,7 +170,7 @@ int emulate(emulated_kernel *f, unsigned blocks, unsigned threads, const void *a
             return 0;
         }
     }
-    running = f;
+    running = f->run;
     running_argument = argument;
     emulated.threads = (emulated_index){threads, 1, 1};
     emulated.blocks = (emulated_index){blocks, 1, 1};

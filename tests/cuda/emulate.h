@@ -1,6 +1,6 @@
 /* emulate.h -- CUDA's kernels as C: every thread of a block is a fiber, blocks run one after the other.
  *
- * A kernel becomes a function for one thread, which the emulated driver finds by its name. Threads run in turn, forwards
+ * A kernel becomes a function for one thread. Threads run in turn, forwards
  * in even blocks and backwards in odd ones, and change places only where they wait: what depends on their order shows.
  * Shared memory is static, and filled with 0xa5 before every block. */
 #ifndef ORT_TEST_EMULATE_H
@@ -23,14 +23,20 @@ extern struct emulated {
 #define blockDim emulated.threads
 #define gridDim emulated.blocks
 
-/* One thread of a kernel, with the address of its argument. */
-typedef void emulated_kernel(const void *argument);
+/* A kernel, which the emulated driver finds by its name: one thread of it, with the address of its argument; the
+ * argument's bytes. */
+typedef void emulated_thread(const void *argument);
+typedef struct emulated_kernel {
+    emulated_thread *run;
+    size_t bytes;
+} emulated_kernel;
 
 #define KERNEL(name, args) EMULATED_KERNEL(name, args)
 #define EMULATED_KERNEL(name, args)                                                                                    \
     static void name##_body(const args a);                                                                             \
-    __attribute__((visibility("default"))) void name(const void *argument);                                            \
-    void name(const void *argument) { name##_body(*(const args *)argument); }                                          \
+    static void name##_thread(const void *argument) { name##_body(*(const args *)argument); }                          \
+    extern const emulated_kernel name;                                                                                 \
+    __attribute__((visibility("default"))) const emulated_kernel name = {name##_thread, sizeof(args)};                 \
     static void name##_body(const args a)
 #define DEVICE static inline __attribute__((unused))
 #define FAR static __attribute__((unused))
@@ -63,6 +69,6 @@ static inline __attribute__((unused)) int32_t atomicMax(int32_t *at, int32_t x) 
     })
 
 /* Runs a kernel. False, with a sentence, when its threads wait for each other in vain. */
-int emulate(emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why);
+int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why);
 
 #endif

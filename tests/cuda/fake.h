@@ -8,6 +8,7 @@
 EXPORT void fake_fail_at(int n);
 EXPORT int fake_calls(void);
 EXPORT int fake_held(void);
+EXPORT int fake_graphs(void);
 EXPORT const char *fake_complaint(void);
 
 /* For other libraries: counts a call, 0 when it is to fail; writes the first thing down that was wrong; counts what is
@@ -16,5 +17,12 @@ EXPORT int fake_enter(void);
 EXPORT void fake_complain(const char *what);
 EXPORT void fake_hold(int more);
 EXPORT int fake_in_context(void);
+
+/* Work that a stream was given: run now, or, where what the thread starts there is being captured, kept with a copy of
+ * the bytes at `data` for whenever the graph is started. The work returns 0, or what the call is to return. */
+typedef int fake_work(const void *data);
+EXPORT int fake_give(void *stream, fake_work *run, const void *data, unsigned long bytes);
+/* Whether this thread is capturing, when it may not wait and not allocate. */
+EXPORT int fake_capturing(void);
 
 #endif

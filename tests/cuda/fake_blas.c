@@ -311,6 +311,28 @@ static int meet(const layout *x, const void *a, const layout *y, const void *b) 
     return from < last && other < end;
 }
 
+/* A product with all that it was told of, which may be gone when it runs. */
+typedef struct job {
+    description of;
+    layout l[4];
+    double alpha, beta;
+    const void *a, *b, *c;
+    void *d, *work;
+    size_t work_bytes;
+} job;
+
+static int run_product(const void *data) {
+    const job *j = data;
+    const layout *const l[] = {&j->l[0], &j->l[1], &j->l[2], &j->l[3]};
+
+    memset(j->work, 0xa5, j->work_bytes);
+    products++;
+    rounded += j->of.compute == COMPUTE_TF32;
+    for (int64_t pair = 0; pair < j->l[3].batch; pair++)
+        if (!multiply(&j->of, l, j->alpha, j->a, j->b, j->beta, j->c, j->d, pair)) return OUT_OF_MEMORY;
+    return SUCCESS;
+}
+
 EXPORT int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_layout, const void *b,
                           void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,
                           const algorithm *how, void *work, size_t work_bytes, void *stream);
@@ -323,7 +345,7 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
 
     ENTER();
     if (!fake_in_context()) return complain("a product without the device's context");
-    if (!h || !p || !a || !b || !c || !d || !how || !alpha || !beta || stream) return complain("operands of a product");
+    if (!h || !p || !a || !b || !c || !d || !how || !alpha || !beta) return complain("operands of a product");
     if (how->data[0] != mark_of(p, l)) return complain("the algorithm of another product");
     for (int i = 0; i < 4; i++)
         if (misaligned(data[i], how->data[1 + i])) return complain("an operand that is not aligned as was said");
@@ -331,10 +353,7 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (work_bytes < NEEDED || !work || misaligned(work, 16)) return complain("a workspace");
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
     if (refusing) return NOT_SUPPORTED;
-    memset(work, 0xa5, work_bytes);
-    products++;
-    rounded += of->compute == COMPUTE_TF32;
-    for (int64_t pair = 0; pair < l[3]->batch; pair++)
-        if (!multiply(p, l, scalar(p, alpha), a, b, scalar(p, beta), c, d, pair)) return OUT_OF_MEMORY;
-    return SUCCESS;
+    const job j = {*of,       {*l[0], *l[1], *l[2], *l[3]}, scalar(of, alpha), scalar(of, beta), a, b, c, d, work,
+                   work_bytes};
+    return fake_give(stream, run_product, &j, sizeof j);
 }

@@ -1,10 +1,11 @@
-/* fake_driver.c -- a libcuda.so.1 with one device whose memory is the host's and whose kernels are emulated.
+/* fake_driver.c -- a libcuda.so.1 with two devices whose memory is the host's and whose kernels are emulated.
  *
  * It checks what it is told: the order of calls, handles, the context, sizes; what is wrong is written down and the
  * call fails. It counts what is held, and fails the n-th call on request:
  *     fake_fail_at(n)     the n-th call from now on fails; 0: none
  *     fake_calls()        calls since then
  *     fake_held()         contexts, libraries, pinned pages, and what other libraries hold, that nobody has given back
+ *     fake_launches(d)    kernels that were started on a device
  *     fake_complaint()    the first thing that was wrong, or an empty text */
 #define _GNU_SOURCE
 #include "emulate.h"
@@ -12,6 +13,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,17 +30,21 @@ enum {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int initialized, contexts, libraries, pages, others, fail_at, calls;
+enum { DEVICES = 2 };
+static int initialized, contexts[DEVICES], libraries, pages, others, fail_at, calls;
 static char complaint[256];
-static char the_context, the_library; /* their addresses are handles */
+static char the_contexts[DEVICES], the_library; /* their addresses are handles */
 static _Thread_local void *bound;
+static int launches[DEVICES];
 
 void fake_fail_at(int n) {
     fail_at = n;
     calls = 0;
 }
 int fake_calls(void) { return calls; }
-int fake_held(void) { return contexts + libraries + pages + others; }
+int fake_held(void) { return contexts[0] + contexts[1] + libraries + pages + others; }
+EXPORT int fake_launches(int device);
+int fake_launches(int device) { return launches[device]; }
 const char *fake_complaint(void) { return complaint; }
 
 static int complain(int result, const char *what) {
@@ -51,7 +57,14 @@ void fake_complain(const char *what) {
 }
 int fake_enter(void) { return ++calls != fail_at; }
 void fake_hold(int more) { others += more; }
-int fake_in_context(void) { return bound == &the_context; }
+
+/* Of the context that is current; -1. */
+static int device_of(void *context) {
+    for (int i = 0; i < DEVICES; i++)
+        if (context == &the_contexts[i] && contexts[i]) return i;
+    return -1;
+}
+int fake_in_context(void) { return device_of(bound) >= 0; }
 
 /* Every entry point begins so. Those that give back never fail on request: a program could do nothing about it. */
 #define ENTER()                                                                                                        \
@@ -61,7 +74,7 @@ int fake_in_context(void) { return bound == &the_context; }
     } while (0)
 #define NEED_CONTEXT()                                                                                                 \
     do {                                                                                                               \
-        if (bound != &the_context) return complain(INVALID_CONTEXT, "a call without the device's context");            \
+        if (device_of(bound) < 0) return complain(INVALID_CONTEXT, "a call without the device's context");             \
     } while (0)
 
 EXPORT int cuInit(unsigned flags) {
@@ -80,29 +93,30 @@ EXPORT int cuGetErrorString(int result, const char **out) {
 
 EXPORT int cuDeviceGetCount(int *out) {
     ENTER();
-    *out = 1;
+    *out = DEVICES;
     return SUCCESS;
 }
 
 EXPORT int cuDeviceGet(int *out, int ordinal) {
     ENTER();
-    if (ordinal != 0) return complain(INVALID_VALUE, "a device that there is not");
-    *out = 0;
+    if (ordinal < 0 || ordinal >= DEVICES) return complain(INVALID_VALUE, "a device that there is not");
+    *out = ordinal;
     return SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **out, int device) {
     ENTER();
-    if (device != 0) return complain(INVALID_VALUE, "the context of a device that there is not");
-    contexts++;
-    *out = &the_context;
+    if (device < 0 || device >= DEVICES) return complain(INVALID_VALUE, "the context of a device that there is not");
+    contexts[device]++;
+    *out = &the_contexts[device];
     return SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
     calls++;
-    if (device != 0 || contexts == 0) return complain(INVALID_CONTEXT, "a context given back that was not taken");
-    contexts--;
+    if (device < 0 || device >= DEVICES || contexts[device] == 0)
+        return complain(INVALID_CONTEXT, "a context given back that was not taken");
+    contexts[device]--;
     return SUCCESS;
 }
 
@@ -114,8 +128,7 @@ EXPORT int cuCtxGetCurrent(void **out) {
 
 EXPORT int cuCtxSetCurrent(void *context) {
     ENTER();
-    if (context && (context != &the_context || contexts == 0))
-        return complain(INVALID_CONTEXT, "a context that there is not");
+    if (context && device_of(context) < 0) complain(INVALID_CONTEXT, "a context that there is not");
     bound = context;
     return SUCCESS;
 }
@@ -149,28 +162,73 @@ EXPORT int cuLibraryGetKernel(void **out, void *library, const char *name) {
     return SUCCESS;
 }
 
+/* What a stream is given: a kernel, bytes to set, bytes to copy. */
+enum { MOST_ARGUMENT = 4096 };
+
+typedef struct launch {
+    const emulated_kernel *f;
+    unsigned blocks, threads;
+    int device;
+    _Alignas(16) char argument[MOST_ARGUMENT];
+} launch;
+
+static int run_launch(const void *data) {
+    const launch *l = data;
+    const char *why = NULL;
+    int done;
+
+    (void)pthread_mutex_lock(&lock);
+    done = emulate(l->f, l->blocks, l->threads, l->argument, &why);
+    launches[l->device]++;
+    (void)pthread_mutex_unlock(&lock);
+    return done ? SUCCESS : complain(LAUNCH_FAILED, why);
+}
+
 EXPORT int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                           unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
                           void **extra) {
-    const char *why = NULL;
-    emulated_kernel *f;
+    launch l = {.f = function, .blocks = grid_x, .threads = block_x};
 
     ENTER();
     NEED_CONTEXT();
     if (!function || libraries == 0) return complain(INVALID_HANDLE, "a kernel that was not looked up");
-    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || shared || stream || extra || !parameters)
+    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || shared || extra || !parameters)
         return complain(INVALID_VALUE, "arguments of a launch");
-    memcpy(&f, &function, sizeof f);
-    (void)pthread_mutex_lock(&lock);
-    int done = emulate(f, grid_x, block_x, parameters[0], &why);
-    (void)pthread_mutex_unlock(&lock);
-    return done ? SUCCESS : complain(LAUNCH_FAILED, why);
+    if (l.f->bytes > MOST_ARGUMENT) return complain(INVALID_VALUE, "an argument that is too large");
+    l.device = device_of(bound);
+    memcpy(l.argument, parameters[0], l.f->bytes);
+    return fake_give(stream, run_launch, &l, offsetof(launch, argument) + l.f->bytes);
+}
+
+typedef struct filling {
+    void *to;
+    unsigned word;
+    size_t count, each;
+} filling;
+
+static int run_filling(const void *data) {
+    const filling *f = data;
+    for (size_t i = 0; i < f->count; i++) memcpy((char *)f->to + i * f->each, &f->word, f->each);
+    return SUCCESS;
+}
+
+typedef struct copying {
+    void *to;
+    const void *from;
+    size_t bytes;
+} copying;
+
+static int run_copying(const void *data) {
+    const copying *o = data;
+    memcpy(o->to, o->from, o->bytes);
+    return SUCCESS;
 }
 
 EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     ENTER();
     NEED_CONTEXT();
     if (flags != 3 || bytes == 0) return complain(INVALID_VALUE, "pinned memory");
+    if (fake_capturing()) return complain(INVALID_VALUE, "pinned memory is taken during a capture");
     if (!(*out = malloc(bytes))) return OUT_OF_MEMORY;
     pages++;
     return SUCCESS;
@@ -192,26 +250,35 @@ EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *out, void *memory, unsigned fl
 }
 
 EXPORT int cuMemsetD8Async(uint64_t memory, unsigned char value, size_t count, void *stream) {
+    const filling f = {(void *)(uintptr_t)memory, value, count, 1};
     ENTER();
     NEED_CONTEXT();
-    if (!memory || stream) return complain(INVALID_VALUE, "memory to fill");
-    memset((void *)(uintptr_t)memory, value, count);
-    return SUCCESS;
+    if (!memory) return complain(INVALID_VALUE, "memory to fill");
+    return fake_give(stream, run_filling, &f, sizeof f);
+}
+
+EXPORT int cuMemsetD32Async(uint64_t memory, unsigned value, size_t count, void *stream) {
+    const filling f = {(void *)(uintptr_t)memory, value, count, 4};
+    ENTER();
+    NEED_CONTEXT();
+    if (!memory || memory % 4) return complain(INVALID_VALUE, "memory to fill with words");
+    return fake_give(stream, run_filling, &f, sizeof f);
 }
 
 EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    const copying o = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes};
     ENTER();
     NEED_CONTEXT();
-    if (!to || !from || stream || (to < from + bytes && from < to + bytes))
+    if (!to || !from || (to < from + bytes && from < to + bytes))
         return complain(INVALID_VALUE, "memory to copy on the device");
-    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
-    return SUCCESS;
+    return fake_give(stream, run_copying, &o, sizeof o);
 }
 
 EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     ENTER();
     NEED_CONTEXT();
     if (!to || !from || stream) return complain(INVALID_VALUE, "memory to copy");
+    if (fake_capturing()) return complain(INVALID_VALUE, "memory of the host is copied during a capture");
     memcpy((void *)(uintptr_t)to, from, bytes);
     return SUCCESS;
 }
@@ -219,5 +286,6 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, voi
 EXPORT int cuStreamSynchronize(void *stream) {
     ENTER();
     NEED_CONTEXT();
+    if (fake_capturing()) return complain(INVALID_HANDLE, "a capture is waited for");
     return stream ? complain(INVALID_HANDLE, "a stream that there is not") : SUCCESS;
 }

@@ -1,0 +1,289 @@
+/* replay.c -- which stretches there are, what addresses they were recorded with, and when to record. */
+#include "cuda/replay.h"
+
+#include <alloca.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LEAST = 4,     /* instructions of a stretch that is worth a graph */
+    KEPT = 4,      /* recordings of a stretch */
+    SEEN = 8,      /* sets of addresses that it remembers */
+    PATIENCE = 32, /* recordings, before it is asked whether they are of use */
+};
+
+/* Memory that a stretch uses: a place, and which of it. */
+typedef struct slot {
+    place place;
+    int index;
+    int fixed; /* which of the plan's fixed places; -1: none */
+} slot;
+
+typedef struct recording {
+    void *executable; /* NULL: none */
+    uint64_t *key;    /* [n_slots + COMMON] */
+    int64_t used;     /* when */
+} recording;
+
+typedef struct stretch {
+    int from, to;
+    slot *slots;
+    int n_slots;
+    bool refused, draws;
+    uint64_t seen[SEEN];
+    int n_seen;
+    int64_t recorded, started;
+    recording kept[KEPT];
+} stretch;
+
+struct replay {
+    pthread_mutex_t lock;
+    stretch *list;
+    int count;
+    const void **last; /* [n_fixed] where a small input was */
+    bool *moves;       /* [n_fixed] it has been elsewhere, too */
+    int64_t clock;
+    replay_counts counts;
+};
+
+enum { ARENA, CONSTANTS, TF32, COMMON }; /* of a key, before the slots */
+
+/* --- stretches ---------------------------------------------------------------------------------------------------- */
+
+static bool runs_on_host(const node *n) {
+    return strcmp(n->op->name, "HostCall") == 0 || strcmp(n->op->name, "HostGrad") == 0 ||
+           strcmp(n->op->name, "HostProbe") == 0;
+}
+
+static int fixed_of(const plan *p, const operand *o) {
+    for (int i = 0; o->place == AT_INPUT && i < p->n_fixed; i++)
+        if (p->fixed[i].index == o->index) return i;
+    return -1;
+}
+
+static void add_slot(const plan *p, stretch *s, const operand *o) {
+    if (o->place <= AT_CONSTANT) return;
+    for (int i = 0; i < s->n_slots; i++)
+        if (s->slots[i].place == o->place && s->slots[i].index == o->index) return;
+    s->slots[s->n_slots++] = (slot){o->place, o->index, fixed_of(p, o)};
+}
+
+/* Every operand once. A stretch has few of these; its instructions have thousands of operands in the arena. */
+static bool find_slots(const plan *p, stretch *s) {
+    int most = 0;
+
+    for (int t = s->from; t < s->to; t++) {
+        const node *n = p->code[t].node;
+        for (int i = 0; i < n->n_in; i++) most += p->code[t].in[i].place > AT_CONSTANT;
+        for (int i = 0; i < n->n_out; i++) most += p->code[t].out[i].place > AT_CONSTANT;
+    }
+    if (!(s->slots = calloc((size_t)most + 1, sizeof *s->slots))) return false;
+    for (int t = s->from; t < s->to; t++) {
+        const node *n = p->code[t].node;
+        for (int i = 0; i < n->n_in; i++) add_slot(p, s, &p->code[t].in[i]);
+        for (int i = 0; i < n->n_out; i++) add_slot(p, s, &p->code[t].out[i]);
+        s->draws |= (n->op->flags & RANDOM) != 0;
+    }
+    for (int i = 0; i < KEPT; i++)
+        if (!(s->kept[i].key = calloc((size_t)s->n_slots + COMMON, sizeof *s->kept[i].key))) return false;
+    return true;
+}
+
+static bool ends(const plan *p, int t) { return t == p->n_code || t == p->n_forward || runs_on_host(p->code[t].node); }
+
+static bool find_stretches(const plan *p, replay *of) {
+    int from = 0;
+
+    for (int t = 0; t <= p->n_code; t++) {
+        if (!ends(p, t)) continue;
+        if (t - from >= LEAST) {
+            stretch *s = &of->list[of->count++];
+            *s = (stretch){.from = from, .to = t};
+            if (!find_slots(p, s)) return false;
+        }
+        from = t == p->n_code || !runs_on_host(p->code[t].node) ? t : t + 1;
+    }
+    return true;
+}
+
+replay *replay_new(const plan *p) {
+    replay *of = NULL;
+
+    if (!p->cuda || p->g->pending || p->n_code < LEAST || !(of = calloc(1, sizeof *of))) return NULL;
+    (void)pthread_mutex_init(&of->lock, NULL);
+    of->list = calloc((size_t)(p->n_code / LEAST + 2), sizeof *of->list);
+    of->last = calloc((size_t)p->n_fixed + 1, sizeof *of->last);
+    of->moves = calloc((size_t)p->n_fixed + 1, sizeof *of->moves);
+    if (of->list && of->last && of->moves && find_stretches(p, of)) return of;
+    replay_free(of);
+    return NULL;
+}
+
+void replay_free(replay *of) {
+    for (int i = 0; of && i < of->count; i++) {
+        for (int j = 0; j < KEPT; j++) {
+            cuda_graph_forget(of->list[i].kept[j].executable);
+            free(of->list[i].kept[j].key);
+        }
+        free(of->list[i].slots);
+    }
+    if (!of) return;
+    (void)pthread_mutex_destroy(&of->lock);
+    free(of->list);
+    free(of->last);
+    free(of->moves);
+    free(of);
+}
+
+/* --- keys --------------------------------------------------------------------------------------------------------- */
+
+/* Which small inputs have moved since the last time. */
+static void watch(replay *of, const stretch *s, const run *r) {
+    for (int i = 0; i < s->n_slots; i++) {
+        const int f = s->slots[i].fixed;
+        if (f < 0) continue;
+        const void *now = r->memory[AT_INPUT][s->slots[i].index];
+        of->moves[f] |= of->last[f] && of->last[f] != now;
+        of->last[f] = now;
+    }
+}
+
+static void make_key(const replay *of, const stretch *s, const run *r, uint64_t *key) {
+    key[ARENA] = (uintptr_t)r->arena;
+    key[CONSTANTS] = (uintptr_t)r->constants;
+    key[TF32] = r->cuda->tf32;
+    for (int i = 0; i < s->n_slots; i++) {
+        const int f = s->slots[i].fixed;
+        const bool moves = f >= 0 && of->moves[f];
+        key[COMMON + i] = moves ? 0 : (uintptr_t)r->memory[s->slots[i].place][s->slots[i].index];
+    }
+}
+
+static uint64_t hash(const uint64_t *key, int words) {
+    uint64_t h = 14695981039346656037u;
+    for (int i = 0; i < words; i++) h = (h ^ key[i]) * 1099511628211u;
+    return h ^ h >> 32;
+}
+
+/* Whether these addresses were seen before; they have been now. */
+static bool comes_back(stretch *s, uint64_t h) {
+    for (int i = 0; i < SEEN && i < s->n_seen; i++)
+        if (s->seen[i] == h) return true;
+    s->seen[s->n_seen++ % SEEN] = h;
+    if (s->n_seen == 2 * SEEN) s->n_seen = SEEN;
+    return false;
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
+static status record(ctx *c, const plan *p, const stretch *s, const run *r, void **captured) {
+    cuda_run to;
+    run there = *r;
+
+    TRY(cuda_capture_begin(c, r->cuda, &to));
+    there.cuda = &to;
+    return cuda_capture_end(c, &to, exec_run(c, p, s->from, s->to, &there), captured);
+}
+
+static recording *recorded_with(stretch *s, const uint64_t *key, size_t bytes) {
+    for (int i = 0; i < KEPT; i++)
+        if (s->kept[i].executable && memcmp(s->kept[i].key, key, bytes) == 0) return &s->kept[i];
+    return NULL;
+}
+
+static recording *oldest(stretch *s) {
+    recording *found = &s->kept[0];
+    for (int i = 1; i < KEPT; i++)
+        if (found->executable && (!s->kept[i].executable || s->kept[i].used < found->used)) found = &s->kept[i];
+    return found;
+}
+
+/* What comes from elsewhere, at its place in the arena; `r` finds it there. */
+static status bring(ctx *c, const replay *of, const plan *p, const stretch *s, run *r, void **inputs, cuda_run *where) {
+    for (int i = 0; i < s->n_slots; i++) {
+        const int f = s->slots[i].fixed;
+        if (f < 0 || !of->moves[f]) continue;
+        void *to = (char *)r->arena + p->fixed[f].offset, **input = &inputs[p->fixed[f].index];
+        TRY(cuda_move(c, where, to, *input, (size_t)p->fixed[f].bytes));
+        *input = to;
+    }
+    if (!s->draws) return OK;
+    where->seed = (const uint64_t *)(const void *)((char *)r->arena + p->seed_offset);
+    return cuda_set_u64(c, where, (char *)r->arena + p->seed_offset, r->seed);
+}
+
+/* *done is false, without an error, when the addresses are new. */
+static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void **inputs, cuda_run *where, bool *done) {
+    const int words = COMMON + s->n_slots;
+    const size_t bytes = sizeof(uint64_t) * (size_t)words;
+    uint64_t *key = alloca(bytes);
+    recording *found;
+    void *captured;
+    bool updated;
+
+    watch(of, s, r);
+    make_key(of, s, r, key);
+    if (!(found = recorded_with(s, key, bytes)) && !comes_back(s, hash(key, words))) return OK;
+    TRY(bring(c, of, p, s, r, inputs, where));
+    if (!found) {
+        found = oldest(s);
+        TRY(record(c, p, s, r, &captured));
+        TRY(cuda_graph_make(c, captured, &found->executable, &updated));
+        memcpy(found->key, key, bytes);
+        s->recorded++;
+        of->counts.recorded++;
+        of->counts.updated += updated;
+    }
+    found->used = ++of->clock;
+    TRY(cuda_graph_start(c, where, found->executable));
+    s->started++;
+    of->counts.started++;
+    s->refused = s->recorded >= PATIENCE && s->started < 2 * s->recorded;
+    *done = true;
+    return OK;
+}
+
+/* With the lock. Until its graph is started nothing of a stretch has run: what goes wrong before is no error yet. */
+static bool started(ctx *c, replay *of, const plan *p, stretch *s, const run *given, const cuda_run *at) {
+    void *const *memory = given->memory[AT_INPUT];
+    void **inputs = alloca(sizeof *inputs * (size_t)(p->g->n_inputs + 1));
+    cuda_run where = *at;
+    run r = *given;
+    bool done = false;
+
+    if (s->refused) return false;
+    for (int i = 0; i < s->n_slots; i++)
+        if (s->slots[i].place == AT_INPUT) inputs[s->slots[i].index] = memory[s->slots[i].index];
+    r.memory[AT_INPUT] = inputs;
+    r.cuda = &where;
+    if (start(c, of, p, s, &r, inputs, &where, &done) != OK) {
+        s->refused = true;
+        c->err = (err){.code = OK};
+    }
+    return done;
+}
+
+status replay_run(ctx *c, replay *of, const plan *p, int from, int to, run *r, cuda_run *where) {
+    int at = from;
+
+    r->cuda = where;
+    for (int i = 0; i < of->count; i++) {
+        stretch *s = &of->list[i];
+        if (s->from < from || s->to > to) continue;
+        TRY(exec_run(c, p, at, s->from, r));
+        (void)pthread_mutex_lock(&of->lock);
+        const bool done = started(c, of, p, s, r, where);
+        (void)pthread_mutex_unlock(&of->lock);
+        if (!done) TRY(exec_run(c, p, s->from, s->to, r));
+        at = s->to;
+    }
+    return exec_run(c, p, at, to, r);
+}
+
+replay_counts replay_count(replay *of) {
+    (void)pthread_mutex_lock(&of->lock);
+    const replay_counts n = of->counts;
+    (void)pthread_mutex_unlock(&of->lock);
+    return n;
+}

@@ -1,0 +1,259 @@
+"""CUDA graphs (csrc/cuda/replay.c) on the emulated GPU: a step that is started as a whole is that of its kernels."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, _core
+from ortmodule.session import CPU_PASSES
+from tests.cuda.test_emulated import Sorted, driver, gpt2, library  # noqa: F401  (a fixture)
+from tests.cuda.test_emulated import session as session_of
+
+pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+
+ROWS = [
+    ("MatMul", "x w", "t", {}),
+    ("Constant", "", "ratio", {"value_float": 0.3}),
+    ("Constant", "", "one", {"value_float": 1.0}),
+    ("Cast", "one", "mode", {"to": 9}),
+    ("Tanh", "t", "u", {}),
+    ("Dropout", "u ratio mode", "v", {}),
+    ("Softmax", "v", "p", {"axis": -1}),
+    ("Mul", "p v", "y", {}),
+]
+INPUTS = {"x": ("float32", 2), "w": ("float32", 2)}
+
+
+def aligned(count):
+    memory = torch.zeros(count + 64, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64
+    return memory[start : start + count]
+
+
+class Step:
+    """A plan of the rows above and memory for its runs: by default always the same."""
+
+    def __init__(self, needs=(True, True), shape=(9, 17, 5)):
+        self.rows, self.inner, self.columns = shape
+        specs = [("float32", (self.rows, self.inner)), ("float32", (self.inner, self.columns))]
+        self.session = session_of(ROWS, INPUTS, ("y", "float32", 2))
+        self.plan = self.session.plan(specs, needs, [True], gpu=torch.device("cpu"))
+        torch.manual_seed(0)
+        self.x, self.w = torch.randn(specs[0][1]), torch.randn(specs[1][1])
+        self.arena, self.y = aligned(self.plan.arena_bytes), torch.empty(self.rows, self.columns)
+        self.dy = torch.randn(self.rows, self.columns)
+        self.grads = [torch.empty(s[1]) if s else None for s in self.plan.input_grads]
+
+    def run(self, seed, graphs=True):
+        """(y, gradients), copied."""
+        how = (None, 0, False, graphs)
+        self.y.fill_(float("nan"))
+        for grad in self.grads:
+            grad is None or grad.fill_(float("nan"))
+        self.plan.forward(self.arena, [self.x, self.w], [self.y], [], seed, *how)
+        self.plan.backward(self.arena, [self.x, self.w], [self.y], [self.dy], self.grads, seed, *how)
+        return [self.y.clone(), *(grad.clone() for grad in self.grads if grad is not None)]
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_second_time_records_then_replays(driver):  # noqa: F811
+    step = Step()
+    found = [step.run(7), step.run(7), step.run(7)]
+    assert step.plan.graphs == (2, 0, 4)  # forward and backward
+    assert same(found[0], found[1]) and same(found[1], found[2])
+    driver.fake_fail_at(0)
+    step.run(7)
+    replayed = driver.fake_calls()
+    driver.fake_fail_at(0)
+    step.run(7, graphs=False)
+    assert replayed < driver.fake_calls()
+
+
+def test_seed_and_contents_are_those_of_the_step(driver):  # noqa: F811
+    """A recording draws with the seed of its step, and reads what lies at the addresses now."""
+    step = Step()
+    for seed in (1, 2, 3, 1 << 40, (1 << 64) - 1):
+        step.x.normal_()
+        step.dy.normal_()
+        assert same(step.run(seed), step.run(seed, graphs=False))
+    assert step.plan.graphs[2] >= 6
+    assert not same(step.run(1), step.run(2))
+
+
+def test_other_memory_is_another_recording(driver):  # noqa: F811
+    """Results in other memory are not those of the recording; recordings are kept, then updated."""
+    step = Step()
+    places = [(aligned(step.plan.arena_bytes), torch.empty_like(step.y), step.dy.clone()) for _ in range(6)]
+    for round_ in range(3):
+        for i, (step.arena, step.y, step.dy) in enumerate(places[:4]):
+            assert same(step.run(round_ * 9 + i), step.run(round_ * 9 + i, graphs=False))
+    assert step.plan.graphs == (8, 0, 16)
+    for round_ in range(3):
+        for step.arena, step.y, step.dy in places[4:]:
+            assert same(step.run(round_), step.run(round_, graphs=False))
+    recorded, updated, started = step.plan.graphs
+    assert recorded == 12 and updated == 4 and started > 20
+
+
+def test_small_inputs_may_move(driver):  # noqa: F811
+    """An input without a gradient comes to a fixed place: its address does not matter once it has moved."""
+    step = Step(needs=(False, True))
+    kept = []
+    for seed in range(8):
+        step.x = torch.randn(9, 17)
+        kept.append(step.x)
+        assert same(step.run(seed), step.run(seed, graphs=False))
+    recorded, _, started = step.plan.graphs
+    assert recorded == 2 and started >= 10
+
+
+def test_addresses_that_never_come_back_are_run_one_by_one(driver):  # noqa: F811
+    step = Step()
+    kept = []
+    for seed in range(5):
+        step.y = torch.empty_like(step.y)
+        kept.append(step.y)
+        assert same(step.run(seed), step.run(seed, graphs=False))
+    assert step.plan.graphs[0] <= 1  # backward may not write where y is
+
+
+def test_every_call_may_fail(driver):  # noqa: F811
+    """In a step that records and one that replays: what fails before the start is run kernel by kernel, what fails then
+    is an error; the next step is right; all is given back."""
+    Step().run(1)
+    first = Step()
+    first.run(1), first.run(1)
+    del first  # the stream for recording stays
+    held = driver.fake_held()
+    for seen in (1, 2):
+        for n in range(1, 200):
+            step = Step()
+            expected = step.run(5, graphs=False)
+            for _ in range(seen):
+                step.run(5)
+            driver.fake_fail_at(n)
+            try:
+                assert same(step.run(5), expected)
+            except (_core.Error, MemoryError) as error:
+                assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
+            reached = driver.fake_calls() >= n
+            driver.fake_fail_at(0)
+            assert same(step.run(5), expected)
+            del step
+            assert driver.fake_held() == held
+            if not reached:
+                break
+        assert n > 8
+
+
+def test_threads_share_a_plan(driver):  # noqa: F811
+    from concurrent.futures import ThreadPoolExecutor
+
+    step = Step()
+    expected = {seed: step.run(seed, graphs=False) for seed in range(4)}
+
+    def work(seed):
+        mine = copy.copy(step)
+        mine.arena, mine.y, mine.dy = aligned(step.plan.arena_bytes), step.y.clone(), step.dy.clone()
+        mine.grads = [torch.empty_like(grad) for grad in step.grads]
+        return all(same(mine.run(seed), expected[seed]) for _ in range(4))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def test_two_devices(driver):  # noqa: F811
+    """A plan's work is started on its own device; one that there is not is named."""
+    s = session_of(ROWS, INPUTS, ("y", "float32", 2))
+    specs = [("float32", (9, 17)), ("float32", (17, 5))]
+    off = sum(_core.passes()[name] for name in CPU_PASSES)
+    there = s.model.plan(specs, [True, True], [True], off, (), None, False, 1)
+    step = Step()
+    step.plan = there
+    there.keep(aligned(max(there.constant_bytes, 1)))
+    before = driver.fake_launches(0), driver.fake_launches(1)
+    for _ in range(3):
+        step.run(3)
+    assert driver.fake_launches(0) == before[0] and driver.fake_launches(1) > before[1]
+    assert there.graphs[2] == 4
+    with pytest.raises(_core.Error, match="there is no cuda:5: the driver knows 2 devices"):
+        s.model.plan(specs, [True, True], [True], off, (), None, False, 5)
+
+
+class Cached:
+    """Memory that nobody holds any more is handed out again, as a GPU's allocator does."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def empty(self, spec, device=None):
+        kept = self.kept.setdefault(spec, [])
+        for memory, alone in kept:
+            if torch._C._storage_Use_Count(memory.untyped_storage()._cdata) == alone:
+                return memory.detach()
+        memory = torch.empty(spec[1], dtype=getattr(torch, spec[0]))
+        if spec[0] == "uint8":
+            memory = aligned(memory.numel())
+        kept.append((memory, torch._C._storage_Use_Count(memory.untyped_storage()._cdata)))
+        return memory.detach()
+
+
+class Around(nn.Module):
+    """Layers on both sides of an operator that PyTorch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 8), Sorted(), nn.Linear(5, 3)
+        self.fit = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.fit(torch.tanh(self.first(x)).softmax(-1))
+        return self.last(torch.sigmoid(self.middle(x)) * 2).softmax(-1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nodes_of_pytorch_end_a_recording(driver, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    torch.manual_seed(0)
+    model = Around()
+    expected, wrapped = copy.deepcopy(model), ORTModule(model)
+    x = torch.randn(7, 6)
+    started = driver.fake_graphs()
+    for _ in range(6):
+        for each in (wrapped, expected):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    assert driver.fake_graphs() > started
+
+
+@pytest.mark.parametrize("on", ["1", "0"])
+def test_training_with_dropout(driver, monkeypatch, on):  # noqa: F811
+    """Steps with the setting on and off have the same bits: masks, losses and weights."""
+    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+
+    def losses(on):
+        monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", on)
+        model = ORTModule(gpt2())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        tokens = torch.randint(0, 61, (2, 9))
+        found = []
+        for _ in range(5):
+            loss = model(tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    started = driver.fake_graphs()
+    found = losses(on)
+    assert (driver.fake_graphs() > started) == (on == "1")
+    assert found == losses("0")
