@@ -123,20 +123,22 @@ def _new_ones(found: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> 
     return [known[id(t)] for t in found], outputs
 
 
-def leaves_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The tensors that gradients of ``tensors`` would be accumulated in, by their ids."""
-    seen, found = set(), {}
+def nodes_behind(tensors: Sequence[torch.Tensor]) -> set[Any]:
+    """The nodes of autograd's graph that ``tensors`` come from."""
+    seen: set[Any] = set()
     waiting = [t.grad_fn for t in tensors if t.grad_fn is not None]
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found[id(variable)] = variable
-        waiting += [parent for parent, _ in node.next_functions if parent is not None]
-    return found
+        if node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+    return seen
+
+
+def leaves_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The tensors that gradients of ``tensors`` would be accumulated in, by their ids."""
+    variables = [getattr(node, "variable", None) for node in nodes_behind(tensors)]
+    return {id(variable): variable for variable in variables if variable is not None}
 
 
 def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:

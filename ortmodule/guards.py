@@ -200,8 +200,8 @@ _HEAP_TYPE = 1 << 9  # a class that was made by a class statement
 Key = tuple[int, str]  # id of a module, name of an attribute
 
 #: What is a matter of the tree of modules, or of PyTorch's own machinery.
-_APART = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
-_APART |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
+APART = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
+APART |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
 
 
 def _globals_of(function: types.FunctionType, seen: set[types.CodeType]) -> Iterator[tuple[types.ModuleType, str]]:
@@ -245,7 +245,7 @@ class Attributes:
                 continue
             module = self._modules[path]
             for each in list(module.__dict__) if name == "__dict__" else (name,):
-                apart = each in _APART or each in module._parameters or each in module._modules
+                apart = each in APART or each in module._parameters or each in module._modules
                 if not apart and each not in module._buffers:
                     self._read[identity, each] = module
                     kept[identity, each] = place

@@ -13,6 +13,7 @@ import onnx
 
 from ortmodule import _core, export
 from ortmodule.capture import Capture, CaptureError
+from ortmodule.reads import REENTRANT
 from ortmodule.state import Tree
 
 #: Change running statistics, which as nodes of a graph they would not.
@@ -51,6 +52,8 @@ class Parts:
     def _submodule(self, error: CaptureError) -> bool:
         """The submodule that a trace failed in, or if that is left already, what is around it."""
         path, modules, reason = error.submodule or "", self.modules(), str(error)
+        if REENTRANT in reason:
+            return False
         while path and any(path == other or path.startswith(f"{other}.") for other in modules):
             path = path.rpartition(".")[0]
         if not path:

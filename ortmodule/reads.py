@@ -37,6 +37,8 @@ _ARITHMETIC = {
     "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
 }  # fmt: skip
 CHECKPOINT = "torch.utils.checkpoint"
+#: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
+REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -390,5 +392,5 @@ _PATCHES = [
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
     _refused(checkpoint, "_checkpoint_without_reentrant_generator", f"uses {CHECKPOINT}"),
-    _refused(checkpoint.CheckpointFunction, "apply", f"uses {CHECKPOINT}"),
+    _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),
 ]

@@ -19,7 +19,7 @@ from torch.onnx._internal.torchscript_exporter import utils
 from ortmodule import devices, io, reads
 from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
-from ortmodule.foreign import Modes, Node, leaves_of, operands_of, specs_of
+from ortmodule.foreign import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
 from ortmodule.reads import NotTraceable
 from ortmodule.state import Slot, Tree, without
 
@@ -139,6 +139,8 @@ class Regions:
 
     def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor]) -> None:
         """Parameters of other modules that it uses."""
+        if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
+            raise NotTraceable(f"{node.name} uses {reads.REENTRANT}")
         known = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}
         for key, tensor in leaves_of(outputs).items():
             if key in known:

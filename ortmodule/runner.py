@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule import _core, cache, check, devices, export, io, reads
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
+from ortmodule.effects import conflict
 from ortmodule.explain import explain
 from ortmodule.fallback import Cause, Fallback, NotInEngine, engine_allowed
 from ortmodule.foreign import Disagrees, Raised
@@ -221,6 +222,8 @@ class Runner:
         try:
             captured = self._captured_in_parts(call, parts, part)
             _check_memory(captured, call.tree)
+            if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
+                raise CaptureError(text)
             guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
         except (CaptureError, Unguardable) as error:
             refusal = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)

@@ -266,7 +266,7 @@ class Tree:
         followed = self.followed.get(path, {})
         hooks = [h for h in module._forward_hooks.items() if h[0] not in followed]
         hooks += [h for part in module.modules() if part is not module for h in part._forward_hooks.items()]
-        known = [self._reaches.get(id(hook)) for _, hook in hooks if not _is_torchs(hook)]
+        known = [self._reaches.get(id(hook)) for _, hook in hooks if not is_torchs(hook)]
         return any(found is None or (found[1] is not None and found[1].busy()) for found in known)
 
     @contextmanager
@@ -279,7 +279,7 @@ class Tree:
                 own = {
                     key: hook
                     for key, hook in hooks.items()
-                    if not _is_torchs(hook) and self._reaches.get(id(hook), (None, None))[1] is None
+                    if not is_torchs(hook) and self._reaches.get(id(hook), (None, None))[1] is None
                 }
                 if own:
                     changed.append((hooks, dict(hooks)))
@@ -429,7 +429,7 @@ def without(hooks: dict[int, Any], left: Iterable[int]) -> Iterator[None]:
             _restore(hooks, then)
 
 
-def _is_torchs(hook: Any) -> bool:
+def is_torchs(hook: Any) -> bool:
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return isinstance(module, str) and module.partition(".")[0] == "torch"
 

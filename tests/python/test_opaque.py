@@ -146,6 +146,30 @@ def test_checkpoints_can_be_silent(monkeypatch):
     assert explain(ours).python_ops == ["layers.1"]
 
 
+def _checkpoints_all(layer, y):
+    return checkpoint(torch.sin, y, use_reentrant=True)
+
+
+def _checkpoints_what_draws(layer, y):
+    return checkpoint(torch.sin, y * random.random() if y.sum().item() else y, use_reentrant=True)
+
+
+@pytest.mark.parametrize("change", [_checkpoints_all, _checkpoints_what_draws], ids=lambda f: f.__name__)
+def test_reentrant_checkpoints(change):
+    """Their backward refuses to be asked for the gradients of a part."""
+    torch.manual_seed(0)
+    eager = Net(change)
+    ours = ORTModule(copy.deepcopy(eager))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(3):
+            random.seed(i)
+            found = step(ours, rows(5, i))
+            random.seed(i)
+            torch.testing.assert_close(found, step(eager, rows(5, i)))
+    assert not explain(ours).captured
+
+
 def test_train_and_eval():
     torch.manual_seed(0)
     eager = Net(_branches)
