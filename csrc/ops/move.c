@@ -28,10 +28,31 @@ typedef uint64_t __attribute__((may_alias)) word8;
 
 /* --- planes ------------------------------------------------------------------------------------------------------- */
 
-enum { SQUARE = 16 };
+/* Vectors of 16 bytes, which every x86-64 CPU has, and two of them element by element in turns: the first halves, the
+ * second halves. */
+typedef word1 vector1 __attribute__((vector_size(16)));
+typedef word2 vector2 __attribute__((vector_size(16)));
+typedef word4 vector4 __attribute__((vector_size(16)));
+typedef word8 vector8 __attribute__((vector_size(16)));
+
+#ifdef __clang__
+#define IN_TURNS(V, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define IN_TURNS(V, a, b, ...) __builtin_shuffle(a, b, (V){__VA_ARGS__})
+#endif
+#define FIRST_1(a, b) IN_TURNS(vector1, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define SECOND_1(a, b) IN_TURNS(vector1, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define FIRST_2(a, b) IN_TURNS(vector2, a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define SECOND_2(a, b) IN_TURNS(vector2, a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define FIRST_4(a, b) IN_TURNS(vector4, a, b, 0, 4, 1, 5)
+#define SECOND_4(a, b) IN_TURNS(vector4, a, b, 2, 6, 3, 7)
+#define FIRST_8(a, b) IN_TURNS(vector8, a, b, 0, 2)
+#define SECOND_8(a, b) IN_TURNS(vector8, a, b, 1, 3)
+
+enum { LINE = 64 }; /* bytes of a line of the cache */
 
 /* Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
-#define PLANES(T)                                                                                                      \
+#define PLANES(T, N)                                                                                                   \
     SIMD static void fill_##T(const plane *p) {                                                                        \
         const plane q = *p;                                                                                            \
         for (int64_t i = 0; i < q.rows; i++) {                                                                         \
@@ -48,31 +69,41 @@ enum { SQUARE = 16 };
             for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                              \
         }                                                                                                              \
     }                                                                                                                  \
-    /* A square whose sides are known is read and written in whole vectors. */                                         \
-    static inline __attribute__((always_inline)) void square_##T(T *restrict to, const T *restrict from,               \
-                                                                 int64_t to_row, int64_t from_col) {                   \
-        T t[SQUARE][SQUARE];                                                                                           \
-        for (int j = 0; j < SQUARE; j++)                                                                               \
-            for (int i = 0; i < SQUARE; i++) t[i][j] = from[j * from_col + i];                                         \
-        for (int i = 0; i < SQUARE; i++)                                                                               \
-            for (int j = 0; j < SQUARE; j++) to[i * to_row + j] = t[i][j];                                             \
+    /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */               \
+    static inline __attribute__((always_inline)) void square_##T(T *to, const T *from, int64_t to_row,                 \
+                                                                 int64_t from_col) {                                   \
+        enum { SIDE = 16 / N };                                                                                        \
+        vector##N v[SIDE], w[SIDE];                                                                                    \
+        for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                         \
+        for (int step = 1; step < SIDE; step *= 2) {                                                                   \
+            for (int j = 0; j < SIDE / 2; j++) {                                                                       \
+                w[2 * j] = FIRST_##N(v[j], v[j + SIDE / 2]);                                                           \
+                w[2 * j + 1] = SECOND_##N(v[j], v[j + SIDE / 2]);                                                      \
+            }                                                                                                          \
+            for (int j = 0; j < SIDE; j++) v[j] = w[j];                                                                \
+        }                                                                                                              \
+        for (int i = 0; i < SIDE; i++) memcpy(to + i * to_row, &v[i], 16);                                             \
     }                                                                                                                  \
+    /* Squares of whole lines, made of squares of vectors: each line is read and written while it is near. */          \
     SIMD static void transpose_##T(const plane *p) {                                                                   \
+        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                     \
         const plane q = *p;                                                                                            \
         T *to = (T *)(void *)q.to;                                                                                     \
         const T *from = (const T *)(const void *)q.from;                                                               \
-        const int64_t rows = q.rows & -SQUARE, cols = q.cols & -SQUARE;                                                \
-        for (int64_t i = 0; i < rows; i += SQUARE)                                                                     \
-            for (int64_t j = 0; j < cols; j += SQUARE)                                                                 \
-                square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);                    \
+        const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                    \
+        for (int64_t top = 0; top < rows; top += SQUARE)                                                               \
+            for (int64_t left = 0; left < cols; left += SQUARE)                                                        \
+                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                         \
+                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                   \
+                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);            \
         for (int64_t i = 0; i < q.rows; i++)                                                                           \
             for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];    \
     }
 
-PLANES(word1)
-PLANES(word2)
-PLANES(word4)
-PLANES(word8)
+PLANES(word1, 1)
+PLANES(word2, 2)
+PLANES(word4, 4)
+PLANES(word8, 8)
 
 typedef enum way { FILL, SCATTER, TRANSPOSE } way;
 
@@ -165,11 +196,12 @@ static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]
     return merged;
 }
 
-enum { TILE_SIDE = 64, BLOCK_ELEMENTS = 1 << 14 };
+/* Of a transpose: pieces of the source, along its rows, and of the destination. */
+enum { TILE_ROWS = 256, TILE_COLS = 64, BLOCK_ELEMENTS = 1 << 14 };
 
 static void choose_blocks(mover *m, bool tiles) {
-    m->col_block = least(m->col.size, tiles ? TILE_SIDE : BLOCK_ELEMENTS);
-    m->row_block = least(m->row.size, tiles ? TILE_SIDE : BLOCK_ELEMENTS / m->col_block);
+    m->col_block = least(m->col.size, tiles ? TILE_COLS : BLOCK_ELEMENTS);
+    m->row_block = least(m->row.size, tiles ? TILE_ROWS : BLOCK_ELEMENTS / m->col_block);
     m->col_blocks = (m->col.size + m->col_block - 1) / m->col_block;
     m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
 }

@@ -11,6 +11,12 @@
 /* --- combining ---------------------------------------------------------------------------------------------------- */
 
 enum { COLUMNS = 256, PARTS = 32 };
+enum { CACHE_LINE = 64, NEAR_BYTES = 1 << 14 };
+
+/* Indices jump: what comes next is known, but not to the CPU. */
+static inline void prefetch_bytes(const void *from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i);
+}
 
 typedef struct element_scatter {
     combining how;
@@ -52,6 +58,8 @@ typedef struct element_scatter {
         A acc[COLUMNS];                                                                                                \
         for (int64_t r = from; r < to; r++) {                                                                          \
             T *out = (T *)s->out + (o * s->rows + r) * s->width + at;                                                  \
+            if (r + 1 < to && s->head[r + 1] >= 0)                                                                     \
+                prefetch_bytes(updates + s->head[r + 1] * s->width, (size_t)n * sizeof(T));                            \
             if (s->head[r] < 0) continue;                                                                              \
             for (int64_t i = 0; i < n; i++) acc[i] = GET(out[i]);                                                      \
             for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) take_##T(s->how, acc, updates + k * s->width, n);     \
@@ -162,6 +170,9 @@ static void scatter_range(void *arg, int64_t begin, int64_t end) {
         int64_t from = begin % s->rows, to = from + end - begin, n = s->width - at;
         if (to > s->rows) to = s->rows;
         if (n > COLUMNS) n = COLUMNS;
+        /* A few rows at a time, so that they are still in the first cache when something is added. */
+        int64_t near = NEAR_BYTES / (n * (int64_t)dtype_size(s->type));
+        if (to > from + near && near > 0) to = from + near;
         begin_rows(s, o, from, to, at, n);
         if (s->how == COMBINE_NONE) rows_last(s, o, from, to, at, n);
         else by_type[s->type].rows(s, o, from, to, at, n);
