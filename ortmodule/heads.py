@@ -21,7 +21,7 @@ from ortmodule.session import Session
 #: A head has no more products than these (a language model's may have a layer before the last one), nor more nodes.
 MOST_PRODUCTS, MOST_NODES = 2, 64
 _PRODUCTS = {"MatMul", "Gemm"}
-_LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
+LOSSES = {"SoftmaxCrossEntropyLoss", "SmoothedCrossEntropy", "NegativeLogLikelihoodLoss"}
 _DOMAINS = {"", "ortmodule"}
 _NEVER = {*RANDOM, "PythonOp", "Dropout"}
 
@@ -109,7 +109,7 @@ def _feeds_a_loss(model: onnx.ModelProto, name: str) -> bool:
     reached = {name}
     for node in model.graph.node:
         if reached.intersection(node.input):
-            if node.op_type in _LOSSES:
+            if node.op_type in LOSSES:
                 return node.input[0] in reached
             if node.op_type != "Shape":
                 reached |= set(node.output)

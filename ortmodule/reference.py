@@ -413,6 +413,12 @@ def _cross_entropy(a, n, x, labels, weight=None):
     return F.cross_entropy(x, labels.long(), weight, **how), F.log_softmax(x, 1)
 
 
+@_operator("SmoothedCrossEntropy", domain="ortmodule")
+def _smoothed_cross_entropy(a, n, x, labels, weight=None):
+    how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
+    return F.cross_entropy(x, labels.long(), weight, label_smoothing=a.get("smoothing", 0.0), **how)
+
+
 @_operator("NegativeLogLikelihoodLoss")
 def _nll(a, n, x, labels, weight=None):
     how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}

@@ -16,6 +16,7 @@ from torch import nn
 from ortmodule import _core, blame, io
 from ortmodule.export import INPUT
 from ortmodule.function import Graph
+from ortmodule.heads import LOSSES
 from ortmodule.logger import Log
 from ortmodule.observe import bridges
 from ortmodule.reference import attributes
@@ -86,7 +87,7 @@ def padded_inputs(model: onnx.ModelProto) -> Iterator[Padded]:
         values = attributes(node)
         if (node.domain, node.op_type) == ("ortmodule", "Embedding") and values.get("padding_idx", -1) >= 0:
             kind, padding = "EMBED", values["padding_idx"]
-        elif node.op_type in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        elif node.op_type in LOSSES:
             kind, padding = "LABEL", values.get("ignore_index", -100)
         else:
             continue

@@ -186,6 +186,19 @@ def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, outp
     return g.op("ConvTranspose" if numbers[0] else "Conv", x, weight, *rest, **options)
 
 
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@_symbolic("aten::cross_entropy_loss", args="v v v i i f")
+def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smoothing):
+    """With smoothing; without it the exporter's own."""
+    if not label_smoothing:
+        return NotImplemented
+    operands = [scores, labels] if symbolic_helper._is_none(weight) else [scores, labels, weight]
+    how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
+    return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
+
+
 # --- plain functions --------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ typedef struct loss_args {
     const void *x, *labels, *weights, *dloss; /* weights may be absent */
     void *out;                                /* the loss, or dx */
     double *lse, *losses, *divisor;
+    double smoothing;
     int64_t samples, classes, inner, ignored;
     int32_t label_type, weight_type, dloss_type, ignores, each, mean, node;
     cuda_fault *fault;
@@ -31,6 +32,7 @@ static loss_args args_of(const call *k, const shape *s, int labels, int weights)
                    .ignored = node_int(k->node, "ignore_index"),
                    .each = strcmp(node_string(k->node, "reduction"), "none") == 0,
                    .mean = strcmp(node_string(k->node, "reduction"), "mean") == 0,
+                   .smoothing = node_has(k->node, "smoothing") ? node_float(k->node, "smoothing") : 0,
                    .node = k->node->id,
                    .fault = k->cuda->fault};
     if (weights < k->n_in && tensor_present(&k->in[weights])) {
@@ -89,6 +91,11 @@ DEVICE double label_at(const loss_args *a, int64_t sample, int64_t *label) {
     return a->weights ? number_f64(a->weights, a->weight_type, found) : 1;
 }
 
+/* What smoothing gives to class `i`: ops/loss.c. */
+DEVICE double share_of(const loss_args *a, int64_t i) {
+    return a->smoothing / (double)a->classes * (a->weights ? number_f64(a->weights, a->weight_type, i) : 1);
+}
+
 #define TEMPLATE "cuda/loss.cu"
 #include "cuda/each_float.h"
 #endif
@@ -117,10 +124,20 @@ KERNEL(NAME(cross_entropy), loss_args) {
         most = MOST(most);
         FOR_THREADS(i, a.classes) total += EXP(GET(x[i * a.inner]) - most);
         total = SUM(total);
+        double shares = 0, shared = 0;
+        if (a.smoothing > 0) {
+            FOR_THREADS(i, a.classes) {
+                shares += share_of(&a, i);
+                shared += share_of(&a, i) * (double)(GET(x[i * a.inner]) - most);
+            }
+            shares = block_sum_f64(shares);
+            shared = block_sum_f64(shared);
+        }
         if (threadIdx.x == 0) {
             const double lse = (double)most + log((double)total);
             a.lse[sample] = lse;
-            a.losses[sample] = weight * (lse - (double)GET(x[label * a.inner]));
+            a.losses[sample] = (1 - a.smoothing) * weight * (lse - (double)GET(x[label * a.inner]));
+            if (a.smoothing > 0) a.losses[sample] += shares * log((double)total) - shared;
         }
     }
 }
@@ -148,13 +165,21 @@ KERNEL(NAME(cross_entropy_grad), loss_args) {
         const T *x = (const T *)a.x + start;
         T *dx = (T *)a.out + start;
         int64_t label;
-        const double weight = label_at(&a, sample, &label);
-        const A scale = (A)(weight * (number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor));
+        const double own = (1 - a.smoothing) * label_at(&a, sample, &label);
+        const double up = number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor;
+        double shares = 0;
+        if (a.smoothing > 0) {
+            FOR_THREADS(i, a.classes) shares += share_of(&a, i);
+            shares = block_sum_f64(shares);
+        }
+        const A scale = (A)((own + shares) * up);
         const A high = (A)a.lse[sample], low = (A)(a.lse[sample] - (double)high);
 
         FOR_THREADS(i, a.classes) {
-            const A p = EXP(GET(x[i * a.inner]) - high - low) - (i == label ? 1 : 0);
-            dx[i * a.inner] = PUT(label == -1 ? 0 : p * scale);
+            const A p = EXP(GET(x[i * a.inner]) - high - low);
+            A v = (p - (i == label ? 1 : 0)) * scale;
+            if (a.smoothing > 0) v = p * scale - (A)((share_of(&a, i) + (i == label ? own : 0)) * up);
+            dx[i * a.inner] = PUT(label == -1 ? 0 : v);
         }
     }
 }

@@ -3,6 +3,9 @@
  *
  * For logits x [N, C, D...] and labels t [N, D...], per sample
  *     loss = w_t (lse - x_t),  lse = log Σ exp x          dx = w_t dloss (exp(x - lse) - [i = t])
+ * and with smoothing e, where e_i = e w_i / C:
+ *     loss = (1 - e) w_t (lse - x_t) + Σ e_i (lse - x_i)
+ *     dx = dloss (((1 - e) w_t + Σ e_i) exp(x - lse) - (1 - e) w_t [i = t] - e_i)
  * Backward keeps the logits and one lse a sample, and writes dx in one sweep, over the logits where those are dead:
  * nothing else of their size ever exists. Samples that do not count are not even read. */
 #include "core/parallel.h"
@@ -30,7 +33,10 @@ struct job {
     int64_t batch, classes, inner, samples; /* samples = batch * inner */
     bool ignores, each;                     /* there is an ignore_index; losses are not reduced */
     int64_t ignored;
-    double divisor; /* of the sum */
+    double divisor;    /* of the sum */
+    double own;        /* 1 - smoothing: the share of the label itself */
+    const void *share; /* [classes] that of every class, in the type that is computed with; NULL: no smoothing */
+    double shares;     /* their sum */
     rows_fn *rows;
     columns_fn *columns;
 };
@@ -81,6 +87,8 @@ static const tensor absent = {.type = DT_NONE};
 
 static const tensor *operand(const call *k, int i) { return i < k->n_in ? &k->in[i] : &absent; }
 
+static double smoothing_of(const node *n) { return node_attr(n, "smoothing") ? node_float(n, "smoothing") : 0; }
+
 /* Labels are operand `labels`, weights operand `weights`, `s` the shape of the logits. */
 static job job_of(const call *k, const shape *s, int labels, int weights) {
     job j = {
@@ -93,9 +101,28 @@ static job job_of(const call *k, const shape *s, int labels, int weights) {
         .ignored = node_int(k->node, "ignore_index"),
         .each = strcmp(node_string(k->node, "reduction"), "none") == 0,
         .divisor = 1,
+        .own = 1 - smoothing_of(k->node),
     };
     j.samples = j.batch * j.inner;
     return j;
+}
+
+/* Bytes of the shares of so many classes. */
+static size_t smoothing_bytes(const node *n, int64_t classes) {
+    return smoothing_of(n) > 0 ? sizeof(double) * (size_t)classes : 0;
+}
+
+/* Computes with `type`; `memory` has smoothing_bytes. */
+static void smooth(job *j, dtype type, void *memory) {
+    if (!(j->own < 1)) return;
+    j->share = memory;
+    for (int64_t i = 0; i < j->classes; i++) {
+        double weight = tensor_present(j->weights) ? dtype_get(j->weights->type, j->weights->data, i) : 1;
+        double share = (1 - j->own) / (double)j->classes * weight;
+        j->shares += share;
+        if (type == F64) ((double *)memory)[i] = share;
+        else ((float *)memory)[i] = (float)share;
+    }
 }
 
 /* Every label that counts must be a class: checked before anything is computed. Adds up their weights. */
@@ -140,13 +167,25 @@ static status cross_entropy_cpu(ctx *c, const call *k) {
     j.lse = tensor_present(&k->out[1]) ? k->out[1].data : j.losses + j.samples;
     j.rows = rows[k->in[0].type];
     j.columns = columns[k->in[0].type];
+    smooth(&j, k->in[0].type, j.losses + 2 * j.samples);
     each_sample(&j);
     deliver(k, &j, weight, &k->out[2]);
     return OK;
 }
 
-/* Losses, and lse when nobody asks for it. */
-static size_t cross_entropy_workspace(const node *n) { return 16 * (size_t)shape_count(&n->in[1]->shape); }
+/* The axis of the classes: 1, or 0 for a single sample. */
+static int class_axis(const shape *s) { return s->rank > 1; }
+
+/* Losses, lse when nobody asks for it, shares. */
+static size_t cross_entropy_workspace(const node *n) {
+    const shape *s = &n->in[0]->shape;
+    return 16 * (size_t)shape_count(&n->in[1]->shape) + smoothing_bytes(n, s->dim[class_axis(s)]);
+}
+
+static size_t cross_entropy_grad_workspace(const node *n) {
+    const shape *s = &n->in[1]->shape;
+    return smoothing_bytes(n, s->dim[class_axis(s)]);
+}
 
 /* Operands: dloss, logits, labels, lse, divisor, weights. */
 static status cross_entropy_grad_cpu(ctx *c, const call *k) {
@@ -162,6 +201,7 @@ static status cross_entropy_grad_cpu(ctx *c, const call *k) {
     j.dx = k->out[0].data;
     j.rows = rows[k->in[1].type];
     j.columns = columns[k->in[1].type];
+    smooth(&j, k->in[1].type, k->work);
     each_sample(&j);
     return OK;
 }
@@ -277,10 +317,10 @@ static bool wants_gradients(const call *k) {
     return tensor_present(&k->out[1]) || tensor_present(&k->out[2]) || tensor_present(&k->out[3]);
 }
 
-/* Losses, lse, the bias's gradient, the logits of a part. */
+/* Losses, lse, the bias's gradient, shares, the logits of a part. */
 static size_t linear_cross_entropy_workspace(const node *n) {
     int64_t samples = n->in[HIDDEN]->shape.dim[0], classes = n->in[WEIGHT]->shape.dim[0];
-    return 8 * (size_t)(2 * samples + classes) +
+    return 8 * (size_t)(2 * samples + classes) + smoothing_bytes(n, classes) +
            (size_t)(part_rows(samples) * classes) * dtype_size(sum_type(n->in[HIDDEN]->type));
 }
 
@@ -306,7 +346,8 @@ static status linear_cross_entropy_cpu(ctx *c, const call *k) {
     all.losses = k->work;
     all.lse = all.losses + l.samples;
     l.dbias = all.lse + l.samples;
-    l.logits = l.dbias + l.classes;
+    smooth(&all, l.sums, l.dbias + l.classes);
+    l.logits = (char *)(l.dbias + l.classes) + smoothing_bytes(k->node, l.classes);
     memset(l.dbias, 0, (size_t)l.classes * sizeof *l.dbias);
     for (int64_t from = 0; from < l.samples; from += PART_ROWS) {
         tensor labels = k->in[LABELS];
@@ -380,9 +421,6 @@ static status nll_grad_cpu(ctx *c, const call *k) {
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
-/* The axis of the classes: 1, or 0 for a single sample. */
-static int class_axis(const shape *s) { return s->rank > 1; }
-
 static status check_shapes(graph *g, const node *n, shape *samples) {
     const shape *x, *t, *w;
     char tx[SHAPE_TEXT], tt[SHAPE_TEXT];
@@ -445,15 +483,16 @@ static status infer_nll_grad(graph *g, node *n) {
 }
 
 /* The attributes both losses and their gradients have; room for one more. */
-static void loss_attrs(const node *n, attr attrs[4]) {
+static void loss_attrs(const node *n, attr attrs[5]) {
     int count = 0;
     attrs[count++] = (attr)STRING("reduction", node_string(n, "reduction"));
     if (node_has(n, "ignore_index")) attrs[count++] = (attr)INT("ignore_index", node_int(n, "ignore_index"));
+    if (smoothing_of(n) > 0) attrs[count++] = (attr)FLOAT("smoothing", smoothing_of(n));
     attrs[count] = attrs[count + 1] = (attr){.name = NULL};
 }
 
 static status grad_cross_entropy(graph *g, const node *n, value *const dy[], value *dx[]) {
-    attr attrs[4];
+    attr attrs[5];
     loss_attrs(n, attrs);
     return emit_with(g, &dx[0], "CrossEntropyGrad", attrs, dy[0], n->in[0], n->in[1], n->out[1], n->out[2],
                      node_in(n, 2));
@@ -461,7 +500,7 @@ static status grad_cross_entropy(graph *g, const node *n, value *const dy[], val
 
 static status grad_nll(graph *g, const node *n, value *const dy[], value *dx[]) {
     const shape *s = &n->in[0]->shape;
-    attr attrs[4];
+    attr attrs[5];
     int last = 0;
 
     loss_attrs(n, attrs);
@@ -523,7 +562,7 @@ static status lower_soft_labels(graph *g, const node *n, value *log_prob, value 
 }
 
 static status lower_cross_entropy(graph *g, const node *n, value **out) {
-    attr attrs[4];
+    attr attrs[5];
     value *log_prob = NULL;
     bool soft = node_in(n, 1) && dtype_is_float(n->in[1]->type);
 
@@ -540,8 +579,20 @@ static status lower_cross_entropy(graph *g, const node *n, value **out) {
     return OK;
 }
 
+/* F.cross_entropy with label_smoothing, for labels that are classes. */
+static status lower_smoothed(graph *g, const node *n, value **out) {
+    const double smoothing = smoothing_of(n);
+
+    TRY(check_reduction(g, n));
+    if (!(smoothing >= 0 && smoothing <= 1))
+        return fail(g->c, E_INVALID, "%s smooths labels by a number from 0 to 1, not %g", n->op->name, smoothing);
+    if (node_in(n, 2) && n->in[2]->needs_grad)
+        return fail(g->c, E_UNSUPPORTED, "%s has no gradient for the weights of classes", n->op->name);
+    return lower_cross_entropy(g, n, out);
+}
+
 static status lower_nll(graph *g, const node *n, value **out) {
-    attr attrs[4];
+    attr attrs[5];
     loss_attrs(n, attrs);
     return graph_emit(g, "Nll", attrs, n->n_in, n->in, 1, out);
 }
@@ -552,11 +603,19 @@ size_t cross_entropy_cuda_workspace(const node *n);
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr onnx_attrs[] = {NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), {.name = NULL}};
-static const attr our_attrs[] = {
-    NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING), NO_DEFAULT("shape", INTS), {.name = NULL}};
+static const attr our_attrs[] = {NO_DEFAULT("ignore_index", INT),
+                                 NO_DEFAULT("reduction", STRING),
+                                 NO_DEFAULT("shape", INTS),
+                                 NO_DEFAULT("smoothing", FLOAT),
+                                 {.name = NULL}};
+static const attr smoothed_attrs[] = {
+    NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), FLOAT("smoothing", 0), {.name = NULL}};
 /* wide: the loss is float32, of 16-bit hidden states. */
-static const attr linear_attrs[] = {
-    NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING), INT("wide", 0), {.name = NULL}};
+static const attr linear_attrs[] = {NO_DEFAULT("ignore_index", INT),
+                                    NO_DEFAULT("reduction", STRING),
+                                    NO_DEFAULT("smoothing", FLOAT),
+                                    INT("wide", 0),
+                                    {.name = NULL}};
 
 #define ONNX(name_, since_, outputs)                                                                                   \
     .name = name_, .domain = "", .since = since_, .min_in = 2, .max_in = 3, .max_out = outputs, .dtypes = FLOATS,      \
@@ -570,10 +629,13 @@ const op_def loss_ops[] = {
     /* As many outputs as are asked for: log_prob is as large as the logits. */
     {ONNX("SoftmaxCrossEntropyLoss", 12, VARIADIC), .lower = lower_cross_entropy},
     {ONNX("NegativeLogLikelihoodLoss", 12, 1), .lower = lower_nll},
+    {.name = "SmoothedCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1,
+     .dtypes = FLOATS, .flags = IN_MODELS, .attrs = smoothed_attrs, .lower = lower_smoothed},
     {OURS("CrossEntropy", 2, 3, 3), .infer = infer_cross_entropy, .grad = grad_cross_entropy,
      .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu,
      .cuda_workspace = cross_entropy_cuda_workspace, .cuda = cross_entropy_cuda},
     {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
+     .workspace = cross_entropy_grad_workspace,
      .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
     {.name = "LinearCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = LINEAR_OPERANDS,
      .max_out = 4, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy, .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},

@@ -18,7 +18,12 @@ SIMD static void NAME(cross_entropy_rows)(const job *j, int64_t begin, int64_t e
         }
         SUM(n, total, v_exp(GET(x[i]) - most));
         j->lse[row] = (double)most + log(total);
-        j->losses[row] = weight * (j->lse[row] - (double)GET(x[label]));
+        j->losses[row] = j->own * weight * (j->lse[row] - (double)GET(x[label]));
+        if (!j->share) continue;
+        const A *share = j->share;
+        double shared = 0;
+        SUM(n, shared, share[i] * (GET(x[i]) - most));
+        j->losses[row] += j->shares * log(total) - shared;
     }
 }
 
@@ -26,11 +31,12 @@ SIMD static void NAME(cross_entropy_rows)(const job *j, int64_t begin, int64_t e
 SIMD static void NAME(cross_entropy_columns)(const job *j, int64_t batch, int64_t from, int64_t width) {
     const T *x = (const T *)j->x + batch * j->classes * j->inner + from;
     const int64_t first = batch * j->inner + from, stride = j->inner;
-    A most[COLUMNS], sum[COLUMNS];
+    const A *share = j->share;
+    A most[COLUMNS], sum[COLUMNS], shared[COLUMNS];
 
     for (int64_t k = 0; k < width; k++) {
         most[k] = -(A)INFINITY;
-        sum[k] = 0;
+        sum[k] = shared[k] = 0;
     }
     for (int64_t i = 0; i < j->classes; i++)
 #pragma omp simd
@@ -41,11 +47,15 @@ SIMD static void NAME(cross_entropy_columns)(const job *j, int64_t batch, int64_
     for (int64_t i = 0; i < j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) sum[k] += v_exp(GET(x[i * stride + k]) - most[k]);
+    for (int64_t i = 0; share && i < j->classes; i++)
+#pragma omp simd
+        for (int64_t k = 0; k < width; k++) shared[k] += share[i] * (GET(x[i * stride + k]) - most[k]);
     for (int64_t k = 0; k < width; k++) {
         int64_t label;
         double weight = label_at(j, first + k, &label), lse = (double)most[k] + log((double)sum[k]);
         j->lse[first + k] = label < 0 ? 0 : lse;
-        j->losses[first + k] = label < 0 ? 0 : weight * (lse - (double)GET(x[label * stride + k]));
+        j->losses[first + k] = label < 0 ? 0 : j->own * weight * (lse - (double)GET(x[label * stride + k]));
+        if (share && label >= 0) j->losses[first + k] += j->shares * log((double)sum[k]) - (double)shared[k];
     }
 }
 
@@ -56,17 +66,26 @@ SIMD static void NAME(cross_entropy_grad_rows)(const job *j, int64_t begin, int6
         const T *x = (const T *)j->x + row * n;
         T *dx = (T *)j->dx + row * n;
         int64_t label;
-        const A scale = (A)(label_at(j, row, &label) * upstream_at(j, row));
+        const double own = j->own * label_at(j, row, &label), up = label < 0 ? 0 : upstream_at(j, row);
+        const A scale = (A)((own + j->shares) * up), up_a = (A)up, *share = j->share;
         const A high = (A)j->lse[row], low = (A)(j->lse[row] - (double)high);
 
         if (label < 0) {
             for (int64_t i = 0; i < n; i++) dx[i] = 0;
             continue;
         }
-        const T own = PUT((v_exp(GET(x[label]) - high - low) - 1) * scale);
+        if (!share) {
+            const T at_label = PUT((v_exp(GET(x[label]) - high - low) - 1) * scale);
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale);
-        dx[label] = own;
+            for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale);
+            dx[label] = at_label;
+        } else {
+            const A p = v_exp(GET(x[label]) - high - low);
+            const T at_label = PUT(p * scale - (share[label] + (A)own) * up_a);
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale - share[i] * up_a);
+            dx[label] = at_label;
+        }
     }
 }
 
@@ -74,12 +93,16 @@ SIMD static void NAME(cross_entropy_grad_columns)(const job *j, int64_t batch, i
     const int64_t start = batch * j->classes * j->inner + from, first = batch * j->inner + from, stride = j->inner;
     const T *x = (const T *)j->x + start;
     T *dx = (T *)j->dx + start;
-    A scale[COLUMNS], high[COLUMNS], low[COLUMNS];
+    const A *share = j->share;
+    A scale[COLUMNS], at_label[COLUMNS], up[COLUMNS], high[COLUMNS], low[COLUMNS];
     int32_t labels[COLUMNS];
 
     for (int64_t k = 0; k < width; k++) {
         int64_t label;
-        scale[k] = (A)(label_at(j, first + k, &label) * upstream_at(j, first + k));
+        const double own = j->own * label_at(j, first + k, &label), upstream = upstream_at(j, first + k);
+        scale[k] = (A)((own + j->shares) * upstream);
+        at_label[k] = (A)(own * upstream);
+        up[k] = (A)upstream;
         high[k] = (A)j->lse[first + k];
         low[k] = (A)(j->lse[first + k] - (double)high[k]);
         labels[k] = (int32_t)label;
@@ -87,8 +110,10 @@ SIMD static void NAME(cross_entropy_grad_columns)(const job *j, int64_t batch, i
     for (int32_t i = 0; i < (int32_t)j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) {
-            A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]) - (labels[k] == i ? 1 : 0);
-            dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : p * scale[k]);
+            A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]);
+            A v = share ? p * scale[k] - share[i] * up[k] - (labels[k] == i ? at_label[k] : 0)
+                        : (p - (labels[k] == i ? 1 : 0)) * scale[k];
+            dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : v);
         }
 }
 

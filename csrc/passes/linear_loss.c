@@ -55,7 +55,7 @@ static bool pays(const shape *h, const shape *w, dtype type) {
 
 static status to_linear_loss(graph *g, value *const v[], const node *root, value **out) {
     value *logits = v[LOGITS], *h, *w, *bias;
-    attr attrs[4] = {STRING("reduction", node_string(root, "reduction"))};
+    attr attrs[5] = {STRING("reduction", node_string(root, "reduction"))};
     int n_attrs = 1;
     const node *product;
     const int64_t classes = logits->shape.rank == 2 ? logits->shape.dim[1] : 0;
@@ -69,6 +69,7 @@ static status to_linear_loss(graph *g, value *const v[], const node *root, value
     if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes || !pays(&h->shape, &w->shape, h->type)) return OK;
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != classes)) return OK;
     if (node_has(root, "ignore_index")) attrs[n_attrs++] = (attr)INT("ignore_index", node_int(root, "ignore_index"));
+    if (node_has(root, "smoothing")) attrs[n_attrs++] = (attr)FLOAT("smoothing", node_float(root, "smoothing"));
     if (h->type != root->out[0]->type) attrs[n_attrs++] = (attr)INT("wide", 1);
     TRY(emit_reshape(g, h, &SHAPE(shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1]), &h));
     return emit_with(g, out, "LinearCrossEntropy", attrs, h, w, v[LABELS], bias, v[WEIGHTS]);

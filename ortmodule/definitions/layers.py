@@ -49,11 +49,10 @@ def _repeat_interleave(x, repeats, dim=None, output_size=None):
     return spread.reshape(shape)
 
 
-@defines("aten::cross_entropy_loss", again=True)
+@defines("aten::cross_entropy_loss")
 def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smoothing):
-    """Label smoothing and soft targets; plain class indices stay one operator."""
-    soft = target.is_floating_point()
-    if not soft and not label_smoothing:
+    """Soft targets; class indices stay one operator."""
+    if not target.is_floating_point():
         raise Keep
     axis = 1 if scores.dim() > 1 else 0
     classes = torch.as_tensor(scores.shape[axis]).to(scores.dtype)
@@ -62,20 +61,9 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
         weighted = log_p * weight.reshape([-1 if d == axis else 1 for d in range(scores.dim())])
     else:
         weighted = log_p
-    if soft:
-        target = target * (1 - label_smoothing) + label_smoothing / classes
-        each = -(weighted * target).sum(axis)
-        return _reduced(each, reduction)
-    kept = target != ignore_index
-    nll = F.cross_entropy(scores, target, weight, ignore_index=ignore_index, reduction="none")
-    spread = -weighted.sum(axis).masked_fill(~kept, 0.0)
-    each = nll * (1 - label_smoothing) + spread * (label_smoothing / classes)
-    if reduction != 1:
-        return each if reduction == 0 else each.sum()
-    share = kept.to(scores.dtype)
-    if weight is not None:
-        share = share * weight[target.masked_fill(~kept, 0)]
-    return each.sum() / share.sum()
+    target = target * (1 - label_smoothing) + label_smoothing / classes
+    each = -(weighted * target).sum(axis)
+    return each if reduction == 0 else each.sum() if reduction == 2 else each.sum() / (scores.numel() / classes)
 
 
 @defines("aten::binary_cross_entropy")

@@ -16,16 +16,15 @@ DTYPES_TESTED = [F32, F64, pytest.param(BF16, marks=needs_bf16)]
 ROWS, WIDTH, CLASSES = 1300, 12, 1024
 
 
-def loss_of(reduction="mean", ignored=True, bias=True, weighted=False):
+def loss_of(reduction="mean", ignored=True, bias=True, weighted=False, smoothing=0.0):
     """Of h [2, rows / 2, width], a weight, a bias and labels."""
 
     def compute(h, weight, *rest):
         labels = rest[-1]
         logits = nn.functional.linear(h, weight, rest[0] if bias else None)
         weights = torch.linspace(0.1, 2, CLASSES, dtype=h.dtype) if weighted else None
-        return nn.functional.cross_entropy(
-            logits.view(-1, CLASSES), labels, weights, reduction=reduction, ignore_index=-100 if ignored else 7
-        )
+        how = {"reduction": reduction, "ignore_index": -100 if ignored else 7, "label_smoothing": smoothing}
+        return nn.functional.cross_entropy(logits.view(-1, CLASSES), labels, weights, **how)
 
     return Function(compute)
 
@@ -65,6 +64,8 @@ CASES = [
     dict(bias=False),
     dict(weighted=True),
     dict(weighted=True, reduction="sum", bias=False),
+    dict(smoothing=0.1),
+    dict(smoothing=0.3, weighted=True),
 ]
 
 

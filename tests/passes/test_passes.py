@@ -17,6 +17,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from ortmodule import symbolics
 from ortmodule.session import DTYPES, Run, Session
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -160,7 +161,7 @@ def export(module, operands):
     names = [f"x{i}" for i in range(len(operands))]
     dims = {name: {i: f"{name}_{i}" for i in range(x.dim())} for name, x in zip(names, operands, strict=True)}
     data = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), symbolics.installed():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,

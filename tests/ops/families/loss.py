@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from tests.ops.cases import FLOAT, Case, ints, t, value
 
 FEW = ("float32", "float64", "bfloat16")
+BIG = [[1000.0, 1001.0, -1000.0], [-3e4, -3e4, -3e4 + 64], [0.0, -math.inf, 5.0]]
 
 
 def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, outputs=1, **kwargs):
@@ -20,6 +21,17 @@ def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, output
     name = f"{reduction}{'' if ignore is None else f'-ignore{ignore}'}"
     options = {"dtypes": FEW, "opset": 13, "outputs": outputs, "name": name, **kwargs}
     return Case("SoftmaxCrossEntropyLoss", [x, labels] + ([weights] if weights else []), ref, attrs=attrs, **options)
+
+
+def smoothed(x, labels, weights=None, reduction="mean", ignore=-100, smoothing=0.1, **kwargs):
+    def ref(x, labels, weights=None):
+        how = {"ignore_index": ignore, "reduction": reduction, "label_smoothing": smoothing}
+        return F.cross_entropy(x, labels.long(), weights, **how)
+
+    attrs = {"reduction": reduction, "ignore_index": ignore, "smoothing": smoothing}
+    options = {"dtypes": FEW, "name": f"{reduction}-{smoothing}-ignore{ignore}", **kwargs}
+    operands = [x, labels] + ([weights] if weights else [])
+    return Case("ortmodule::SmoothedCrossEntropy", operands, ref, attrs=attrs, **options)
 
 
 def nll(x, labels, weights=None, reduction="mean", ignore=None, **kwargs):
@@ -78,11 +90,21 @@ def both(loss):
     yield loss(t(6, 7), ints(6, high=7), opset=12)
 
 
-BIG = [[1000.0, 1001.0, -1000.0], [-3e4, -3e4, -3e4 + 64], [0.0, -math.inf, 5.0]]
-
 CASES = [
     *both(cross_entropy),
     *both(nll),
+    *(
+        smoothed(x, labels, w, reduction, ignore)
+        for x, labels in ((t(6, 7), ints(6, high=7)), (t(2, 7, 3, 4), ints(2, 3, 4, high=7)))
+        for w, ignore in ((None, -100), (weights(7), 2))
+        for reduction in ("mean", "sum", "none")
+    ),
+    smoothed(t(7), ints(high=7), resize=False),
+    smoothed(t(6, 7), ints(6, high=7), weights(7), smoothing=1.0, dtypes=FLOAT),
+    smoothed(t(3, 7), value([-100] * 3, "int64"), resize=False, fd=False),
+    smoothed(value(BIG), value([0, 2, 2], "int64"), reduction="none", name="big", fd=False, resize=False),
+    smoothed(t(40, 3000), ints(40, high=3000), fd=False, resize=False),
+    smoothed(t(3, 20, 700), ints(3, 700, high=20), fd=False, resize=False),
     cross_entropy(t(6, 7), ints(6, high=7), outputs=2),
     cross_entropy(t(2, 7, 3), ints(2, 3, high=7), weights(7), "none", ignore=1, outputs=2),
     cross_entropy(t(7), ints(high=7), outputs=2, resize=False),
