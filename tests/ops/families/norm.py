@@ -78,7 +78,7 @@ def mean_variance(shape, axes=None):
         return centred / (centred.square().mean(over, keepdim=True).sqrt() + 1e-9)
 
     attrs = {} if axes is None else {"axes": axes}
-    return Case("MeanVarianceNormalization", [t(*shape)], ref, attrs=attrs, opset=13, dtypes=FEW)
+    return Case("MeanVarianceNormalization", [t(*shape)], ref, attrs=attrs, opset=13, dtypes=FEW, resize=False)
 
 
 CASES = [

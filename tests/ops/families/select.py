@@ -53,7 +53,7 @@ CASES = [
         )
     ),
     Case("Where", [value(True, "bool"), t(3, 4), t(4)], lambda c, x, y: x.clone(), const=0, name="true"),
-    Case("Where", [value([False], "bool"), t(3, 4), t(4)], lambda c, x, y: y.expand(3, 4), const=0, name="false"),
+    Case("Where", [value([False], "bool"), t(3, 4), t(4)], lambda c, x, y: y.expand_as(x), const=0, name="false"),
     Case("Where", [bools(6, 7), t(6, 7, special=True), value(-INF)], torch.where, const=2, name="special"),
     # --- Clip
     *(
