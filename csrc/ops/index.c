@@ -299,6 +299,45 @@ static status grad_gather_elements(graph *g, const node *n, value *const dy[], v
                      NODE_ATTRS(INT("axis", node_int(n, "axis")), STRING("reduction", "add")), base, n->in[1], dy[0]);
 }
 
+/* A row of elements of one size, by indices of one type. */
+#define TAKE(T, I)                                                                                                     \
+    SIMD static void take_##T##_##I(const T *x, int64_t x_step, int64_t axis_stride, const I *index,                   \
+                                    int64_t index_step, int64_t axis_size, T *y, int64_t n) {                          \
+        for (int64_t j = 0; j < n; j++) {                                                                              \
+            const int64_t i = (int64_t)index[j * index_step];                                                          \
+            y[j] = x[j * x_step + wrap_index(i, axis_size) * axis_stride];                                             \
+        }                                                                                                              \
+    }
+TAKE(uint32_t, int64_t)
+TAKE(uint32_t, int32_t)
+TAKE(uint64_t, int64_t)
+TAKE(uint64_t, int32_t)
+TAKE(uint16_t, int64_t)
+TAKE(uint16_t, int32_t)
+TAKE(uint8_t, int64_t)
+TAKE(uint8_t, int32_t)
+
+#define TAKE_OF(T, at_)                                                                                                \
+    if (index->type == I64)                                                                                            \
+        take_##T##_int64_t((const T *)x, x_step, axis_stride, (const int64_t *)index->data + (at_), index_step,        \
+                           axis_size, (T *)y, n);                                                                      \
+    else                                                                                                               \
+        take_##T##_int32_t((const T *)x, x_step, axis_stride, (const int32_t *)index->data + (at_), index_step,        \
+                           axis_size, (T *)y, n)
+
+static void take_row(size_t size, const void *x, int64_t x_step, int64_t axis_stride, const tensor *index, int64_t at,
+                     int64_t index_step, int64_t axis_size, void *y, int64_t n) {
+    if (size == 4) {
+        TAKE_OF(uint32_t, at);
+    } else if (size == 8) {
+        TAKE_OF(uint64_t, at);
+    } else if (size == 2) {
+        TAKE_OF(uint16_t, at);
+    } else {
+        TAKE_OF(uint8_t, at);
+    }
+}
+
 typedef struct element_gather {
     const tensor *x, *index, *y;
     int axis;
@@ -322,10 +361,7 @@ static void gather_elements_range(void *arg, int64_t begin, int64_t end) {
         const char *from = (const char *)p->x->data + lane_offset(s, last, x_stride, r) * (int64_t)size;
         int64_t at = lane_offset(s, last, p->index->stride, r);
         char *to = (char *)p->y->data + (size_t)(r * p->length) * size;
-        for (int64_t j = 0; j < p->length; j++) {
-            int64_t i = wrap_index(index_at(p->index, at + j * index_step), axis_size);
-            copy_item(to + (size_t)j * size, from + (j * x_step + i * axis_stride) * (int64_t)size, size);
-        }
+        take_row(size, from, x_step, axis_stride, p->index, at, index_step, axis_size, to, p->length);
     }
 }
 

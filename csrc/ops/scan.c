@@ -16,8 +16,11 @@
 
 #include <math.h>
 
+enum { BESIDE = 128 };
+
 typedef struct lanes lanes;
 typedef void lane_fn(const lanes *j, int64_t at);
+typedef void beside_fn(const lanes *j, int64_t at, int64_t width);
 
 /* Elements of a lane are `step` apart. */
 struct lanes {
@@ -25,6 +28,7 @@ struct lanes {
     void *out;
     int64_t length, step;
     lane_fn *fn;
+    beside_fn *beside; /* for up to BESIDE neighbours, or NULL */
 };
 
 /* --- lanes -------------------------------------------------------------------------------------------------------- */
@@ -115,6 +119,7 @@ static inline double log_add(double a, double b) {
 LOG_SUM(float)
 LOG_SUM(double)
 
+/* A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. */
 #define EXTREME(name, T, better)                                                                                       \
     static void name##_##T(const lanes *j, int64_t at) {                                                               \
         const T *x = (const T *)j->a + at;                                                                             \
@@ -122,11 +127,24 @@ LOG_SUM(double)
         T b = x[0];                                                                                                    \
         for (int64_t i = 0; i < j->length; i++) {                                                                      \
             const T a = x[i * j->step];                                                                                \
-            const bool taken = a != a || (b == b && a better b);                                                       \
-            b = taken ? a : b;                                                                                         \
-            found = taken ? i : found;                                                                                 \
+            if (a better b || a != a) {                                                                                \
+                b = a;                                                                                                 \
+                found = i;                                                                                             \
+            }                                                                                                          \
             best[i * j->step] = found;                                                                                 \
         }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void name##_beside_##T(const lanes *j, int64_t at, int64_t width) {                                    \
+        const T *x = (const T *)j->a + at;                                                                             \
+        int64_t *best = (int64_t *)j->out + at, found[BESIDE] = {0};                                                   \
+        T b[BESIDE];                                                                                                   \
+        for (int64_t k = 0; k < width; k++) b[k] = x[k];                                                               \
+        for (int64_t i = 0; i < j->length; i++, x += j->step, best += j->step)                                         \
+            for (int64_t k = 0; k < width; k++) {                                                                      \
+                const bool taken = (x[k] better b[k]) | (x[k] != x[k]);                                                \
+                b[k] = taken ? x[k] : b[k];                                                                            \
+                best[k] = found[k] = taken ? i : found[k];                                                             \
+            }                                                                                                          \
     }
 EXTREME(largest, float, >=)
 EXTREME(largest, double, >=)
@@ -142,32 +160,52 @@ static void run_lanes(void *arg, int64_t begin, int64_t end) {
     for (int64_t lane = begin; lane < end; lane++) j->fn(j, lane / j->step * j->length * j->step + lane % j->step);
 }
 
-static status run_along(const call *k, lane_fn *fn) {
+/* Tasks are blocks of neighbours. */
+static void run_beside(void *arg, int64_t begin, int64_t end) {
+    const lanes *j = arg;
+    const int64_t blocks = (j->step + BESIDE - 1) / BESIDE;
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t from = task % blocks * BESIDE, left = j->step - from;
+        j->beside(j, task / blocks * j->length * j->step + from, left < BESIDE ? left : BESIDE);
+    }
+}
+
+static status run_along(const call *k, lane_fn *fn, beside_fn *beside) {
     const shape *s = &k->in[0].shape;
     int axis = (int)node_int(k->node, "axis");
-    lanes j = {.a = k->in[0].data, .out = k->out[0].data, .fn = fn};
+    lanes j = {.a = k->in[0].data, .out = k->out[0].data, .fn = fn, .beside = beside};
 
     if (axis < 0) axis += s->rank;
     if (k->n_in == 3) j.b = k->in[1].data, j.c = k->in[2].data;
     j.length = s->rank ? s->dim[axis] : 1;
     j.step = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
     if (shape_count(s) == 0) return OK;
-    parallel_for(shape_count(s) / j.length, parallel_rows(j.length), run_lanes, &j);
+    if (beside && j.step > 1)
+        parallel_for(shape_count(s) / j.length / j.step * ((j.step + BESIDE - 1) / BESIDE),
+                     parallel_rows(j.length * (j.step < BESIDE ? j.step : BESIDE)), run_beside, &j);
+    else parallel_for(shape_count(s) / j.length, parallel_rows(j.length), run_lanes, &j);
     return OK;
 }
 
+#define OF_TYPE(k, f32, f64, i64) ((k)->in[0].type == F32 ? f32 : (k)->in[0].type == F64 ? f64 : i64)
 #define KERNEL(name, f32, f64, i64)                                                                                    \
     static status name(ctx *c, const call *k) {                                                                        \
         (void)c;                                                                                                       \
-        return run_along(k, k->in[0].type == F32 ? f32 : k->in[0].type == F64 ? f64 : i64);                            \
+        return run_along(k, OF_TYPE(k, f32, f64, i64), NULL);                                                          \
+    }
+#define EXTREME_KERNEL(name, of)                                                                                       \
+    static status name(ctx *c, const call *k) {                                                                        \
+        (void)c;                                                                                                       \
+        return run_along(k, OF_TYPE(k, of##_float, of##_double, of##_int64_t),                                         \
+                         OF_TYPE(k, of##_beside_float, of##_beside_double, of##_beside_int64_t));                      \
     }
 KERNEL(cum_prod_cpu, product_float, product_double, product_int64_t)
 KERNEL(cum_prod_grad_cpu, product_grad_float, product_grad_double, NULL)
 KERNEL(prod_others_cpu, others_float, others_double, NULL)
 KERNEL(log_cum_sum_exp_cpu, log_sum_float, log_sum_double, NULL)
 KERNEL(log_cum_sum_exp_grad_cpu, log_sum_grad_float, log_sum_grad_double, NULL)
-KERNEL(cum_arg_max_cpu, largest_float, largest_double, largest_int64_t)
-KERNEL(cum_arg_min_cpu, smallest_float, smallest_double, smallest_int64_t)
+EXTREME_KERNEL(cum_arg_max_cpu, largest)
+EXTREME_KERNEL(cum_arg_min_cpu, smallest)
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 

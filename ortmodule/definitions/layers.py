@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.definitions.order import picked
-from ortmodule.definitions.table import Keep, Leave, defines
+from ortmodule.definitions.table import Keep, Leave, defines, sloped
 
 
 @defines("aten::scaled_dot_product_attention")
@@ -91,18 +91,20 @@ def _reduced(each, reduction):
 @defines("aten::huber_loss")
 def _huber_loss(x, target, reduction=1, delta=1.0):
     """Where the distance is infinite, the gradient is delta."""
-    distance = (x - target).abs()
-    near = distance.clamp(max=delta)
-    return _reduced(near * (distance - 0.5 * near), reduction)
+    return _reduced(_bent(x - target, delta), reduction)
+
+
+def _bent(distance, bend):
+    """Half the square of a distance, a line behind the bend. The gradient is the distance, as far as the bend."""
+    near = distance.clamp(-bend, bend)
+    return sloped(near * (distance - 0.5 * near), (distance, near))
 
 
 @defines("aten::smooth_l1_loss", again=True)
 def _smooth_l1_loss(x, target, reduction=1, beta=1.0):
     if beta == 0:
         return _reduced((x - target).abs(), reduction)
-    distance = (x - target).abs()
-    near = distance.clamp(max=beta)
-    return _reduced(near * (distance - 0.5 * near) / beta, reduction)
+    return _reduced(_bent(x - target, beta) / beta, reduction)
 
 
 @defines("aten::kl_div")
@@ -283,7 +285,7 @@ def _fold(x, size, kernel, dilation, padding, stride):
 @defines("aten::one_hot", again=True)
 def _one_hot(x, classes=-1):
     if classes < 0:
-        raise NotImplementedError("as many classes as there are in the data")
+        raise Leave("as many classes as there are in the data")
     raise Keep
 
 
