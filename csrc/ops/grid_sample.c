@@ -145,6 +145,7 @@ typedef struct sampling {
 typedef struct segment_taps {
     int64_t first, points; /* within the image */
     int count;
+    bool inside;                                                           /* all taps are elements */
     int32_t at[MOST_TAPS][SEGMENT];                                        /* place in the plane, -1: none */
     double weight[MOST_TAPS][SEGMENT], slope[SPATIAL][MOST_TAPS][SEGMENT]; /* slope: by axis of the grid */
     axis_taps along[SPATIAL];                                              /* the same: the last of x first */
@@ -196,6 +197,10 @@ SIMD static void fill_segment(const sampling *s, int64_t image, int64_t first, s
         t->count *= t->along[i].count;
     }
     for (int k = 0; k < t->count; k++) combine(s, k, t);
+    int32_t least = 0;
+    for (int k = 0; k < t->count; k++)
+        for (int64_t p = 0; p < t->points; p++) least = t->at[k][p] < least ? t->at[k][p] : least;
+    t->inside = least == 0;
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
@@ -211,6 +216,27 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
         for (int k = 0; k < t->count; k++)                                                                             \
             for (int64_t p = 0; p < t->points; p++) w[k][p] = (T)t->weight[k][p];                                      \
     }                                                                                                                  \
+    /* One channel; `count`, a constant, is the number of taps. */                                                     \
+    static inline __attribute__((always_inline)) void pull_##T(const T *x, const segment_taps *t,                      \
+                                                               T w[MOST_TAPS][SEGMENT], const int count, T *y) {       \
+        if (t->inside) {                                                                                               \
+            for (int64_t p = 0; p < t->points; p++) {                                                                  \
+                T sum = 0;                                                                                             \
+                for (int k = 0; k < count; k++) sum += w[k][p] * x[t->at[k][p]];                                       \
+                y[p] = sum;                                                                                            \
+            }                                                                                                          \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int64_t p = 0; p < t->points; p++) {                                                                      \
+            T sum = 0;                                                                                                 \
+            for (int k = 0; k < count; k++) {                                                                          \
+                const int32_t at = t->at[k][p];                                                                        \
+                const T term = w[k][p] * x[at < 0 ? 0 : at];                                                           \
+                sum += at < 0 ? 0 : term;                                                                              \
+            }                                                                                                          \
+            y[p] = sum;                                                                                                \
+        }                                                                                                              \
+    }                                                                                                                  \
     SIMD static void sample_##T(void *arg, int64_t begin, int64_t end) {                                               \
         const sampling *s = arg;                                                                                       \
         segment_taps t;                                                                                                \
@@ -223,13 +249,10 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
                 for (int64_t c = from; c < to; c++) {                                                                  \
                     const T *x = (const T *)s->x + c * volume(s->size);                                                \
                     T *y = (T *)s->out + c * s->points + first;                                                        \
-                    memset(y, 0, (size_t)t.points * sizeof(T));                                                        \
-                    for (int k = 0; k < t.count; k++)                                                                  \
-                        for (int64_t p = 0; p < t.points; p++) {                                                       \
-                            const int32_t at = t.at[k][p];                                                             \
-                            const T term = w[k][p] * x[at < 0 ? 0 : at];                                               \
-                            y[p] += at < 0 ? 0 : term;                                                                 \
-                        }                                                                                              \
+                    if (t.count == 1) pull_##T(x, &t, w, 1, y);                                                        \
+                    else if (t.count == 4) pull_##T(x, &t, w, 4, y);                                                   \
+                    else if (t.count == 8) pull_##T(x, &t, w, 8, y);                                                   \
+                    else pull_##T(x, &t, w, 16, y);                                                                    \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \

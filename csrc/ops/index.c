@@ -301,8 +301,8 @@ static status grad_gather_elements(graph *g, const node *n, value *const dy[], v
 
 /* A row of elements of one size, by indices of one type. */
 #define TAKE(T, I)                                                                                                     \
-    SIMD static void take_##T##_##I(const T *x, int64_t x_step, int64_t axis_stride, const I *index,                   \
-                                    int64_t index_step, int64_t axis_size, T *y, int64_t n) {                          \
+    SIMD static void take_##T##_##I(const T *restrict x, int64_t x_step, int64_t axis_stride, const I *index,          \
+                                    int64_t index_step, int64_t axis_size, T *restrict y, int64_t n) {                 \
         for (int64_t j = 0; j < n; j++) {                                                                              \
             const int64_t i = (int64_t)index[j * index_step];                                                          \
             y[j] = x[j * x_step + wrap_index(i, axis_size) * axis_stride];                                             \

@@ -62,8 +62,9 @@ static status read_pads(ctx *c, const node *n, int rank, window *w) {
 static int64_t count_outputs(const window *w, int i, bool ceil) {
     int64_t room = w->in[i] + w->before[i] + w->after[i] - w->dilation[i] * (w->kernel[i] - 1) - 1, out;
 
+    if (ceil) room += w->stride[i] - 1;
     if (room < 0) return 0;
-    out = (room + (ceil ? w->stride[i] - 1 : 0)) / w->stride[i] + 1;
+    out = room / w->stride[i] + 1;
     if (ceil && (out - 1) * w->stride[i] >= w->in[i] + w->before[i]) out--;
     return out;
 }
