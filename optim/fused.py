@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ortmodule import _core
+from ortmodule import _core, devices
+from ortmodule.session import gpu_of, stream_of
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
@@ -27,6 +28,7 @@ class FusedOptimizer(Optimizer):
     _states: tuple[str, ...]  #: names of the state's tensors, in the rule's order
     _needed: tuple[str, ...]  #: what the state of a parameter that has been stepped must have
     _group_needs: tuple[str, ...]  #: what a group of a state dict must have
+    _on_gpu = False  #: there are kernels of the rule
     _takes_shards = True  #: an element's update depends on no other element
 
     def __init__(self, params: Iterable, defaults: dict[str, Any], set_grad_none: bool) -> None:
@@ -73,11 +75,15 @@ class FusedOptimizer(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         name = type(self).__name__
         self._check_settings(group)
-        devices = sorted({str(p.device) for p in group["params"]})
-        if len(devices) > 1:
-            raise ValueError(f"a group's parameters are on one device, not on {' and '.join(devices)}")
-        if devices and devices != ["cpu"]:
-            raise ValueError(f"{name} runs on the CPU; these parameters are on {devices[0]}")
+        places = sorted({str(p.device) for p in group["params"]})
+        if len(places) > 1:
+            raise ValueError(f"a group's parameters are on one device, not on {' and '.join(places)}")
+        kinds = devices.TYPES if self._on_gpu else ("cpu",)
+        if places and places[0].partition(":")[0] not in kinds:
+            raise ValueError(f"{name} runs on {' and '.join(kinds)}; these parameters are on {places[0]}")
+        refusal = devices.refusal([("a parameter", p) for p in group["params"]])
+        if refusal is not None:
+            raise ValueError(f"{name} cannot run: {refusal}")
         for p in group["params"]:
             if p.dtype not in FLOATS:
                 raise TypeError(f"{name} updates float parameters, not {p.dtype} (shape {list(p.shape)})")
@@ -151,19 +157,61 @@ class FusedOptimizer(Optimizer):
         """Clips the norm of all gradients at the next step, as `torch.nn.utils.clip_grad_norm_` does at once.
 
         Gradients are read once here, and scaled while the step reads them: they are not written. Returns their norm
-        before, a float32 scalar; of shards (DTensor) the norm of the whole, by a collective.
+        before, a float32 scalar; of shards (DTensor) the norm of the whole, by a collective. On a GPU nothing waits for
+        it, unless ``error_if_nonfinite``.
 
         Raises RuntimeError for a norm that is not finite, if ``error_if_nonfinite``, and for a sparse gradient.
         """
         grads = self._gradients()
         so_far = self._factor * self._clip_factor()
-        norm = math.sqrt(_sum_of_squares(grads)) * abs(so_far)
+        norm = _root(self._sum_of_squares(grads)) * abs(so_far)
         if error_if_nonfinite and not math.isfinite(norm):
-            raise RuntimeError(f"the norm of the gradients is {norm}: it cannot be clipped")
+            raise RuntimeError(f"the norm of the gradients is {float(norm)}: it cannot be clipped")
         factor = max_norm / (norm + 1e-6)
-        if not factor >= 1.0:  # NaN as well
+        if isinstance(factor, torch.Tensor):
+            factor = factor.clamp(max=1.0)
+        if isinstance(factor, torch.Tensor) or not factor >= 1.0:  # NaN as well
             self._clipped = (so_far / self._factor * factor, [(g, g._version) for g in grads])
-        return torch.tensor(norm, dtype=torch.float32)
+        return norm.float() if isinstance(norm, torch.Tensor) else torch.tensor(norm, dtype=torch.float32)
+
+    def _sum_of_squares(self, gradients: list[torch.Tensor]) -> float | torch.Tensor:
+        """A number, or on a GPU a float64 scalar there; of shards what all of them have together."""
+        total = self._sum([g for g in gradients if not hasattr(g, "to_local")])
+        kinds: dict[Any, list[torch.Tensor]] = {}
+        for g in gradients:
+            if hasattr(g, "to_local"):
+                kinds.setdefault((g.device_mesh, g.placements), []).append(g)
+        for (mesh, placements), shards in kinds.items():
+            from torch.distributed.tensor import DTensor, Partial, Replicate
+
+            if any(placement.is_partial() for placement in placements):  # a sum that is still to be taken
+                placements = [Replicate()] * len(placements)
+                shards = [g.redistribute(placements=placements) for g in shards]
+            mine = torch.as_tensor(self._sum([g.to_local() for g in shards]), dtype=torch.float64)
+            added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+            whole = DTensor.from_local(mine, mesh, added).full_tensor()
+            total = total + (whole if self._gpu(whole) else whole.item())
+        return total
+
+    def _gpu(self, tensor: torch.Tensor) -> torch.device | None:
+        return gpu_of([tensor]) if self._on_gpu else None
+
+    def _sum(self, tensors: list[torch.Tensor]) -> float | torch.Tensor:
+        total: float | torch.Tensor = 0.0
+        places: dict[torch.device | None, list[torch.Tensor]] = {}
+        for t in tensors:
+            places.setdefault(self._gpu(t), []).append(_dense(t.detach()))
+        for gpu, there in places.items():
+            if gpu is None:
+                total = total + sum(_core.sums_of_squares(there))
+                continue
+            sums, room = (
+                torch.empty(len(there) * n, dtype=torch.float64, device=gpu) for n in (1, _core.cuda_sum_parts)
+            )
+            _core.cuda_sums_of_squares(there, sums, room, gpu.index or 0, stream_of(gpu))
+            here = sums.sum()
+            total = here + (total.to(gpu) if isinstance(total, torch.Tensor) else total)
+        return total
 
     def scale_gradients(self, factor: float) -> None:
         """Multiplies all gradients by ``factor`` while the next step reads them; they are not written."""
@@ -173,7 +221,7 @@ class FusedOptimizer(Optimizer):
         """The gradients are not going to be used, so what was to be done to them is not to be done to others."""
         self._factor = 1.0  # of the gradients that the next step reads
         #: A further factor, of these gradients alone.
-        self._clipped: tuple[float, list[tuple[torch.Tensor, int]]] | None = None
+        self._clipped: tuple[float | torch.Tensor, list[tuple[torch.Tensor, int]]] | None = None
 
     def _gradients(self) -> list[torch.Tensor]:
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -181,7 +229,7 @@ class FusedOptimizer(Optimizer):
             self._check_gradient(p)
         return [g for _, g in grads]
 
-    def _clip_factor(self) -> float:
+    def _clip_factor(self) -> float | torch.Tensor:
         """What :meth:`clip_grad_norm` has found for the gradients that are there now."""
         if self._clipped is None:
             return 1.0
@@ -218,25 +266,35 @@ class FusedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = self._gradients()
+        self._gradients()  # are looked at before anything changes
         factor = self._factor * self._clip_factor()
         self.forget()
         scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if overflow is not None and float(overflow) != 0:
-            if clear_gradients:
-                for grad in gradients:
-                    grad.zero_()
-            return loss
-        if scale is not None:
-            factor /= float(scale)
         for group in self.param_groups:
-            if not math.isfinite(group["lr"]):
-                raise ValueError(f"the learning rate must be a number, not {float(group['lr'])}")
+            lr = group["lr"]
+            if not _is_there(lr) and not math.isfinite(lr):
+                raise ValueError(f"the learning rate must be a number, not {float(lr)}")
         for group in self.param_groups:
-            self._step_group(group, factor, clear_gradients)
+            gpu = self._place(group)
+            if gpu is not None:
+                self._step_group(group, factor, clear_gradients, (gpu, scale, overflow))
+            elif overflow is None or float(overflow) == 0:
+                unscale = 1.0 if scale is None else 1.0 / float(scale)
+                self._step_group(group, float(factor) * unscale, clear_gradients)
+            elif clear_gradients:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad.zero_()
         return loss
 
-    def _step_group(self, group: dict[str, Any], factor: float, clear: bool) -> None:
+    def _place(self, group: dict[str, Any]) -> torch.device | None:
+        """The GPU that a group's step runs on, or None."""
+        return self._gpu(group["params"][0]) if group["params"] else None
+
+    def _step_group(
+        self, group: dict[str, Any], factor: float | torch.Tensor, clear: bool, there: tuple | None = None
+    ) -> None:
+        """``there``: a GPU, and the scale and the overflow that are on it."""
         rows: dict[bool, list[tuple]] = {True: [], False: []}  # those of parameters that had no state, and the others
         changed, copies = [], []
         for p in group["params"]:
@@ -257,10 +315,13 @@ class FusedOptimizer(Optimizer):
             tensors = [None if t is None else _local(t) for t in (exact, *map(state.get, used))]
             rows[first].append((dense.detach(), grad.detach(), state.get("step"), *tensors))
             changed.append(p)
+        place = None
+        if there is not None:
+            place, group, factor = _arguments(*there, group, factor)
         factor = -factor if group["maximize"] else factor
         for first, together in rows.items():
             if together:
-                _core.optimize(self._rule, together, self._settings(group, first), factor, clear)
+                _core.optimize(self._rule, together, self._settings(group, first), factor, clear, place)
         for param, dense in copies:
             param.copy_(dense)
         if changed:
@@ -288,23 +349,30 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
-def _sum_of_squares(gradients: list[torch.Tensor]) -> float:
-    whole = [g for g in gradients if not hasattr(g, "to_local")]
-    total = sum(_core.sums_of_squares([_dense(g.detach()) for g in whole]))
-    kinds: dict[Any, list[torch.Tensor]] = {}
-    for g in gradients:
-        if hasattr(g, "to_local"):
-            kinds.setdefault((g.device_mesh, g.placements), []).append(g)
-    for (mesh, placements), shards in kinds.items():
-        from torch.distributed.tensor import DTensor, Partial, Replicate
+def _arguments(
+    gpu: torch.device, scale: Any, overflow: Any, group: dict[str, Any], factor: float | torch.Tensor
+) -> tuple[tuple, dict[str, Any], float]:
+    """What a step on a GPU reads there, and what is left for the host to say: the place, the group, the factor."""
 
-        if any(placement.is_partial() for placement in placements):  # a sum that is still to be taken
-            placements = [Replicate()] * len(placements)
-            shards = [g.redistribute(placements=placements) for g in shards]
-        mine = sum(_core.sums_of_squares([_dense(g.to_local().detach()) for g in shards]))
-        added = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
-        total += DTensor.from_local(torch.tensor(mine, dtype=torch.float64), mesh, added).full_tensor().item()
-    return total
+    def at(value: Any, dtype: torch.dtype | None) -> torch.Tensor | None:
+        return value.detach().to(gpu, dtype) if isinstance(value, torch.Tensor) else None
+
+    lr = group["lr"] if isinstance(group["lr"], torch.Tensor) and group["lr"].device.type == gpu.type else None
+    place = (
+        gpu.index or 0, stream_of(gpu), at(lr, None), at(scale, torch.float32), at(overflow, torch.float32),
+        at(factor, torch.float64),
+    )  # fmt: skip
+    known = group if lr is None else {**group, "lr": 0.0}
+    return place, known, 1.0 if isinstance(factor, torch.Tensor) else factor
+
+
+def _is_there(value: Any) -> bool:
+    """Whether a number is on a GPU, where the host would have to wait for it."""
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+def _root(value: float | torch.Tensor) -> float | torch.Tensor:
+    return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -330,12 +398,14 @@ def check_betas(group: dict[str, Any]) -> None:
         raise ValueError(f"betas must be two numbers from 0 to below 1, not {betas}")
 
 
-def fill_step(state: dict[str, Any]) -> None:
-    """A counter of steps, as `torch.optim` has it."""
+def fill_step(state: dict[str, Any], param: torch.Tensor) -> None:
+    """A counter of steps, as `torch.optim` has it, where the parameter is."""
     if "step" not in state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
     elif not isinstance(state["step"], torch.Tensor):  # of an old state dict
-        state["step"] = torch.tensor(float(state["step"]))
+        state["step"] = torch.tensor(float(state["step"]), device=param.device)
+    elif state["step"].device != param.device:  # `torch.optim` has it on either
+        state["step"] = state["step"].to(param.device)
 
 
 def fill_zeros(state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, *names: str) -> None:

@@ -57,7 +57,7 @@ class FusedAdagrad(FusedOptimizer):
         check_numbers(group, lr="learning rate", initial_accumulator_value="initial accumulator value", **names)
 
     def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
-        fill_step(state)
+        fill_step(state, param)
         if "sum" not in state:
             state["sum"] = torch.full_like(param, float(group["initial_accumulator_value"]), dtype=dtype).detach()
 

@@ -26,7 +26,7 @@ class FusedAdam(FusedOptimizer):
     and a state dict of either can be loaded into the other.
 
     Args:
-        params: parameters or groups of them; float32, float64, bfloat16 or float16, on the CPU.
+        params: parameters or groups of them; float32, float64, bfloat16 or float16, each group on the CPU or on a GPU.
         lr: learning rate, a number or a tensor of one.
         bias_correction: divide the running means by 1 - beta^step.
         betas: decay rates of the running means of the gradient and of its square.
@@ -47,6 +47,7 @@ class FusedAdam(FusedOptimizer):
     _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     _needed = ("step", "exp_avg", "exp_avg_sq")
     _group_needs = ("lr", "betas")
+    _on_gpu = True
 
     def __init__(
         self, params: Iterable, lr: float | torch.Tensor = 1e-3, bias_correction: bool = True,
@@ -71,7 +72,7 @@ class FusedAdam(FusedOptimizer):
         return self._states if group["amsgrad"] else self._states[:2]
 
     def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
-        fill_step(state)
+        fill_step(state, param)
         fill_zeros(state, param, dtype, "exp_avg", "exp_avg_sq")
         if group["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()

@@ -54,7 +54,7 @@ class FusedLamb(FusedOptimizer):
         check_betas(group)
 
     def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
-        fill_step(state)
+        fill_step(state, param)
         fill_zeros(state, param, dtype, *self._states)
 
     def _settings(self, group: dict[str, Any], first: bool) -> tuple[float, ...]:

@@ -64,7 +64,7 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     return device if device.type == "cuda" or _core.emulated else None
 
 
-def _stream(gpu: torch.device) -> int:
+def stream_of(gpu: torch.device) -> int:
     """torch's current stream, for kernels to run in order with torch's own."""
     return torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
 
@@ -73,7 +73,7 @@ def _how(gpu: torch.device | None, graphs: bool) -> tuple[int, ...]:
     """On a GPU: the stream, whether torch allows TF32, and whether kernels may be started as CUDA graphs."""
     if gpu is None:
         return ()
-    return _stream(gpu), torch.backends.cuda.matmul.fp32_precision == "tf32", graphs
+    return stream_of(gpu), torch.backends.cuda.matmul.fp32_precision == "tf32", graphs
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -279,7 +279,7 @@ class Session:
             disabled |= _core.passes()[name]
         plan = self.model.plan(*of, disabled, sizes, calls, False, gpu.index or 0)
         if plan.constant_bytes:
-            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), _stream(gpu))
+            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:

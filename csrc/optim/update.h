@@ -14,8 +14,10 @@ typedef struct update_tensor {
     tiled tiles;
     dtype type, grad_type, state_type;
     void *param, *grad;
-    void *state[MOST_STATES];     /* as the rule names them; NULL: without */
-    float *exact;                 /* float32 weights of which `param` is the rounded copy; or NULL */
+    void *state[MOST_STATES]; /* as the rule names them; NULL: without */
+    float *exact;             /* float32 weights of which `param` is the rounded copy; or NULL */
+    void *counter;            /* where its steps are counted, of type counter_type; or NULL. update_tensors leaves it */
+    dtype counter_type;
     double step;                  /* this one's number, from 1 */
     double factors[MOST_FACTORS]; /* what update_tensors works with */
 } update_tensor;

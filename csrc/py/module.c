@@ -3,6 +3,7 @@
 
 #include "core/memory.h"
 #include "cuda/driver.h"
+#include "cuda/optim.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
@@ -102,9 +103,13 @@ static PyMethodDef methods[] = {
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"optimize", core_optimize, METH_VARARGS,
-     PyDoc_STR("optimize(rule, [(param, grad, step | None, exact | None, state | None, ...), ...], settings, "
-               "grad_factor, clear_gradients): one step of all by the rule adam, sgd, adagrad or lamb (csrc/optim)")},
+     PyDoc_STR(
+         "optimize(rule, [(param, grad, step | None, exact | None, state | None, ...), ...], settings, "
+         "grad_factor, clear_gradients, place=None): one step of all by the rule adam, sgd, adagrad or lamb "
+         "(csrc/optim); place, on a GPU: (device, stream, lr | None, scale | None, overflow | None, clip | None)")},
     {"sums_of_squares", core_sums_of_squares, METH_O, PyDoc_STR("sums_of_squares(tensors) -> a float for each")},
+    {"cuda_sums_of_squares", core_cuda_sums_of_squares, METH_VARARGS,
+     PyDoc_STR("cuda_sums_of_squares(tensors, sums, room, device, stream): sums_of_squares into a float64 tensor")},
     {"cuda_devices", core_cuda_devices, METH_NOARGS,
      PyDoc_STR("cuda_devices() -> how many GPUs there are; Error with the reason where none can be used")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
@@ -129,7 +134,7 @@ static int core_exec(PyObject *module) {
     int added = PyModule_AddObjectRef(module, "emulated", gpu); /* a GPU is emulated, in memory of the CPU */
 
     Py_DECREF(gpu);
-    if (added < 0) return -1;
+    if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0) return -1;
     if (add(module, "Error", &m->Error, PyErr_NewException("ortmodule.Error", PyExc_RuntimeError, NULL)) < 0) return -1;
     if (add(module, "UnsupportedError", &m->UnsupportedError,
             PyErr_NewException("ortmodule.UnsupportedError", m->Error, NULL)) < 0)

@@ -1,4 +1,5 @@
 /* optim.c -- the optimizers' update over lists of torch tensors. */
+#include "cuda/optim.h"
 #include "optim/update.h"
 #include "py/py.h"
 
@@ -25,9 +26,9 @@ static int check_part(const elements *e, const elements *param, int part, bool o
 }
 
 /* An item of a row: a tensor's elements, of no type when it is None or not there. */
-static int parse_part(PyObject *row, Py_ssize_t size, int part, int index, elements *out) {
+static int parse_part(PyObject *row, Py_ssize_t size, int part, int device, int index, elements *out) {
     PyObject *item = part < size ? PySequence_GetItem(row, part) : Py_NewRef(Py_None);
-    int bad = !item ? -1 : item == Py_None ? 0 : tensor_elements(item, part_names[part], index, out);
+    int bad = !item ? -1 : item == Py_None ? 0 : tensor_elements(item, device, part_names[part], index, out);
 
     if (!bad && item != Py_None && !out->type) {
         PyErr_Format(PyExc_TypeError, "%s %d is not of a float type", part_names[part], index);
@@ -37,7 +38,7 @@ static int parse_part(PyObject *row, Py_ssize_t size, int part, int index, eleme
     return bad;
 }
 
-static int parse_row(PyObject *row, const update_rule *rule, int index, update_tensor *out) {
+static int parse_row(PyObject *row, const update_rule *rule, int device, int index, update_tensor *out) {
     elements e[PARTS] = {{0}};
     const Py_ssize_t size = PySequence_Size(row);
 
@@ -49,7 +50,7 @@ static int parse_row(PyObject *row, const update_rule *rule, int index, update_t
     }
     for (int part = 0; part < PARTS; part++) {
         const bool optional = part == STEP || part == EXACT || part >= STATE + rule->n_needed;
-        if (parse_part(row, size, part, index, &e[part]) < 0) return -1;
+        if (parse_part(row, size, part, device, index, &e[part]) < 0) return -1;
         if (check_part(&e[part], &e[PARAM], part, optional, index) < 0) return -1;
         if (part > STATE && e[part].type && e[part].type != e[STATE].type) {
             PyErr_Format(PyExc_TypeError, "the states of parameter %d are of different types", index);
@@ -67,21 +68,14 @@ static int parse_row(PyObject *row, const update_rule *rule, int index, update_t
                            .param = e[PARAM].data,
                            .grad = e[GRAD].data,
                            .exact = e[EXACT].data,
+                           .counter = e[STEP].data,
+                           .counter_type = e[STEP].type,
                            .step = 1};
     for (int i = 0; i < rule->n_states; i++) out->state[i] = e[STATE + i].data;
-    if (e[STEP].type) out->step += dtype_get(e[STEP].type, e[STEP].data, 0);
-    return 0;
-}
-
-/* Writes the steps that have been done. */
-static void count_steps(PyObject *rows, int n, const update_tensor *tensors) {
-    for (int i = 0; i < n; i++) {
-        PyObject *row = PySequence_GetItem(rows, i);
-        elements e = {0};
-        if (row && parse_part(row, PySequence_Size(row), STEP, i, &e) == 0 && e.type)
-            dtype_set_value(e.type, e.data, 0, tensors[i].step);
-        Py_XDECREF(row);
-    }
+    if (e[STEP].type && device == ON_CPU) out->step += dtype_get(e[STEP].type, e[STEP].data, 0);
+    if (e[STEP].type || device == ON_CPU) return 0;
+    PyErr_Format(PyExc_TypeError, "step %d is not there", index);
+    return -1;
 }
 
 static int parse_settings(PyObject *settings, const update_rule *rule, double *out) {
@@ -104,33 +98,104 @@ static int parse_settings(PyObject *settings, const update_rule *rule, double *o
     return -1;
 }
 
+/* --- a GPU ------------------------------------------------------------------------------------------------------------ */
+
+/* Where a step runs on a GPU: (device, stream, lr, scale, overflow, clip), the last four tensors of one element or None,
+ * of which `lr` has any float type, `clip` float64, the others float32. */
+typedef struct gpu_place {
+    int device;
+    unsigned long long stream;
+    cuda_scalars at;
+} gpu_place;
+
+static int parse_scalar(PyObject *item, int device, const char *what, dtype type, const void **out, dtype *found) {
+    elements e;
+
+    *out = NULL;
+    if (item == Py_None) return 0;
+    if (tensor_elements(item, device, what, 0, &e) < 0) return -1;
+    if (e.count != 1 || (type ? e.type != type : !dtype_is_float(e.type))) {
+        PyErr_Format(PyExc_TypeError, "the %s is not one %s", what, type ? dtype_name(type) : "float");
+        return -1;
+    }
+    *out = e.data;
+    if (found) *found = e.type;
+    return 0;
+}
+
+static int parse_place(PyObject *place, gpu_place *out) {
+    PyObject *lr, *scale, *overflow, *clip;
+    const void *scale_at, *overflow_at, *clip_at;
+
+    *out = (gpu_place){.device = ON_CPU};
+    if (place == Py_None) return 0;
+    if (!PyArg_ParseTuple(place, "iKOOOO:place", &out->device, &out->stream, &lr, &scale, &overflow, &clip)) return -1;
+    if (parse_scalar(lr, out->device, "learning rate", DT_NONE, &out->at.lr, &out->at.lr_type) < 0 ||
+        parse_scalar(scale, out->device, "gradients' scale", F32, &scale_at, NULL) < 0 ||
+        parse_scalar(overflow, out->device, "overflow", F32, &overflow_at, NULL) < 0 ||
+        parse_scalar(clip, out->device, "clipping factor", F64, &clip_at, NULL) < 0)
+        return -1;
+    out->at.scale = scale_at;
+    out->at.overflow = overflow_at;
+    out->at.clip = clip_at;
+    return 0;
+}
+
+static status update_there(ctx *c, const gpu_place *place, const update_rule *rule, const update_tensor *tensors,
+                           int count, const double *numbers, double grad, bool clear) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, place->device, (void *)(uintptr_t)place->stream, &where));
+    return cuda_end(c, &where, cuda_update(c, &where, rule, tensors, count, numbers, grad, clear, place->at));
+}
+
+static status sums_there(ctx *c, const gpu_place *place, const dense *tensors, int count, double *sums, double *room) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, place->device, (void *)(uintptr_t)place->stream, &where));
+    return cuda_end(c, &where, cuda_sums_of_squares(c, &where, tensors, count, sums, room));
+}
+
 /* --- functions -------------------------------------------------------------------------------------------------------- */
+
+static void count_steps(const update_tensor *tensors, int n) {
+    for (int i = 0; i < n; i++)
+        if (tensors[i].counter) dtype_set_value(tensors[i].counter_type, tensors[i].counter, 0, tensors[i].step);
+}
 
 PyObject *core_optimize(PyObject *module, PyObject *args) {
     double numbers[MOST_SETTINGS], grad;
     const update_rule *rule;
     update_tensor *tensors;
-    PyObject *rows, *settings;
+    PyObject *rows, *settings, *where = Py_None;
     Py_ssize_t count;
     const char *name;
+    gpu_place place;
     int clear, n = 0;
+    status s = OK;
+    ctx c;
 
-    (void)module;
-    if (!PyArg_ParseTuple(args, "sOOdp:optimize", &name, &rows, &settings, &grad, &clear)) return NULL;
+    if (!PyArg_ParseTuple(args, "sOOdp|O:optimize", &name, &rows, &settings, &grad, &clear, &where)) return NULL;
     if (!(rule = update_rule_find(name))) return PyErr_Format(PyExc_ValueError, "there is no rule %s", name);
-    if (parse_settings(settings, rule, numbers) < 0) return NULL;
+    if (parse_settings(settings, rule, numbers) < 0 || parse_place(where, &place) < 0) return NULL;
     if ((count = PySequence_Size(rows)) < 0) return NULL;
     if (!(tensors = calloc((size_t)count + 1, sizeof *tensors))) return PyErr_NoMemory();
+    ctx_init(&c);
     for (; n < count; n++) {
         PyObject *row = PySequence_GetItem(rows, n);
-        int bad = row ? parse_row(row, rule, n, &tensors[n]) : -1;
+        int bad = row ? parse_row(row, rule, place.device, n, &tensors[n]) : -1;
         Py_XDECREF(row);
         if (bad < 0) break;
     }
     if (n == count) {
-        Py_BEGIN_ALLOW_THREADS update_tensors(rule, tensors, n, numbers, grad, clear);
-        Py_END_ALLOW_THREADS count_steps(rows, n, tensors);
+        Py_BEGIN_ALLOW_THREADS if (place.device != ON_CPU) s =
+            update_there(&c, &place, rule, tensors, n, numbers, grad, clear);
+        else update_tensors(rule, tensors, n, numbers, grad, clear);
+        if (place.device == ON_CPU) count_steps(tensors, n);
+        Py_END_ALLOW_THREADS
     }
+    if (s != OK) raise_status(state_of(module), &c.err);
+    ctx_release(&c);
     free(tensors);
     return n == count && !PyErr_Occurred() ? Py_NewRef(Py_None) : NULL;
 }
@@ -139,8 +204,8 @@ static PyObject *list_of_sums(const dense *tensors, int count) {
     PyObject *list = PyList_New(count);
 
     for (int i = 0; list && i < count; i++) {
-        PyObject *value = PyFloat_FromDouble(tensors[i].tiles.sums[0]);
-        if (!value || PyList_SetItem(list, i, value) < 0) {
+        PyObject *sum = PyFloat_FromDouble(tensors[i].tiles.sums[0]);
+        if (!sum || PyList_SetItem(list, i, sum) < 0) {
             Py_DECREF(list);
             return NULL;
         }
@@ -148,19 +213,17 @@ static PyObject *list_of_sums(const dense *tensors, int count) {
     return list;
 }
 
-PyObject *core_sums_of_squares(PyObject *module, PyObject *list) {
+static dense *parse_tensors(PyObject *list, int device, int *out) {
     Py_ssize_t count = PySequence_Size(list);
-    PyObject *result = NULL;
     dense *tensors;
     int n = 0;
 
-    (void)module;
     if (count < 0) return NULL;
-    if (!(tensors = calloc((size_t)count + 1, sizeof *tensors))) return PyErr_NoMemory();
+    if (!(tensors = calloc((size_t)count + 1, sizeof *tensors))) return (void)PyErr_NoMemory(), NULL;
     for (; n < count; n++) {
         PyObject *item = PySequence_GetItem(list, n);
         elements e = {0};
-        int bad = item ? tensor_elements(item, "tensor", n, &e) : -1;
+        int bad = item ? tensor_elements(item, device, "tensor", n, &e) : -1;
         Py_XDECREF(item);
         if (bad < 0) break;
         if (!dtype_is_float(e.type)) {
@@ -169,10 +232,49 @@ PyObject *core_sums_of_squares(PyObject *module, PyObject *list) {
         }
         tensors[n] = (dense){.tiles.count = e.count, .type = e.type, .data = e.data};
     }
-    if (n == count) {
-        Py_BEGIN_ALLOW_THREADS sums_of_squares(tensors, n);
-        Py_END_ALLOW_THREADS result = list_of_sums(tensors, n);
-    }
+    *out = n;
+    if (n == count) return tensors;
+    free(tensors);
+    return NULL;
+}
+
+PyObject *core_sums_of_squares(PyObject *module, PyObject *list) {
+    PyObject *result;
+    int n;
+    dense *tensors = parse_tensors(list, ON_CPU, &n);
+
+    (void)module;
+    if (!tensors) return NULL;
+    Py_BEGIN_ALLOW_THREADS sums_of_squares(tensors, n);
+    Py_END_ALLOW_THREADS result = list_of_sums(tensors, n);
     free(tensors);
     return result;
+}
+
+PyObject *core_cuda_sums_of_squares(PyObject *module, PyObject *args) {
+    PyObject *list, *sums, *room;
+    elements of_sums, of_room;
+    gpu_place place = {0};
+    dense *tensors;
+    status s;
+    ctx c;
+    int n;
+
+    if (!PyArg_ParseTuple(args, "OOOiK:cuda_sums_of_squares", &list, &sums, &room, &place.device, &place.stream))
+        return NULL;
+    if (tensor_elements(sums, place.device, "sums", 0, &of_sums) < 0) return NULL;
+    if (tensor_elements(room, place.device, "room", 0, &of_room) < 0) return NULL;
+    if (!(tensors = parse_tensors(list, place.device, &n))) return NULL;
+    if (of_sums.type != F64 || of_room.type != F64 || of_sums.count != n ||
+        of_room.count < (int64_t)n * CUDA_SUM_PARTS) {
+        free(tensors);
+        return PyErr_Format(PyExc_ValueError, "sums are a float64 for each tensor, room is %d for each",
+                            CUDA_SUM_PARTS);
+    }
+    ctx_init(&c);
+    Py_BEGIN_ALLOW_THREADS s = sums_there(&c, &place, tensors, n, of_sums.data, of_room.data);
+    Py_END_ALLOW_THREADS if (s != OK) raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    free(tensors);
+    return s == OK ? Py_NewRef(Py_None) : NULL;
 }

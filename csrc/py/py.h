@@ -51,7 +51,7 @@ int tensor_bytes(PyObject *object, int device, const char *what, void **out, int
 /* A new CPU tensor that owns its memory, not filled; `tensor_type` is torch.Tensor. */
 PyObject *tensor_empty(PyObject *tensor_type, dtype type, const shape *s);
 
-/* The elements of a CPU tensor that fills its memory without gaps, in whatever order of dimensions. */
+/* The elements of a tensor on the CPU or that GPU that fills its memory without gaps, in whatever order of dimensions. */
 typedef struct elements {
     dtype type; /* DT_NONE: one the engine does not know */
     int64_t count;
@@ -59,7 +59,7 @@ typedef struct elements {
     uint64_t strides; /* equal for tensors whose elements lie in the same order; 0: contiguous */
 } elements;
 
-int tensor_elements(PyObject *object, const char *what, int index, elements *out);
+int tensor_elements(PyObject *object, int device, const char *what, int index, elements *out);
 
 /* Functions of the module: empty(torch.Tensor, dtype name, sizes), zero(tensor), copy(to, from), digest(tensor). */
 PyObject *core_empty(PyObject *module, PyObject *args);
@@ -67,9 +67,10 @@ PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 
-/* Functions of the module: optimize(rule, rows, settings, ...), sums_of_squares(tensors). */
+/* Functions of the module: optimize(rule, rows, settings, ...), sums_of_squares(tensors), and those on a GPU. */
 PyObject *core_optimize(PyObject *module, PyObject *args);
 PyObject *core_sums_of_squares(PyObject *module, PyObject *tensors);
+PyObject *core_cuda_sums_of_squares(PyObject *module, PyObject *args);
 
 /* What a graph assumes of a plain tensor. */
 typedef struct tensor_kind {

@@ -241,10 +241,10 @@ static int is_dense(const dl_tensor *t, int64_t *count) {
     return !t->strides || reached == *count - 1 || is_contiguous(t);
 }
 
-int tensor_elements(PyObject *object, const char *what, int index, elements *out) {
+int tensor_elements(PyObject *object, int device, const char *what, int index, elements *out) {
     dl_tensor t;
 
-    if (borrow(object, ON_CPU, what, index, &t) < 0) return -1;
+    if (borrow(object, device, what, index, &t) < 0) return -1;
     out->type = dtype_from_dlpack(t.dtype.code, t.dtype.bits);
     out->data = (char *)t.data + t.byte_offset;
     out->strides = is_contiguous(&t) ? 0 : 1;

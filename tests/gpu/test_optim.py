@@ -1,0 +1,109 @@
+"""FusedAdam on a GPU against torch.optim.AdamW there.
+
+`scripts/gpu` runs them. Without a GPU they run on the emulated one, if the build has it.
+"""
+
+import copy
+import math
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import _core
+from ortmodule.optim import AdamWMode, FusedAdam
+
+DEVICE = torch.device(os.environ.get("ORTMODULE_TEST_DEVICE", "cpu"))
+
+pytestmark = pytest.mark.skipif(
+    DEVICE.type == "cpu" and not _core.emulated, reason="a GPU is needed (scripts/gpu)"
+)  # fmt: skip
+SHAPES = [(37, 5), (5000,), (1,), (8, 3, 2, 2), (), (0, 3), (300, 301), *[(7,)] * 60]
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+SETTINGS = {"lr": 1e-2, "eps": 1e-6, "weight_decay": 0.1}
+
+
+def parameters(dtype):
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE, dtype)) for shape in SHAPES]
+
+
+def give_gradients(*lists, seed, factor=1.0):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for together in zip(*lists, strict=True):
+        grad = torch.randn(together[0].shape, generator=generator) * factor
+        for p in together:
+            p.grad = grad.to(p.device, p.dtype, copy=True)
+
+
+def assert_near(found, expected, tolerance):
+    for a, b in zip(found, expected, strict=True):
+        assert a.device == b.device and a.dtype == b.dtype
+        a, b = a.detach().double(), b.detach().double()
+        assert (a - b).norm() <= tolerance * b.norm() + 1e-30, f"{(a - b).norm() / b.norm():.2e}"
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_steps(dtype, amsgrad):
+    ours, theirs = parameters(dtype), parameters(dtype)
+    optimizer = FusedAdam(ours, adam_w_mode=AdamWMode.ADAMW_TORCH, amsgrad=amsgrad, **SETTINGS)
+    reference = torch.optim.AdamW(theirs, amsgrad=amsgrad, fused=True, **SETTINGS)
+    for i in range(20 if dtype in (torch.bfloat16, torch.float16) else 200):
+        give_gradients(ours, theirs, seed=i)
+        optimizer.step(), reference.step()
+    assert_near(ours, theirs, TOLERANCE[dtype])
+    for p, q in zip(ours, theirs, strict=True):
+        for name, value in reference.state[q].items():
+            found = optimizer.state[p][name]
+            assert (found.dtype, found.device) == (value.dtype, value.device), name
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_states_are_exchanged(fused):
+    """Both ways; PyTorch counts steps on the GPU or on the CPU."""
+    theirs = parameters(torch.float32)
+    reference = torch.optim.AdamW(theirs, fused=fused, **SETTINGS)
+    for i in range(5):
+        give_gradients(theirs, seed=i)
+        reference.step()
+    ours = copy.deepcopy(theirs)
+    optimizer = FusedAdam(ours, adam_w_mode=AdamWMode.ADAMW_TORCH)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    for i in range(5, 10):
+        give_gradients(ours, theirs, seed=i)
+        optimizer.step(), reference.step()
+    assert_near(ours, theirs, 1e-6)
+    back = copy.deepcopy(ours)
+    again = torch.optim.AdamW(back, fused=True)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for i in range(10, 15):
+        give_gradients(ours, back, seed=i)
+        optimizer.step(), again.step()
+    assert_near(back, ours, 1e-6)
+
+
+def test_clipping_and_grad_scaler():
+    ours, theirs = parameters(torch.float32), parameters(torch.float32)
+    optimizer = FusedAdam(ours, adam_w_mode=AdamWMode.ADAMW_TORCH, **SETTINGS)
+    reference = torch.optim.AdamW(theirs, fused=True, **SETTINGS)
+    scalers = [torch.amp.GradScaler(DEVICE.type, init_scale=16.0) for _ in range(2)]
+    for scaler in scalers:
+        scaler.scale(torch.zeros((), device=DEVICE))
+    for i in range(8):
+        give_gradients(ours, theirs, seed=i, factor=scalers[0].get_scale())
+        if i == 3:
+            ours[1].grad[7] = theirs[1].grad[7] = math.inf
+        if i % 2:
+            for scaler, each in zip(scalers, (optimizer, reference), strict=True):
+                scaler.unscale_(each)
+            norm, expected = optimizer.clip_grad_norm(0.5), nn.utils.clip_grad_norm_(theirs, 0.5)
+            assert norm.device == expected.device
+            torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+        for scaler, each in zip(scalers, (optimizer, reference), strict=True):
+            scaler.step(each)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale() == (16.0 if i < 3 else 8.0)
+    assert_near(ours, theirs, 1e-6)
+    assert all(optimizer.state[p]["step"] == 7 for p in ours)
