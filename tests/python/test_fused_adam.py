@@ -120,11 +120,12 @@ def steps(optimizer, params, count, start):
 
 
 @pytest.mark.parametrize("mode", [AdamWMode.ADAM_L2_REGULARIZATION, AdamWMode.ADAMW_TORCH])
-def test_state_dicts_are_exchanged_with_torch(mode):
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_state_dicts_are_exchanged_with_torch(dtype, mode):
     other = torch.optim.AdamW if mode == AdamWMode.ADAMW_TORCH else torch.optim.Adam
-    settings = {"lr": 3e-3, "eps": 1e-8, "weight_decay": 0.1, "betas": (0.85, 0.98), "amsgrad": True}
-    theirs = parameters()
-    reference = other(theirs, **settings)
+    settings = {"lr": 3e-3, "eps": 1e-5, "weight_decay": 0.1, "betas": (0.85, 0.98), "amsgrad": True}
+    theirs = parameters(dtype)
+    reference = other(theirs, fused=True, **settings)
     steps(reference, theirs, 10, 0)
     saved = copy.deepcopy(reference.state_dict()), copy.deepcopy(theirs)
 
@@ -133,14 +134,33 @@ def test_state_dicts_are_exchanged_with_torch(mode):
     optimizer.load_state_dict(copy.deepcopy(saved[0]))
     steps(reference, theirs, 10, 10)
     steps(optimizer, ours, 10, 10)
-    assert_near(ours, theirs, 1e-6)
+    assert_near(ours, theirs, TOLERANCE[dtype])
 
     back = copy.deepcopy(ours)
-    again = other(back, lr=1.0)
+    again = other(back, lr=1.0, fused=True)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     steps(again, back, 10, 20)
     steps(optimizer, ours, 10, 20)
-    assert_near(back, ours, 1e-6)
+    assert_near(back, ours, TOLERANCE[dtype])
+
+
+def test_the_state_of_transformers_adamw():
+    """As its class left it: steps are integers, groups know `correct_bias`."""
+    theirs = parameters()
+    settings = {"lr": 1e-3, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}
+    reference = Reference(theirs, mode=AdamWMode.ADAMW_TRANSFORMERS, bias_correction=True, **settings)
+    steps(reference, theirs, 7, 0)
+    group = {**settings, "correct_bias": True, "params": list(range(len(theirs)))}
+    states = zip(reference.m, reference.v, strict=True)
+    state = {i: {"step": 7, "exp_avg": m.clone(), "exp_avg_sq": v.clone()} for i, (m, v) in enumerate(states)}
+    ours = copy.deepcopy(theirs)
+    optimizer = FusedAdam(ours, lr=1.0)
+    optimizer.load_state_dict({"state": state, "param_groups": [group]})
+    for i in range(7, 17):
+        give_gradients(ours, theirs, seed=i)
+        optimizer.step(), reference.step()
+    assert_near(ours, theirs, 1e-6)
+    assert all(optimizer.state[p]["step"] == 17 for p in ours)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
