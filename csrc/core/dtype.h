@@ -53,9 +53,10 @@ static inline bf16 f32_to_bf16(float x) {
         float f;
         uint32_t u;
     } v = {.f = x};
-    uint32_t rounded = v.u + 0x7fffu + ((v.u >> 16) & 1u);
-    /* Rounding a NaN's payload could turn it into infinity: keep it quiet instead. */
-    return (bf16)(((v.u & 0x7fffffffu) > 0x7f800000u ? v.u | 0x400000u : rounded) >> 16);
+    uint32_t more = 0x7fffu + ((v.u >> 16) & 1u);
+    /* Rounding a NaN's payload could turn it into infinity: make it quiet instead. */
+    more = x != x ? ~v.u & 0x400000u : more;
+    return (bf16)((v.u + more) >> 16);
 }
 
 /* float16 through its bits: not every CPU has a conversion, and compilers do not vectorise the one there is. */
