@@ -22,11 +22,8 @@ from ortmodule.logger import ENGINE
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
-#: Passes that a GPU cannot use: the host would wait for sizes that data decides; there are no kernels for chains yet.
+#: Passes that a GPU cannot use: there are no kernels for what they make yet.
 CPU_PASSES = (
-    "row_selection",
-    "label_sparsity",
-    "padding_removal",
     "attention_fusion",
     "efficient_attention",
     "attention_lengths",
@@ -277,7 +274,7 @@ class Session:
         disabled = self.disabled
         for name in CPU_PASSES:
             disabled |= _core.passes()[name]
-        plan = self.model.plan(*of, disabled, sizes, calls, False, gpu.index or 0)
+        plan = self.model.plan(*of, disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
         if plan.constant_bytes:
             plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
         return plan

@@ -197,6 +197,9 @@ static status look(ctx *c, const device *d) {
     case FAULT_COUNT:
         return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before (node %d)",
                     f.value, f.limit, f.node);
+    case FAULT_ROWS:
+        return fail(c, E_RUNTIME, "%" PRId64 " rows matter; the plan is for %" PRId64 " (node %d)", f.value, f.limit,
+                    f.node);
     case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0 (node %d)", f.node);
     default:
         return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64 " (node %d)",

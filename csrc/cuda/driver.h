@@ -17,7 +17,14 @@ typedef struct cuda_fault {
     int64_t value, limit;
 } cuda_fault;
 
-typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR, FAULT_COUNT } cuda_fault_kind;
+typedef enum cuda_fault_kind {
+    FAULT_NONE,
+    FAULT_INDEX,
+    FAULT_LABEL,
+    FAULT_DIVISOR,
+    FAULT_COUNT,
+    FAULT_ROWS
+} cuda_fault_kind;
 
 enum { MOST_DEVICES = 64 };
 

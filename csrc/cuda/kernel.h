@@ -41,7 +41,14 @@ typedef struct cuda_fault {
     int32_t kind, node;
     int64_t value, limit;
 } cuda_fault;
-typedef enum cuda_fault_kind { FAULT_NONE, FAULT_INDEX, FAULT_LABEL, FAULT_DIVISOR, FAULT_COUNT } cuda_fault_kind;
+typedef enum cuda_fault_kind {
+    FAULT_NONE,
+    FAULT_INDEX,
+    FAULT_LABEL,
+    FAULT_DIVISOR,
+    FAULT_COUNT,
+    FAULT_ROWS
+} cuda_fault_kind;
 
 /* Elements or rows of a launch, shared out over its threads, and over its blocks. */
 #define FOR_EACH(i, count)                                                                                             \

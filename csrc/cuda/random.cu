@@ -1,13 +1,15 @@
 /* random.cu -- twin of ops/random.c: dropout, with the very bits of core/philox.c.
  *
- * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64). */
+ * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64). Where only
+ * some rows are there it has one element, which is dropped or kept as it would be among all rows. */
 #ifndef T
 #include "cuda/kernel.h"
 
 typedef struct dropout_args {
     const void *in;
     void *out;
-    int64_t count;
+    const int64_t *rows; /* of `width` elements, where not all are there; or NULL */
+    int64_t count, width;
     const uint64_t *seed_at; /* or NULL */
     uint64_t seed;
     double scale;
@@ -27,12 +29,14 @@ static status run(ctx *c, const call *k, kernel *f) {
                       .seed = k->seed,
                       .key = (uint32_t)node_int(k->node, "key")};
 
-    if (k->n_in > 1 && tensor_present(&k->in[1]))
-        return fail(c, E_UNSUPPORTED, "%s of chosen rows has no CUDA kernel", k->node->op->name);
     if (k->n_in) a.in = k->in[0].data;
+    if (k->n_in > 1 && tensor_present(&k->in[1])) {
+        a.rows = k->in[1].data;
+        a.width = shape_span(&k->in[0].shape, 1, k->in[0].shape.rank);
+    }
     a.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
     a.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-    return cuda_launch(c, k, f, geometry_over((a.count + 63) / 64 * 16, 256, 256), &a);
+    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : (a.count + 63) / 64 * 16, 256, 256), &a);
 }
 
 status dropout_train_cuda(ctx *c, const call *k) {
@@ -67,6 +71,15 @@ DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]
 /* Of counter n in [0, 16) of a group: the place of its first word. */
 DEVICE int place_of(int n) { return 2 * (n % 8) + n / 8; }
 
+/* The word of an element. */
+DEVICE uint32_t word_of(uint64_t seed, uint32_t key, int64_t position) {
+    const int in_group = (int)(position % 64), place = in_group % 16;
+    uint32_t word[4];
+
+    draw(seed, key, (uint64_t)(position / 64 * 16 + place / 2 + 8 * (place % 2)), word);
+    return word[in_group / 16];
+}
+
 KERNEL(dropout_mask, dropout_args) {
     const uint64_t seed = SEED;
     FOR_EACH(counter, (a.count + 63) / 64 * 16) {
@@ -87,6 +100,15 @@ KERNEL(dropout_mask, dropout_args) {
 KERNEL(NAME(dropout), dropout_args) {
     const A scale = (A)a.scale;
     const uint64_t seed = SEED;
+
+    if (a.rows) {
+        FOR_EACH(i, a.count) {
+            const int64_t listed = a.rows[i / a.width], row = listed < 0 ? -1 - listed : listed;
+            const int keeps = word_of(seed, a.key, row * a.width + i % a.width) >= a.threshold;
+            ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (keeps ? scale : 0));
+        }
+        return;
+    }
     FOR_EACH(counter, (a.count + 63) / 64 * 16) {
         const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
         uint32_t word[4];

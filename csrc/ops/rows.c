@@ -6,6 +6,7 @@
  *     PackRows    y[i] = x[row i]; at a repetition the same row, or a filler
  *     UnpackRows  y[row i] = x[i], 0 in all other rows; repetitions are dropped
  * Each is the gradient of the other. Nothing that is computed for a repetition reaches a result or a gradient. */
+#include "ops/rows.h"
 #include "ops/move.h"
 
 #include "core/parallel.h"
@@ -17,9 +18,6 @@ static inline int64_t row_of(int64_t index) { return index < 0 ? -1 - index : in
 
 /* --- RowCount, RowIndex --------------------------------------------------------------------------------------------- */
 
-/* Of a number of rows one sixteenth is the step of the counts that plans are made for. */
-enum { STEPS = 16 };
-
 static int64_t count_live(const tensor *live) {
     const uint8_t *x = live->data;
     int64_t count = 0, total = tensor_count(live);
@@ -28,7 +26,7 @@ static int64_t count_live(const tensor *live) {
 }
 
 static status row_count_cpu(ctx *c, const call *k) {
-    int64_t rows = tensor_count(&k->in[0]), count = count_live(&k->in[0]), step = (rows + STEPS - 1) / STEPS, rounded;
+    int64_t rows = tensor_count(&k->in[0]), count = count_live(&k->in[0]), step = row_step(rows), rounded;
 
     (void)c;
     rounded = step ? (count + step - 1) / step * step : 0;
@@ -172,17 +170,20 @@ static status grad_unpack(graph *g, const node *n, value *const dy[], value *dx[
     return emit_with(g, &dx[0], "PackRows", NODE_ATTRS(INT("repeat", 0), FLOAT("filler", 0)), dy[0], n->in[1]);
 }
 
+kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda; /* cuda/rows.cu */
+
 /* --- records -------------------------------------------------------------------------------------------------------- */
 
 /* clang-format off */
 const op_def rows_ops[] = {
-    {OURS("RowCount", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .infer = infer_row_count, .cpu = row_count_cpu},
+    {OURS("RowCount", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .infer = infer_row_count, .cpu = row_count_cpu,
+     .cuda = row_count_cuda},
     {OURS("RowIndex", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .attrs = NODE_ATTRS(NO_DEFAULT("count", INT)),
-     .infer = infer_row_index, .cpu = row_index_cpu},
+     .infer = infer_row_index, .cpu = row_index_cpu, .cuda = row_index_cuda},
     {OURS("PackRows", 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("repeat", 1), FLOAT("filler", 0)), .infer = infer_pack,
-     .grad = grad_pack, .cpu = pack_rows_cpu},
+     .grad = grad_pack, .cpu = pack_rows_cpu, .cuda = pack_rows_cuda},
     {OURS("UnpackRows", 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("size", INT)), .infer = infer_unpack,
-     .grad = grad_unpack, .cpu = unpack_rows_cpu},
+     .grad = grad_unpack, .cpu = unpack_rows_cpu, .cuda = unpack_rows_cuda},
     {0},
 };
 /* clang-format on */
