@@ -20,6 +20,7 @@ _FILLS = {
     torch.index_fill: (3, "value"), torch.Tensor.index_fill: (3, "value"), torch.Tensor.index_fill_: (3, "value"),
 }  # fmt: skip
 _CHOICES = (torch.where, torch.Tensor.where)
+_STRIDED = (torch.as_strided, torch.Tensor.as_strided)
 
 #: They trust the indices or sizes that they are given, which need not fit a part of a tensor: PyTorch writes where it
 #: must not.
@@ -54,6 +55,8 @@ def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
     place = _FILLS.get(function)
     if place is not None:
         return _filled(function, args, kwargs, *place)
+    if function in _STRIDED:
+        return _strided(*args, **kwargs), {}
     if function in _CHOICES:
         args = tuple(torch.tensor(a) if isinstance(a, bool) else a for a in args)
         kwargs = {k: torch.tensor(v) if isinstance(v, bool) else v for k, v in kwargs.items()}
@@ -69,3 +72,14 @@ def _filled(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> tupl
     if i < len(args):
         return (*args[:i], int(value), *args[i + 1 :]), kwargs
     return args, {**kwargs, name: int(value)}
+
+
+def _strided(
+    input: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> tuple[torch.Tensor, Any, Any, int | None]:
+    """To a graph, strides are over the elements of ``input`` in its order, to PyTorch over those in memory."""
+    strides = input.stride()
+    inner = input.permute(sorted(range(input.dim()), key=lambda d: -strides[d]))
+    if not inner.is_contiguous() or (storage_offset is not None and input.storage_offset()):
+        raise NotTraceable("as_strided is called on a view of a part of a tensor")
+    return inner if not input.is_contiguous() else input, size, stride, storage_offset

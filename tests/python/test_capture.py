@@ -64,6 +64,24 @@ def test_any_size_is_one_graph(first):
     assert report.exports == 1 and report.plans == 6
 
 
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y, lambda y: y.transpose(0, 1), lambda y: y.permute(2, 0, 1), lambda y: y[:, 1:], lambda y: y[..., 0]],
+    ids=["whole", "transposed", "permuted", "part", "column"],
+)
+def test_strides_are_those_in_memory(view):
+    def forward(self, x):
+        y = view(self.linear(x))
+        strides = y.stride()
+        return y.as_strided((2, *y.shape[1:]), (max(strides[0] // 2, 1), *strides[1:])).cos()
+
+    pair = Pair(forward)
+    for shape in ((6, 4, 4), (8, 4, 4)):
+        found, expected = pair.ours(rows(*shape)), pair.eager(rows(*shape))
+        torch.testing.assert_close(found, expected)
+    assert explain(pair.ours).captured == (view(torch.zeros(6, 4, 4)).numel() == 96)
+
+
 def test_a_size_in_the_graph_is_pinned():
     """The loop over the second dimension is unrolled: one graph for each length, any batch."""
 
