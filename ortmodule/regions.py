@@ -6,6 +6,7 @@ they run as in eager mode, on copies, and one operator stands for them in the gr
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -103,9 +104,12 @@ class Regions:
             _check_type(name, tensor)
         with untraced():
             before = self.entered() if kind == "module" else None
+            there = (
+                {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor)} if kind == "module" else set()
+            )
             outputs, mine = self._run(node, operands)
             if kind == "module":
-                self._find_parameters(node, mine, outputs)
+                self._find_parameters(node, mine, outputs, there)
                 known = len(outputs)
                 self.left(before, node, outputs)
                 mine = (*mine, *outputs[known:])
@@ -137,8 +141,10 @@ class Regions:
                 node.result = None
         raise AssertionError
 
-    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor]) -> None:
-        """Parameters of other modules that it uses."""
+    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], there: set[int]) -> None:
+        """Parameters of other modules that it uses, and how many leaves it makes itself, which nobody else knows.
+
+        ``there``: the ids of the tensors from before it ran."""
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
             raise NotTraceable(f"{node.name} uses {reads.REENTRANT}")
         known = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}
@@ -146,6 +152,9 @@ class Regions:
             if key in known:
                 continue
             slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
+            if slot is None and key not in there:
+                node.makes += 1
+                continue
             if slot is None:
                 raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
             node.held.append(slot)

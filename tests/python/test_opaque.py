@@ -146,6 +146,16 @@ def test_checkpoints_can_be_silent(monkeypatch):
     assert explain(ours).python_ops == ["layers.1"]
 
 
+def _makes_a_leaf(layer, y):
+    bias = torch.zeros(y.shape[-1], requires_grad=y.requires_grad)
+    return checkpoint(lambda t: torch.sin(t + bias), y, use_reentrant=False)
+
+
+def test_a_leaf_of_its_own():
+    torch.manual_seed(0)
+    check(Net(_makes_a_leaf), ["layers.1"])
+
+
 def _checkpoints_all(layer, y):
     return checkpoint(torch.sin, y, use_reentrant=True)
 
