@@ -125,9 +125,8 @@ def capture(
             first, second, varied = _two_traces(at, dims, part, tree)
             hide_sizes(first, second)
             first.seen += second.seen
-            written = [(write.target.kind, write.target.key) for write in first.writes]
+            views = _views(first, second)
             try:
-                views = agreed(first.views, second.views, written)
                 check_places(first.graph, list(views))
             except Unclear as error:
                 raise CaptureError(str(error)) from None
@@ -188,7 +187,13 @@ def _two_traces(
         reason, submodule = difference(first, other), None
         if reason:
             submodule = located(first, other, tree.modules)
-        return None if reason else other
+            return None
+        try:
+            _views(first, other)
+        except Unclear as error:
+            reason = str(error)
+            return None
+        return other
 
     groups = dims.groups(sizes)
     varied = frozenset().union(*groups)
@@ -213,6 +218,10 @@ def _two_traces(
             text = f"traces of two parts of one batch do not agree: {reason}"
             raise _blaming(CaptureError(text), submodule)
         varied = varied if other is not None else frozenset()
+
+
+def _views(first: Trace, other: Trace) -> dict[int, View]:
+    return agreed(first.views, other.views, [(write.target.kind, write.target.key) for write in first.writes])
 
 
 def _first(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:

@@ -90,9 +90,10 @@ class View:
         base = (math.prod(base),) if self.flat else base
         ends = self._first(base)
         for dim, size in zip(self.dims, shape, strict=True):
-            if dim == ONE and size != 1:
-                return False
-            if dim is not None:
+            if dim == ONE:
+                if size != 1:
+                    return False
+            elif dim is not None:
                 ends[dim[0]] += (size - 1) * dim[1]
         return 0 in shape or all(end < size for end, size in zip(ends, base, strict=True))
 
@@ -103,7 +104,7 @@ class View:
             return base.view(shape)
         base = base.view(-1) if self.flat else base
         steps = base.stride()
-        stride = [0 if dim is None else dim[1] * steps[dim[0]] for dim in self.dims]
+        stride = [0 if dim is None or dim == ONE else dim[1] * steps[dim[0]] for dim in self.dims]
         offset = sum(start * step for start, step in zip(self._first(base.shape), steps, strict=True))
         return base.as_strided(shape, stride, base.storage_offset() + offset)
 

@@ -151,7 +151,7 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     for d in dim:
         count = count * x.shape[d]
     divisor = torch.as_tensor(count).to(x.dtype) - correction
-    return squares / divisor, mean if keepdim else x.mean(dim)
+    return squares / divisor, x.mean(dim, keepdim=keepdim)
 
 
 def _root(x):

@@ -4,8 +4,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from ortmodule import ORTModule, explain
 from ortmodule.views import Unclear, agreed, sightings
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
 
 
 def index(size):
@@ -98,3 +109,29 @@ def test_what_depends_on_values_is_no_view():
     assert agreed(seen(6, 1), seen(7, 1))
     with pytest.raises(Unclear, match="tensor 0 of the result shares memory"):
         agreed(seen(6, 1), seen(8, 2))
+
+
+def test_a_view_of_no_dimension():
+    """All of meshgrid's results are views, the one of a number too; there is nothing to go along."""
+    numbers = torch.arange(3.0), torch.tensor(2.0)
+
+    def module(a, b):
+        return torch.meshgrid(a, b, indexing="ij")
+
+    found, again = ORTModule(Function(module)), module(*numbers)
+    for ours, eager in zip(found(*numbers), again, strict=True):
+        torch.testing.assert_close(ours, eager)
+    assert explain(found).captured
+
+
+def test_a_view_whose_place_depends_on_a_size_is_pinned_to_it():
+    """Half of an odd size is rounded: of two sizes it is not seen how. Each size has a graph of its own."""
+    ours = ORTModule(Function(lambda x: x.chunk(2)))
+    for n, exports in ((5, 1), (8, 2), (5, 2), (8, 2)):
+        x = torch.arange(float(n))
+        parts = ours(x)
+        for part, eager in zip(parts, x.chunk(2), strict=True):
+            torch.testing.assert_close(part, eager)
+        parts[1].zero_()
+        assert x[-1] == 0 and explain(ours).exports == exports
+    assert explain(ours).captured
