@@ -7,6 +7,7 @@ from tests.models.trial import DOUBLE, RIGHT, UNBUILT, WRONG
 
 PATH = Path(__file__).parents[2] / "docs" / "models.md"
 GROUPS = ("transformers", "torch.nn", "classics")
+HEADING = "## Not settled"
 NOT_SETTLED = (
     "No small configuration or batch is found for these, or they took too long, or they differ: none is counted above."
 )
@@ -22,13 +23,17 @@ def write(outcomes, names):
 
 def states():
     """The committed table: {name: (state, what ran it)}."""
-    return {name: (row[1], row[2]) for name, row in _rows().items()}
+    return {name: (row[1], row[2]) for name, row in _rows().items() if row[1] != UNBUILT}
 
 
 def _rows():
     lines = PATH.read_text().splitlines() if PATH.exists() else []
     cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines if line.startswith("| ")]
-    return {row[0]: row for row in cells if len(row) == 9 and row[0] not in ("model", "---")}
+    rows = {row[0]: row for row in cells if len(row) == 9 and row[0] not in ("model", "---")}
+    if HEADING in lines:
+        listed = [line.removeprefix("- ").partition(": ") for line in lines[lines.index(HEADING) :] if line[:2] == "- "]
+        rows |= {name: [name, UNBUILT, *["–"] * 6, reason] for name, _, reason in listed}
+    return rows
 
 
 def _row(outcome):
@@ -73,7 +78,7 @@ def _render(rows):
     for group in GROUPS:
         lines += ["", f"## {group}", "", _line(head), _line(["---"] * len(head))]
         lines += [_line(row) for name, row in built.items() if _group(name) == group]
-    lines += ["", "## Not settled", "", NOT_SETTLED, ""]
+    lines += ["", HEADING, "", NOT_SETTLED, ""]
     lines += [f"- {name}: {row[8]}" for name, row in rows.items() if row[1] == UNBUILT]
     return "\n".join(lines) + "\n"
 
