@@ -1,18 +1,24 @@
 """What the cases cover: docs/ops.md, from the case list and the operator records.
 
-    python -m tests.ops.table        writes docs/ops.md
+    python -m tests.ops.table                      writes docs/ops.md
+    python -m tests.ops.table --measure [NAME...]  with new figures, of these operators or all; others stay
 
 A case belongs to the newest record of its operator that is not newer than its opset. Operators of our own domain
 have no cases: they are reached through gradients and passes, so they are looked for in the plans of all cases.
 """
 
 import re
+import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-from tests.ops.cases import ALL, CASES
+import torch
+
+from tests.ops import bench
+from tests.ops.cases import ALL, CASES, FLOAT
 from tests.ops.harness import Trial
+from tests.tolerances import OPERATOR
 
 PATH = Path(__file__).parents[2] / "docs" / "ops.md"
 
@@ -57,17 +63,96 @@ def untested():
     return sorted(f"{r['name']} (since {r['since']})" for r in registry() if not cases[r["name"], r["since"]])
 
 
-def render():
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+NONE = "–"
+SECONDS = 0.06  # to time a phase of a case
+TIMED = 3  # cases of an operator
+FIGURES = ("tolerance used", "forward", "backward")
+
+
+def known():
+    """The figures that are in the file: (name, since) -> texts."""
+    found = {}
+    for line in PATH.read_text().splitlines() if PATH.exists() else ():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 + len(FIGURES) and cells[2].isdigit():
+            found[cells[0], int(cells[2])] = cells[7:]
+    return found
+
+
+def share_of(found, expected, allowed):
+    """Largest difference of two tensors, as a share of what is allowed."""
+    if not found.is_floating_point() or not found.numel():
+        return 0.0
+    relative, absolute = OPERATOR[found.dtype]
+    a, b = found.double(), expected.double()
+    share = (a - b).abs() / (allowed * (relative * b.abs() + absolute))
+    return float(share[b.isfinite()].max()) if b.isfinite().any() else 0.0
+
+
+def tolerance_used(case):
+    """Of results and gradients in all float types of a case."""
+    most = 0.0
+    for dtype in set(case.dtypes) & set(FLOAT):
+        trial = Trial(case, dtype)
+        run = trial.run(training=bool(trial.wrt))
+        pairs = [*zip(run.outputs, trial.expected.outputs, strict=True)]
+        pairs += [(run.grads[i], trial.expected.grads[i]) for i in trial.wrt]
+        most = max([most, *(share_of(a, b, case.tol) for a, b in pairs if a is not None and b is not None)])
+    return most
+
+
+def measure(names):
+    """As `known`, by trying and timing cases of these operators, or all. A record has the figures of the cases of its
+    name."""
+    torch.set_num_threads(1)
+    used, times = defaultdict(list), {phase: defaultdict(list) for phase in FIGURES[1:]}
+    for case in CASES:
+        own = case.op.rpartition("::")[2]
+        if names and own not in names:
+            continue
+        keys = [(r["name"], r["since"]) for r in records_of(case) if r["name"] == own]
+        if not keys or case.call:
+            continue
+        share = tolerance_used(case)
+        enough = all(len(times["forward"][key]) >= TIMED for key in keys)
+        timed = None if enough or "float32" not in case.dtypes else bench.time_case(case, "float32", SECONDS)
+        for key in keys:
+            used[key].append(share)
+            for phase in times if timed else ():
+                if phase in timed:
+                    ours, theirs = timed[phase]
+                    times[phase][key].append(ours / max(theirs, 1e-6))
+    found = {}
+    for key, shares in used.items():
+        ratios = [f"{max(times[p][key]):.1f}" if times[p][key] else NONE for p in times]
+        found[key] = [f"{max(shares):.2f}" if max(shares) else "0", *ratios]
+    return found
+
+
+def render(figures=None):
     cases, dtypes = reached()
+    figures = known() if figures is None else figures
     lines = [
         "# Operators",
         "",
         "Made by `python -m tests.ops.table` from the operator records and the case list. *Native* operators have a",
         "kernel; *composed* ones are written in terms of others when a graph is specialised. The types are those that",
-        "the tests run.",
+        "the tests run. What PyTorch runs inside a graph is in [ops_torch.md](ops_torch.md).",
         "",
-        "| operator | domain | since | types | gradient | runs as | cases |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "Figures are those of the latest `python -m tests.ops.table --measure`. *Tolerance used*: the largest",
+        "difference from PyTorch in results and gradients, as a share of the tolerance of the type (or of the case,",
+        "where that has a wider one). *Forward*, *backward*: the engine's time divided by that of the same expression",
+        "in PyTorch, float32, one thread, at large operands; of up to three cases the worst. The least of many runs,",
+        "in turn.",
+        "",
+        "| type | relative | absolute |",
+        "| --- | --- | --- |",
+        *(f"| {str(d).removeprefix('torch.')} | {r:g} | {a:g} |" for d, (r, a) in OPERATOR.items()),
+        "",
+        "| operator | domain | since | types | gradient | runs as | cases | tolerance used | forward | backward |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in sorted(registry(), key=lambda r: (r["domain"], r["name"], r["since"])):
         key = r["name"], r["since"]
@@ -79,6 +164,7 @@ def render():
             "yes" if r["has_grad"] else "–",
             "native" if r["has_kernel"] else "composed",
             cases[key],
+            *figures.get(key, [NONE] * len(FIGURES)),
         ]
         lines.append("| " + " | ".join(map(str, columns)) + " |")
     return "\n".join(lines) + "\n"
@@ -86,5 +172,6 @@ def render():
 
 if __name__ == "__main__":
     PATH.parent.mkdir(exist_ok=True)
-    PATH.write_text(render())
+    arguments = sys.argv[1:]
+    PATH.write_text(render(known() | measure(arguments[1:]) if arguments[:1] == ["--measure"] else None))
     print(f"{PATH}: {len(registry())} operators, {len(CASES)} cases")

@@ -26,6 +26,8 @@ def write(outcomes, dtype):
         if dtype == "float32":
             row[-2] = f"{outcome.native} of {outcome.samples}"
         reason = outcome.wrong or [reason for reason, _ in outcome.reasons.most_common(1)]
+        if outcome.inside and not reason:
+            reason = [f"PyTorch runs {', '.join(sorted(outcome.inside))} inside the graph"]
         if reason or dtype == "float32":
             row[-1] = reason[0].replace("|", "\\|") if reason else "–"
     PATH.write_text(_render(rows))
@@ -50,8 +52,9 @@ def _render(rows):
         "Made by `python -m tests.probe --write` (float32: all of PyTorch's sample inputs) and `python -m tests.probe",
         "--few --dtype TYPE --write` (the other types: at most 6): every entry of PyTorch's own list of operators that",
         "has gradients on the CPU, as a module of one operator. Results, types and gradients are PyTorch's everywhere.",
-        "*native*: the engine runs all samples, by nodes of its own or composed of them; *mixed*: some of them;",
-        "*PyTorch*: PyTorch runs them, for the reason given; –: PyTorch has no gradient of it in this type.",
+        "*native*: the engine runs all samples, by nodes of its own, composed of them, or with nodes of the graph that",
+        "PyTorch runs (linear algebra, Fourier transforms and a few others; `explain` names them); *mixed*: some of",
+        "them; *PyTorch*: PyTorch runs them, for the reason given; –: PyTorch has no gradient of it in this type.",
         "",
         "Results agree within relative * |expected| + absolute * the largest element (or 1), or are as near to what",
         "PyTorch computes in float64 (`tests/tolerances.py`):",

@@ -120,6 +120,7 @@ def dynamic_convolution(x, w):
         (lambda x, w: F.rms_norm(x, (x.size(1),), w), ["nm", "m"]),
         (dynamic_convolution, ["2nmm", "nn33"]),
         (lambda x: torch.logdet(symmetric(x)), ["nmm"]),
+        (lambda x: torch.linalg.cond(symmetric(x)), ["nmm"]),
         (lambda x: x * F.one_hot((x > 0).sum(1) * 0 + torch.arange(x.size(0)))[:, :1], ["nm"]),
         (lambda x: x.repeat_interleave((x.detach() > 0).sum(1), dim=0), ["nm"]),
         (lambda x, m, v: F.instance_norm(x, m.detach(), v.detach().abs(), use_input_stats=False), ["2nm", "n", "n"]),

@@ -61,6 +61,7 @@ class Outcome:
     samples: int = 0
     native: int = 0
     reasons: Counter = field(default_factory=Counter)
+    inside: Counter = field(default_factory=Counter)  # operators that PyTorch runs inside the graph
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -251,6 +252,7 @@ def _probe_sample(entry, sample, outcome):
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{_line(error)} ({place.filename.rpartition('/')[2]}:{place.lineno})"
     report = explain(ours)
+    outcome.inside.update(report.aten_ops if report.captured else ())
     if text:
         outcome.wrong.append(f"{sample.summary() if hasattr(sample, 'summary') else ''}: {text}"[:400])
     return None if report.captured else general(report.fallback)
