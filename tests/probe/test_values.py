@@ -8,6 +8,11 @@ from torch import nn
 from ortmodule import DebugOptions, LogLevel, ORTModule, explain
 
 
+@pytest.fixture(autouse=True)
+def the_same_numbers():
+    torch.manual_seed(0)
+
+
 class Function(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -120,7 +125,7 @@ def dynamic_convolution(x, w):
         (lambda x, w: F.rms_norm(x, (x.size(1),), w), ["nm", "m"]),
         (dynamic_convolution, ["2nmm", "nn33"]),
         (lambda x: torch.logdet(symmetric(x)), ["nmm"]),
-        (lambda x: torch.linalg.cond(symmetric(x)), ["nmm"]),
+        (lambda x: torch.linalg.cond(symmetric(x * 0.1)), ["nmm"]),
         (lambda x: x * F.one_hot((x > 0).sum(1) * 0 + torch.arange(x.size(0)))[:, :1], ["nm"]),
         (lambda x: x.repeat_interleave((x.detach() > 0).sum(1), dim=0), ["nm"]),
         (lambda x, m, v: F.instance_norm(x, m.detach(), v.detach().abs(), use_input_stats=False), ["2nm", "n", "n"]),
