@@ -181,6 +181,9 @@ def _shrunk_field(name, value, layers):
     if isinstance(value, dict):
         return _rope(value) if "rope" in name else None
     several = isinstance(value, (list, tuple))
+    if several and name.endswith("_per_layer"):
+        one = name.removesuffix("_per_layer")
+        return [_shrunk_field(one, each, layers) or each for each in value[:layers]]
     if several and _PER_LAYER.fullmatch(name):
         kinds = list(dict.fromkeys(value))
         return (kinds * layers)[:layers] if len(kinds) < layers else kinds[:layers]

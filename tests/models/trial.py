@@ -209,7 +209,7 @@ def check_draws(subject, outcome):
 
 
 def is_random(subject, mode):
-    """Does PyTorch give another loss with another seed?"""
+    """Does PyTorch give other results with another seed? Rounding counts for nothing: an order may be drawn."""
     pair = _Pair(subject, torch.float32, mode)
     batch, losses = pair.batch(0, 0), []
     start = copy.deepcopy(pair.eager.state_dict())
@@ -217,8 +217,12 @@ def is_random(subject, mode):
         torch.manual_seed(seed)
         pair.eager.load_state_dict(start)
         losses.append(step(pair.eager, batch))
-    same = torch.equal(losses[0][0], losses[1][0])
-    return not same or any(not torch.equal(a, b) for a, b in zip(losses[0][2], losses[1][2], strict=True))
+    pairs = [(losses[0][0], losses[1][0]), *zip(losses[0][2], losses[1][2], strict=True)]
+    return not all(a.shape == b.shape and _close(a, b) for a, b in pairs)
+
+
+def _close(a, b):
+    return torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def attempt(name, subject):
