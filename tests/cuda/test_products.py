@@ -227,7 +227,8 @@ with warnings.catch_warnings(record=True) as seen:
 assert torch.equal(y, model(x))
 print("".join(str(w.message) for w in seen))
 """
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ORTMODULE_BUILD": "", "ORTMODULE_LOG_LEVEL": "WARNING"}
+    places = {"PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": str(copy)}  # sanitizers know no rpath
+    environment = {**os.environ, **places, "ORTMODULE_BUILD": "", "ORTMODULE_LOG_LEVEL": "WARNING"}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
