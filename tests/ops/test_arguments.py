@@ -252,6 +252,5 @@ def test_arguments(name, data):
         trial = Trial(case, dtype, case.tensors(dtype, data.draw(st.integers(0, 99), label="seed")))
     except (RuntimeError, IndexError, ValueError):
         assume(False)  # PyTorch refuses it
-    trial.check_forward()
-    if trial.wrt:
-        trial.check_gradient()
+    assume(all(y.numel() for y in trial.expected.outputs) or not all(x is None or x.numel() for x in trial.tensors))
+    trial.check_drawn()

@@ -77,15 +77,7 @@ def test_random_sizes(family, data):
         trial = Trial(case, dtype, tensors)
     except (RuntimeError, IndexError, ValueError, ArithmeticError):
         assume(False)  # the operands do not go together at these sizes
-    trial.check_forward()
-    # Where 16 bits round, a step (of a floor, of a comparison) may fall to the other side, and sums take it up.
-    if trial.wrt and dtype not in ("bfloat16", "float16"):
-        try:
-            trial.check_gradient()
-        except AssertionError:
-            if dtype != "float32":
-                raise
-            trial.check_rounding()
+    trial.check_drawn()
 
 
 # --- the list itself --------------------------------------------------------------------------------------------------

@@ -94,6 +94,5 @@ def test_views_of_operands(data):
             kind(data, i)
     assume(viewed.rows)
     trial = Trial(viewed.build(dtype), dtype, viewed.tensors)
-    trial.check_forward()
-    if trial.wrt:
-        trial.check_gradient()
+    # What PyTorch makes of a NaN's gradient may depend on how many elements it takes at a time.
+    trial.check_drawn(gradients=not any(x is not None and x.isnan().any() for x in viewed.tensors))
