@@ -144,11 +144,12 @@ static status check_labels(ctx *c, const job *j, double *weight) {
 static void deliver(const call *k, const job *j, double weight, const tensor *divisor) {
     bool mean = strcmp(node_string(k->node, "reduction"), "mean") == 0;
     const tensor *out = &k->out[0];
-    double sum = 0;
+    const double nothing = j->own < 1 && j->classes == 0 ? NAN : 0; /* a share of no classes */
+    double sum = nothing;
 
     if (tensor_present(divisor)) *(double *)divisor->data = mean ? weight : 1;
     for (int64_t i = 0; i < j->samples; i++)
-        if (j->each) dtype_set_value(out->type, out->data, i, j->losses[i]);
+        if (j->each) dtype_set_value(out->type, out->data, i, j->losses[i] + nothing);
         else sum += j->losses[i];
     if (!j->each) dtype_set_value(out->type, out->data, 0, mean ? sum / weight : sum);
 }

@@ -64,6 +64,6 @@ CASES = [
     *(bernoulli([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]], to) for to in (None, *ALL)),
     Case("Multinomial", [value([[-math.inf, 0.0, -math.inf], [-math.inf, -math.inf, -5.0]])],
          lambda x: torch.tensor([[1] * 4, [2] * 4], dtype=torch.int64),
-         attrs={"dtype": 7, "sample_size": 4}, grad=False),
+         attrs={"dtype": 7, "sample_size": 4}, grad=False, resize=False),
     Case("Multinomial", [value([[3.0]])], lambda x: torch.tensor([[0]], dtype=torch.int32), grad=False),
 ]  # fmt: skip
