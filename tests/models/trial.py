@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
 from torch import nn
@@ -188,8 +189,8 @@ class _Pair:
 
 def check_draws(subject, outcome):
     """What draws in eval mode, too, is compared by ORTMODULE_VERIFY: PyTorch gets what the engine drew."""
-    os.environ["ORTMODULE_VERIFY"] = "1"
-    pair = _Pair(subject, torch.float32, "train")
+    with mock.patch.dict(os.environ, ORTMODULE_VERIFY="1"):
+        pair = _Pair(subject, torch.float32, "train")
     for size, seed in STEPS:
         step(pair.ours, pair.batch(size, seed))
     report, verifier = explain(pair.ours), pair.ours._ortmodule.observers.one(Verifier)
