@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)
 
 
-class FusedOptimizer(Optimizer):
+class FusedOptimizer(Optimizer, ABC):
     """A ``torch.optim.Optimizer`` whose update of a tensor is a rule of the engine (``csrc/optim``).
 
     A class says what its rule is called, what its state consists of, and which numbers the rule takes.
@@ -46,21 +47,21 @@ class FusedOptimizer(Optimizer):
 
     # --- what a class says ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _check_settings(self, group: dict[str, Any]) -> None:
         """Raises ValueError, or TypeError for what is no number, unless the settings of a group make sense."""
-        raise NotImplementedError
 
     def _used(self, group: dict[str, Any]) -> tuple[str, ...]:
         """The names of the state's tensors that a group's settings need, the first few of ``_states``."""
         return self._states
 
+    @abstractmethod
     def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
         """Puts what is missing into the state of one parameter; its tensors lie in memory as ``param`` does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _settings(self, group: dict[str, Any], first: bool) -> tuple[float, ...]:
         """The rule's settings. ``first``: for parameters that had no state before this step."""
-        raise NotImplementedError
 
     # --- groups and states ----------------------------------------------------------------------------------------
 

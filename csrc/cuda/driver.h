@@ -7,24 +7,8 @@
 #ifndef ORT_CUDA_DRIVER_H
 #define ORT_CUDA_DRIVER_H
 
+#include "cuda/fault.h"
 #include "ops/op.h"
-
-/* What a kernel reports when it meets data that it cannot use: an index out of range. It lies in memory that host and
- * device see. Kernels go on with something harmless; the next look of the host's is an error. */
-typedef struct cuda_fault {
-    int32_t kind; /* 0: none; else a cuda_fault_kind */
-    int32_t node; /* id of the node */
-    int64_t value, limit;
-} cuda_fault;
-
-typedef enum cuda_fault_kind {
-    FAULT_NONE,
-    FAULT_INDEX,
-    FAULT_LABEL,
-    FAULT_DIVISOR,
-    FAULT_COUNT,
-    FAULT_ROWS
-} cuda_fault_kind;
 
 enum { MOST_DEVICES = 64 };
 

@@ -18,6 +18,8 @@
 
 #ifdef ORT_DEVICE
 
+#include "cuda/fault.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -35,20 +37,6 @@ enum { MAX_RANK = 8, WARP = 32 };
 /* core/dtype.h, which C++ cannot read; the host checks that they are the same. */
 typedef enum dtype { DT_NONE, F32, F64, BF16, F16, I64, I32, I16, I8, U8, BOOL, DTYPE_COUNT } dtype;
 typedef uint16_t bf16, f16; /* their bits */
-
-/* cuda/driver.h */
-typedef struct cuda_fault {
-    int32_t kind, node;
-    int64_t value, limit;
-} cuda_fault;
-typedef enum cuda_fault_kind {
-    FAULT_NONE,
-    FAULT_INDEX,
-    FAULT_LABEL,
-    FAULT_DIVISOR,
-    FAULT_COUNT,
-    FAULT_ROWS
-} cuda_fault_kind;
 
 /* Elements or rows of a launch, shared out over its threads, and over its blocks. */
 #define FOR_EACH(i, count)                                                                                             \

@@ -24,20 +24,19 @@ typedef struct attention {
     bool safe;
 } attention;
 
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
 static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
 
 /* Before a cast between a 16-bit type and float32. */
 static value *before_cast(const graph *g, value *v) {
-    if (!is(v, "Cast") || !is_private(g, v)) return v;
+    if (!value_is(v, "Cast") || !is_private(g, v)) return v;
     value *x = v->def->in[0];
     const bool wide = (is_narrow(x->type) && v->type == F32) || (x->type == F32 && is_narrow(v->type));
     return wide ? x : v;
 }
 
 static value *before_dropout(const graph *g, value *v, attention *a) {
-    if (!is(v, "DropoutTrain") || !is_private(g, v) || node_in(v->def, 1)) return v;
+    if (!value_is(v, "DropoutTrain") || !is_private(g, v) || node_in(v->def, 1)) return v;
     a->ratio = node_float(v->def, "ratio");
     a->key = node_int(v->def, "key");
     return v->def->in[0];
@@ -46,7 +45,7 @@ static value *before_dropout(const graph *g, value *v, attention *a) {
 /* x != -inf, which the operator finds out by itself. */
 static bool says_not_hidden(const value *allowed, const value *x) {
     double number;
-    if (!is(allowed, "Not") || !is(allowed->def->in[0], "Equal") || allowed->n_uses != 1) return false;
+    if (!value_is(allowed, "Not") || !value_is(allowed->def->in[0], "Equal") || allowed->n_uses != 1) return false;
     const node *equal = allowed->def->in[0]->def;
     return equal->out[0]->n_uses == 1 && equal->in[0] == x && value_is_filled(equal->in[1], &number) &&
            number == -INFINITY;
@@ -56,11 +55,11 @@ static value *before_softmax(const graph *g, value *v, attention *a) {
     const int last = v->shape.rank - 1;
 
     if (!is_private(g, v)) return NULL;
-    if (is(v, "Softmax")) {
+    if (value_is(v, "Softmax")) {
         const int64_t axis = node_int(v->def, "axis");
         return (axis == -1 || axis == last) && is_private(g, v->def->in[0]) ? v->def->in[0] : NULL;
     }
-    if (!is(v, "MaskedSoftmax")) return NULL;
+    if (!value_is(v, "MaskedSoftmax")) return NULL;
     value *x = v->def->in[0];
     a->safe = true;
     a->allowed = node_in(v->def, 1);
@@ -72,14 +71,15 @@ static value *before_softmax(const graph *g, value *v, attention *a) {
 }
 
 static bool is_product(const value *v) {
-    return is(v, "MatMul") || (is(v, "MatMulBias") && !node_in(v->def, 2) && v->type == v->def->in[0]->type);
+    return value_is(v, "MatMul") ||
+           (value_is(v, "MatMulBias") && !node_in(v->def, 2) && v->type == v->def->in[0]->type);
 }
 
 /* The product of queries and keys behind scores, with what is added to it. */
 static value *before_bias(const graph *g, value *v, attention *a) {
     value *product = before_cast(g, v);
 
-    for (int i = 0; is(product, "Add") && i < 2; i++) {
+    for (int i = 0; value_is(product, "Add") && i < 2; i++) {
         value *x = before_cast(g, product->def->in[i]);
         if (!is_product(x) || !is_private(g, product->def->in[i]) || !is_private(g, x)) continue;
         if (!shape_equal(&x->shape, &product->shape)) continue;
@@ -143,12 +143,12 @@ static status bias_to_mask(graph *g, attention *a) {
 
 /* Before [B, G, S, D] was repeated for groups of heads: Reshape(Expand([B, G, 1, S, D] to [B, G, n, S, D])). */
 static status before_repeat(graph *g, value *x, value **out) {
-    const bool cast = is(x, "Cast");
+    const bool cast = value_is(x, "Cast");
     const value *heads = cast ? x->def->in[0] : x, *all;
     value *few;
 
     *out = x;
-    if (!is(heads, "Reshape") || !is(all = heads->def->in[0], "Expand")) return OK;
+    if (!value_is(heads, "Reshape") || !value_is(all = heads->def->in[0], "Expand")) return OK;
     few = all->def->in[0];
     const shape *s = &few->shape, *e = &all->shape;
     if (s->rank != 5 || e->rank != 5 || s->dim[2] != 1 || heads->shape.rank != 4) return OK;
@@ -198,7 +198,8 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
 
 /* Of the rows that padding_removal kept: attention_lengths leaves the others out. */
 static bool of_some_rows(const value *v) {
-    return is(v, "Transpose") && is(v->def->in[0], "Reshape") && is(v->def->in[0]->def->in[0], "UnpackRows");
+    return value_is(v, "Transpose") && value_is(v->def->in[0], "Reshape") &&
+           value_is(v->def->in[0]->def->in[0], "UnpackRows");
 }
 
 enum { LONG = 1024 };

@@ -13,11 +13,9 @@
 
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS };
 
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
-
 /* [T, H, D] behind Reshape(UnpackRows(.., rows)) to [B, S, H, D]; NULL: all rows are there. */
 static value *some_rows(value *v, value **rows) {
-    if (!is(v, "Reshape") || !is(v->def->in[0], "UnpackRows")) return NULL;
+    if (!value_is(v, "Reshape") || !value_is(v->def->in[0], "UnpackRows")) return NULL;
     const node *unpack = v->def->in[0]->def;
     value *x = unpack->in[0];
     if (v->shape.rank != 4 || x->shape.rank != 3 || v->shape.dim[0] * v->shape.dim[1] != node_int(unpack, "size"))

@@ -6,8 +6,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { MAX_TERMS = 16 };
 
 /* --- the terms of a sum --------------------------------------------------------------------------------------------- */
@@ -17,11 +15,9 @@ typedef struct sum {
     int count;
 } sum;
 
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
-
 /* An addition of two tensors of the result's shape, that nothing else looks at. */
 static bool is_inner_sum(const graph *g, const value *v, const shape *s) {
-    return is(v, "Add") && v->n_uses == 1 && !value_is_end(g, v) && shape_equal(&v->def->in[0]->shape, s) &&
+    return value_is(v, "Add") && v->n_uses == 1 && !value_is_end(g, v) && shape_equal(&v->def->in[0]->shape, s) &&
            shape_equal(&v->def->in[1]->shape, s);
 }
 
@@ -46,7 +42,7 @@ static int axis_of_piece(const value *v, const shape *whole) {
     const int64_t *steps;
     int axis = -1;
 
-    if (!is(v, "Place") || v->def->n_in > 1 || !shape_equal(&v->shape, whole)) return -1;
+    if (!value_is(v, "Place") || v->def->n_in > 1 || !shape_equal(&v->shape, whole)) return -1;
     part = &v->def->in[0]->shape;
     node_ints(v->def, "steps", &steps);
     for (int i = 0; i < whole->rank; i++) {

@@ -13,15 +13,13 @@
 
 enum { LOGITS, LABELS, WEIGHTS };
 
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
-
-static bool widens(const value *v) { return is(v, "Cast") && v->type == F32 && v->def->in[0]->type == BF16; }
+static bool widens(const value *v) { return value_is(v, "Cast") && v->type == F32 && v->def->in[0]->type == BF16; }
 
 /* The value that was reshaped to `v`, its last axis as it is, and widened; NULL when others see it. */
 static value *before_reshapes(const graph *g, value *v) {
     const int64_t last = v->shape.dim[v->shape.rank - 1];
 
-    while (value_is_private(g, v) && (is(v, "Reshape") || widens(v))) {
+    while (value_is_private(g, v) && (value_is(v, "Reshape") || widens(v))) {
         value *x = v->def->in[0];
         if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
         v = x;
@@ -30,23 +28,23 @@ static value *before_reshapes(const graph *g, value *v) {
 }
 
 static bool is_product(const value *v) {
-    return is(v, "MatMul") || (is(v, "MatMulBias") && node_float(v->def, "alpha") == 1);
+    return value_is(v, "MatMul") || (value_is(v, "MatMulBias") && node_float(v->def, "alpha") == 1);
 }
 
 /* The product behind `v`, and its bias: of the product, or added to it. */
 static const node *product_behind(const graph *g, const value *v, value **bias) {
-    *bias = is(v, "MatMulBias") ? node_in(v->def, 2) : NULL;
+    *bias = value_is(v, "MatMulBias") ? node_in(v->def, 2) : NULL;
     if (is_product(v)) return v->def;
-    for (int i = 0; is(v, "Add") && i < 2; i++) {
+    for (int i = 0; value_is(v, "Add") && i < 2; i++) {
         *bias = v->def->in[1 - i];
-        if (is(v->def->in[i], "MatMul") && value_is_private(g, v->def->in[i])) return v->def->in[i]->def;
+        if (value_is(v->def->in[i], "MatMul") && value_is_private(g, v->def->in[i])) return v->def->in[i]->def;
     }
     return NULL;
 }
 
 /* The weight of a linear layer: the operand is its transpose. */
 static value *weight_of(const value *transpose) {
-    return is(transpose, "Transpose") && transpose->shape.rank == 2 ? transpose->def->in[0] : NULL;
+    return value_is(transpose, "Transpose") && transpose->shape.rank == 2 ? transpose->def->in[0] : NULL;
 }
 
 static bool pays(const shape *h, const shape *w, dtype type) {

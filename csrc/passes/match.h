@@ -57,6 +57,8 @@ bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPT
 
 /* True when the graph gives `v` back: it is an output, a write or a gradient. */
 bool value_is_end(const graph *g, const value *v);
+/* Was it computed by this operator? */
+bool value_is(const value *v, const char *op);
 /* True when one node alone sees `v`. */
 bool value_is_private(const graph *g, const value *v);
 

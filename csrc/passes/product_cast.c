@@ -8,11 +8,7 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { A, B, PRODUCT };
-
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
 
 static status widen(graph *g, value *const v[], const node *root, value **out) {
     const dtype from = v[PRODUCT]->type;
@@ -25,10 +21,10 @@ static status widen(graph *g, value *const v[], const node *root, value **out) {
 
 /* The gradient that is rounded to `v`, which may be reshaped after; NULL: it is none that was left in float32. */
 static value *loss_gradient_behind(const graph *g, value *v) {
-    while (value_is_private(g, v) && is(v, "Reshape")) v = v->def->in[0];
-    if (!value_is_private(g, v) || !is(v, "Cast")) return NULL;
+    while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(g, v) || !value_is(v, "Cast")) return NULL;
     v = v->def->in[0];
-    return is(v, "Mul") && v->type == F32 && is(v->def->in[1], "LinearCrossEntropy") ? v : NULL;
+    return value_is(v, "Mul") && v->type == F32 && value_is(v->def->in[1], "LinearCrossEntropy") ? v : NULL;
 }
 
 static status keep_gradient(graph *g, value *const v[], const node *root, value **out) {

@@ -10,16 +10,14 @@
 
 enum { LOGITS, LABELS, WEIGHTS };
 
-static bool is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
-
 static bool keeps_numbers(const value *v) {
-    return is(v, "Reshape") || (is(v, "Cast") && dtype_size(v->def->in[0]->type) < dtype_size(v->type));
+    return value_is(v, "Reshape") || (value_is(v, "Cast") && dtype_size(v->def->in[0]->type) < dtype_size(v->type));
 }
 
 /* The slice of leading axes whose rows are `v`, in another shape or a wider type; NULL: it is none. */
 static const node *slice_behind(const graph *g, const value *v, int64_t classes) {
     while (value_is_private(g, v) && keeps_numbers(v)) v = v->def->in[0];
-    if (!is(v, "StridedSlice") || v->shape.rank < 2 || v->shape.dim[v->shape.rank - 1] != classes) return NULL;
+    if (!value_is(v, "StridedSlice") || v->shape.rank < 2 || v->shape.dim[v->shape.rank - 1] != classes) return NULL;
     return v->def->in[0]->shape.dim[v->shape.rank - 1] == classes ? v->def : NULL;
 }
 

@@ -1,17 +1,13 @@
 """AdaSum against its formula, and as a hook of DDP in two processes around a wrapped module."""
 
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
 from ortmodule.optim import adasum, adasum_hook
+from tests.workers import texts_of_two
 
-ROOT = Path(__file__).parents[2]
 WORKER = """
 import datetime, os, sys, warnings
 import torch, torch.distributed as dist
@@ -57,21 +53,7 @@ os._exit(0)  # gloo's threads may outlive the group
 
 
 def test_two_processes(tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    workers = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "store")], env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        texts = [worker.communicate(timeout=150)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], texts
+    texts = texts_of_two(WORKER, tmp_path)
     assert all("same, captured" in text for text in texts), texts
 
 

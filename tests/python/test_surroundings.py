@@ -18,6 +18,7 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.twins import rows
+from tests.workers import texts_of_two
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,22 +78,7 @@ os._exit(0)  # gloo's threads may outlive the group: their destructors would abo
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_distributed(kind, tmp_path):
     """Two processes; the wrapped module inside DDP or under fully_shard trains as PyTorch's does."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    path = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store"), kind], env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        texts = [worker.communicate(timeout=150)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], texts
+    texts = texts_of_two(WORKER, tmp_path, kind)
     for text in texts:
         assert "same" in text
         assert kind != "ddp" or "captured" in text, text
