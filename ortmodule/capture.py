@@ -8,9 +8,10 @@ as they were are *pinned*: the graph serves only calls with these sizes there.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -62,6 +63,7 @@ class Capture:
     pinned: dict[Dim, int]
     traces: int
     seconds: float
+    sample: list[torch.Tensor]  #: small inputs that it was traced on
     views: dict[int, View] = field(default_factory=dict)  #: outputs that are to be views of something
     replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
 
@@ -108,9 +110,7 @@ def capture(
         nonlocal made
         made += 1
         try:
-            given = forward, module, tree, arguments
-            found = trace(*given, sizes.cut(tensors), opset, opaque, made)
-            return _settle(found, lambda: trace(*given, sizes.cut(tensors), opset, opaque, made))
+            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset, opaque, made)
         except export.ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
@@ -139,34 +139,29 @@ def capture(
                     raise CaptureError(str(error), error.kind) from error
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
+    sample = min(first.tensors, second.tensors, key=lambda tensors: sum(t.numel() for t in tensors))
     first.graph = first.module = None
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
     replaced = patterns.apply(model, opset) if rewritten else {}
-    return Capture(model, first, pinned, made, time.perf_counter() - start, views, replaced)
+    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced)
 
 
-def _settle(found: Trace, again: Callable[[], Trace]) -> Trace:
-    """What forward sets once, as it finds it missing, is set now: the call that is captured would do it anyway.
+@contextlib.contextmanager
+def _settled(found: Trace) -> Iterator[None]:
+    """What forward sets once, as it finds it missing, is set: the call that is captured would do it anyway.
 
-    Raises NotTraceable if forward does something else once it is there.
+    It is as before after an error.
     """
-    if not found.settled:
-        return found
     before = [(slot, slot.find(_MISSING)) for slot, _ in found.settled]
     for slot, value in found.settled:
         slot.set(value)
-    settled = False
     try:
-        other = again()
-        settled = not other.settled and not difference(found, other)
-    finally:
-        if not settled:
-            for slot, value in before:
-                slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
-    if settled:
-        return other
-    raise NotTraceable(f"forward sets {found.settled[0][0].name}, and does something else from then on")
+        yield
+    except BaseException:
+        for slot, value in before:
+            slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
+        raise
 
 
 def _two_traces(
@@ -174,11 +169,21 @@ def _two_traces(
 ) -> tuple[Trace, Trace, frozenset[Dim]]:
     """Two traces that agree, and the dimensions whose sizes differ between them."""
     first, sizes = _first(at, dims, part)
+    with _settled(first):
+        return _agreeing(at, dims, tree, first, sizes)
+
+
+def _agreeing(
+    at: Callable[[_Sizes], Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
+) -> tuple[Trace, Trace, frozenset[Dim]]:
+    """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
     reason, submodule = "", None
+    tried: set[frozenset[Dim]] = set()
 
     def second(varied: frozenset[Dim]) -> Trace | None:
         """Another trace, if it agrees with the first."""
         nonlocal reason, submodule
+        tried.add(varied)
         try:
             other = at(dims.probe(sizes, varied))
         except _Failed as error:
@@ -188,6 +193,9 @@ def _two_traces(
         if reason:
             submodule = located(first, other, tree.modules)
             return None
+        if other.settled:
+            reason = f"forward sets {other.settled[0][0].name} once more"
+            return None
         try:
             _views(first, other)
         except Unclear as error:
@@ -195,14 +203,22 @@ def _two_traces(
             return None
         return other
 
+    # All groups, then one fewer: features come last, and can seldom vary.
     groups = dims.groups(sizes)
-    varied = frozenset().union(*groups)
-    other = second(varied)
-    if other is None:
+    other, varied = None, frozenset()
+    for n in range(len(groups), 0, -1):
+        varied = frozenset().union(*groups[:n])
+        if (other := second(varied)) is not None:
+            break
         varied = frozenset()
-        for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
-            if not group <= varied and (found := second(varied | group)) is not None:
-                other, varied = found, varied | group
+    for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
+        if varied | group not in tried and (found := second(varied | group)) is not None:
+            other, varied = found, varied | group
+    if first.settled:
+        if other is None and (other := second(varied)) is None:
+            name = first.settled[0][0].name
+            raise _blaming(CaptureError(f"forward sets {name}, and does something else from then on"), submodule)
+        first, other = other, first  # that is how forward goes on
     # What is pinned has to be traced at the size that it is pinned to.
     while True:
         pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
@@ -211,7 +227,7 @@ def _two_traces(
         sizes = _Sizes(sizes.lengths | pinned)
         try:
             first = at(sizes)
-            other = second(varied)
+            other = second(varied) if not first.settled else None
         except _Failed as error:
             reason, submodule, other = str(error), error.submodule, None
         if other is None and not varied:

@@ -29,7 +29,7 @@ _NARROW = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: t
 
 def difference(capture: Capture, forward: Callable, arguments: io.Structure, tree: Tree) -> str:
     """Where the graph's results differ from those of ``forward``, or an empty string. Raises what the engine raises."""
-    inputs = capture.trace.tensors
+    inputs = capture.sample
 
     def in_pytorch(change: Callable = torch.clone) -> tuple[list[torch.Tensor], bool]:
         """What the module gives; whether it draws random numbers. ``change``: of inputs and parameters before."""

@@ -205,7 +205,7 @@ class Runner:
         if wrong:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
-        captured.trace.tensors = captured.trace.outputs = None
+        captured.trace.tensors = captured.trace.outputs = captured.sample = None
         state = self._current_state()
         if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
             call.move(state)  # forward puts hooks on submodules, and capturing it has done that now

@@ -35,6 +35,22 @@ def made(function, buffers=(), **attributes):
     return Made()
 
 
+class Pair:
+    """`made(function)` with a buffer of ones, in PyTorch (`eager`) and in the engine (`ours`)."""
+
+    def __init__(self, function):
+        self.eager = made(function, {"buffer": torch.ones(4)})
+        self.ours = ORTModule(copy.deepcopy(self.eager))
+
+    def check(self, *args, captured=True, **kwargs):
+        """The same results as PyTorch; returns the report."""
+        found, expected = self.ours(*args, **kwargs), self.eager(*args, **kwargs)
+        torch.testing.assert_close(found, expected)
+        report = explain(self.ours)
+        assert report.captured == captured, report.fallback
+        return report
+
+
 def same(a, b, **tolerances):
     """Are two results the same: structure, types, tensors (as close as assert_close takes them) and what they need?"""
     if isinstance(a, torch.Tensor):

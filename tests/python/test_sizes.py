@@ -1,0 +1,152 @@
+"""Which sizes a captured graph serves, and in how many traces that is found out."""
+
+import copy
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule, explain
+from tests.twins import Pair, rows
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("first", [(1, 5, 4), (2, 5, 4), (8, 8, 4), (4, 4, 4), (3, 40, 4)])
+def test_any_size_is_one_graph(first):
+    pair = Pair(lambda self, x: self.linear(x).softmax(1).sum(-1))
+    pair.check(rows(*first))
+    for shape in ((2, 7, 4), (5, 3, 4), (1, 9, 4), (6, 1, 4), (1, 1, 4)):
+        report = pair.check(rows(*shape))
+    assert report.exports == 1 and report.plans == 6
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda y: y, lambda y: y.transpose(0, 1), lambda y: y.permute(2, 0, 1), lambda y: y[:, 1:], lambda y: y[..., 0]],
+    ids=["whole", "transposed", "permuted", "part", "column"],
+)
+def test_strides_are_those_in_memory(view):
+    def forward(self, x):
+        y = view(self.linear(x))
+        strides = y.stride()
+        return y.as_strided((2, *y.shape[1:]), (max(strides[0] // 2, 1), *strides[1:])).cos()
+
+    pair = Pair(forward)
+    for shape in ((6, 4, 4), (8, 4, 4)):
+        found, expected = pair.ours(rows(*shape)), pair.eager(rows(*shape))
+        torch.testing.assert_close(found, expected)
+    assert explain(pair.ours).captured == (view(torch.zeros(6, 4, 4)).numel() == 96)
+
+
+def test_a_size_in_the_graph_is_pinned():
+    """The loop over the second dimension is unrolled: one graph for each length, any batch."""
+
+    def forward(self, x):
+        total = torch.zeros(x.shape[0], 4)
+        for i in range(x.shape[1]):
+            total = total * 0.5 + self.linear(x[:, i])
+        return total
+
+    pair = Pair(forward)
+    for shape, exports in (((3, 5, 4), 1), ((7, 5, 4), 1), ((3, 6, 4), 2), ((2, 6, 4), 2), ((5, 5, 4), 2)):
+        assert pair.check(rows(*shape)).exports == exports
+
+
+@pytest.mark.parametrize(
+    "size", [lambda x: len(x), lambda x: int(x.shape[0]), lambda x: x.shape.numel(), lambda x: float(x.size(0))]
+)
+def test_a_size_as_a_number(size):
+    pair = Pair(lambda self, x: self.linear(x) / size(x))
+    for n in (3, 5, 3, 1):
+        pair.check(rows(n, 4))
+
+
+def test_a_decision_about_a_size():
+    def forward(self, x):
+        return self.linear(x) if x.shape[1] > 20 else self.linear(x) * 2
+
+    pair = Pair(forward)
+    assert pair.check(rows(2, 5, 4)).exports == 1
+    assert pair.check(rows(2, 19, 4)).exports == 1
+    assert pair.check(rows(2, 30, 4)).exports == 2
+    assert pair.check(rows(3, 25, 4)).exports == 2
+    assert pair.check(rows(2, 9, 4)).exports == 2
+
+
+def test_a_decision_about_one():
+    pair = Pair(lambda self, x: self.linear(x).squeeze(0))
+    for n, exports in ((3, 1), (1, 2), (5, 2), (1, 2)):
+        assert pair.check(rows(n, 4)).exports == exports
+
+
+def test_features_that_happen_to_be_as_many_as_rows():
+    pair = Pair(lambda self, x: self.linear(x))
+    assert pair.check(rows(4, 4)).exports == 1
+    assert pair.check(rows(9, 4)).exports == 1
+
+
+def test_square_masks_vary_together():
+    pair = Pair(lambda self, x, mask: (x @ x.transpose(1, 2)).masked_fill(mask, -1e9).softmax(-1) @ self.linear(x))
+    for n, length in ((2, 5), (3, 7), (2, 2)):
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1)
+        assert pair.check(rows(n, length, 4), mask).exports == 1
+
+
+def test_channels_are_pinned_and_space_is_not():
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    for shape in ((2, 3, 8, 8), (3, 3, 12, 9), (1, 3, 5, 5)):
+        torch.testing.assert_close(ours(rows(*shape)), eager(rows(*shape)))
+    assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_forward_is_traced_no_more_than_it_takes():
+    """On images, all sizes, then all but the channels; a setting that forward finds out takes no trace of its own."""
+    calls = []
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.config = nn.Conv2d(3, 4, 3), SimpleNamespace(kind=None)
+
+        def forward(self, x):
+            calls.append(tuple(x.shape))
+            if self.config.kind is None:
+                self.config.kind = "mean"
+            return self.convolution(x).mean((2, 3))
+
+    ours = ORTModule(Net())
+    ours(rows(2, 3, 8, 8))
+    assert explain(ours).captured and ours.config.kind == "mean"
+    assert calls == [(2, 3, 8, 8), (5, 5, 12, 12), (5, 3, 12, 12), (2, 3, 8, 8)]  # the last one is the check
+
+
+def test_the_exporter_needs_a_size():
+    eager = nn.Sequential(nn.AdaptiveAvgPool2d((3, 2)), nn.Flatten(), nn.Linear(18, 2))
+    ours = ORTModule(copy.deepcopy(eager))
+    for shape, exports in (((2, 3, 8, 8), 1), ((4, 3, 8, 8), 1), ((2, 3, 7, 9), 2)):
+        torch.testing.assert_close(ours(rows(*shape)), eager(rows(*shape)))
+        assert explain(ours).captured and explain(ours).exports == exports
+
+
+def test_sizes_in_the_result_are_numbers():
+    def forward(self, x):
+        return {"y": self.linear(x), "n": x.shape[0] * 2 + 1, "long": x.shape[1] > 5, "tensor": torch.tensor(3)}
+
+    pair = Pair(forward)
+    for length in (4, 9):
+        found = pair.ours(rows(3, length, 4))
+        assert found["n"] == 7 and type(found["n"]) is int and found["long"] is (length > 5)
+        assert isinstance(found["tensor"], torch.Tensor)
