@@ -28,7 +28,6 @@ CPU_PASSES = (
     "efficient_attention",
     "attention_lengths",
     "linear_loss",
-    "pointwise_fusion",
 )
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128

@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-#define KERNEL(name, args) extern "C" __global__ void name(const args a)
+#define KERNEL(name, args) extern "C" __global__ void name(const __grid_constant__ args a)
 #define DEVICE static __device__ __forceinline__
 #define FAR static __device__ __noinline__ /* of use to many kernels, and long */
 #define SHARED(type, name, count) __shared__ type name[count]

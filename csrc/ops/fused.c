@@ -10,33 +10,18 @@
  * it is needed instead of being kept. Tiles begin at multiples of TILE, which is where random bits are drawn from.
  *
  * The first result may be the memory of the first operand: then it is written when all steps of a tile have run. */
+#include "ops/fused.h"
+
 #include "core/philox.h"
-#include "ops/pointwise.h"
 
 #include <alloca.h>
 #include <string.h>
 
-enum { NOWHERE = -1, NAME_LENGTH = 64 };
+enum { NAME_LENGTH = 64 };
 
 /* --- the program -------------------------------------------------------------------------------------------------- */
 
-typedef struct step {
-    tile_fn *fn;
-    double param[TILE_PARAMS];
-    dtype type;
-    int n_in, in[TILE_OPERANDS]; /* below n_in of the program an operand of the node, else a step */
-    int last;                    /* the step that reads it last; n_steps: it is written at the end; NOWHERE: nobody */
-    int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
-    bool draws, wanted, late;    /* late: written when all steps have run */
-} step;
-
-typedef struct program {
-    int n_in, n_steps, n_buffers;
-    bool read[FUSED_OPERANDS]; /* by a step that is wanted */
-    step steps[FUSED_STEPS];
-} program;
-
-static bool native(const step *s) { return tile_is_native(s->type); }
+static bool native(const fused_step *s) { return tile_is_native(s->type); }
 
 /* The next name of a list with spaces. */
 static const op_def *next_operator(const char **names) {
@@ -52,12 +37,12 @@ static const op_def *next_operator(const char **names) {
 
 static const attr *list_of(const node *n, const char *name) { return node_attr(n, name); }
 
-static dtype operand_type(const program *p, const tensor *in, int i) {
+static dtype operand_type(const fused_program *p, const tensor *in, int i) {
     return i < p->n_in ? in[i].type : p->steps[i - p->n_in].type;
 }
 
 /* Steps with their functions, from the attributes. */
-static status read_steps(ctx *c, const call *k, program *p) {
+static status read_steps(ctx *c, const call *k, fused_program *p) {
     const char *names = node_string(k->node, "steps");
     const attr *operands = list_of(k->node, "operands"), *types = list_of(k->node, "types");
     const attr *params = list_of(k->node, "params");
@@ -66,10 +51,10 @@ static status read_steps(ctx *c, const call *k, program *p) {
     p->n_in = k->n_in;
     p->n_steps = types->count;
     for (int i = 0; i < p->n_steps; i++) {
-        step *s = &p->steps[i];
+        fused_step *s = &p->steps[i];
         const op_def *op = next_operator(&names);
         if (!op || !op->pointwise) return fail(c, E_INVALID, "step %d of a fused chain has no operator", i);
-        *s = (step){.type = (dtype)types->ints[i], .n_in = op->min_in, .draws = op->pointwise->draws};
+        *s = (fused_step){.op = op, .type = (dtype)types->ints[i], .n_in = op->min_in, .draws = op->pointwise->draws};
         s->last = s->result = s->buffer = NOWHERE;
         for (int j = 0; j < s->n_in; j++) s->in[j] = (int)operands->ints[at++];
         for (int j = 0; j < TILE_PARAMS; j++) s->param[j] = params->floats[i * TILE_PARAMS + j];
@@ -80,12 +65,12 @@ static status read_steps(ctx *c, const call *k, program *p) {
 }
 
 /* From the results that somebody wants back to the steps and operands that they need. */
-static void find_wanted(const call *k, program *p) {
+static void find_wanted(const call *k, fused_program *p) {
     const attr *results = list_of(k->node, "results");
     const bool in_place = p->n_in && k->n_out && k->out[0].data && k->out[0].data == k->in[0].data;
 
     for (int i = 0; i < k->n_out; i++) {
-        step *s = &p->steps[results->ints[i]];
+        fused_step *s = &p->steps[results->ints[i]];
         if (!tensor_present(&k->out[i])) continue;
         s->wanted = true;
         s->result = i;
@@ -93,13 +78,13 @@ static void find_wanted(const call *k, program *p) {
         if (s->late) s->last = p->n_steps;
     }
     for (int i = p->n_steps - 1; i >= 0; i--) {
-        const step *s = &p->steps[i];
+        const fused_step *s = &p->steps[i];
         for (int j = 0; s->wanted && j < s->n_in; j++) {
             if (s->in[j] < p->n_in) {
                 p->read[s->in[j]] = true;
                 continue;
             }
-            step *from = &p->steps[s->in[j] - p->n_in];
+            fused_step *from = &p->steps[s->in[j] - p->n_in];
             from->wanted = true;
             if (from->last < i) from->last = i;
         }
@@ -108,15 +93,15 @@ static void find_wanted(const call *k, program *p) {
 
 /* A buffer for every step that is not written straight to its place; one that is read for the last time is free for
  * the step that reads it, when that is its first or second operand and of the same size. */
-static void assign_buffers(program *p) {
+static void assign_buffers(fused_program *p) {
     bool used[FUSED_STEPS + 1] = {false};
 
     for (int i = 0; i < p->n_steps; i++) {
-        step *s = &p->steps[i];
+        fused_step *s = &p->steps[i];
         if (!s->wanted) continue;
         const bool direct = s->result >= 0 && native(s) && !s->late;
         for (int j = 0; j < s->n_in && j < 2 && !direct && s->buffer < 0; j++) {
-            step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
+            fused_step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
             if (from && from->last == i && from->buffer >= 0 && tile_element(from->type) == tile_element(s->type))
                 s->buffer = from->buffer;
         }
@@ -126,7 +111,7 @@ static void assign_buffers(program *p) {
             if (s->buffer >= p->n_buffers) p->n_buffers = s->buffer + 1;
         }
         for (int j = 0; j < s->n_in; j++) {
-            step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
+            fused_step *from = s->in[j] < p->n_in ? NULL : &p->steps[s->in[j] - p->n_in];
             if (from && from->last == i && from->buffer >= 0) used[from->buffer] = false;
         }
         if (s->buffer >= 0) used[s->buffer] = s->last >= 0;
@@ -140,7 +125,7 @@ typedef union buffer {
 } buffer;
 
 typedef struct job {
-    program program;
+    fused_program program;
     tile_source in[FUSED_OPERANDS];
     char *out[FUSED_RESULTS];
     int64_t count;
@@ -151,17 +136,17 @@ typedef struct scratch {
     tile_buffer *in;
     buffer *steps;
     uint32_t *bits;
-    const void *at[FUSED_OPERANDS + FUSED_STEPS]; /* the tile of each operand and step */
+    const void *at[FUSED_OPERANDS + FUSED_STEPS]; /* the tile of each operand and fused_step */
 } scratch;
 
-static void store(const step *s, const void *tile, int64_t n, char *to) {
+static void store(const fused_step *s, const void *tile, int64_t n, char *to) {
     if (native(s)) memcpy(to, tile, (size_t)n * dtype_size(s->type));
     else tile_store(s->type, tile, n, to);
 }
 
 static void run_step(const job *j, int index, int64_t start, int64_t n, scratch *w) {
-    const program *p = &j->program;
-    const step *s = &p->steps[index];
+    const fused_program *p = &j->program;
+    const fused_step *s = &p->steps[index];
     const void *in[TILE_OPERANDS + 1];
     char *place = s->result < 0 ? NULL : j->out[s->result] + start * (int64_t)dtype_size(s->type);
     void *out = s->buffer < 0 ? (void *)place : w->steps[s->buffer].bytes;
@@ -179,7 +164,7 @@ static void run_step(const job *j, int index, int64_t start, int64_t n, scratch 
 
 static void run_tiles(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;
-    const program *p = &j->program;
+    const fused_program *p = &j->program;
     uint32_t bits[TILE];
     scratch w = {.bits = bits};
     const int64_t most = j->count < TILE ? j->count : TILE;
@@ -197,18 +182,24 @@ static void run_tiles(void *arg, int64_t begin, int64_t end) {
         for (int i = 0; i < p->n_steps; i++)
             if (p->steps[i].wanted) run_step(j, i, start, n, &w);
         for (int i = 0; i < p->n_steps; i++) {
-            const step *s = &p->steps[i];
+            const fused_step *s = &p->steps[i];
             if (s->late) store(s, w.at[p->n_in + i], n, j->out[s->result] + start * (int64_t)dtype_size(s->type));
         }
     }
+}
+
+status fused_read(ctx *c, const call *k, fused_program *p) {
+    *p = (fused_program){.n_in = 0};
+    TRY(read_steps(c, k, p));
+    find_wanted(k, p);
+    return OK;
 }
 
 static status fused_cpu(ctx *c, const call *k) {
     const tensor *any = NULL;
     job j = {.seed = k->seed};
 
-    TRY(read_steps(c, k, &j.program));
-    find_wanted(k, &j.program);
+    TRY(fused_read(c, k, &j.program));
     assign_buffers(&j.program);
     for (int i = 0; i < k->n_out; i++) {
         if (!tensor_present(&k->out[i])) continue;
@@ -344,7 +335,8 @@ static const attr fused_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("oper
 
 #define CHAIN(name_, flags_)                                                                                           \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .cpu = fused_cpu
+    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .cpu = fused_cpu,             \
+    .cuda = fused_cuda
 
 /* clang-format off */
 const op_def fused_ops[] = {

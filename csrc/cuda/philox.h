@@ -1,0 +1,34 @@
+/* philox.h -- for kernels: the random words of core/philox.c, of a counter or of an element. */
+#ifndef ORT_CUDA_PHILOX_H
+#define ORT_CUDA_PHILOX_H
+
+#ifdef ORT_DEVICE
+/* The four words of a counter. */
+DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]) {
+    uint32_t x = (uint32_t)counter, y = (uint32_t)(counter >> 32), z = key, w = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+
+    for (int r = 0; r < 10; r++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        const uint64_t p = (uint64_t)x * 0xD2511F53u, q = (uint64_t)z * 0xCD9E8D57u;
+        x = (uint32_t)(q >> 32) ^ y ^ k0;
+        y = (uint32_t)q;
+        z = (uint32_t)(p >> 32) ^ w ^ k1;
+        w = (uint32_t)p;
+    }
+    word[0] = x, word[1] = y, word[2] = z, word[3] = w;
+}
+
+/* Of counter n in [0, 16) of a group: the place of its first word. */
+DEVICE int place_of(int n) { return 2 * (n % 8) + n / 8; }
+
+/* The word of an element. */
+DEVICE uint32_t word_of(uint64_t seed, uint32_t key, int64_t position) {
+    const int in_group = (int)(position % 64), place = in_group % 16;
+    uint32_t word[4];
+
+    draw(seed, key, (uint64_t)(position / 64 * 16 + place / 2 + 8 * (place % 2)), word);
+    return word[in_group / 16];
+}
+#endif
+
+#endif
