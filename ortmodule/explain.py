@@ -24,7 +24,8 @@ class Report:
     exports: int = 0  #: graphs that were made
     plans: int = 0  #: plans that were made: one for each new shape
     peak_bytes: int = 0  #: the arena of a step, known before it runs
-    seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan
+    seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan, tune
+    tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
 
     def __str__(self) -> str:
         if not self.captured:
@@ -32,6 +33,7 @@ class Report:
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
+        tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
         return "\n".join(
             (
                 f"{self.name}: the engine runs it",
@@ -39,6 +41,7 @@ class Report:
                 f"  fused      {fused}",
                 f"  PyTorch    runs {outside} inside the graph",
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
+                *tuned,
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
             )
@@ -53,6 +56,8 @@ def explain(model: Any) -> Report:
     graphs = [graph for variants in runner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
     seconds = runner.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
+    if runner.tuning is not None:
+        seconds["tune"] = runner.tuning.seconds
     name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
     if graph is None or reason is not None:
         return Report(name, False, reason, exports=runner.exports, seconds=seconds)
@@ -71,4 +76,5 @@ def explain(model: Any) -> Report:
         plans=sum(session.plans_made for session in sessions),
         peak_bytes=plan.arena_bytes,
         seconds=seconds,
+        tuned=runner.tuning.products if runner.tuning is not None else 0,
     )

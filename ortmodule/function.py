@@ -26,6 +26,7 @@ from ortmodule.reference import RANDOM
 from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
+from ortmodule.tuning import Tuning
 
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 
@@ -39,8 +40,8 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``, ``padding_unseen``, ``graphs``: as Session takes them. ``defer``: the setting DEFER_LOGITS. Raises
-    what Session raises.
+    ``without``, ``padding_unseen``, ``graphs``, ``tuning``: as Session takes them. ``defer``: the setting
+    DEFER_LOGITS. Raises what Session raises.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class Graph:
         padding_unseen: bool = False,
         defer: str = "0",
         graphs: bool = False,
+        tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
-        self.session = Session(capture.model.SerializeToString(), without, trace.nodes, padding_unseen, graphs)
+        model = capture.model.SerializeToString()
+        self.session = Session(model, without, trace.nodes, padding_unseen, graphs, tuning)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
@@ -112,7 +115,7 @@ class Graph:
             written,
             dict(zip(self.session.inputs, tensors, strict=True)),
             setting,
-            lambda model: Session(model, without),
+            lambda model: Session(model, without, tuning=self.session.tuning),
         )
 
     def sessions(self) -> list[Session]:

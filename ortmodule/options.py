@@ -278,9 +278,16 @@ _TABLE = (
     _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
     _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
     _later("USE_FLASH_ATTENTION", FLAG, False, "flash attention written in Triton"),
-    _later("ENABLE_TUNING", FLAG, False, "choose among implementations by measuring"),
-    _later("MAX_TUNING_DURATION_MS", _number(0), 0, "how long to measure; 0: as long as it takes"),
-    _later("TUNING_RESULTS_PATH", PATH, "", "where results of tuning are kept"),
+    Variable("ENABLE_TUNING", FLAG, False,
+             "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
+             "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed when a "
+             "plan first has it; may change the last bits of results"),
+    Variable("MAX_TUNING_DURATION_MS", _number(0), 0,
+             "about how long to measure one class of products; 0: as long as it takes"),
+    Variable("TUNING_RESULTS_PATH", PATH, "",
+             "a file (`*.json`), or a folder for `tuning_results.json`, made if it is missing: what was measured is "
+             "added there, and read when a module is wrapped, also with tuning off; entries for another CPU model or "
+             "version are left alone and not used"),
 )
 # fmt: on
 VARIABLES = {variable.name: variable for variable in _TABLE}
@@ -361,7 +368,7 @@ class Options:
             variable = VARIABLES[name]
             values[name] = variable.parse(text, source)
             if not variable.exists and values[name] != variable.default:
-                _warn_once(f"{PREFIX}{name} ({source}) is accepted, but has no effect yet: {variable.doc}")
+                warn_once(f"{PREFIX}{name} ({source}) is accepted, but has no effect yet: {variable.doc}")
         return Options(values, debug)
 
 
@@ -403,12 +410,12 @@ def _known(names: Iterable[str], source: str) -> list[str]:
         elif name not in _BUILD:
             near = difflib.get_close_matches(name, VARIABLES, 1, 0.7)
             advice = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-            _warn_once(f"there is no setting {PREFIX}{name} ({source}){advice}")
+            warn_once(f"there is no setting {PREFIX}{name} ({source}){advice}")
     return known
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Once in a process, to the log and through :mod:`warnings`."""
     from ortmodule.logger import LOGGER, callers_level
 

@@ -32,6 +32,7 @@ from ortmodule.regions import Opaque
 from ortmodule.save import Saver
 from ortmodule.session import ENGINE_ERRORS
 from ortmodule.state import Tree
+from ortmodule.tuning import Tuning
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
 MOST_VARIANTS = 12
@@ -61,6 +62,7 @@ class Runner:
         self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
         self.latest: Graph | None = None
         self.observers, self.saver = Observers.of(self), Saver.of(self)
+        self.tuning = Tuning.of(self.options)
         self.cache = cache.Cache(self.options["CACHE_DIR"]) if self.options["CACHE_DIR"] else None
         self._trees: list[Tree] = []
         self._told: set[str] = set()  # submodules that PyTorch runs
@@ -244,6 +246,7 @@ class Runner:
                 self.options.padding_unseen,
                 self.options["DEFER_LOGITS"],
                 self.options["ENABLE_CUDA_GRAPHS"],
+                self.tuning,
             )
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()

@@ -18,6 +18,7 @@ from ortmodule import _core
 from ortmodule.dtypes import DTYPES
 from ortmodule.foreign import Calls, Known, Mismatch, Node
 from ortmodule.logger import ENGINE
+from ortmodule.tuning import Tuning
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
@@ -215,13 +216,14 @@ class Session:
         nodes: Sequence[Node] = (),
         padding_unseen: bool = False,
         graphs: bool = False,
+        tuning: Tuning | None = None,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
-        zeros. ``graphs``: steps on a GPU may become CUDA graphs."""
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: is told of plans for the CPU."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
-        self.graphs = graphs
+        self.graphs, self.tuning = graphs, tuning
         self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
@@ -256,6 +258,8 @@ class Session:
         plan = self._make(key[:3], sizes, calls, gpu)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
+        if self.tuning is not None and gpu is None:
+            self.tuning.plan_made(plan)
         if ENGINE.isEnabledFor(logging.INFO):
             passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
             shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])

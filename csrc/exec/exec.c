@@ -113,18 +113,32 @@ status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
     return s;
 }
 
+/* Operands without memory: what is known of an instruction when its plan is made. */
+static call without_memory(const instr *in, tensor *operands) {
+    const node *n = in->node;
+
+    for (int i = 0; i < n->n_in; i++) operands[i] = in->in[i].t;
+    for (int i = 0; i < n->n_out; i++) operands[n->n_in + i] = in->out[i].t;
+    return (call){.node = n, .n_in = n->n_in, .n_out = n->n_out, .in = operands, .out = operands + n->n_in};
+}
+
+void exec_products(const plan *p, product_fn *each, void *arg) {
+    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
+
+    for (int t = 0; t < p->n_code; t++) {
+        const call k = without_memory(&p->code[t], operands);
+        if (k.node->op->products) k.node->op->products(&k, each, arg);
+    }
+}
+
 status exec_check(ctx *c, const plan *p, const struct cuda_run *where) {
     tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
 
     for (int t = 0; t < p->n_code; t++) {
-        const instr *in = &p->code[t];
-        const node *n = in->node;
-        call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out, .cuda = where, .in = operands};
-        for (int i = 0; i < n->n_in; i++) operands[i] = in->in[i].t;
-        for (int i = 0; i < n->n_out; i++) operands[n->n_in + i] = in->out[i].t;
-        k.out = operands + n->n_in;
-        status s = n->op->cuda(c, &k);
-        if (s != OK) return blame_node(c, s, n);
+        call k = without_memory(&p->code[t], operands);
+        k.cuda = where;
+        status s = k.node->op->cuda(c, &k);
+        if (s != OK) return blame_node(c, s, k.node);
     }
     return OK;
 }

@@ -21,4 +21,7 @@ MUST_USE status exec_run(ctx *c, const plan *p, int from, int to, const run *r);
 /* Whether every instruction of a plan for a GPU can run at `where`, whose `dry` is set: nothing is started. */
 MUST_USE status exec_check(ctx *c, const plan *p, const struct cuda_run *where);
 
+/* Every matrix product of a plan for the CPU that its operators tell of, none with data. */
+void exec_products(const plan *p, product_fn *each, void *arg);
+
 #endif

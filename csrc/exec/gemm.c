@@ -1,11 +1,13 @@
-/* gemm.c -- which implementation multiplies: our own for AVX-512 and AMX where it is faster, BLAS as torch carries it,
- * torch's own 16-bit product, the reference. */
+/* gemm.c -- which implementation multiplies: what the table of measured ways says (exec/gemm_table.h), else our own for
+ * AVX-512 and AMX where it is faster, BLAS as torch carries it, torch's own 16-bit product, the reference. */
 #include "exec/gemm.h"
 
 #include "core/parallel.h"
+#include "exec/gemm_table.h"
 #include "exec/torch_lib.h"
 
 #include <limits.h>
+#include <string.h>
 
 /* --- batches ------------------------------------------------------------------------------------------------------ */
 
@@ -170,17 +172,78 @@ static bool shim(gemm *g) {
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-static bool packed(gemm *g) { return gemm_packed_pays(g) && gemm_packed(g); }
+static const char *const names[GEMM_WAYS] = {
+    [GEMM_DEFAULT] = "default",
+    [GEMM_PACKED_F32] = "packed_f32",
+    [GEMM_PACKED_BF16] = "packed_bf16",
+    [GEMM_PACKED_AMX] = "packed_amx",
+    [GEMM_BLAS] = "blas",
+    [GEMM_TORCH] = "torch",
+    [GEMM_REFERENCE] = "reference",
+};
 
-void gemm_run(const gemm *given) {
-    static bool (*const ways[])(gemm *) = {packed, blas, shim};
+const char *gemm_way_name(gemm_way way) { return names[way]; }
+
+gemm_way gemm_way_named(const char *name) {
+    int way = 0;
+    while (way < GEMM_WAYS && strcmp(names[way], name) != 0) way++;
+    return (gemm_way)way;
+}
+
+/* Of simplified products with k > 0. */
+static bool run_by(gemm_way way, gemm *g) {
+    switch (way) {
+    case GEMM_PACKED_F32:
+    case GEMM_PACKED_BF16:
+    case GEMM_PACKED_AMX: return gemm_packed_by(way, g);
+    case GEMM_BLAS: return blas(g);
+    case GEMM_TORCH: return shim(g);
+    case GEMM_REFERENCE: gemm_reference(g); return true;
+    case GEMM_DEFAULT:
+    case GEMM_WAYS: break;
+    }
+    return false;
+}
+
+static gemm_way run_in_order(gemm *g) {
+    if (gemm_packed_pays(g) && gemm_packed(g)) return gemm_packed_way(g);
+    if (blas(g)) return GEMM_BLAS;
+    if (shim(g)) return GEMM_TORCH;
+    gemm_reference(g);
+    return GEMM_REFERENCE;
+}
+
+static bool is_empty(const gemm *g) { return g->m == 0 || g->n == 0 || gemm_pairs(g) == 0; }
+
+bool gemm_run_by(gemm_way way, const gemm *given) {
     gemm g = *given;
 
-    if (g.m == 0 || g.n == 0 || gemm_pairs(&g) == 0) return;
+    if (is_empty(&g) || g.k == 0) return false;
+    gemm_simplify(&g);
+    return run_by(way, &g);
+}
+
+gemm_way gemm_run_default(const gemm *given) {
+    gemm g = *given;
+
+    if (is_empty(&g)) return GEMM_DEFAULT;
     if (g.k > 0) {
         gemm_simplify(&g);
-        for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
-            if (ways[i](&g)) return;
+        return run_in_order(&g);
     }
     gemm_reference(&g);
+    return GEMM_REFERENCE;
+}
+
+void gemm_run(const gemm *given) {
+    if (!gemm_table_empty() && !is_empty(given) && given->k > 0) {
+        gemm g = *given;
+        gemm_simplify(&g);
+        const gemm_way way = gemm_table_get(gemm_class_of(&g));
+        if (run_by(way, &g)) {
+            gemm_table_used(way);
+            return;
+        }
+    }
+    (void)gemm_run_default(given);
 }

@@ -27,8 +27,27 @@ static inline dtype gemm_type_a(const gemm *g) { return g->wide_a ? F32 : g->typ
 static inline dtype gemm_type_b(const gemm *g) { return g->wide_b ? F32 : g->type; }
 static inline dtype gemm_type_c(const gemm *g) { return g->wide_c ? F32 : g->type; }
 
+/* The ways there are to multiply. GEMM_DEFAULT: the first of gemm.c's order that can and pays. */
+typedef enum gemm_way {
+    GEMM_DEFAULT,
+    GEMM_PACKED_F32,  /* our own with packed panels (gemm_packed.c), by inner kernel */
+    GEMM_PACKED_BF16, /* AVX-512-BF16 */
+    GEMM_PACKED_AMX,
+    GEMM_BLAS,  /* as torch carries it */
+    GEMM_TORCH, /* torch's 16-bit product */
+    GEMM_REFERENCE,
+    GEMM_WAYS,
+} gemm_way;
+
+const char *gemm_way_name(gemm_way way);
+gemm_way gemm_way_named(const char *name); /* GEMM_WAYS: there is none */
+
 /* Uses torch's threads; called within a parallel loop it stays on its thread. Allocates nothing of ours. */
 void gemm_run(const gemm *g);
+/* The same by one way: false, with nothing done, where it cannot. */
+bool gemm_run_by(gemm_way way, const gemm *g);
+/* The same by gemm.c's own order, whatever the table of measured ways says; returns the way it went. */
+gemm_way gemm_run_default(const gemm *g);
 
 /* Element offsets of pair `index` of the batch. */
 typedef struct gemm_offsets {
@@ -50,9 +69,11 @@ typedef struct gemm_stored {
 /* False where the strides of `rows` x `cols` elements are no such. */
 bool gemm_as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, gemm_stored *out);
 
-/* Our own with AVX-512 and AMX (gemm_packed.c): false, with nothing done, where it cannot; whether it is faster than a
- * library. */
+/* Our own with AVX-512 and AMX (gemm_packed.c), by the best kernel or that of one way: false, with nothing done, where it
+ * cannot; whether it is faster than a library. */
 bool gemm_packed(gemm *g);
+bool gemm_packed_by(gemm_way way, gemm *g);
+gemm_way gemm_packed_way(const gemm *g); /* of the best kernel; GEMM_DEFAULT: there is none */
 bool gemm_packed_pays(const gemm *g);
 /* Whether sums of this 16-bit type can be left in float32 (wide_c) without the reference. */
 bool gemm_sums_wide(dtype type);

@@ -137,15 +137,20 @@ void gemm_packed_with(const gemm *g, const gemm_kernel *kernel) {
 /* --- which kernel ----------------------------------------------------------------------------------------------------- */
 
 static struct {
-    const gemm_kernel *f32, *bf16; /* NULL: this CPU has none */
-    bool library_is_narrow;        /* MKL takes its way for older CPUs on those of other makers */
+    const gemm_kernel *f32, *bf16;     /* NULL: this CPU has none */
+    const gemm_kernel *way[GEMM_WAYS]; /* of the ways that have one, where this CPU has it */
+    bool library_is_narrow;            /* MKL takes its way for older CPUs on those of other makers */
 } here;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void look(void) {
     __builtin_cpu_init();
-    here.f32 = gemm_kernel_f32.can() ? &gemm_kernel_f32 : NULL;
-    here.bf16 = gemm_kernel_amx.can() ? &gemm_kernel_amx : gemm_kernel_bf16.can() ? &gemm_kernel_bf16 : here.f32;
+    here.way[GEMM_PACKED_F32] = gemm_kernel_f32.can() ? &gemm_kernel_f32 : NULL;
+    here.way[GEMM_PACKED_BF16] = gemm_kernel_bf16.can() ? &gemm_kernel_bf16 : NULL;
+    here.way[GEMM_PACKED_AMX] = gemm_kernel_amx.can() ? &gemm_kernel_amx : NULL;
+    here.f32 = here.bf16 = here.way[GEMM_PACKED_F32];
+    if (here.way[GEMM_PACKED_BF16]) here.bf16 = here.way[GEMM_PACKED_BF16];
+    if (here.way[GEMM_PACKED_AMX]) here.bf16 = here.way[GEMM_PACKED_AMX];
     here.library_is_narrow = __builtin_cpu_is("amd");
 }
 
@@ -172,19 +177,33 @@ bool gemm_rounds(dtype type) {
     return kernel && kernel != here.f32;
 }
 
-bool gemm_packed(gemm *g) {
-    const gemm_kernel *kernel = kernel_for(g);
-
+static bool run_kernel(const gemm_kernel *kernel, gemm *g) {
     if (!kernel) return false;
     if (kernel == here.f32 && (gemm_type_a(g) != g->type || gemm_type_b(g) != g->type)) return false;
     gemm_packed_with(g, kernel);
     return true;
 }
 
+bool gemm_packed(gemm *g) { return run_kernel(kernel_for(g), g); }
+
+bool gemm_packed_by(gemm_way way, gemm *g) {
+    if (!kernel_for(g) || (way != GEMM_PACKED_F32 && g->type != BF16)) return false;
+    return run_kernel(here.way[way], g);
+}
+
+gemm_way gemm_packed_way(const gemm *g) {
+    const gemm_kernel *kernel = kernel_for(g);
+    for (int way = 0; way < GEMM_WAYS; way++)
+        if (kernel && here.way[way] == kernel) return (gemm_way)way;
+    return GEMM_DEFAULT;
+}
+
 #else
 
 bool gemm_packed_pays(const gemm *g) { return (void)g, false; }
 bool gemm_packed(gemm *g) { return (void)g, false; }
+bool gemm_packed_by(gemm_way way, gemm *g) { return (void)way, (void)g, false; }
+gemm_way gemm_packed_way(const gemm *g) { return (void)g, GEMM_DEFAULT; }
 bool gemm_sums_wide(dtype type) { return (void)type, false; }
 bool gemm_rounds(dtype type) { return (void)type, false; }
 

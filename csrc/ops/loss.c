@@ -240,9 +240,20 @@ typedef struct linear {
     double *dbias;
 } linear;
 
+static linear linear_of(const call *k) {
+    const tensor *h = &k->in[HIDDEN], *w = &k->in[WEIGHT];
+    return (linear){.k = k,
+                    .type = h->type,
+                    .sums = sum_type(h->type),
+                    .size = dtype_size(h->type),
+                    .sum_size = dtype_size(sum_type(h->type)),
+                    .samples = h->shape.dim[0],
+                    .width = h->shape.dim[1],
+                    .classes = w->shape.dim[0]};
+}
+
 static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k, const void *a, const void *b, void *c) {
     return (gemm){.type = l->type,
-                  .wide_a = a == l->logits && l->sums != l->type,
                   .wide_c = l->sums != l->type,
                   .m = m,
                   .n = n,
@@ -268,13 +279,38 @@ static void repeat_first_row(void *arg, int64_t begin, int64_t end) {
     for (int64_t i = begin + 1; i <= end; i++) memcpy((char *)l->logits + (size_t)i * bytes, l->logits, bytes);
 }
 
-static void compute_logits(const linear *l, int64_t from, int64_t rows) {
-    const tensor *bias = operand(l->k, BIAS);
+static gemm logits_product(const linear *l, int64_t from, int64_t rows) {
     gemm g = product_of(l, rows, l->classes, l->width, hidden_row(l, from), l->k->in[WEIGHT].data, l->logits);
 
     g.b_row = 1; /* the weight is [classes, width] */
     g.b_col = l->width;
-    g.beta = tensor_present(bias);
+    g.beta = tensor_present(operand(l->k, BIAS));
+    return g;
+}
+
+/* The gradients of hidden and weight from that of the logits. */
+static gemm hidden_product(const linear *l, int64_t from, int64_t rows) {
+    void *to = (char *)l->k->out[1].data + (size_t)(from * l->width) * l->sum_size;
+    gemm g = product_of(l, rows, l->width, l->classes, l->logits, l->k->in[WEIGHT].data, to);
+
+    g.wide_a = g.wide_c;
+    return g;
+}
+
+static gemm weight_product(const linear *l, int64_t from, int64_t rows) {
+    gemm g = product_of(l, l->classes, l->width, rows, l->logits, hidden_row(l, from), l->k->out[2].data);
+
+    g.wide_a = g.wide_c;
+    g.a_row = 1;
+    g.a_col = l->classes;
+    g.beta = from > 0;
+    return g;
+}
+
+static void compute_logits(const linear *l, int64_t from, int64_t rows) {
+    const tensor *bias = operand(l->k, BIAS);
+    const gemm g = logits_product(l, from, rows);
+
     if (tensor_present(bias)) {
         for (int64_t i = 0; i < l->classes; i++)
             dtype_set_value(l->sums, l->logits, i, dtype_get(bias->type, bias->data, i));
@@ -300,15 +336,11 @@ static void spread_gradient(const linear *l, int64_t from, int64_t rows) {
     const tensor *dhidden = &l->k->out[1], *dweight = &l->k->out[2], *dbias = &l->k->out[3];
 
     if (tensor_present(dhidden)) {
-        void *to = (char *)dhidden->data + (size_t)(from * l->width) * l->sum_size;
-        gemm g = product_of(l, rows, l->width, l->classes, l->logits, l->k->in[WEIGHT].data, to);
+        const gemm g = hidden_product(l, from, rows);
         gemm_run(&g);
     }
     if (tensor_present(dweight)) {
-        gemm g = product_of(l, l->classes, l->width, rows, l->logits, hidden_row(l, from), dweight->data);
-        g.a_row = 1;
-        g.a_col = l->classes;
-        g.beta = from > 0;
+        const gemm g = weight_product(l, from, rows);
         gemm_run(&g);
     }
     if (tensor_present(dbias)) parallel_for(l->classes, parallel_rows(rows), add_bias_columns, &(columns_job){l, rows});
@@ -330,15 +362,7 @@ static status linear_cross_entropy_cpu(ctx *c, const call *k) {
     static rows_fn *const backward[DTYPE_COUNT] = FLOAT_TABLE(cross_entropy_grad_rows);
     static const double one = 1;
     const tensor upstream = {.data = (void *)(uintptr_t)&one, .type = F64, .shape = SCALAR};
-    const tensor *h = &k->in[HIDDEN], *w = &k->in[WEIGHT];
-    linear l = {.k = k,
-                .type = h->type,
-                .sums = sum_type(h->type),
-                .size = dtype_size(h->type),
-                .sum_size = dtype_size(sum_type(h->type)),
-                .samples = h->shape.dim[0],
-                .width = h->shape.dim[1],
-                .classes = w->shape.dim[0]};
+    linear l = linear_of(k);
     const shape logits = SHAPE(l.samples, l.classes);
     job all = job_of(k, &logits, LABELS, CLASS_WEIGHTS);
     double weight;
@@ -375,6 +399,17 @@ static status linear_cross_entropy_cpu(ctx *c, const call *k) {
         dtype_set_value(l.sums, k->out[3].data, i, l.dbias[i]);
     deliver(k, &all, weight, &absent);
     return OK;
+}
+
+static void linear_cross_entropy_products(const call *k, product_fn *each, void *arg) {
+    const linear l = linear_of(k);
+    const int64_t most = part_rows(l.samples), rest = most ? l.samples % most : 0;
+
+    for (int64_t rows = most; rows > 0; rows = rows == most ? rest : 0) {
+        const gemm all[] = {logits_product(&l, 0, rows), hidden_product(&l, 0, rows), weight_product(&l, 0, rows)};
+        for (int i = 0; i < 3; i++)
+            if (i == 0 || tensor_present(&k->out[i])) each(arg, &all[i]);
+    }
 }
 
 /* --- negative log likelihood: log probabilities, labels, weights -> loss, divisor --------------------------------- */
@@ -640,7 +675,8 @@ const op_def loss_ops[] = {
      .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
     {.name = "LinearCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = LINEAR_OPERANDS,
      .max_out = 4, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy,
-     .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu},
+     .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu,
+     .products = linear_cross_entropy_products},
     {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},
     {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
     {0},

@@ -268,6 +268,11 @@ static status matmul_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+static void matmul_products(const call *k, product_fn *each, void *arg) {
+    const gemm g = matmul_gemm(k);
+    each(arg, &g);
+}
+
 /* --- groups of rows ----------------------------------------------------------------------------------------------- */
 
 /* A mixture of experts multiplies the rows that it sends to each expert, sorted by expert, by that expert's matrix. */
@@ -365,10 +370,10 @@ size_t matmul_cuda_workspace(const node *n);
 /* clang-format off */
 const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
-     .cpu = matmul_cpu, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
+     .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
-     .cpu = matmul_cpu, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
+     .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

@@ -18,6 +18,8 @@ typedef struct call {
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);
+struct gemm;
+typedef void product_fn(void *arg, const struct gemm *g); /* told of a matrix product (exec/gemm.h) */
 
 typedef enum op_flag {
     COMMUTATIVE = 1 << 0, /* the first two operands may be swapped */
@@ -62,6 +64,8 @@ struct op_def {
     status (*view)(ctx *c, const node *n, const tensor *in, tensor *out, int64_t *offset, bool *possible);
     size_t (*workspace)(const node *n); /* bytes of scratch; NULL: none */
     kernel_fn *cpu;
+    /* Tells of every matrix product of a run on the CPU; operands have no memory. NULL: of none. */
+    void (*products)(const call *k, product_fn *each, void *arg);
     kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
     size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */

@@ -112,6 +112,18 @@ static PyMethodDef methods[] = {
      PyDoc_STR("cuda_sums_of_squares(tensors, sums, room, device, stream): sums_of_squares into a float64 tensor")},
     {"cuda_devices", core_cuda_devices, METH_NOARGS,
      PyDoc_STR("cuda_devices() -> how many GPUs there are; Error with the reason where none can be used")},
+    {"tune", core_tune, METH_VARARGS,
+     PyDoc_STR(
+         "tune(plan, seconds=0.0) -> [(class, way, {way: seconds}), ...]: measures every class of products of a\n"
+         "plan for the CPU that the table of ways does not have yet, and puts the fastest into it. seconds: about\n"
+         "the most for a class; 0: as long as it takes.")},
+    {"tuning_set", core_tuning_set, METH_VARARGS,
+     PyDoc_STR(
+         "tuning_set(class, way): products of that class go that way from now on, where they can. ValueError for\n"
+         "names that there are not.")},
+    {"tuning_clear", core_tuning_clear, METH_NOARGS, PyDoc_STR("tuning_clear(): the table of ways is empty again")},
+    {"tuning_uses", core_tuning_uses, METH_NOARGS,
+     PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},

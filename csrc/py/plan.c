@@ -378,6 +378,11 @@ static PyObject *flag_list(const bool *flags, int count) {
     return list;
 }
 
+const plan *plan_for_cpu(PyObject *object) {
+    const plan_object *self = (plan_object *)object;
+    return self->device == ON_CPU ? self->p : NULL;
+}
+
 static const plan *plan_of(PyObject *object) { return ((plan_object *)object)->p; }
 
 static PyObject *get_outputs(PyObject *object, void *unused) {

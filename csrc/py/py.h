@@ -67,6 +67,12 @@ PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 
+/* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(). */
+PyObject *core_tune(PyObject *module, PyObject *args);
+PyObject *core_tuning_set(PyObject *module, PyObject *args);
+PyObject *core_tuning_clear(PyObject *module, PyObject *unused);
+PyObject *core_tuning_uses(PyObject *module, PyObject *unused);
+
 /* Functions of the module: optimize(rule, rows, settings, ...), sums_of_squares(tensors), and those on a GPU. */
 PyObject *core_optimize(PyObject *module, PyObject *args);
 PyObject *core_sums_of_squares(PyObject *module, PyObject *tensors);
@@ -90,5 +96,8 @@ PyObject *plan_type_new(PyObject *module);
 struct plan;
 /* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. */
 PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan *p, int device);
+
+/* The plan of a Plan, borrowed; NULL: it is for a GPU. */
+const struct plan *plan_for_cpu(PyObject *plan_object);
 
 #endif

@@ -31,7 +31,7 @@ def clean(monkeypatch):
     """No setting from outside, and warnings that come again."""
     for name in [name for name in os.environ if name.startswith("ORTMODULE_") and name != "ORTMODULE_BUILD"]:
         monkeypatch.delenv(name)
-    options._warn_once.cache_clear()
+    options.warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -1,0 +1,178 @@
+"""``ORTMODULE_ENABLE_TUNING``: which way a matrix product goes fastest on this CPU is measured, and kept in a file.
+
+The engine has several ways to multiply and an order among them that holds for a kind of CPU. When tuning is on and a
+plan has been made, every class of its products (types, which operands are transposed, sizes rounded up to powers of
+two, threads) that nobody has measured yet runs each way on memory of its own, and the fastest is taken from then on, by
+all modules of the process. Ways differ in the order of their sums, so a choice may change the last bits of a result,
+and nothing else; the same file gives the same choices.
+
+``TUNING_RESULTS_PATH`` is a file (``*.json``) or a folder, which then has a file ``tuning_results.json``: an object
+``{"results": [{"device", "engine", "torch", "products": {class: {"way", "seconds": {way: seconds}}}}, ...]}``. Only the
+entry for this device and these versions is used; all others are left as they are. What has been measured is added at
+the end of each tuning: the file is read again, written under another name and put into place, one process at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortmodule import _core
+from ortmodule.logger import ENGINE
+from ortmodule.options import PREFIX, Options, warn_once
+
+FILE_NAME = "tuning_results.json"
+#: {class: entry} of all that this process has measured.
+_measured: dict[str, dict[str, Any]] = {}
+_lock = threading.Lock()
+
+
+def device_name() -> str:
+    """The model of this CPU, with its numbers, since virtual machines shorten the name. (Results of GPUs have other
+    names, and a place in the same file.)"""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    said: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        said.setdefault(key.strip(), value.strip())
+    if "model name" not in said:
+        return platform.processor() or platform.machine()
+    numbers = [f"{key} {said[key]}" for key in ("cpu family", "model", "stepping") if key in said]
+    return f"{said['model name']} ({', '.join(numbers)})"
+
+
+def _place() -> dict[str, str]:
+    """What results hold for."""
+    import ortmodule
+
+    return {"device": device_name(), "engine": ortmodule.__version__, "torch": torch.__version__}
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What the file holds; without a file, nothing. Raises OSError, and ValueError for what is not such a file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {"results": []}
+    content = json.loads(text)
+    results = content.get("results") if isinstance(content, dict) else None
+    if not isinstance(results, list):
+        raise ValueError('it is no object with a list "results"')
+    for result in results:
+        if not isinstance(result, dict) or not isinstance(result.get("products"), dict):
+            raise ValueError('one of its results is no object with "products"')
+    return content
+
+
+def _here(content: dict[str, Any]) -> dict[str, Any]:
+    """The entry for this device and these versions, added if there is none."""
+    place = _place()
+    for result in content["results"]:
+        if all(result.get(key) == value for key, value in place.items()):
+            return result
+    content["results"].append({**place, "products": {}})
+    return content["results"][-1]
+
+
+@contextmanager
+def _only_writer(file: Path) -> Iterator[None]:
+    """Inside, no other process changes ``file``."""
+    with open(file.with_name(file.name + ".lock"), "a", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        yield
+
+
+def _add(file: Path, products: dict[str, dict[str, Any]]) -> None:
+    """Adds to what the file holds. Raises OSError, and ValueError for a file that is something else."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _only_writer(file):
+        content = _read(file)
+        _here(content)["products"].update(products)
+        part = file.with_name(file.name + ".part")
+        part.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(part, file)
+
+
+# --- a module's -------------------------------------------------------------------------------------------------------
+
+
+class Tuning:
+    """What one wrapped module measures and keeps. ``products``, ``seconds``: how many it has measured, and how long."""
+
+    def __init__(self, measures: bool, limit_ms: int, path: str) -> None:
+        """``limit_ms``: about the longest for one class of products; 0: as long as it takes. ``path``: "" keeps
+        nothing."""
+        self.measures, self.limit = measures, limit_ms / 1000
+        self.file = None if not path else Path(path) if path.endswith(".json") else Path(path) / FILE_NAME
+        self.products, self.seconds = 0, 0.0
+        self._load()
+
+    @staticmethod
+    def of(options: Options) -> Tuning | None:
+        """None where the settings ask for nothing."""
+        measures, path = options["ENABLE_TUNING"], options["TUNING_RESULTS_PATH"]
+        return Tuning(measures, options["MAX_TUNING_DURATION_MS"], path) if measures or path else None
+
+    def _warn(self, what: str, error: Exception | str) -> None:
+        warn_once(f"{PREFIX}TUNING_RESULTS_PATH: {self.file} {what}: {error}")
+
+    def _load(self) -> None:
+        if self.file is None:
+            return
+        if not self.measures and not self.file.exists():
+            return self._warn("cannot be used", f"there is no such file, and {PREFIX}ENABLE_TUNING is off")
+        try:
+            products = _here(_read(self.file))["products"]
+        except (OSError, ValueError) as error:
+            return self._warn("cannot be used", error)
+        for text, entry in products.items():
+            try:
+                if not isinstance(entry, dict) or not isinstance(entry.get("way"), str):
+                    raise ValueError(f"'{text}' has no way")
+                _core.tuning_set(text, entry["way"])
+            except (ValueError, MemoryError) as error:
+                self._warn("holds an entry that is not used", error)
+        ENGINE.info("tuning: %d classes of products from %s", len(products), self.file)
+
+    def plan_made(self, plan: _core.Plan) -> None:
+        """Measures what is new in a plan for the CPU."""
+        if not self.measures:
+            return
+        start = time.perf_counter()
+        with _lock:
+            found = _core.tune(plan, self.limit)
+            new = {text: {"way": way, "seconds": seconds} for text, way, seconds in found}
+            _measured.update(new)
+            if new and self.file is not None:
+                self._keep()
+        spent = time.perf_counter() - start
+        self.products += len(new)
+        self.seconds += spent
+        if new and ENGINE.isEnabledFor(logging.INFO):
+            ENGINE.info("tuning: %d classes of products measured in %.2f s", len(new), spent)
+            for text, entry in new.items():
+                times = ", ".join(f"{way} {1e6 * s:.1f} us" for way, s in entry["seconds"].items())
+                ENGINE.info("tuning: %s: %s (%s)", text, entry["way"], times)
+
+    def _keep(self) -> None:
+        try:
+            _add(self.file, _measured)
+        except (OSError, ValueError) as error:
+            self._warn("cannot be written, so what was measured is not kept", error)
