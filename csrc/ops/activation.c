@@ -56,7 +56,7 @@ FLOAT_FN(sigmoid, 1, v_sigmoid(x))
 FLOAT_FN(sigmoid_grad, 2, x * y * (1 - y))
 
 FLOAT_FN(swish, 1, v_sigmoid((p0 * x)) * x)
-FLOAT_WHERE(swish_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y, s = v_sigmoid(t))
+FLOAT_WHERE(swish_grad, 2, (s * (1 + t * (1 - s))) * x, const real t = p0 * y, s = v_sigmoid(t))
 
 /* Beyond 20 PyTorch's Softplus is x itself, with the gradient 1. */
 FLOAT_FN(softplus, 1, x > 20 ? x : v_log1p(v_exp(x)))
@@ -174,11 +174,11 @@ const op_def activation_ops[] = {
     {TILED_GRADIENT("SeluGrad", 2, TWO("alpha", "gamma"), FN(selu_grad)), .attrs = selu_attrs},
     {TILED_GRADIENT("CeluGrad", 2, ONE("alpha"), FN(celu_grad)), .attrs = alpha_attrs},
     {TILED_GRADIENT("SigmoidGrad", 2, FN(sigmoid_grad))},
-    {TILED_GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad)), .attrs = alpha_attrs},
-    {TILED_GRADIENT("SoftplusGrad", 2, FN(softplus_grad))},
-    {TILED_GRADIENT("MishGrad", 2, FN(mish_grad))},
-    {TILED_GRADIENT("GeluGrad", 2, FN(gelu_grad)), .attrs = gelu_attrs},
-    {TILED_GRADIENT("GeluTanhGrad", 2, FN(gelu_tanh_grad))},
+    {TILED_GRADIENT("SwishGrad", 2, ONE("alpha"), FN(swish_grad), .slope = true), .attrs = alpha_attrs},
+    {TILED_GRADIENT("SoftplusGrad", 2, FN(softplus_grad), .slope = true)},
+    {TILED_GRADIENT("MishGrad", 2, FN(mish_grad), .slope = true)},
+    {TILED_GRADIENT("GeluGrad", 2, FN(gelu_grad), .slope = true), .attrs = gelu_attrs},
+    {TILED_GRADIENT("GeluTanhGrad", 2, FN(gelu_tanh_grad), .slope = true)},
     {0},
 };
 /* clang-format on */

@@ -13,6 +13,7 @@
 #include "ops/fused.h"
 
 #include "core/philox.h"
+#include "ops/lookup.h"
 
 #include <alloca.h>
 #include <string.h>
@@ -156,8 +157,9 @@ static void run_step(const job *j, int index, int64_t start, int64_t n, scratch 
         philox_fill(j->seed, (uint32_t)s->param[1], start / PHILOX_GROUP, TILE / PHILOX_GROUP, w->bits);
         in[s->n_in] = w->bits;
     }
-    s->fn(n, out, in, s->param);
-    if (!native(s) && s->last >= 0) tile_round(s->type, out, n);
+    if (s->table) lookup_tile(s->table, n, s->n_in > 1 ? in[0] : NULL, in[s->n_in - 1], out);
+    else s->fn(n, out, in, s->param);
+    if (!native(s) && s->last >= 0 && (!s->table || s->n_in > 1)) tile_round(s->type, out, n);
     if (place && s->buffer >= 0 && !s->late) store(s, out, n, place);
     w->at[p->n_in + index] = out;
 }
@@ -195,6 +197,37 @@ status fused_read(ctx *c, const call *k, fused_program *p) {
     return OK;
 }
 
+/* Tables for steps that are looked up. */
+static size_t fused_workspace(const node *n) {
+    const attr *types = list_of(n, "types"), *operands = list_of(n, "operands");
+    const char *names = node_string(n, "steps");
+    size_t bytes = 0;
+
+    if (n->n_out == 0 || shape_count(&n->out[0]->shape) < LOOKUP_LEAST) return 0;
+    for (int i = 0, at = 0; i < types->count; i++) {
+        const op_def *op = next_operator(&names);
+        if (!op) return 0;
+        at += op->min_in;
+        const int64_t last = operands->ints[at - 1];
+        const dtype from = last < n->n_in ? n->in[last]->type : (dtype)types->ints[last - n->n_in];
+        if (lookup_of(op, from, (dtype)types->ints[i]) != NO_LOOKUP) bytes += LOOKUP_BYTES;
+    }
+    return bytes;
+}
+
+static void make_tables(const call *k, fused_program *p) {
+    char *work = k->work;
+
+    for (int i = 0; work && i < p->n_steps; i++) {
+        fused_step *s = &p->steps[i];
+        const lookup_kind kind = lookup_of(s->op, operand_type(p, k->in, s->in[s->n_in - 1]), s->type);
+        if (kind == NO_LOOKUP || !s->wanted) continue;
+        lookup_make(kind, s->fn, s->param, (float *)(void *)work);
+        s->table = (const float *)(void *)work;
+        work += LOOKUP_BYTES;
+    }
+}
+
 static status fused_cpu(ctx *c, const call *k) {
     const tensor *any = NULL;
     job j = {.seed = k->seed};
@@ -209,6 +242,7 @@ static status fused_cpu(ctx *c, const call *k) {
     if (!any) return OK;
     for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &any->shape);
     j.count = tensor_count(any);
+    make_tables(k, &j.program);
     parallel_for((j.count + TILE - 1) / TILE, 1 + GRAIN / TILE / j.program.n_steps, run_tiles, &j);
     return OK;
 }
@@ -335,8 +369,8 @@ static const attr fused_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("oper
 
 #define CHAIN(name_, flags_)                                                                                           \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .cpu = fused_cpu,             \
-    .cuda = fused_cuda
+    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .workspace = fused_workspace, \
+    .cpu = fused_cpu, .cuda = fused_cuda
 
 /* clang-format off */
 const op_def fused_ops[] = {

@@ -14,6 +14,7 @@ typedef struct fused_step {
     int n_in, in[TILE_OPERANDS]; /* below n_in of the program an operand of the node, else a step */
     int last;                    /* the step that reads it last; n_steps: it is written at the end; NOWHERE: nobody */
     int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
+    const float *table;          /* instead of fn: looked up (ops/lookup.h), or NULL */
     bool draws, wanted, late;    /* late: written when all steps have run */
 } fused_step;
 

@@ -7,7 +7,7 @@
  *
  * The output may be the memory of operand 0 or 1 of the same type and shape: then that operand is read at the places
  * that are written, and before they are written. */
-#include "ops/pointwise.h"
+#include "ops/lookup.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -250,6 +250,42 @@ static void run_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
+/* --- costly functions of bfloat16, looked up -------------------------------------------------------------------------- */
+
+size_t pointwise_workspace(const node *n) {
+    const value *last = n->in[n->n_in - 1], *out = n->out[0];
+
+    if (!last || shape_count(&out->shape) < LOOKUP_LEAST) return 0;
+    return lookup_of(n->op, last->type, out->type) == NO_LOOKUP ? 0 : LOOKUP_BYTES;
+}
+
+typedef struct lookup_job {
+    const float *table;
+    const bf16 *x, *y;
+    bf16 *out;
+} lookup_job;
+
+static void look_up(void *arg, int64_t begin, int64_t end) {
+    const lookup_job *l = arg;
+    lookup_elements(l->table, end - begin, l->x ? l->x + begin : NULL, l->y + begin, l->out + begin);
+}
+
+/* False where an operand is not elements in a row, one for each of the result's. */
+static bool runs_as_lookup(const job *j, const call *k) {
+    const tensor *out = &k->out[0];
+    const lookup_kind kind = lookup_of(k->node->op, k->in[k->n_in - 1].type, out->type);
+    lookup_job l = {.table = k->work, .out = out->data};
+
+    if (kind == NO_LOOKUP || tensor_count(out) < LOOKUP_LEAST) return false;
+    for (int i = 0; i < j->n_in; i++)
+        if (j->in[i].rank != 1 || j->in[i].stride[0] != 1) return false;
+    l.y = k->in[k->n_in - 1].data;
+    if (kind == LOOKUP_SLOPE) l.x = k->in[0].data;
+    lookup_make(kind, j->fn, j->param, k->work);
+    parallel_for(tensor_count(out), GRAIN, look_up, &l);
+    return true;
+}
+
 status pointwise_cpu(ctx *c, const call *k) {
     const tensor *out = &k->out[0];
     const tensor *last = &k->in[k->n_in - 1];
@@ -259,6 +295,7 @@ status pointwise_cpu(ctx *c, const call *k) {
     if (!j.fn) return fail(c, E_UNSUPPORTED, "%s does not compute %s", k->node->op->name, dtype_name(last->type));
     for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &out->shape);
     tile_parameters(k->node, j.param);
+    if (k->work && runs_as_lookup(&j, k)) return OK;
     parallel_for(tensor_count(out), GRAIN, run_range, &j);
     return OK;
 }

@@ -26,6 +26,8 @@ typedef struct pointwise_def {
     /* The last operand of fn is 32 random bits an element, those of the element's place in the stream of the attribute
      * "key", which is params[1]. Only steps of a fused chain are computed so. */
     bool draws;
+    /* fn is a gradient of floats: the first operand times a function of the second alone. */
+    bool slope;
 } pointwise_def;
 
 tile_class tile_class_of(dtype t);
@@ -33,6 +35,7 @@ tile_class tile_class_of(dtype t);
 status infer_pointwise(graph *g, node *n);
 /* The kernels behind every POINTWISE record. */
 status pointwise_cpu(ctx *c, const call *k);
+size_t pointwise_workspace(const node *n);
 kernel_fn pointwise_cuda; /* cuda/pointwise.cu; not for every operator and type */
 
 /* Gradient rules of an operator F of one operand with its own operator for it and the same attributes:
@@ -123,8 +126,8 @@ void tile_parameters(const node *n, double param[TILE_PARAMS]);
 /* The same with a kernel that checks something before. */
 #define TILED_BY(cpu_, name_, domain_, since_, operands_, types_, flags_, infer_, ...)                                 \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = 1,         \
-    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = cpu_, .cuda = pointwise_cuda,   \
-    .pointwise = &(const pointwise_def) {                                                                              \
+    .dtypes = types_, .flags = POINTWISE | STRIDED | (flags_), .infer = infer_, .cpu = cpu_,                           \
+    .workspace = pointwise_workspace, .cuda = pointwise_cuda, .pointwise = &(const pointwise_def) {                    \
         __VA_ARGS__                                                                                                    \
     }
 /* An operator that is always a composition of others. */
