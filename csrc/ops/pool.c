@@ -409,6 +409,9 @@ static status lower_lp_pool(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+kernel_fn max_pool_cuda, max_pool_grad_cuda, average_pool_cuda, average_pool_grad_cuda; /* cuda/pool.cu */
+size_t max_pool_grad_cuda_workspace(const node *n);
+
 #define POOL(name_, domain_, since_, operands_, results_)                                                              \
     .name = name_, .domain = domain_, .since = since_, .min_in = operands_, .max_in = operands_, .max_out = results_
 #define WINDOW(...)                                                                                                    \
@@ -420,15 +423,16 @@ static status lower_lp_pool(graph *g, const node *n, value **out) {
 const op_def pool_ops[] = {
     {POOL("MaxPool", "", 1, 1, 2), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
      WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
-     .cpu = max_pool_cpu},
+     .cpu = max_pool_cpu, .cuda = max_pool_cuda},
     {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW(NO_DEFAULT("shape", INTS)),
      .infer = infer_pool_grad,
-     .lower = lower_to_f32, .cpu = max_pool_grad_cpu},
+     .lower = lower_to_f32, .cpu = max_pool_grad_cpu, .cuda_workspace = max_pool_grad_cuda_workspace,
+     .cuda = max_pool_grad_cuda},
     {POOL("AveragePool", "", 1, 1, 1), .dtypes = FLOATS, WINDOW(INT("count_include_pad", 0)), .infer = infer_pool,
-     .lower = lower_to_f32, .grad = grad_average_pool, .cpu = average_pool_cpu},
+     .lower = lower_to_f32, .grad = grad_average_pool, .cpu = average_pool_cpu, .cuda = average_pool_cuda},
     {POOL("AveragePoolGrad", ORT_DOMAIN, 1, 1, 1), .dtypes = FLOATS,
      WINDOW(INT("count_include_pad", 0), NO_DEFAULT("shape", INTS)), .infer = infer_pool_grad, .lower = lower_to_f32,
-     .cpu = average_pool_grad_cpu},
+     .cpu = average_pool_grad_cpu, .cuda = average_pool_grad_cuda},
     {POOL("GlobalAveragePool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_average_pool},
     {POOL("GlobalMaxPool", "", 1, 1, 1), .dtypes = FLOATS, .lower = lower_global_max_pool},
     {POOL("GlobalLpPool", "", 2, 1, 1), .dtypes = FLOATS, .attrs = NODE_ATTRS(INT("p", 2)),

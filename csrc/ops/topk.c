@@ -159,9 +159,13 @@ static status top_k_cpu(ctx *c, const call *k) {
 }
 
 /* clang-format off */
+kernel_fn top_k_cuda; /* cuda/topk.cu */
+size_t top_k_cuda_workspace(const node *n);
+
 const op_def topk_ops[] = {
     {ONNX("TopK", 10, 2, 2, 2, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)),
-     .infer = infer_top_k, .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu},
+     .infer = infer_top_k, .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu,
+     .cuda_workspace = top_k_cuda_workspace, .cuda = top_k_cuda},
     {0},
 };
 /* clang-format on */

@@ -8,7 +8,7 @@ from torch import nn
 
 from ortmodule import ORTModule, _core
 from ortmodule.session import CPU_PASSES
-from tests.cuda.test_emulated import Sorted, driver, gpt2, library  # noqa: F401  (a fixture)
+from tests.cuda.test_emulated import Multiplied, driver, gpt2, library  # noqa: F401  (a fixture)
 from tests.cuda.test_emulated import session as session_of
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
@@ -208,7 +208,7 @@ class Around(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(6, 8), Sorted(), nn.Linear(5, 3)
+        self.first, self.middle, self.last = nn.Linear(6, 8), Multiplied(), nn.Linear(5, 3)
         self.fit = nn.Linear(8, 4)
 
     def forward(self, x):
