@@ -1,7 +1,7 @@
 /* loss_rows.h -- template of loss.c. Element i of sample r is at [start + i * stride]; rows have stride 1. */
 
 /* log Σ exp of each sample of a range whose label counts, and its loss. */
-SIMD static void NAME(cross_entropy_rows)(const job *j, int64_t begin, int64_t end) {
+SIMD static void NAME(cross_entropy_rows)(const loss_job *j, int64_t begin, int64_t end) {
     const int64_t n = j->classes;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
@@ -28,7 +28,7 @@ SIMD static void NAME(cross_entropy_rows)(const job *j, int64_t begin, int64_t e
 }
 
 /* Samples [from, from + width) of one batch element, side by side. */
-SIMD static void NAME(cross_entropy_columns)(const job *j, int64_t batch, int64_t from, int64_t width) {
+SIMD static void NAME(cross_entropy_columns)(const loss_job *j, int64_t batch, int64_t from, int64_t width) {
     const T *x = (const T *)j->x + batch * j->classes * j->inner + from;
     const int64_t first = batch * j->inner + from, stride = j->inner;
     const A *share = j->share;
@@ -60,7 +60,7 @@ SIMD static void NAME(cross_entropy_columns)(const job *j, int64_t batch, int64_
 }
 
 /* lse has more digits than A: what is left of it is subtracted apart. */
-SIMD static void NAME(cross_entropy_grad_rows)(const job *j, int64_t begin, int64_t end) {
+SIMD static void NAME(cross_entropy_grad_rows)(const loss_job *j, int64_t begin, int64_t end) {
     const int64_t n = j->classes;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
@@ -89,7 +89,7 @@ SIMD static void NAME(cross_entropy_grad_rows)(const job *j, int64_t begin, int6
     }
 }
 
-SIMD static void NAME(cross_entropy_grad_columns)(const job *j, int64_t batch, int64_t from, int64_t width) {
+SIMD static void NAME(cross_entropy_grad_columns)(const loss_job *j, int64_t batch, int64_t from, int64_t width) {
     const int64_t start = batch * j->classes * j->inner + from, first = batch * j->inner + from, stride = j->inner;
     const T *x = (const T *)j->x + start;
     T *dx = (T *)j->dx + start;

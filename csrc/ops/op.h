@@ -100,10 +100,10 @@ enum { FUSED_ATTENTION_WIDTH = 256 };
 /* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden. */
 bool fused_attention_pays(dtype type, int64_t queries, int64_t keys, bool masked);
 
-/* --- a loss without its logits (ops/loss.c) ------------------------------------------------------------------------- */
+/* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 
-/* Whether LinearCrossEntropy is better than computing the logits of so many rows. */
-bool linear_loss_pays(dtype type, int64_t rows, int64_t width, int64_t classes);
+/* Whether LinearCrossEntropy is better than keeping the logits of so many rows. `twice`: backward computes them, too. */
+bool linear_loss_pays(dtype type, int64_t rows, int64_t width, int64_t classes, bool twice);
 
 /* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
 

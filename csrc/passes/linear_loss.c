@@ -4,7 +4,9 @@
  * and so is their gradient. The new operator keeps the gradients of h and W instead, so it pays where there are more
  * rows than the weight is wide. Logits of 16 bits may be widened before the loss, as autocast does; they are not rounded
  * in between then, and where the operands were float32 before autocast their gradients are not, either
- * (product_cast.c). */
+ * (product_cast.c). Losses that are not reduced are computed from the logits alone, unless the script makes one number of
+ * them: where backward would compute the logits once more, a quarter of the time is paid for the memory of the largest
+ * only. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -47,9 +49,48 @@ static value *weight_of(const value *transpose) {
     return value_is(transpose, "Transpose") && transpose->shape.rank == 2 ? transpose->def->in[0] : NULL;
 }
 
-static bool pays(const shape *h, const shape *w, dtype type) {
-    return linear_loss_pays(type, shape_span(h, 0, h->rank - 1), w->dim[1], w->dim[0]);
+/* --- losses that are not reduced ------------------------------------------------------------------------------------ */
+
+/* Operators through which a gradient passes times something that is known in forward, for these of their operands. */
+static const struct {
+    const char *name;
+    unsigned operands;
+} linear_ops[] = {{"Add", 3},        {"Sub", 3},        {"Mul", 3},     {"Div", 1},
+                  {"Neg", 1},        {"Cast", 1},       {"Reshape", 1}, {"ReduceSum", 1},
+                  {"ReduceMean", 1}, {"Where", 6},      {"Slice", 1},   {"StridedSlice", 1},
+                  {"Gather", 1},     {"UnpackRows", 1}, {"Expand", 1},  {"Concat", ~0U}};
+enum { FARTHEST = 16 };
+
+static bool is_linear(const use *u) {
+    for (size_t i = 0; i < sizeof linear_ops / sizeof *linear_ops; i++)
+        if (strcmp(linear_ops[i].name, u->user->op->name) == 0)
+            return u->index < 32 && linear_ops[i].operands >> u->index & 1;
+    return false;
 }
+
+/* Becomes one number, likely the loss of the module, on all ways: then backward gets one gradient, and what it is for
+ * each row is known in forward (loss_gradient.c, which looks closer; here it is about what pays). */
+static bool becomes_a_number(const graph *g, const value *v, int farthest) {
+    if (value_is_end(g, v)) return shape_count(&v->shape) == 1 && v->n_uses == 0;
+    if (farthest == 0 || v->n_uses == 0) return false;
+    for (const use *u = v->uses; u; u = u->next)
+        if (!is_linear(u) || !becomes_a_number(g, u->user->out[0], farthest - 1)) return false;
+    return true;
+}
+
+/* Will backward have to compute the logits once more? */
+static bool computes_twice(const graph *g, const node *root, const value *h, const value *w, const value *bias) {
+    if (strcmp(node_string(root, "reduction"), "none") != 0) return false;
+    if (!w->needs_grad && !(bias && bias->needs_grad)) return false;
+    return !becomes_a_number(g, root->out[0], FARTHEST) && (h->needs_grad || w->needs_grad);
+}
+
+static bool pays(const graph *g, const node *root, const value *h, const value *w, const value *bias) {
+    return linear_loss_pays(h->type, shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1], w->shape.dim[0],
+                            computes_twice(g, root, h, w, bias));
+}
+
+/* --- the pass ------------------------------------------------------------------------------------------------------- */
 
 static status to_linear_loss(graph *g, value *const v[], const node *root, value **out) {
     value *logits = v[LOGITS], *h, *w, *bias;
@@ -59,13 +100,13 @@ static status to_linear_loss(graph *g, value *const v[], const node *root, value
     const int64_t classes = logits->shape.rank == 2 ? logits->shape.dim[1] : 0;
 
     if (logits->shape.rank != 2 || logits->type == F16) return OK;
-    if (strcmp(node_string(root, "reduction"), "none") == 0) return OK;
     if (v[WEIGHTS] && v[WEIGHTS]->needs_grad) return OK;
     if (!(logits = before_reshapes(g, logits)) || !(product = product_behind(g, logits, &bias))) return OK;
     h = product->in[0];
     w = weight_of(product->in[1]);
-    if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes || !pays(&h->shape, &w->shape, h->type)) return OK;
+    if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes) return OK;
     if (bias && (bias->shape.rank != 1 || bias->shape.dim[0] != classes)) return OK;
+    if (!pays(g, root, h, w, bias)) return OK;
     if (node_has(root, "ignore_index")) attrs[n_attrs++] = (attr)INT("ignore_index", node_int(root, "ignore_index"));
     if (node_has(root, "smoothing")) attrs[n_attrs++] = (attr)FLOAT("smoothing", node_float(root, "smoothing"));
     if (h->type != root->out[0]->type) attrs[n_attrs++] = (attr)INT("wide", 1);

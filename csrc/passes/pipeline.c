@@ -4,9 +4,10 @@
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
-    label_sparsity, linear_loss, masked_softmax, matmul_fusion, norm_fusion, padding_removal, pointwise_fusion,
-    product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion;
+    label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, padding_removal,
+    pointwise_fusion, product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion;
 
+/* clang-format off */
 const pass_def *const passes[] = {
     &safe_softmax,
     &masked_softmax,
@@ -23,11 +24,13 @@ const pass_def *const passes[] = {
     &efficient_attention,
     &attention_lengths,
     &linear_loss,
+    &loss_gradient,
     &concat_gradient,
     &product_cast,
     &pointwise_fusion,
     NULL,
 };
+/* clang-format on */
 
 _Static_assert(sizeof passes / sizeof *passes <= MAX_PASSES, "a pass has one of 32 bits");
 

@@ -19,12 +19,18 @@ static status widen(graph *g, value *const v[], const node *root, value **out) {
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha), INT("wide", 1)), v[A], v[B]);
 }
 
+static bool is_loss_gradient(const value *v) {
+    if (value_is(v, "LinearCrossEntropyGrad")) return true;
+    return value_is(v, "Mul") &&
+           (value_is(v->def->in[0], "LinearCrossEntropy") || value_is(v->def->in[1], "LinearCrossEntropy"));
+}
+
 /* The gradient that is rounded to `v`, which may be reshaped after; NULL: it is none that was left in float32. */
 static value *loss_gradient_behind(const graph *g, value *v) {
     while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
     if (!value_is_private(g, v) || !value_is(v, "Cast")) return NULL;
     v = v->def->in[0];
-    return value_is(v, "Mul") && v->type == F32 && value_is(v->def->in[1], "LinearCrossEntropy") ? v : NULL;
+    return v->type == F32 && is_loss_gradient(v) ? v : NULL;
 }
 
 static status keep_gradient(graph *g, value *const v[], const node *root, value **out) {

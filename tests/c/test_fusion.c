@@ -1,6 +1,5 @@
 /* test_fusion.c -- the pass pointwise_fusion as text before and after. */
 #include "build.h"
-#include "exec/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -74,75 +73,4 @@ TEST(what_does_not_go_together_stays) {
     make_output(g, NODE(g, "Sin", NODE(g, "Softmax", x)));
     check_untouched(g, PASS);
     ctx_release(&c);
-}
-
-/* --- linear_loss ---------------------------------------------------------------------------------------------------- */
-
-static value *loss_of(graph *g, value *logits, value *labels, const char *reduction) {
-    return NODE_WITH(g, "CrossEntropy", NODE_ATTRS(STRING("reduction", reduction), INT("ignore_index", -100)), logits,
-                     labels);
-}
-
-static value *linear_logits(graph *g, int64_t rows) {
-    static const int64_t perm[] = {1, 0};
-    value *h = INPUT(g, "h", F32, 2, rows / 2, 4), *w = INPUT(g, "w", F32, 1024, 4),
-          *bias = INPUT(g, "bias", F32, 1024);
-    value *turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w);
-    return NODE(g, "Reshape", NODE(g, "MatMulBias", h, turned, bias), INT_LIST(g, rows, 1024));
-}
-
-TEST(logits_that_only_a_loss_sees_are_not_made) {
-    ctx c;
-    ctx_init(&c);
-    graph *g = new_graph(&c);
-    value *logits = linear_logits(g, 1024);
-
-    make_output(g, loss_of(g, logits, INPUT(g, "labels", I64, 1024), "mean"));
-    check_rewrite(g, "linear_loss",
-                  "input %0 h float32[2, 512, 4] grad\n"
-                  "input %1 w float32[1024, 4] grad\n"
-                  "input %2 bias float32[1024] grad\n"
-                  "input %3 labels int64[1024]\n"
-                  "%4 = Reshape(%0 h, [1024, 4], allowzero=1) float32[1024, 4]\n"
-                  "%5, %6, %7, %8 = LinearCrossEntropy(%4, %1 w, %3 labels, %2 bias, reduction=\"mean\", "
-                  "ignore_index=-100) float32[], float32[1024, 4], float32[1024, 4], float32[1024]\n"
-                  "output %5\n");
-    ctx_release(&c);
-}
-
-/* Under autocast: logits of 16 bits are widened, the loss is float32. */
-TEST(logits_of_sixteen_bits_are_not_made) {
-    static const int64_t perm[] = {1, 0};
-    ctx c;
-    if (!gemm_rounds(BF16)) return;
-    ctx_init(&c);
-    graph *g = new_graph(&c);
-    value *h = INPUT(g, "h", BF16, 1024, 4), *w = INPUT(g, "w", BF16, 1024, 4);
-    value *turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w);
-    value *logits = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 1)), NODE(g, "MatMul", h, turned));
-
-    make_output(g, loss_of(g, logits, INPUT(g, "labels", I64, 1024), "sum"));
-    check_rewrite(g, "linear_loss",
-                  "input %0 h bfloat16[1024, 4] grad\n"
-                  "input %1 w bfloat16[1024, 4] grad\n"
-                  "input %2 labels int64[1024]\n"
-                  "%3, %4, %5, %6 = LinearCrossEntropy(%0 h, %1 w, %2 labels, reduction=\"sum\", "
-                  "ignore_index=-100, wide=1) float32[], float32[1024, 4], float32[1024, 4]\n"
-                  "output %3\n");
-    ctx_release(&c);
-}
-
-/* Logits that are given back, a loss for each row, few rows. */
-TEST(logits_that_others_see_are_made) {
-    for (int why = 0; why < 3; why++) {
-        ctx c;
-        ctx_init(&c);
-        graph *g = new_graph(&c);
-        const int64_t rows = why == 2 ? 512 : 1024;
-        value *logits = linear_logits(g, rows);
-        make_output(g, loss_of(g, logits, INPUT(g, "labels", I64, rows), why == 1 ? "none" : "mean"));
-        if (why == 0) make_output(g, logits);
-        check_untouched(g, "linear_loss");
-        ctx_release(&c);
-    }
 }

@@ -90,6 +90,10 @@ def both(loss):
     yield loss(t(6, 7), ints(6, high=7), opset=12)
 
 
+def each_loss(h, w, labels):
+    return F.cross_entropy(h @ w.T, labels, reduction="none")
+
+
 CASES = [
     *both(cross_entropy),
     *both(nll),
@@ -117,4 +121,11 @@ CASES = [
          lambda h, w, labels: F.cross_entropy(h @ w.T, labels), resize=False, fd=False, dtypes=("float32", "float64"),
          nodes=[("Transpose", "x1", "turned", {"perm": [1, 0]}), ("MatMul", "x0 turned", "logits"),
                 ("SoftmaxCrossEntropyLoss", "logits x2", "y0")]),
+    # Two results with a gradient each: what arrives for a row is only known in backward.
+    Case("ortmodule::LinearCrossEntropy", [t(1024, 8), t(1024, 8), ints(1024, high=1024)],
+         lambda h, w, labels: (each_loss(h, w, labels).sum(), each_loss(h, w, labels).mean()), resize=False, fd=False,
+         dtypes=("float32", "float64"), outputs=2, name="two results",
+         nodes=[("Transpose", "x1", "turned", {"perm": [1, 0]}), ("MatMul", "x0 turned", "logits"),
+                ("SoftmaxCrossEntropyLoss", "logits x2", "each", {"reduction": "none"}),
+                ("ReduceSum", "each", "y0", {"keepdims": 0}), ("ReduceMean", "each", "y1", {"keepdims": 0})]),
 ]  # fmt: skip
