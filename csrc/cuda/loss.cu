@@ -1,4 +1,4 @@
-/* loss.cu -- twin of ops/loss.c: CrossEntropy and its gradient.
+/* loss.cu -- twin of ops/loss.c: CrossEntropy, Nll and their gradients.
  *
  * A block has a sample: its classes are `inner` apart. Losses of samples are kept in float64, and a single block adds
  * them up: their order depends on their number alone. A label that is no class is reported, and makes NaN. */
@@ -19,7 +19,9 @@ typedef struct loss_args {
 #include <string.h>
 
 kernel_fn cross_entropy_cuda, cross_entropy_grad_cuda;
+kernel_fn nll_cuda, nll_grad_cuda;
 size_t cross_entropy_cuda_workspace(const node *n);
+size_t nll_cuda_workspace(const node *n);
 
 /* Labels are operand `labels`, weights operand `weights`, `s` the shape of the logits. */
 static loss_args args_of(const call *k, const shape *s, int labels, int weights) {
@@ -72,6 +74,35 @@ status cross_entropy_grad_cuda(ctx *c, const call *k) {
     a.divisor = k->in[4].data;
     a.out = k->out[0].data;
     return cuda_launch(c, k, &rows[k->in[1].type], geometry_rows(a.samples, a.classes), &a);
+}
+
+size_t nll_cuda_workspace(const node *n) { return 8 * (size_t)shape_count(&n->in[1]->shape); }
+
+status nll_cuda(ctx *c, const call *k) {
+    static kernel each[DTYPE_COUNT] = FLOAT_KERNELS(nll), join[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_join);
+    const dtype type = k->in[0].type;
+    loss_args a = args_of(k, &k->in[0].shape, 1, 2);
+
+    a.x = k->in[0].data;
+    a.losses = k->work;
+    a.divisor = k->n_out > 1 && tensor_present(&k->out[1]) ? k->out[1].data : NULL;
+    a.out = k->out[0].data;
+    TRY(cuda_launch(c, k, &each[type], geometry_over(a.samples, 128, 128), &a));
+    return cuda_launch(c, k, &join[type], (geometry){1, 512}, &a);
+}
+
+/* Operands: dloss, labels, divisor, weights. */
+status nll_grad_cuda(ctx *c, const call *k) {
+    static kernel each[DTYPE_COUNT] = FLOAT_KERNELS(nll_grad);
+    const tensor *dx = &k->out[0];
+    loss_args a = args_of(k, &dx->shape, 1, 3);
+
+    a.dloss = k->in[0].data;
+    a.dloss_type = k->in[0].type;
+    a.divisor = k->in[2].data;
+    a.out = dx->data;
+    TRY(cuda_clear(c, k, dx->data, (size_t)tensor_count(dx) * dtype_size(dx->type)));
+    return cuda_launch(c, k, &each[dx->type], geometry_over(a.samples, 128, 128), &a);
 }
 #endif
 
@@ -183,4 +214,30 @@ KERNEL(NAME(cross_entropy_grad), loss_args) {
         }
     }
 }
+
+/* Where the element of a sample and its label is. */
+#define ELEMENT(a, sample, label) (((sample) / a.inner * a.classes + (label)) * a.inner + (sample) % a.inner)
+
+KERNEL(NAME(nll), loss_args) {
+    FOR_EACH(sample, a.samples) {
+        int64_t label;
+        const double weight = label_at(&a, sample, &label);
+
+        if (label == -2) report(a.fault, FAULT_LABEL, a.node, integer_at(a.labels, a.label_type, sample), a.classes);
+        a.losses[sample] = label == -1   ? 0
+                           : label == -2 ? NAN
+                                         : -weight * (double)GET(((const T *)a.x)[ELEMENT(a, sample, label)]);
+    }
+}
+
+KERNEL(NAME(nll_grad), loss_args) {
+    FOR_EACH(sample, a.samples) {
+        int64_t label;
+        const double weight = label_at(&a, sample, &label);
+        const double up = number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor;
+
+        if (label >= 0) ((T *)a.out)[ELEMENT(a, sample, label)] = PUT((A)(-weight * up));
+    }
+}
+#undef ELEMENT
 #endif

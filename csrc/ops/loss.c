@@ -372,7 +372,9 @@ static status lower_nll(graph *g, const node *n, value **out) {
 }
 
 kernel_fn cross_entropy_cuda, cross_entropy_grad_cuda; /* cuda/loss.cu */
+kernel_fn nll_cuda, nll_grad_cuda;
 size_t cross_entropy_cuda_workspace(const node *n);
+size_t nll_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -405,8 +407,9 @@ const op_def loss_ops[] = {
     {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
      .workspace = cross_entropy_grad_workspace,
      .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
-    {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu},
-    {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu},
+    {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu,
+     .cuda_workspace = nll_cuda_workspace, .cuda = nll_cuda},
+    {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu, .cuda = nll_grad_cuda},
     {0},
 };
 /* clang-format on */

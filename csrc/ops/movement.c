@@ -428,6 +428,7 @@ static status reverse_cpu(ctx *c, const call *k) {
 }
 
 kernel_fn concat_cuda; /* cuda/move.cu */
+kernel_fn trilu_cuda;  /* cuda/create.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -446,7 +447,7 @@ const op_def movement_ops[] = {
     {ONNX("SpaceToDepth", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("blocksize", INT)),
      .lower = lower_space_to_depth},
     {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
-     .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu},
+     .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu, .cuda = trilu_cuda},
     {ONNX("ReverseSequence", 10, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)),
      .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu},
     {0},

@@ -435,6 +435,8 @@ static status lower_mean_variance(graph *g, const node *n, value **out) {
 
 kernel_fn layer_norm_cuda, rms_norm_cuda, layer_norm_grad_cuda, rms_norm_grad_cuda; /* cuda/norm.cu */
 size_t norm_grad_cuda_workspace(const node *n);
+kernel_fn group_norm_cuda, group_norm_grad_cuda; /* cuda/groupnorm.cu */
+size_t group_norm_grad_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -471,9 +473,11 @@ const op_def norm_ops[] = {
     /* The form of opset 18, with a scale for each group, was withdrawn. */
     {OP("GroupNormalization", "", 21, 3, 3, 1, group_attrs), .lower = lower_group},
     {OP("GroupNorm", ORT_DOMAIN, 1, 3, 3, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_group,
-     .grad = grad_group, .workspace = layer_workspace, .cpu = group_norm_cpu},
+     .grad = grad_group, .workspace = layer_workspace, .cpu = group_norm_cpu,
+     .cuda = group_norm_cuda},
     {OP("GroupNormGrad", ORT_DOMAIN, 1, 5, 5, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_grad,
-     .workspace = group_grad_workspace, .cpu = group_norm_grad_cpu},
+     .workspace = group_grad_workspace, .cpu = group_norm_grad_cpu,
+     .cuda_workspace = group_norm_grad_cuda_workspace, .cuda = group_norm_grad_cuda},
 
     {OP("LpNormalization", "", 1, 1, 1, 1, lp_attrs), .lower = lower_lp},
     {OP("MeanVarianceNormalization", "", 9, 1, 1, 1, mean_variance_attrs), .lower = lower_mean_variance},
