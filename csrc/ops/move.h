@@ -103,6 +103,7 @@ typedef struct row_scatter {
     const void *base, *updates;
     int64_t outer, rows, count, width; /* out is [outer, rows, width], updates [outer, count, width] */
     int32_t *head, *next;              /* [rows] first k of a row, [count] the next k of the same row; -1 ends */
+    int64_t columns;                   /* worked on together */
 } row_scatter;
 
 size_t row_scatter_bytes(int64_t rows, int64_t count);

@@ -10,8 +10,10 @@
 
 /* --- combining ---------------------------------------------------------------------------------------------------- */
 
-enum { COLUMNS = 256, PARTS = 32 };
+enum { COLUMNS = 1024, LEAST_COLUMNS = 64, PARTS = 32 };
 enum { CACHE_LINE = 64, NEAR_BYTES = 1 << 14 };
+/* Updates are read in no order: of so many rows ahead they are on their way already. */
+enum { AHEAD = 8 };
 
 /* Indices jump: what comes next is known, but not to the CPU. */
 static inline void prefetch_bytes(const void *from, size_t bytes) {
@@ -58,11 +60,14 @@ typedef struct element_scatter {
         A acc[COLUMNS];                                                                                                \
         for (int64_t r = from; r < to; r++) {                                                                          \
             T *out = (T *)s->out + (o * s->rows + r) * s->width + at;                                                  \
-            if (r + 1 < to && s->head[r + 1] >= 0)                                                                     \
-                prefetch_bytes(updates + s->head[r + 1] * s->width, (size_t)n * sizeof(T));                            \
+            if (r + AHEAD < s->rows && s->head[r + AHEAD] >= 0)                                                        \
+                prefetch_bytes(updates + s->head[r + AHEAD] * s->width, (size_t)n * sizeof(T));                        \
             if (s->head[r] < 0) continue;                                                                              \
             for (int64_t i = 0; i < n; i++) acc[i] = GET(out[i]);                                                      \
-            for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) take_##T(s->how, acc, updates + k * s->width, n);     \
+            for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) {                                                     \
+                if (s->next[k] >= 0) prefetch_bytes(updates + s->next[k] * s->width, (size_t)n * sizeof(T));           \
+                take_##T(s->how, acc, updates + k * s->width, n);                                                      \
+            }                                                                                                          \
             for (int64_t i = 0; i < n; i++) out[i] = PUT(acc[i]);                                                      \
         }                                                                                                              \
     }                                                                                                                  \
@@ -159,17 +164,25 @@ static void begin_rows(const row_scatter *s, int64_t o, int64_t from, int64_t to
     }
 }
 
+/* Columns worked on together: a wide table has a block for each thread. */
+static int64_t columns_of(const row_scatter *s) {
+    const int64_t size = LEAST_COLUMNS * parallel_threads();
+    int64_t n = (s->width + size - 1) / size * LEAST_COLUMNS;
+    n = n > COLUMNS ? COLUMNS : n;
+    return n < s->width ? n : s->width;
+}
+
 /* Work is cut into (outer, block of columns, row), rows running fastest: threads share the columns of a wide table,
  * so that it does not matter which rows are hit most, and the rows of a narrow one. */
 static void scatter_range(void *arg, int64_t begin, int64_t end) {
     const row_scatter *s = arg;
-    int64_t blocks = (s->width + COLUMNS - 1) / COLUMNS;
+    int64_t blocks = (s->width + s->columns - 1) / s->columns;
 
     while (begin < end) {
-        int64_t o = begin / s->rows / blocks, at = begin / s->rows % blocks * COLUMNS;
+        int64_t o = begin / s->rows / blocks, at = begin / s->rows % blocks * s->columns;
         int64_t from = begin % s->rows, to = from + end - begin, n = s->width - at;
         if (to > s->rows) to = s->rows;
-        if (n > COLUMNS) n = COLUMNS;
+        if (n > s->columns) n = s->columns;
         /* A few rows at a time, so that they are still in the first cache when something is added. */
         int64_t near = NEAR_BYTES / (n * (int64_t)dtype_size(s->type));
         if (to > from + near && near > 0) to = from + near;
@@ -181,9 +194,10 @@ static void scatter_range(void *arg, int64_t begin, int64_t end) {
 }
 
 void row_scatter_run(row_scatter *s) {
-    int64_t blocks = (s->width + COLUMNS - 1) / COLUMNS;
-    if (s->rows == 0) return;
-    parallel_for(s->outer * blocks * s->rows, parallel_rows(s->width < COLUMNS ? s->width : COLUMNS), scatter_range, s);
+    if (s->rows == 0 || s->width == 0) return;
+    s->columns = columns_of(s);
+    parallel_for(s->outer * ((s->width + s->columns - 1) / s->columns) * s->rows, parallel_rows(s->columns),
+                 scatter_range, s);
 }
 
 /* --- both operators ----------------------------------------------------------------------------------------------- */
