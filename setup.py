@@ -219,14 +219,15 @@ def compile_image(temp):
 
 
 def link_emulator(temp, folder):
-    """Libraries beside the extension, which finds them there: an emulated GPU with the kernels as C, and cuBLASLt."""
+    """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, cuBLASLt, NVRTC."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
-    blas = objects.pop("fake_blas")
+    others = {name: objects.pop(name) for name in ("fake_blas", "fake_nvrtc")}
     kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     driver = folder / "libcuda.so.1"
     link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
-    link([blas, driver], folder / "libcublasLt.so.13", "-shared", "-Wl,-soname,libcublasLt.so.13")
+    for name, library in (("fake_blas", "libcublasLt.so.13"), ("fake_nvrtc", "libnvrtc.so.13")):
+        link([others[name], driver], folder / library, "-shared", f"-Wl,-soname,{library}")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ import onnx
 import torch
 from torch.onnx._internal.torchscript_exporter import registration
 
-from ortmodule import devices, export
+from ortmodule import _core, devices, export
 from ortmodule.logger import LOGGER
 from ortmodule.trace import Trace
 
@@ -93,6 +93,7 @@ class Cache:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self.hits = self.misses = 0
+        _core.cuda_chains(str(self.folder))
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.graph"

@@ -227,7 +227,8 @@ _TABLE = (
              "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; "
              "beats `DebugOptions(save_path=...)`"),
     Variable("CACHE_DIR", MADE_FOLDER, "",
-             "keeps exported graphs there for later runs, which then only trace the module; off if it is empty"),
+             "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace the "
+             "module; off if it is empty"),
     Variable("VERIFY", _number(0), 0,
              "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and gradients "
              "are compared; the first operator that differs is named. N: so at every Nth call. 0: never"),

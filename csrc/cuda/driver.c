@@ -23,6 +23,7 @@ typedef struct update_result {
     F(cuGetErrorString, (int result, const char **out))                                                                \
     F(cuDeviceGetCount, (int *out))                                                                                    \
     F(cuDeviceGet, (int *out, int ordinal))                                                                            \
+    F(cuDeviceGetAttribute, (int *out, int attribute, int device))                                                     \
     F(cuDevicePrimaryCtxRetain, (void **out, int device))                                                              \
     F(cuDevicePrimaryCtxRelease_v2, (int device))                                                                      \
     F(cuCtxGetCurrent, (void **out))                                                                                   \
@@ -58,6 +59,7 @@ static driver_functions driver;
 static bool is_loaded;
 
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
@@ -79,6 +81,7 @@ static status refuse(ctx *c, int result, const char *what) {
 typedef struct device {
     void *context;
     cuda_fault *fault, *fault_there; /* as the host and as the device see it */
+    int architecture;                /* 90: sm_90 */
     void *captured;                  /* a stream on which nothing ever runs, or NULL while nothing was captured */
 } device;
 
@@ -143,7 +146,12 @@ static status open_fault(ctx *c, device *d) {
     return OK;
 }
 
-static status open_in_context(ctx *c, device *d) {
+static status open_in_context(ctx *c, device *d, int handle) {
+    int major = 0, minor = 0;
+
+    CALL(c, cuDeviceGetAttribute, &major, CAPABILITY_MAJOR, handle);
+    CALL(c, cuDeviceGetAttribute, &minor, CAPABILITY_MINOR, handle);
+    d->architecture = 10 * major + minor;
     TRY(open_libraries(c));
     return open_fault(c, d);
 }
@@ -161,7 +169,7 @@ static status open_device(ctx *c, int index) {
     CALL(c, cuCtxGetCurrent, &previous);
     CALL(c, cuDevicePrimaryCtxRetain, &d.context, handle);
     s = (result = driver.cuCtxSetCurrent(d.context)) != 0 ? refuse(c, result, "cuCtxSetCurrent")
-                                                          : open_in_context(c, &d);
+                                                          : open_in_context(c, &d, handle);
     if ((result = driver.cuCtxSetCurrent(previous)) != 0 && s == OK) s = refuse(c, result, "cuCtxSetCurrent");
     if (s != OK) {
         if (d.fault) (void)driver.cuMemFreeHost(d.fault);
@@ -242,6 +250,21 @@ static status find(ctx *c, kernel *f, void **out) {
         result = driver.cuLibraryGetKernel(out, libraries[i], f->name);
     if (result != 0) return refuse(c, result, "cuLibraryGetKernel");
     atomic_store_explicit(&f->function, *out, memory_order_release);
+    return OK;
+}
+
+int cuda_architecture(int index) { return devices[index].architecture; }
+
+status cuda_load(ctx *c, const void *image, kernel *f) {
+    void *loaded = NULL, *function = NULL;
+    int result;
+
+    CALL(c, cuLibraryLoadData, &loaded, image, NULL, NULL, 0, NULL, NULL, 0);
+    if ((result = driver.cuLibraryGetKernel(&function, loaded, f->name)) != 0) {
+        (void)driver.cuLibraryUnload(loaded);
+        return refuse(c, result, "cuLibraryGetKernel");
+    }
+    atomic_store_explicit(&f->function, function, memory_order_release);
     return OK;
 }
 

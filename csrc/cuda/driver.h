@@ -40,6 +40,12 @@ typedef struct kernel {
     void *_Atomic function;
 } kernel;
 
+/* Loads an image that was compiled for this architecture, for the life of the process: *f, with its name in that image,
+ * is ready. The image is no longer needed then. */
+MUST_USE status cuda_load(ctx *c, const void *image, kernel *f);
+/* Of a device that was opened: 90 is sm_90. */
+int cuda_architecture(int device);
+
 enum { MOST_BLOCKS = 1 << 16, WARP = 32, MOST_THREADS = 1024 };
 
 /* Threads and blocks of a launch along x; y and z are 1. */

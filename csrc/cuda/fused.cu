@@ -7,6 +7,7 @@
 #include "cuda/chain.h"
 
 #ifdef ORT_HOST
+#include "cuda/compile.h"
 #include "cuda/generate.h"
 #include "ops/dropout.h"
 #include "ops/fused.h"
@@ -83,7 +84,7 @@ status fused_cuda(ctx *c, const call *k) {
     TRY(describe(c, k, &p, &a));
     a.seed = k->seed;
     a.seed_at = k->cuda->seed;
-    (void)compiled;
+    TRY(chain_compiled(c, k, &a.program, &compiled));
     if (!compiled) return cuda_launch(c, k, &interpreter, geometry_over(a.space.count, 256, 256), &a);
     if (a.program.draws)
         return cuda_launch(c, k, compiled, geometry_over((a.space.count + 63) / 64 * 16, 256, 256), &a);

@@ -71,3 +71,126 @@ int chain_step_kind(const op_def *op, tile_class from, tile_class to) {
     }
     return -1;
 }
+
+/* --- text --------------------------------------------------------------------------------------------------------- */
+
+typedef struct writer {
+    char *to;
+    size_t room, length;
+} writer;
+
+static void put(writer *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(writer *w, const char *format, ...) {
+    const bool fits = w->length < w->room;
+    va_list list;
+
+    va_start(list, format);
+    const int n = vsnprintf(fits ? w->to + w->length : NULL, fits ? w->room - w->length : 0, format, list);
+    va_end(list);
+    if (n > 0) w->length += (size_t)n;
+}
+
+static const char *const type_of[TILE_CLASSES] = {[TILE_F32] = "float",
+                                                  [TILE_F64] = "double",
+                                                  [TILE_I64] = "int64_t",
+                                                  [TILE_I32] = "int32_t",
+                                                  [TILE_BOOL] = "uint8_t"};
+static const char *const word_of[TILE_CLASSES] = {[TILE_F32] = "float",
+                                                  [TILE_F64] = "double",
+                                                  [TILE_I64] = "uint64_t",
+                                                  [TILE_I32] = "uint32_t",
+                                                  [TILE_BOOL] = "uint8_t"};
+
+/* The element at a place of its own. */
+static void put_load(writer *w, const chain_program *p, int i) {
+    const char *type = type_of[tile_class_of((dtype)p->type[i])];
+
+    put(w, "        %s v%d[AT_ONCE];\n", type, i);
+    if (!p->draws) {
+        put(w, "        load_%s(&a.space, &a.in[%d], %d, %d, at[0], n, v%d);\n", type, i, p->how[i], p->type[i], i);
+        return;
+    }
+    put(w, "        EACH v%d[j] = at[j] < a.space.count ? get_%s(a.in[%d].data, %d, ", i, type, i, p->type[i]);
+    if (p->how[i] == DENSE) put(w, "at[j]");
+    else if (p->how[i] == SINGLE) put(w, "0");
+    else put(w, "offset_of(&a.space, &a.in[%d], at[j])", i);
+    put(w, ") : 0;\n");
+}
+
+/* What storing leaves of it. */
+static const char *rounding(int type) {
+    static const char *const by[DTYPE_COUNT] = {[BF16] = "bf16_to_f32(f32_to_bf16(%s))",
+                                                [F16] = "f16_to_f32(f32_to_f16(%s))",
+                                                [I16] = "(int16_t)(%s)",
+                                                [I8] = "(int8_t)(%s)",
+                                                [U8] = "(uint8_t)(%s)"};
+    return by[type];
+}
+
+static void put_rounding(writer *w, const chain_step *s) {
+    char place[16];
+    const char *by = rounding(s->type), *rest;
+
+    if (!by) return;
+    (void)snprintf(place, sizeof place, "v%d[j]", s->out);
+    rest = strstr(by, "%s");
+    put(w, "        EACH %s = %.*s%s%s;\n", place, (int)(rest - by), by, place, rest + 2);
+}
+
+static void put_step(writer *w, const chain_step *s, int index) {
+    static const char names[] = "xyzw";
+    const row *r = &rows[s->kind];
+    const char *from = type_of[r->from], *to = type_of[r->to];
+
+    put(w, "        %s v%d[AT_ONCE];\n", to, s->out);
+    if (s->kind == STEP_drop_f32 || s->kind == STEP_drop_f64) {
+        put(w, "        {\n            uint32_t bits[AT_ONCE];\n");
+        put(w, "            draw(seed, word_in(a.param[%d][1], 0), (uint64_t)group, bits);\n", index);
+        put(w, "            EACH v%d[j] = v%d[j] * (bits[j] >= word_in(a.param[%d][1], 1) ? (%s)a.param[%d][0] : 0);\n",
+            s->out, s->in[0], index, to, index);
+        put(w, "        }\n");
+    } else if (!*r->expression) { /* Where */
+        put(w, "        EACH v%d[j] = v%d[j] ? v%d[j] : v%d[j];\n", s->out, s->in[0], s->in[1], s->in[2]);
+    } else {
+        put(w, "        EACH {\n            typedef %s real;\n            typedef %s word;\n", from, word_of[r->from]);
+        put(w, "            const real p0 = (real)a.param[%d][0], p1 = (real)a.param[%d][1];\n", index, index);
+        put(w, "            (void)p0, (void)p1, (void)sizeof(word);\n");
+        for (int i = 0; i < r->operands; i++) put(w, "            const real %c = v%d[j];\n", names[i], s->in[i]);
+        put(w, "            %s;\n            v%d[j] = (%s)(%s);\n        }\n", r->before, s->out, to, r->expression);
+    }
+    put_rounding(w, s);
+}
+
+static void put_store(writer *w, const chain_program *p, int i) {
+    const char *type = type_of[tile_class_of((dtype)p->result_type[i])];
+
+    if (!p->draws) {
+        put(w, "        store_%s(a.out[%d], %d, at[0], n, v%d);\n", type, i, p->result_type[i], p->result[i]);
+        return;
+    }
+    put(w, "        EACH if (at[j] < a.space.count) store_%s(a.out[%d], %d, at[j], 1, &v%d[j]);\n", type, i,
+        p->result_type[i], p->result[i]);
+}
+
+size_t chain_text(const chain_program *p, char *to, size_t room) {
+    writer w = {to, room, 0};
+
+    put(&w, "#define IO DEVICE\n#include \"cuda/kernel.h\"\n#include \"cuda/chain.h\"\n");
+    put(&w, "#ifndef __CUDACC__\n#include <tgmath.h>\n#endif\n");
+    put(&w, "#define EACH for (int j = 0; j < AT_ONCE; j++)\n\nKERNEL(chain, chain_args) {\n");
+    if (p->draws) {
+        put(&w, "    const uint64_t seed = CHAIN_SEED;\n    FOR_EACH(group, (a.space.count + 63) / 64 * 16) {\n");
+        put(&w, "        const int64_t first = group / 16 * 64 + place_of((int)(group %% 16));\n");
+        put(&w, "        const int64_t at[AT_ONCE] = {first, first + 16, first + 32, first + 48};\n");
+    } else {
+        put(&w, "    FOR_EACH(group, (a.space.count + AT_ONCE - 1) / AT_ONCE) {\n");
+        put(&w, "        const int64_t at[1] = {group * AT_ONCE};\n");
+        put(&w, "        const int n = a.space.count - at[0] < AT_ONCE ? (int)(a.space.count - at[0]) : AT_ONCE;\n");
+    }
+    for (int i = 0; i < p->n_in; i++)
+        if (p->how[i] != UNREAD) put_load(&w, p, i);
+    for (int i = 0; i < p->n_steps; i++) put_step(&w, &p->steps[i], i);
+    for (int i = 0; i < p->n_out; i++) put_store(&w, p, i);
+    put(&w, "    }\n}\n");
+    return w.length;
+}

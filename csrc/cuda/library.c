@@ -1,14 +1,48 @@
 /* library.c -- dlopen and dlsym. */
+#define _GNU_SOURCE
 #include "cuda/library.h"
 
 #include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
 #include <string.h>
+
+/* Libraries that torch has loaded, and where its packages have others, seen from their folder. */
+static const char *const neighbours[] = {"libcudart.so.13", "libcublasLt.so.13", "libcudart.so.12", "libcublasLt.so.12",
+                                         NULL};
+static const char *const folders[] = {
+    ".", "../../cuda_nvrtc/lib", "../../cudnn/lib", "../../nccl/lib", "../../cublas/lib", NULL};
+
+enum { LONGEST_PATH = 4096 };
+
+/* Beside a library that is loaded already: packages of Python's are in no folder that the loader looks into. */
+static void *find_beside(const char *neighbour, const char *name) {
+    void *handle = dlopen(neighbour, RTLD_LAZY | RTLD_NOLOAD), *found = NULL;
+    struct link_map *map = NULL;
+    char path[LONGEST_PATH];
+
+    if (!handle) return NULL;
+    if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name && strchr(map->l_name, '/')) {
+        const int length = (int)(strrchr(map->l_name, '/') - map->l_name);
+        for (int i = 0; folders[i] && !found; i++)
+            if (snprintf(path, sizeof path, "%.*s/%s/%s", length, map->l_name, folders[i], name) < LONGEST_PATH)
+                found = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    }
+    (void)dlclose(handle);
+    return found;
+}
 
 static void *find(const char *const *sonames, const char **found) {
     static const int loaded_first[] = {RTLD_NOLOAD, 0};
     for (size_t way = 0; way < 2; way++)
         for (const char *const *name = sonames; *name; name++) {
             void *handle = dlopen(*name, RTLD_LAZY | RTLD_LOCAL | loaded_first[way]);
+            *found = *name;
+            if (handle) return handle;
+        }
+    for (int i = 0; neighbours[i]; i++)
+        for (const char *const *name = sonames; *name; name++) {
+            void *handle = find_beside(neighbours[i], *name);
             *found = *name;
             if (handle) return handle;
         }

@@ -16,7 +16,8 @@ typedef struct entry_point {
 #define ENTRY_MEMBER(name, parameters) int(*name) parameters;
 
 /* Fills the structure at `functions` from the first of `sonames` (NULL ends them) that the process has loaded, or else
- * from the first that can be: torch loads its own copy, which is the one to use. E_RUNTIME with a sentence that
+ * from the first that can be, by itself or beside a library of CUDA that torch has loaded: the copy that torch comes with
+ * is the one to use. E_RUNTIME with a sentence that
  * names `what` and the missing library or symbol; the structure is then all zeros. The library stays loaded. */
 MUST_USE status library_open(ctx *c, const char *what, const char *const *sonames, const entry_point *rows, size_t n,
                              void *functions, size_t size);

@@ -2,6 +2,7 @@
 #include "py/py.h"
 
 #include "core/memory.h"
+#include "cuda/compile.h"
 #include "cuda/driver.h"
 #include "cuda/optim.h"
 #include "ops/op.h"
@@ -92,6 +93,19 @@ static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {
     return result;
 }
 
+static PyObject *core_cuda_chains(PyObject *module, PyObject *args) {
+    const char *folder = NULL;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "|s", &folder)) return NULL;
+    if (folder && !compile_folder(folder)) {
+        PyErr_SetString(PyExc_ValueError, "the path of a folder for compiled kernels is too long");
+        return NULL;
+    }
+    const compile_counts n = compile_count();
+    return Py_BuildValue("{sisiss}", "compiled", n.compiled, "read", n.read, "reason", n.reason);
+}
+
 static PyMethodDef methods[] = {
     {"empty", core_empty, METH_VARARGS,
      PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
@@ -124,6 +138,9 @@ static PyMethodDef methods[] = {
     {"tuning_clear", core_tuning_clear, METH_NOARGS, PyDoc_STR("tuning_clear(): the table of ways is empty again")},
     {"tuning_uses", core_tuning_uses, METH_NOARGS,
      PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
+    {"cuda_chains", core_cuda_chains, METH_VARARGS,
+     PyDoc_STR("cuda_chains(folder=None) -> how many fused chains were compiled for GPUs, and read from the folder "
+               "where they are kept from now on (\"\": nowhere), and why one was not compiled")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},

@@ -14,7 +14,7 @@ typedef struct emulated_index {
 } emulated_index;
 
 /* Of the thread that runs. */
-extern struct emulated {
+extern __attribute__((visibility("default"))) struct emulated {
     emulated_index thread, block, threads, blocks;
 } emulated;
 

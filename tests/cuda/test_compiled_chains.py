@@ -1,0 +1,208 @@
+"""Chains that are compiled at run time: a libnvrtc of ours has the C compiler make kernels for the emulated GPU."""
+
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from ortmodule import _core
+from tests.cuda.test_chains import chains, model, step
+from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def nvrtc(driver):  # noqa: F811
+    fake = library("libnvrtc.so.13")
+    for name in ("text", "header", "name"):
+        getattr(fake, f"fake_nvrtc_{name}").restype = ctypes.c_char_p
+    fake.fake_nvrtc_allow(1)
+    yield fake
+    fake.fake_nvrtc_allow(0)
+    _core.cuda_chains("")
+
+
+def rows(*ops):
+    """Each of x0 and what the one before made."""
+    return [(op, f"v{i - 1} x0" if i else "x0 x0", f"v{i}", {}) for i, op in enumerate(ops)]
+
+
+def check(chain):
+    """The same bits as operator by operator."""
+    dtype, shapes, *_ = chain
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    alone, _ = step(model(*chain), tensors, ["pointwise_fusion"])
+    together, _ = step(model(*chain), tensors, [])
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(chain=chains())
+def test_bits_are_those_of_single_operators(nvrtc, chain):
+    before = _core.cuda_chains()["compiled"]
+    check(chain)
+    after = _core.cuda_chains()
+    assert after["compiled"] > before or b"chain" in (nvrtc.fake_nvrtc_text() or b"")
+
+
+def test_text(nvrtc):
+    check((torch.bfloat16, [(3, 37)], [*rows("Mul", "Sub"), ("Dropout", "v1 ratio mode", "v2", {})], ["v2"]))
+    text = nvrtc.fake_nvrtc_text().decode()
+    assert "KERNEL(chain, chain_args)" in text and "bf16_to_f32(f32_to_bf16(" in text and "draw(seed" in text
+
+
+def test_a_chain_is_compiled_once(nvrtc):
+    chain = (torch.float32, [(5, 7)], rows("Add", "Mul", "Max", "Max"), ["v3"])
+    check(chain)
+    before = _core.cuda_chains()["compiled"]
+    check(chain)
+    check((torch.float32, [(9, 4)], *chain[2:]))
+    assert _core.cuda_chains()["compiled"] == before
+
+
+def test_every_call_may_fail(driver, nvrtc):  # noqa: F811
+    """Without a compiled kernel the interpreter runs; a failure of the driver is an error; nothing is held."""
+    failures = 0
+    for n in range(1, 200):
+        chain = (torch.float32, [(3, 5)], rows("Add", *["Sub"] * (n % 7 + 1), "Mul", "Min"), [f"v{n % 7 + 3}"])
+        tensors = [torch.randn(3, 5)]
+        alone, _ = step(model(*chain), tensors, ["pointwise_fusion"])
+        kept = driver.fake_held()
+        driver.fake_fail_at(n)
+        try:
+            together, _ = step(model(*chain), tensors, [])
+            assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+        except (MemoryError, _core.Error) as error:
+            assert "CUDA error 2 in cu" in str(error)
+        failures += driver.fake_calls() >= n
+        done = driver.fake_calls() < n
+        driver.fake_fail_at(0)
+        assert driver.fake_held() - kept in (0, 1, 2, 3)  # kernels that were loaded
+        if done:
+            break
+    assert failures > 10
+
+
+def test_a_mistake_is_told(nvrtc):
+    nvrtc.fake_nvrtc_allow(2)
+    check((torch.float64, [(3, 5)], rows("Add", "Div", "Div", "Min"), ["v3"]))
+    assert "NVRTC does not compile a chain: chain.cu(1): error: a mistake" in _core.cuda_chains()["reason"]
+
+
+PROGRAM = """
+import ctypes, json, sys
+from pathlib import Path
+import torch
+from ortmodule import _core
+sys.path.append(sys.argv[1])
+from tests.cuda.test_compiled_chains import check, rows
+there = Path(_core.__file__).parent / "libnvrtc.so.13"
+if there.exists():
+    ctypes.CDLL(str(there)).fake_nvrtc_allow(1)
+_core.cuda_chains(sys.argv[2])
+check((torch.float32, [(5, 7)], rows("Add", "Mul", "Max"), ["v2"]))
+print(json.dumps(_core.cuda_chains()))
+"""
+
+
+def run(cwd, folder, package=None):
+    """A process of its own that runs a chain: what cuda_chains says there."""
+    path = str(package or Path(_core.__file__).resolve().parents[1])
+    environment = {**os.environ, "PYTHONPATH": path, "ORTMODULE_BUILD": ""}
+    command = [sys.executable, "-c", PROGRAM, str(ROOT), str(folder)]
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_kernels_are_kept_on_disk(tmp_path):
+    """Damaged files, and files that are another chain's, are compiled again."""
+    first = run(tmp_path, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert first["compiled"] == len(files) > 0 and first["read"] == 0
+    assert run(tmp_path, tmp_path) == {"compiled": 0, "read": len(files), "reason": ""}
+    content = files[0].read_bytes()
+    for damaged in (content[:-1], content[:-9] + b"12345678" + content[-1:]):
+        files[0].write_bytes(damaged)
+        again = run(tmp_path, tmp_path)
+        assert (again["compiled"], again["read"]) == (1, len(files) - 1)
+        assert files[0].read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == files
+
+
+def test_a_folder_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = run(tmp_path, tmp_path / "file" / "deeper")
+    assert found["compiled"] > 0 and found["read"] == 0
+
+
+def test_without_the_library(tmp_path):
+    package = tmp_path / "ortmodule"
+    shutil.copytree(Path(_core.__file__).parent, package, ignore=shutil.ignore_patterns("libnvrtc*", "__pycache__"))
+    found = run(tmp_path, tmp_path, tmp_path)
+    assert found == {"compiled": 0, "read": 0, "reason": "there is no NVRTC: libnvrtc.so.13 was not found"}
+
+
+def nvidias():
+    """The path of NVIDIA's library where its package is installed, or None."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec else []
+    return next((str(file) for folder in folders for file in Path(folder).glob("cu13/lib/libnvrtc.so.13")), None)
+
+
+#: In a process of its own: two libraries of one name do not get on with each other.
+COMPILER = """
+import ctypes, json, sys
+library, work = ctypes.CDLL(sys.argv[1]), json.load(sys.stdin)
+headers, names = ([x.encode() for x in work[key]] for key in ("headers", "names"))
+strings = ctypes.c_char_p * len(names)
+for text in work["texts"]:
+    for architecture in (80, 90, 100):
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        made = library.nvrtcCreateProgram(
+            ctypes.byref(program), text.encode(), b"chain.cu", len(names), strings(*headers), strings(*names))
+        options = [b"--gpu-architecture=sm_%d" % architecture, b"--std=c++17", b"--fmad=false", b"-DORT_DEVICE"]
+        result = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value + 1)
+        library.nvrtcGetProgramLog(program, log)
+        assert made == result == 0, text + log.value.decode()
+"""
+
+
+@pytest.mark.skipif(nvidias() is None, reason="NVIDIA's NVRTC is not installed")
+def test_nvidias_compiler_takes_them(nvrtc):
+    """The very text and headers, for all architectures; nothing is run."""
+    everything = rows("Add", "Mul", "Pow", "Mod", "PRelu")
+    everything += [(op, f"v{i + 4}", f"v{i + 5}", {}) for i, op in enumerate(["Erf", "Sigmoid", "HardSigmoid", "Tanh"])]
+    dropped = [("Dropout", "v8 ratio mode", "v9", {})]
+    choice = [("Less", "x0 v1", "c", {}), ("Where", "c x0 v1", "w", {})]
+    texts, names = [], []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for more, last in ((choice, "w"), (dropped, "v9")):
+            check((dtype, [(4, 9)], [*everything, *more], [last]))
+            texts.append(nvrtc.fake_nvrtc_text().decode())
+    while nvrtc.fake_nvrtc_name(len(names)):
+        names.append(nvrtc.fake_nvrtc_name(len(names)).decode())
+    headers = [nvrtc.fake_nvrtc_header(i).decode() for i in range(len(names))]
+    work = json.dumps({"texts": texts, "names": names, "headers": headers})
+    command = [sys.executable, "-c", COMPILER, nvidias()]
+    done = subprocess.run(command, input=work, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
