@@ -17,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from ortmodule import _core
 from ortmodule.export import DEFAULT_OPSET, OPSETS
 
 PREFIX = "ORTMODULE_"
@@ -142,6 +143,20 @@ def _some_of(*names: str) -> Kind:
     return Kind("names joined by `\\|`: " + ", ".join(f"`{name}`" for name in names), parse)
 
 
+def _pass_names(text: str) -> frozenset[str]:
+    """Of passes that results do not depend on, with commas between (a list of JSON comes with \"|\")."""
+    bits, optional = _core.passes(), _core.optional_passes()
+    known = [name for name, bit in bits.items() if bit & optional]
+    chosen = frozenset(name.strip().lower() for name in text.replace("|", ",").split(","))
+    for name in sorted(chosen - set(known)):
+        if name in bits:
+            raise ValueError(f"passes that can be switched off, and gradients would be wrong without {name}")
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"names of passes; {name or 'nothing'} is none of {', '.join(known)}{advice}")
+    return chosen
+
+
 def _folder(text: str) -> str:
     try:
         check_folder("it", text)
@@ -166,6 +181,7 @@ def _file(text: str) -> str:
 
 FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
 FOLDER, MADE_FOLDER = Kind("folder", _folder), Kind("folder, made if it is missing", _made_folder)
+PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
 FILE, PATH = Kind("file", _file), Kind("path", str)
 LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
 
@@ -275,6 +291,8 @@ _TABLE = (
     Variable("USE_EFFICIENT_ATTENTION", FLAG, False,
              "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
              "that is measured to be faster, or sequences are long"),
+    Variable("DISABLED_PASSES", PASSES, frozenset(),
+             "passes that leave the graph as it is, to find what a result or a time comes from"),
     _later("USE_TRITON", FLAG, False, "elementwise operators and reductions compiled with Triton"),
     _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
     _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
@@ -341,7 +359,8 @@ class Options:
     def without(self) -> frozenset[str]:
         """The engine's passes that are switched off."""
         off = (False, "0")
-        return frozenset(name for name, settings in _PASSES.items() if any(self[s] in off for s in settings))
+        by_settings = {name for name, settings in _PASSES.items() if any(self[s] in off for s in settings)}
+        return self["DISABLED_PASSES"] | by_settings
 
     @property
     def padding_unseen(self) -> bool:

@@ -80,6 +80,11 @@ static PyObject *core_passes(PyObject *module, PyObject *unused) {
     return bits;
 }
 
+static PyObject *core_optional_passes(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLong(passes_above(0));
+}
+
 static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {
     PyObject *result = NULL;
     int count;
@@ -142,6 +147,8 @@ static PyMethodDef methods[] = {
      PyDoc_STR("cuda_chains(folder=None) -> how many fused chains were compiled for GPUs, and read from the folder "
                "where they are kept from now on (\"\": nowhere), and why one was not compiled")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
+    {"optional_passes", core_optional_passes, METH_NOARGS,
+     PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},
 };

@@ -6,8 +6,10 @@ What a pass does to the text of a graph is tested in tests/c/test_passes.c.
 import io
 import math
 import os
+import re
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from ortmodule import symbolics
+from ortmodule import _core, symbolics
 from ortmodule.session import DTYPES, Run, Session
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -188,15 +190,6 @@ def run(session, tensors, dy, disabled):
     return plan.fired, [result.outputs[0], *result.backward([dy])]
 
 
-def pass_alone(session, tensors, dy, name):
-    """The switches that leave only this pass on, found by trying."""
-    for bit in range(32):
-        disabled = NO_PASSES ^ (1 << bit)
-        if name in run(session, tensors, dy, disabled)[0]:
-            return disabled
-    raise AssertionError(f"{name} does not fire")
-
-
 def difference(ours, theirs):
     scale = max(1e-30, theirs.double().abs().max().item())
     return (ours.double() - theirs.double()).abs().max().item() / scale
@@ -221,10 +214,12 @@ def test_pass(case, dtype):
     dy = torch.randn_like(expected, memory_format=torch.contiguous_format)
     expected = [expected.detach(), *torch.autograd.grad(expected, leaves, dy)]
     tensors = [leaf.detach().contiguous() for leaf in leaves]
-    alone = pass_alone(session, tensors, dy, case.name)
-    for disabled in (alone, ALL_PASSES):
+    bit = _core.passes()[case.name]
+    without = bit & _core.optional_passes()
+    for disabled in (NO_PASSES ^ bit, ALL_PASSES, without):
         fired, results = run(session, tensors, dy, disabled)
-        assert disabled == ALL_PASSES or set(fired) == {case.name}
+        assert disabled != NO_PASSES ^ bit or set(fired) == {case.name}
+        assert not disabled & bit or case.name not in fired
         for ours, theirs in zip(results, expected, strict=True):
             assert torch.isfinite(ours).all()
             assert difference(ours, theirs) <= TOLERANCE[dtype]
@@ -268,3 +263,11 @@ def test_a_mask_of_minus_infinity():
     assert fired["masked_softmax"] == 1
     assert (results[0][1, :, 0] == 0).all()
     assert all(torch.isfinite(x).all() for x in results)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
+
+
+def test_the_page_has_a_row_for_each_pass():
+    """In the order in which they run."""
+    assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.M) == list(_core.passes())

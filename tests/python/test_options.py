@@ -76,6 +76,7 @@ GUIDELINE = """
     PRINT_MEMORY_STATS MEMORY_OPT_LEVEL MEMORY_OPT_CONFIG ENABLE_MEM_EFFICIENT_GRAD_MGMT USE_EFFICIENT_ATTENTION
     USE_TRITON TRITON_CONFIG_FILE TRITON_DEBUG ENABLE_TUNING MAX_TUNING_DURATION_MS TUNING_RESULTS_PATH
     USE_FLASH_ATTENTION CONV_ALGO_SEARCH JSON_CONFIG_PATH EXPORTER VERIFY DEFER_LOGITS ENABLE_CUDA_GRAPHS
+    DISABLED_PASSES
 """
 
 
@@ -108,6 +109,7 @@ BAD = {
     "DEFER_LOGITS": ("YES PLEASE", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
+    "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of masked_softmax, gelu_fusion, silu_fusion,"),
 }
 FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is options.FLAG]
 PATHS = {"MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH"}  # any text is one
@@ -121,6 +123,40 @@ def test_a_bad_value(name, env):
     with pytest.raises(ValueError) as caught:
         ORTModule(Net())
     assert f"ORTMODULE_{name}={text} (environment)" in str(caught.value) and advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("silufusion", "did you mean silu_fusion?"),
+        ("gelu_fusion,,norm_fusion", "nothing is none of"),
+        ("safe_softmax", "gradients would be wrong without safe_softmax"),
+    ],
+)
+def test_passes_that_cannot_be_switched_off(text, advice, env):
+    env(DISABLED_PASSES=text)
+    with pytest.raises(ValueError, match=advice.replace("?", r"\?")):
+        Options.read()
+
+
+def test_passes_are_switched_off_by_name(env, tmp_path):
+    """The result stays, the passes do not run; other settings go on switching theirs."""
+    modules = [nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    reports = []
+    for module, off in zip(modules, ("", " GELU_fusion, pointwise_fusion"), strict=True):
+        env(DISABLED_PASSES=off, ENABLE_COMPUTE_OPTIMIZER="0")
+        wrapped = ORTModule(module)
+        wrapped(x()).square().sum().backward()
+        reports.append(explain(wrapped))
+    assert {"gelu_fusion", "pointwise_fusion", "row_selection"} <= Options.read().without
+    for a, b in zip(*(module.parameters() for module in modules), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert "gelu_fusion" in reports[0].fused and not {"gelu_fusion", "pointwise_fusion"} & reports[1].fused.keys()
+    assert all(report.captured for report in reports)
+    (tmp_path / "settings.json").write_text(json.dumps({"DISABLED_PASSES": ["gelu_fusion", "norm_fusion"]}))
+    env(JSON_CONFIG_PATH=str(tmp_path / "settings.json"))
+    assert Options.read()["DISABLED_PASSES"] == {"gelu_fusion", "norm_fusion"}
 
 
 def test_an_unknown_name(env):
