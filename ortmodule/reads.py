@@ -98,10 +98,11 @@ class Recorder:
                 f"{_place()} decides something with a random number, or with what a part left to PyTorch computes"
             )
         if tensor.numel() > MOST_ELEMENTS:
-            raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {list(tensor.shape)}")
+            shape = _untraced(lambda each: list(each.shape), tensor)
+            raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
         place = _place()
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
-            self.reads.append(Read(element, _untraced(_item, element), depends, place, self.where()))
+            self.reads.append(Read(element, float(_untraced(_item, element)), depends, place, self.where()))
 
     def depends(self, value: torch._C.Value) -> int:
         """What a traced value depends on."""
@@ -185,11 +186,11 @@ def _active() -> Recorder | None:
     return None if recorder is None or recorder._paused or torch._C._get_tracing_state() is None else recorder
 
 
-def _untraced(function: Callable, tensor: torch.Tensor) -> float:
+def _untraced(function: Callable, tensor: torch.Tensor) -> Any:
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
-        return float(function(tensor))
+        return function(tensor)
     finally:
         torch._C._set_tracing_state(state)
 

@@ -1,21 +1,51 @@
 """python -m tests.models [NAME...] [--write] [--again]
 
 Without names: everything. A name may have wildcards; `--list` shows them. What was found with these very sources is
-not run again unless `--again` says so. ``--write`` puts what was found into docs/models.md.
+not run again unless `--again` says so. ``--write`` puts what was found into docs/models.md. Named ones are told about
+in full: what was built, what it was given, and what PyTorch runs of it.
 """
 
 import argparse
+import difflib
 import fnmatch
 import sys
 from collections import Counter
 
 from tests.models import processes, results, subjects, table
+from tests.models.trial import UNBUILT
 
 
-def show(outcome):
-    ran = "engine" if outcome.captured else "PyTorch"
+def show(outcome, full=False):
+    ran = "-" if outcome.state == UNBUILT else "engine" if outcome.captured else "PyTorch"
     print(f"{outcome.state:17}{ran:8}{outcome.name:34}{outcome.loss_off:8.0e}{outcome.grad_off:8.0e}"
           f"{outcome.seconds:7.1f} s  {outcome.reason}", flush=True)  # fmt: skip
+    if full and outcome.state != UNBUILT:
+        print("".join(f"    {line}\n" for line in details(outcome)), end="", flush=True)
+
+
+def details(outcome):
+    """Lines on what was tried and what ran it."""
+    yield outcome.tried
+    yield {
+        "train": "compared in training: results, loss, all gradients and buffers, over three steps of two sizes",
+        "eval": "it draws random numbers in training: compared in eval mode, with gradients",
+        "verified": "it always draws random numbers: ORTMODULE_VERIFY compared it",
+    }[outcome.mode]
+    yield f"deviates by {outcome.loss_off:.0e} of the loss, and by at most {outcome.grad_off:.0e} of a gradient"
+    if outcome.captured:
+        yield f"the engine runs it: {outcome.exports} exported, {outcome.nodes} instructions in the last step"
+        yield f"through PyTorch inside the graph: {', '.join(outcome.outside) or 'nothing'}"
+    else:
+        yield f"PyTorch runs it: {outcome.reason}"
+
+
+def chosen(every, patterns, refuse):
+    """The names that match; ``refuse(sentence)`` is told of a pattern that matches none."""
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, pattern) for name in every):
+            near = difflib.get_close_matches(pattern.replace("-", "_").lower(), every, 3, 0.5)
+            refuse(f"no model is called {pattern}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    return [name for name in every if not patterns or any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
 def main():
@@ -27,16 +57,16 @@ def main():
     parser.add_argument("--seconds", type=int, default=processes.SECONDS, help="limit for each")
     options = parser.parse_args()
     every = subjects.names()
-    names = [n for n in every if not options.names or any(fnmatch.fnmatch(n, p) for p in options.names)]
+    names, full = chosen(every, options.names, parser.error), bool(options.names)
     if options.list:
         print("\n".join(names))
         return
     known = {} if options.again else results.known(names)
     for outcome in known.values():
-        show(outcome)
+        show(outcome, full)
 
     def report(outcome):
-        show(outcome)
+        show(outcome, full)
         results.keep(outcome)
 
     found = known | processes.run_all([n for n in names if n not in known], report=report, seconds=options.seconds)

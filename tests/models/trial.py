@@ -45,6 +45,7 @@ class Outcome:
 
     name: str
     group: str = ""
+    tried: str = ""  # what was built, and what it was given
     state: str = RIGHT
     captured: bool = False
     reason: str = ""  # why PyTorch ran it, or what is wrong
@@ -209,6 +210,14 @@ def check_draws(subject, outcome):
     outcome.outside = [*report.aten_ops, *report.python_ops]
 
 
+def described(subject):
+    """Class, size and arguments of a subject."""
+    pair = _Pair(subject, torch.float32, "train")
+    count = sum(p.numel() for p in pair.eager.parameters())
+    given = (f"{k} {_kinds([v]) if isinstance(v, torch.Tensor) else v}" for k, v in pair.batch(0, 0).items())
+    return f"{type(pair.eager).__name__} of {count:,} parameters; {', '.join(given)}"
+
+
 def is_random(subject, mode):
     """Does PyTorch give other results with another seed? Rounding counts for nothing: an order may be drawn."""
     pair = _Pair(subject, torch.float32, mode)
@@ -232,6 +241,7 @@ def attempt(name, subject):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            outcome.tried = described(subject)
             if is_random(subject, outcome.mode):
                 outcome.mode = "eval" if not is_random(subject, "eval") else "verified"
         except Exception as error:

@@ -251,6 +251,13 @@ def test_the_padding_row_gets_no_gradient():
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
+def test_the_reason_names_the_shape_of_what_was_read():
+    ours = ORTModule(made(lambda self, x: self.linear(x) * x.repeat(1, 9).tolist()[0][0]))
+    x = rows(5, 4)
+    assert torch.equal(ours(x), ours.linear(x) * x[0, 0].item())
+    assert "takes the values out of a tensor of shape [5, 36]" in explain(ours).fallback
+
+
 def test_random_state_is_untouched():
     def forward(self, x):
         random.random(), numpy.random.rand()
