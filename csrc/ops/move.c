@@ -52,52 +52,60 @@ typedef word8 vector8 __attribute__((vector_size(16)));
 enum { LINE = 64 }; /* bytes of a line of the cache */
 
 /* Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
-#define PLANES(T, N)                                                                                                   \
-    SIMD static void fill_##T(const plane *p) {                                                                        \
-        const plane q = *p;                                                                                            \
-        for (int64_t i = 0; i < q.rows; i++) {                                                                         \
-            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                         \
-            const T x = *((const T *)(const void *)q.from + i * q.from_row);                                           \
-            for (int64_t j = 0; j < q.cols; j++) to[j] = x;                                                            \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void scatter_##T(const plane *p) {                                                                     \
-        const plane q = *p;                                                                                            \
-        for (int64_t i = 0; i < q.rows; i++) {                                                                         \
-            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                         \
-            const T *restrict from = (const T *)(const void *)q.from + i * q.from_row;                                 \
-            for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                              \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */               \
-    static inline __attribute__((always_inline)) void square_##T(T *to, const T *from, int64_t to_row,                 \
-                                                                 int64_t from_col) {                                   \
-        enum { SIDE = 16 / N };                                                                                        \
-        vector##N v[SIDE], w[SIDE];                                                                                    \
-        for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                         \
-        for (int step = 1; step < SIDE; step *= 2) {                                                                   \
-            for (int j = 0; j < SIDE / 2; j++) {                                                                       \
-                w[2 * j] = FIRST_##N(v[j], v[j + SIDE / 2]);                                                           \
-                w[2 * j + 1] = SECOND_##N(v[j], v[j + SIDE / 2]);                                                      \
-            }                                                                                                          \
-            for (int j = 0; j < SIDE; j++) v[j] = w[j];                                                                \
-        }                                                                                                              \
-        for (int i = 0; i < SIDE; i++) memcpy(to + i * to_row, &v[i], 16);                                             \
-    }                                                                                                                  \
-    /* Squares of whole lines, made of squares of vectors: each line is read and written while it is near. */          \
-    SIMD static void transpose_##T(const plane *p) {                                                                   \
-        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                     \
-        const plane q = *p;                                                                                            \
-        T *to = (T *)(void *)q.to;                                                                                     \
-        const T *from = (const T *)(const void *)q.from;                                                               \
-        const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                    \
-        for (int64_t top = 0; top < rows; top += SQUARE)                                                               \
-            for (int64_t left = 0; left < cols; left += SQUARE)                                                        \
-                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                         \
-                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                   \
-                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);            \
-        for (int64_t i = 0; i < q.rows; i++)                                                                           \
-            for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];    \
+#define PLANES(T, N)                                                                                                      \
+    SIMD static void fill_##T(const plane *p) {                                                                           \
+        const plane q = *p;                                                                                               \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                            \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                            \
+            const T x = *((const T *)(const void *)q.from + i * q.from_row);                                              \
+            for (int64_t j = 0; j < q.cols; j++) to[j] = x;                                                               \
+        }                                                                                                                 \
+    }                                                                                                                     \
+    SIMD static void scatter_##T(const plane *p) {                                                                        \
+        const plane q = *p;                                                                                               \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                            \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                            \
+            const T *restrict from = (const T *)(const void *)q.from + i * q.from_row;                                    \
+            for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                                 \
+        }                                                                                                                 \
+    }                                                                                                                     \
+    /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */                  \
+    static inline __attribute__((always_inline)) void square_##T(T *to, const T *from, int64_t to_row,                    \
+                                                                 int64_t from_col) {                                      \
+        enum { SIDE = 16 / N };                                                                                           \
+        vector##N v[SIDE], w[SIDE];                                                                                       \
+        for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                            \
+        for (int step = 1; step < SIDE; step *= 2) {                                                                      \
+            for (int j = 0; j < SIDE / 2; j++) {                                                                          \
+                w[2 * j] = FIRST_##N(v[j], v[j + SIDE / 2]);                                                              \
+                w[2 * j + 1] = SECOND_##N(v[j], v[j + SIDE / 2]);                                                         \
+            }                                                                                                             \
+            for (int j = 0; j < SIDE; j++) v[j] = w[j];                                                                   \
+        }                                                                                                                 \
+        for (int i = 0; i < SIDE; i++) memcpy(to + i * to_row, &v[i], 16);                                                \
+    }                                                                                                                     \
+    /* Squares of whole lines, made of squares of vectors: each line is read and written while it is near. Lines of the \
+     * next square are far apart, so that no CPU guesses them. */ \
+    SIMD static void transpose_##T(const plane *p) {                                                                      \
+        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                        \
+        const plane q = *p;                                                                                               \
+        T *to = (T *)(void *)q.to;                                                                                        \
+        const T *from = (const T *)(const void *)q.from;                                                                  \
+        const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                       \
+        for (int64_t top = 0; top < rows; top += SQUARE)                                                                  \
+            for (int64_t left = 0; left < cols; left += SQUARE) {                                                         \
+                const bool same = left + SQUARE < cols;                                                                   \
+                const int64_t next_top = same ? top : top + SQUARE, next_left = same ? left + SQUARE : 0;                 \
+                for (int64_t j = next_left; next_top < rows && j < cols && j < next_left + SQUARE; j++)                   \
+                    __builtin_prefetch(from + j * q.from_col + next_top);                                                 \
+                for (int64_t i = next_top; i < rows && i < next_top + SQUARE; i++)                                        \
+                    __builtin_prefetch(to + i * q.to_row + next_left, 1);                                                 \
+                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                            \
+                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                      \
+                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);               \
+            }                                                                                                             \
+        for (int64_t i = 0; i < q.rows; i++)                                                                              \
+            for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];       \
     }
 
 PLANES(word1, 1)
@@ -196,11 +204,12 @@ static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]
     return merged;
 }
 
-/* Of a transpose: pieces of the source, along its rows, and of the destination. */
-enum { TILE_ROWS = 256, TILE_COLS = 64, BLOCK_ELEMENTS = 1 << 14 };
+/* Of a transpose: pieces of the source, along its rows, and of the destination, wide ones where threads have enough. */
+enum { TILE_ROWS = 256, TILE_COLS = 64, WIDE_TILE_COLS = 256, LEAST_FOR_WIDE = 1 << 21, BLOCK_ELEMENTS = 1 << 14 };
 
 static void choose_blocks(mover *m, bool tiles) {
-    m->col_block = least(m->col.size, tiles ? TILE_COLS : BLOCK_ELEMENTS);
+    const bool wide = m->col.size * m->row.size >= LEAST_FOR_WIDE;
+    m->col_block = least(m->col.size, !tiles ? BLOCK_ELEMENTS : wide ? WIDE_TILE_COLS : TILE_COLS);
     m->row_block = least(m->row.size, tiles ? TILE_ROWS : BLOCK_ELEMENTS / m->col_block);
     m->col_blocks = (m->col.size + m->col_block - 1) / m->col_block;
     m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
