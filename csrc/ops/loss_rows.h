@@ -1,22 +1,19 @@
 /* loss_rows.h -- template of loss.c. Element i of sample r is at [start + i * stride]; rows have stride 1. */
 
+#include "ops/exp_rows.h"
+
 /* log Σ exp of each sample of a range whose label counts, and its loss. */
 SIMD static void NAME(cross_entropy_rows)(const loss_job *j, int64_t begin, int64_t end) {
     const int64_t n = j->classes;
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
         int64_t label;
-        double weight = label_at(j, row, &label), total = 0;
-        A most = -(A)INFINITY;
+        double weight = label_at(j, row, &label);
 
         j->lse[row] = j->losses[row] = 0;
         if (label < 0) continue;
-#pragma omp simd reduction(max : most)
-        for (int64_t i = 0; i < n; i++) {
-            A v = GET(x[i]);
-            most = v > most ? v : most;
-        }
-        SUM(n, total, v_exp(GET(x[i]) - most));
+        const A most = NAME(row_max)(x, n);
+        const double total = NAME(row_sum_exp)(x, n, most);
         j->lse[row] = (double)most + log(total);
         j->losses[row] = j->own * weight * (j->lse[row] - (double)GET(x[label]));
         if (!j->share) continue;
@@ -76,8 +73,7 @@ SIMD static void NAME(cross_entropy_grad_rows)(const loss_job *j, int64_t begin,
         }
         if (!share) {
             const T at_label = PUT((v_exp(GET(x[label]) - high - low) - 1) * scale);
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale);
+            NAME(row_exp)(x, n, high, low, scale, dx);
             dx[label] = at_label;
         } else {
             const A p = v_exp(GET(x[label]) - high - low);

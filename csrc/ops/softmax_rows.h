@@ -1,20 +1,6 @@
 /* softmax_rows.h -- template of softmax.c: rows of `length` neighbouring elements, and columns side by side. */
 
-static inline A NAME(row_max)(const T *x, int64_t n) {
-    A most = -(A)INFINITY;
-#pragma omp simd reduction(max : most)
-    for (int64_t i = 0; i < n; i++) {
-        A v = GET(x[i]);
-        most = v > most ? v : most;
-    }
-    return most;
-}
-
-static inline A NAME(row_sum_exp)(const T *x, int64_t n, A most) {
-    double total = 0;
-    SUM(n, total, v_exp(GET(x[i]) - most));
-    return (A)total;
-}
+#include "ops/exp_rows.h"
 
 /* The exponentials wait for their sum: in y where that has digits enough, else in a buffer if they fit, which takes the
  * widened row before, else they are made again. */
@@ -28,9 +14,7 @@ SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
         A e[BUFFER], most = -(A)INFINITY;
         if (n > BUFFER) {
             most = NAME(row_max)(x, n);
-            const A scale = 1 / NAME(row_sum_exp)(x, n, most);
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp(GET(x[i]) - most) * scale);
+            NAME(row_exp)(x, n, most, 0, 1 / (A)NAME(row_sum_exp)(x, n, most), y);
             continue;
         }
 #pragma omp simd
@@ -54,7 +38,7 @@ SIMD static void NAME(log_softmax_rows)(const job *j, int64_t begin, int64_t end
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
-        A most = NAME(row_max)(x, n), log_sum = v_log(NAME(row_sum_exp)(x, n, most));
+        A most = NAME(row_max)(x, n), log_sum = v_log((A)NAME(row_sum_exp)(x, n, most));
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = PUT(GET(x[i]) - most - log_sum);
     }
