@@ -1,6 +1,7 @@
 /* nonzero.cu -- twin of ops/nonzero.c: how many elements are not 0, and where. One block goes through all of them, in
- * stretches as in cumulative.cu. */
+ * stretches. */
 #include "cuda/kernel.h"
+#include "cuda/stretches.h"
 
 typedef struct nonzero_args {
     const void *x;
@@ -9,8 +10,6 @@ typedef struct nonzero_args {
     int32_t type, rank, node;
     cuda_fault *fault;
 } nonzero_args;
-
-enum { THREADS = 512 };
 
 #ifdef ORT_HOST
 kernel_fn nonzero_count_cuda, nonzero_sized_cuda;
@@ -29,14 +28,14 @@ static nonzero_args args_of(const call *k) {
 status nonzero_count_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "nonzero_count"};
     const nonzero_args a = args_of(k);
-    return cuda_launch(c, k, &f, (geometry){1, THREADS}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
 }
 
 status nonzero_sized_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "nonzero_sized"};
     nonzero_args a = args_of(k);
     a.count = node_int(k->node, "count");
-    return cuda_launch(c, k, &f, (geometry){1, THREADS}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
 }
 #endif
 
@@ -52,29 +51,18 @@ DEVICE int64_t count_stretch(const nonzero_args *a, int64_t begin, int64_t end) 
 }
 
 KERNEL(nonzero_count, nonzero_args) {
-    SHARED(int64_t, counts, THREADS);
-    int64_t all = 0;
-
-    counts[threadIdx.x] = count_stretch(&a, a.total * threadIdx.x / THREADS, a.total * (threadIdx.x + 1) / THREADS);
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (int t = 0; t < THREADS; t++) all += counts[t];
-    *a.out = all;
+    int64_t all;
+    (void)sum_before(count_stretch(&a, stretch_begin(a.total), stretch_end(a.total)), &all);
+    if (threadIdx.x == 0) *a.out = all;
 }
 
 /* What is found beyond the places there are room for is left out, and reported. */
 KERNEL(nonzero_sized, nonzero_args) {
-    SHARED(int64_t, counts, THREADS);
-    const int64_t begin = a.total * threadIdx.x / THREADS, end = a.total * (threadIdx.x + 1) / THREADS;
-    int64_t found = 0, all = 0;
+    const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
+    int64_t found, all;
 
     FOR_THREADS(i, a.count * a.rank) a.out[i] = 0;
-    counts[threadIdx.x] = count_stretch(&a, begin, end);
-    __syncthreads();
-    for (int t = 0; t < THREADS; t++) {
-        if (t < (int)threadIdx.x) found += counts[t];
-        all += counts[t];
-    }
+    found = sum_before(count_stretch(&a, begin, end), &all);
     if (all != a.count && threadIdx.x == 0) report(a.fault, FAULT_COUNT, a.node, all, a.count);
     for (int64_t i = begin; i < end; i++) {
         int64_t rest = i;

@@ -16,6 +16,8 @@ typedef struct pointwise_args {
     int32_t type, unused;
     source in[OPERANDS];
     double param[PARAMETERS];
+    cuda_fault *fault;
+    int64_t node;
 } pointwise_args;
 
 /* --- the host ----------------------------------------------------------------------------------------------------- */
@@ -47,7 +49,7 @@ static row floats[] = {FLOAT_OPERATORS(FLOAT_ROW) FLOAT_TESTS(FLOAT_ROW)
                                                                [TILE_I64] = {"where_i64"},
                                                                [TILE_I32] = {"where_i32"},
                                                                [TILE_BOOL] = {"where_bool"}}}};
-static row ints[] = {INT_OPERATORS(INT_ROW)};
+static row ints[] = {INT_OPERATORS(INT_ROW) INT_DIVISIONS(INT_ROW)};
 static row bools[] = {BOOL_OPERATORS(BOOL_ROW)};
 
 #define CASTS_FROM(f)                                                                                                  \
@@ -116,7 +118,7 @@ status pointwise_cuda(ctx *c, const call *k) {
     const tensor *out = &k->out[0];
     tile_class from = tile_class_of(k->in[k->n_in - 1].type), to = tile_class_of(out->type);
     kernel *f = find(k->node->op, from, to);
-    pointwise_args a = {.out = out->data, .type = out->type};
+    pointwise_args a = {.out = out->data, .type = out->type, .fault = k->cuda->fault, .node = k->node->id};
 
     if (!f)
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name,
@@ -184,6 +186,8 @@ status pointwise_cuda(ctx *c, const call *k) {
 
 FLOAT_OPERATORS(FLOAT_KERNEL)
 INT_OPERATORS(INT_KERNEL)
+#define BY_ZERO (j < n ? (report(a.fault, FAULT_DIVISOR, (int)a.node, 0, 0), (real)0) : (real)0)
+INT_DIVISIONS(INT_KERNEL)
 COMPARISONS(COMPARISON_KERNEL)
 FLOAT_TESTS(FLOAT_TEST_KERNEL)
 BOOL_OPERATORS(BOOL_KERNEL)

@@ -1,7 +1,8 @@
 /* rows.cu -- twin of ops/rows.c: how many rows matter, which, and tensors that have only these.
  *
- * One block counts, in stretches as in nonzero.cu. Rows are moved in pieces of up to 8 bytes. */
+ * One block counts, in stretches. Rows are moved in pieces of up to 8 bytes. */
 #include "cuda/kernel.h"
+#include "cuda/stretches.h"
 
 typedef struct rows_args {
     const uint8_t *live;
@@ -19,8 +20,6 @@ typedef struct pack_args {
     uint64_t filler;
     int32_t repeat;
 } pack_args;
-
-enum { THREADS = 512 };
 
 #ifdef ORT_HOST
 #include "ops/rows.h"
@@ -43,13 +42,13 @@ status row_count_cuda(ctx *c, const call *k) {
     rows_args a = args_of(k);
 
     a.step = row_step(a.total);
-    return cuda_launch(c, k, &f, (geometry){1, THREADS}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
 }
 
 status row_index_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "row_index"};
     const rows_args a = args_of(k);
-    return cuda_launch(c, k, &f, (geometry){1, THREADS}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
 }
 
 /* Bytes of a piece: all of a row's are whole, and aligned. */
@@ -80,7 +79,7 @@ static status run(ctx *c, const call *k, kernel kernels[9], int64_t blocks) {
     memcpy(&a.filler, filler, sizeof filler);
     /* Which piece it is depends on addresses: at making a plan all are looked up. */
     for (size_t other = element; k->cuda->dry && other <= 8; other *= 2)
-        TRY(cuda_launch(c, k, &kernels[other], (geometry){0, THREADS}, &a));
+        TRY(cuda_launch(c, k, &kernels[other], (geometry){0, WARP}, &a));
     return cuda_launch(c, k, &kernels[piece], geometry_rows(a.width ? blocks : 0, a.width), &a);
 }
 
@@ -103,13 +102,10 @@ DEVICE int64_t count_live(const rows_args *a, int64_t begin, int64_t end) {
 }
 
 KERNEL(row_count, rows_args) {
-    SHARED(int64_t, counts, THREADS);
-    int64_t all = 0;
+    int64_t all;
 
-    counts[threadIdx.x] = count_live(&a, a.total * threadIdx.x / THREADS, a.total * (threadIdx.x + 1) / THREADS);
-    __syncthreads();
+    (void)sum_before(count_live(&a, stretch_begin(a.total), stretch_end(a.total)), &all);
     if (threadIdx.x != 0) return;
-    for (int t = 0; t < THREADS; t++) all += counts[t];
     all = a.step ? (all + a.step - 1) / a.step * a.step : 0;
     if (all == 0) all = a.step;
     *a.out = all < a.total ? all : a.total;
@@ -117,28 +113,20 @@ KERNEL(row_count, rows_args) {
 
 /* What is left of the places repeats the last row, as -1 - r. More rows than there is room for are reported. */
 KERNEL(row_index, rows_args) {
-    SHARED(int64_t, counts, THREADS);
-    SHARED(int64_t, lasts, THREADS);
-    const int64_t begin = a.total * threadIdx.x / THREADS, end = a.total * (threadIdx.x + 1) / THREADS;
-    int64_t found = 0, all = 0, last = 0;
+    const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
+    int64_t found, all, last = 0;
 
-    counts[threadIdx.x] = count_live(&a, begin, end);
-    lasts[threadIdx.x] = -1;
+    found = sum_before(count_live(&a, begin, end), &all);
     for (int64_t i = begin; i < end; i++)
-        if (a.live[i]) lasts[threadIdx.x] = i;
-    __syncthreads();
-    for (int t = 0; t < THREADS; t++) {
-        if (t < (int)threadIdx.x) found += counts[t];
-        all += counts[t];
-        if (lasts[t] >= 0) last = lasts[t];
-    }
+        if (a.live[i]) last = i;
+    last = largest_of(last);
     if (all > a.room && threadIdx.x == 0) report(a.fault, FAULT_ROWS, a.node, all, a.room);
     for (int64_t i = begin; i < end; i++) {
         if (!a.live[i]) continue;
         if (found < a.room) a.out[found] = i;
         found++;
     }
-    for (int64_t i = all + threadIdx.x; i < a.room; i += THREADS) a.out[i] = -1 - last;
+    for (int64_t i = all + threadIdx.x; i < a.room; i += STRETCHES) a.out[i] = -1 - last;
 }
 
 #define PACK(name, T)                                                                                                  \

@@ -141,6 +141,16 @@
     F("ShiftRight", shift_right, 2, x >> ((word)y < 8 * sizeof(word) ? y : (real)(8 * sizeof(word) - 1)), )            \
     F("Pow", int_pow, 2, int_power(x, y), )
 
+/* Integers by integers, which may be 0: not for chains. */
+#define INT_DIVISIONS(F)                                                                                               \
+    F("Div", div, 2, y == 0 ? BY_ZERO : y == -1 ? (real)(0 - (word)x) : x / y, )                                       \
+    F("FloorDiv", floor_div, 2,                                                                                        \
+      y == 0 ? BY_ZERO : y == -1 ? (real)(0 - (word)x) : x / y - (x % y != 0 && (x < 0) != (y < 0)), )                 \
+    F("Mod", mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r,                                              \
+      const real r = y == 0 ? BY_ZERO : y == -1 ? 0 : x % y)                                                           \
+    F("Remainder", remainder, 2, r != 0 && (r < 0) != (y < 0) ? r + y : r,                                             \
+      const real r = y == 0 ? BY_ZERO : y == -1 ? 0 : x % y)
+
 /* Numbers in, booleans out. */
 #define COMPARISONS(F)                                                                                                 \
     F("Equal", equal, 2, x == y, )                                                                                     \
