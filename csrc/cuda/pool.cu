@@ -1,8 +1,8 @@
 /* pool.cu -- twin of ops/pool.c. A thread has a result: an output looks at its window, and in backward an element of x
  * at the windows that see it, so nothing is added to one place by two threads.
  *
- * Backward of MaxPool first finds where each window's largest element is, then each element collects from the windows
- * that it is the largest of. 16-bit floats have become float32 before (lower_to_f32). */
+ * In backward of MaxPool each element collects from the windows that it is the largest of. Which element of a window
+ * that is forward has left, or, of large windows, is found first. 16-bit floats have become float32 before (lower_to_f32). */
 #include "cuda/kernel.h"
 
 typedef struct pool_args {
@@ -10,10 +10,13 @@ typedef struct pool_args {
     void *y, *dx;
     int64_t *indices; /* of the largest elements, in x */
     int32_t *where;   /* or in their planes; -1: the window is empty */
+    uint8_t *taps;    /* or in their windows; NO_TAP: it is empty */
     int64_t planes;   /* images * channels */
     int64_t in[3], out[3], kernel[3], stride[3], dilation[3], before[3], after[3]; /* ops/spatial.h */
     int32_t count_padding;
 } pool_args;
+
+enum { NO_TAP = 255 };
 
 #ifdef ORT_HOST
 #include "ops/spatial.h"
@@ -54,26 +57,33 @@ status max_pool_cuda(ctx *c, const call *k) {
     a.x = k->in[0].data;
     if (tensor_present(&k->out[0])) a.y = k->out[0].data;
     if (k->n_out > 1 && tensor_present(&k->out[1])) a.indices = k->out[1].data;
+    if (k->n_out > 2 && tensor_present(&k->out[2])) a.taps = k->out[2].data;
     return cuda_launch(c, k, &values[k->in[0].type], over(a.planes, a.out), &a);
 }
 
-/* Operands: dy, x. */
+/* Operands: dy, and the taps that forward left or x. */
 status max_pool_grad_cuda(ctx *c, const call *k) {
     static kernel find[DTYPE_COUNT] = {[F32] = {"max_pool_f32"}, [F64] = {"max_pool_f64"}},
                   collect[DTYPE_COUNT] = {[F32] = {"max_pool_grad_f32"}, [F64] = {"max_pool_grad_f64"}};
-    const dtype type = k->in[1].type;
+    const dtype type = k->in[0].type;
     pool_args a;
 
-    TRY(args_of(c, k, &k->in[1].shape, &a));
-    a.x = k->in[1].data;
+    TRY(args_of(c, k, &k->out[0].shape, &a));
     a.dy = k->in[0].data;
     a.dx = k->out[0].data;
-    a.where = k->work;
-    TRY(cuda_launch(c, k, &find[type], over(a.planes, a.out), &a));
+    if (k->in[1].type == U8) {
+        a.taps = k->in[1].data;
+    } else {
+        a.x = k->in[1].data;
+        a.where = k->work;
+        TRY(cuda_launch(c, k, &find[type], over(a.planes, a.out), &a));
+    }
     return cuda_launch(c, k, &collect[type], over(a.planes, a.in), &a);
 }
 
-size_t max_pool_grad_cuda_workspace(const node *n) { return (size_t)shape_count(&n->in[0]->shape) * sizeof(int32_t); }
+size_t max_pool_grad_cuda_workspace(const node *n) {
+    return n->in[1]->type == U8 ? 0 : (size_t)shape_count(&n->in[0]->shape) * sizeof(int32_t);
+}
 
 status average_pool_cuda(ctx *c, const call *k) {
     static kernel kernels[DTYPE_COUNT] = {[F32] = {"average_pool_f32"}, [F64] = {"average_pool_f64"}};
@@ -142,23 +152,33 @@ DEVICE int sees(const pool_args *a, int axis, int64_t o, int64_t x) {
             for (int64_t o2 = first[2], o; sees(a, 1, o1, at[1]) && o2 < end[2]; o2++)                                 \
                 if (o = (o0 * (a)->out[1] + o1) * (a)->out[2] + o2, sees(a, 2, o2, at[2]))
 
+/* Which element of the window of an output that sees it element `at` is. */
+DEVICE int64_t tap_of(const pool_args *a, const int64_t at[3], int64_t o0, int64_t o1, int64_t o2) {
+    const int64_t e0 = (at[0] + a->before[0] - o0 * a->stride[0]) / a->dilation[0];
+    const int64_t e1 = (at[1] + a->before[1] - o1 * a->stride[1]) / a->dilation[1];
+    const int64_t e2 = (at[2] + a->before[2] - o2 * a->stride[2]) / a->dilation[2];
+    return (e0 * a->kernel[1] + e1) * a->kernel[2] + e2;
+}
+
 #define MAX_POOL(name, T, LOWEST)                                                                                      \
     KERNEL(name, pool_args) {                                                                                          \
         const int64_t plane = volume(a.in), outputs = volume(a.out), results = a.planes * outputs;                     \
         FOR_EACH(r, results) {                                                                                         \
             const T *x = (const T *)a.x + r / outputs * plane;                                                         \
-            int64_t at[3], found = -1;                                                                                 \
+            int64_t at[3], found = -1, tap = NO_TAP;                                                                   \
             T best = LOWEST;                                                                                           \
             place(r % outputs, a.out, at);                                                                             \
             EACH_SEEN(&a, at, i) {                                                                                     \
                 if (x[i] > best || x[i] != x[i] || found < 0) {                                                        \
                     best = x[i];                                                                                       \
                     found = i;                                                                                         \
+                    tap = (e0 * a.kernel[1] + e1) * a.kernel[2] + e2;                                                  \
                 }                                                                                                      \
             }                                                                                                          \
             if (a.y) ((T *)a.y)[r] = best;                                                                             \
             if (a.indices) a.indices[r] = r / outputs * plane + (found < 0 ? 0 : found);                               \
             if (a.where) a.where[r] = (int32_t)found;                                                                  \
+            if (a.taps) a.taps[r] = (uint8_t)tap;                                                                      \
         }                                                                                                              \
     }
 MAX_POOL(max_pool_f32, float, -INFINITY)
@@ -195,7 +215,9 @@ DEVICE int64_t window_count(const pool_args *a, int64_t o0, int64_t o1, int64_t 
             T total = 0;                                                                                               \
             place(r % plane, a.in, at);                                                                                \
             EACH_WATCHER(&a, at, o) {                                                                                  \
-                if (a.where[before + o] == r % plane) total += ((const T *)a.dy)[before + o];                          \
+                const int is_largest =                                                                                 \
+                    a.taps ? a.taps[before + o] == tap_of(&a, at, o0, o1, o2) : a.where[before + o] == r % plane;      \
+                if (is_largest) total += ((const T *)a.dy)[before + o];                                                \
             }                                                                                                          \
             ((T *)a.dx)[r] = total;                                                                                    \
         }                                                                                                              \

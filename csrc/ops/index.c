@@ -292,6 +292,40 @@ static status infer_gather_elements(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, index);
 }
 
+/* An index that is the same in every lane, as a list along `axis`: expanded from one, or a constant. NULL: it is not. */
+status index_of_lanes(graph *g, value *index, int axis, value **out) {
+    const shape *s = &index->shape;
+    value *from = index->def && strcmp(index->def->op->name, "Expand") == 0 ? index->def->in[0] : NULL;
+    const int64_t n = s->dim[axis], inner = shape_span(s, axis + 1, s->rank);
+    int64_t *list;
+
+    *out = NULL;
+    if (n == 0 || shape_count(s) == n || shape_count(s) == 0) return OK;
+    if (from && from->shape.rank == s->rank && from->shape.dim[axis] == n && shape_count(&from->shape) == n)
+        return emit_reshape(g, from, &SHAPE(n), out);
+    if (!value_is_constant(index)) return OK;
+    TRY(NEW(g->c, list, (size_t)n));
+    for (int64_t i = 0; i < n; i++) list[i] = dtype_get_int(index->type, index->data, i * inner);
+    for (int64_t i = 0; i < shape_count(s); i++)
+        if (dtype_get_int(index->type, index->data, i) != list[i / inner % n]) return OK;
+    return graph_ints(g, (int)n, list, out);
+}
+
+/* The same elements of every lane: slices. */
+static status simplify_gather_elements(graph *g, const node *n, value **out) {
+    const shape *x = &n->in[0]->shape, *index = &n->in[1]->shape;
+    value *list;
+    int axis;
+
+    if (x->rank < 2) return OK;
+    TRY(shape_axis(g->c, node_int(n, "axis"), x->rank, &axis));
+    for (int i = 0; i < x->rank; i++)
+        if (i != axis && x->dim[i] != index->dim[i]) return OK;
+    TRY(index_of_lanes(g, n->in[1], axis, &list));
+    if (!list) return OK;
+    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), n->in[0], list);
+}
+
 static status grad_gather_elements(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *base;
     TRY(zeros_like(g, n->in[0], &base));
@@ -524,7 +558,8 @@ const op_def index_ops[] = {
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
-     .infer = infer_gather_elements, .grad = grad_gather_elements, .cpu = gather_elements_cpu,
+     .infer = infer_gather_elements, .simplify = simplify_gather_elements, .grad = grad_gather_elements,
+     .cpu = gather_elements_cpu,
      .cuda = gather_elements_cuda},
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
      .grad = grad_gather_nd, .cpu = gather_nd_cpu, .cuda = gather_nd_cuda},

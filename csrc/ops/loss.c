@@ -30,6 +30,25 @@ static double label_at(const loss_job *j, int64_t sample, int64_t *label) {
     return tensor_present(j->weights) ? dtype_get(j->weights->type, j->weights->data, *label) : 1;
 }
 
+/* Labels of `count` samples as they are, at most COLUMNS. */
+static void read_labels(const loss_job *j, int64_t first, int64_t count, int64_t *labels) {
+    if (j->labels->type == I64) memcpy(labels, (const int64_t *)j->labels->data + first, (size_t)count * 8);
+    else
+        for (int64_t k = 0; k < count; k++) labels[k] = dtype_get_int(j->labels->type, j->labels->data, first + k);
+}
+
+/* label_at of `count` neighbours, at most COLUMNS. */
+static void labels_at(const loss_job *j, int64_t first, int64_t count, int64_t *labels, double *weights) {
+    read_labels(j, first, count, labels);
+    for (int64_t k = 0; k < count; k++) {
+        if (j->ignores && labels[k] == j->ignored) labels[k] = -1;
+        weights[k] = labels[k] < 0 ? 0 : 1;
+    }
+    if (!tensor_present(j->weights)) return;
+    for (int64_t k = 0; k < count; k++)
+        if (labels[k] >= 0) weights[k] = dtype_get(j->weights->type, j->weights->data, labels[k]);
+}
+
 static double upstream_at(const loss_job *j, int64_t sample) {
     return dtype_get(j->dloss->type, j->dloss->data, j->each ? sample : 0) / j->divisor;
 }
@@ -104,15 +123,20 @@ void loss_smooth(loss_job *j, dtype type, void *memory) {
 }
 
 status loss_check_labels(ctx *c, const loss_job *j, double *weight) {
+    int64_t labels[COLUMNS];
+    double weights[COLUMNS];
+
     *weight = 0;
-    for (int64_t i = 0; i < j->samples; i++) {
-        int64_t label = dtype_get_int(j->labels->type, j->labels->data, i);
-        if (j->ignores && label == j->ignored) continue;
-        if (label < 0 || label >= j->classes)
-            return fail(c, E_RUNTIME,
-                        "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64 " classes", label,
-                        i, j->classes);
-        *weight += label_at(j, i, &label);
+    for (int64_t first = 0; first < j->samples; first += COLUMNS) {
+        const int64_t n = j->samples - first < COLUMNS ? j->samples - first : COLUMNS;
+        read_labels(j, first, n, labels);
+        for (int64_t k = 0; k < n; k++)
+            if (((labels[k] < 0) | (labels[k] >= j->classes)) && !(j->ignores && labels[k] == j->ignored))
+                return fail(c, E_RUNTIME,
+                            "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64 " classes",
+                            labels[k], first + k, j->classes);
+        labels_at(j, first, n, labels, weights);
+        for (int64_t k = 0; k < n; k++) *weight += weights[k];
     }
     return OK;
 }
@@ -124,9 +148,12 @@ void loss_deliver(const call *k, const loss_job *j, double weight, const tensor 
     double sum = nothing;
 
     if (tensor_present(divisor)) *(double *)divisor->data = mean ? weight : 1;
-    for (int64_t i = 0; i < j->samples; i++)
-        if (j->each) dtype_set_value(out->type, out->data, i, j->losses[i] + nothing);
-        else sum += j->losses[i];
+    if (j->each && out->type == F32)
+        for (int64_t i = 0; i < j->samples; i++) ((float *)out->data)[i] = (float)(j->losses[i] + nothing);
+    else if (j->each)
+        for (int64_t i = 0; i < j->samples; i++) dtype_set_value(out->type, out->data, i, j->losses[i] + nothing);
+    else
+        for (int64_t i = 0; i < j->samples; i++) sum += j->losses[i];
     if (!j->each) dtype_set_value(out->type, out->data, 0, mean ? sum / weight : sum);
 }
 

@@ -30,7 +30,10 @@ SIMD static void NAME(cross_entropy_columns)(const loss_job *j, int64_t batch, i
     const int64_t first = batch * j->inner + from, stride = j->inner;
     const A *share = j->share;
     A most[COLUMNS], sum[COLUMNS], shared[COLUMNS];
+    int64_t labels[COLUMNS];
+    double weights[COLUMNS], logs[COLUMNS];
 
+    labels_at(j, first, width, labels, weights);
     for (int64_t k = 0; k < width; k++) {
         most[k] = -(A)INFINITY;
         sum[k] = shared[k] = 0;
@@ -47,12 +50,12 @@ SIMD static void NAME(cross_entropy_columns)(const loss_job *j, int64_t batch, i
     for (int64_t i = 0; share && i < j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) shared[k] += share[i] * (GET(x[i * stride + k]) - most[k]);
+    for (int64_t k = 0; k < width; k++) logs[k] = vlog((double)sum[k]);
     for (int64_t k = 0; k < width; k++) {
-        int64_t label;
-        double weight = label_at(j, first + k, &label), lse = (double)most[k] + log((double)sum[k]);
-        j->lse[first + k] = label < 0 ? 0 : lse;
-        j->losses[first + k] = label < 0 ? 0 : j->own * weight * (lse - (double)GET(x[label * stride + k]));
-        if (share && label >= 0) j->losses[first + k] += j->shares * log((double)sum[k]) - (double)shared[k];
+        const double lse = (double)most[k] + logs[k];
+        j->lse[first + k] = labels[k] < 0 ? 0 : lse;
+        j->losses[first + k] = labels[k] < 0 ? 0 : j->own * weights[k] * (lse - (double)GET(x[labels[k] * stride + k]));
+        if (share && labels[k] >= 0) j->losses[first + k] += j->shares * logs[k] - (double)shared[k];
     }
 }
 
@@ -91,24 +94,36 @@ SIMD static void NAME(cross_entropy_grad_columns)(const loss_job *j, int64_t bat
     T *dx = (T *)j->dx + start;
     const A *share = j->share;
     A scale[COLUMNS], at_label[COLUMNS], up[COLUMNS], high[COLUMNS], low[COLUMNS];
+    int64_t label[COLUMNS];
     int32_t labels[COLUMNS];
+    double weights[COLUMNS];
 
+    labels_at(j, first, width, label, weights);
     for (int64_t k = 0; k < width; k++) {
-        int64_t label;
-        const double own = j->own * label_at(j, first + k, &label), upstream = upstream_at(j, first + k);
+        const double own = j->own * weights[k], upstream = upstream_at(j, first + k);
         scale[k] = (A)((own + j->shares) * upstream);
         at_label[k] = (A)(own * upstream);
         up[k] = (A)upstream;
         high[k] = (A)j->lse[first + k];
         low[k] = (A)(j->lse[first + k] - (double)high[k]);
-        labels[k] = (int32_t)label;
+        labels[k] = (int32_t)label[k];
+    }
+    if (share) {
+        for (int32_t i = 0; i < (int32_t)j->classes; i++) {
+            const A of_class = share[i];
+#pragma omp simd
+            for (int64_t k = 0; k < width; k++) {
+                const A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]), own = labels[k] == i ? at_label[k] : 0;
+                const A v = p * scale[k] - of_class * up[k] - own;
+                dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : v);
+            }
+        }
+        return;
     }
     for (int32_t i = 0; i < (int32_t)j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) {
-            A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]);
-            A v = share ? p * scale[k] - share[i] * up[k] - (labels[k] == i ? at_label[k] : 0)
-                        : (p - (labels[k] == i ? 1 : 0)) * scale[k];
+            const A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]), v = (p - (labels[k] == i ? 1 : 0)) * scale[k];
             dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : v);
         }
 }

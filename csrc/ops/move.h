@@ -89,6 +89,9 @@ MUST_USE status check_tuples(ctx *c, const tuples *t);
 
 /* An unsigned number that orders elements of any type as PyTorch sorts them, NaN last (ops/topk.c). */
 uint64_t order_key(dtype t, const void *data, int64_t i);
+/* ops/index.c: an index with a place for every element of a tensor that is the same in every lane along `axis`, as a
+ * list; NULL where it is not known to be. */
+MUST_USE status index_of_lanes(graph *g, value *index, int axis, value **out);
 
 /* --- accumulating rows (ops/scatter.c) ---------------------------------------------------------------------------- */
 

@@ -5,8 +5,9 @@
  *     AveragePool    y = sum of the window / n    dx = sum over the windows of dy / n; n counts the window's elements,
  *                                                 with or without the padding
  *
- * Backward of MaxPool keeps x alive and looks for the largest elements again: x is alive anyway, and an index for each
- * result would take twice the memory of the results. Backward of AveragePool keeps nothing. */
+ * Forward of MaxPool leaves a byte a result for its backward: which element of the window was the largest. Windows of
+ * more elements than a byte counts (of whole planes, mostly, and few) are searched again, for which x stays alive.
+ * Backward of AveragePool keeps nothing. */
 #include <string.h>
 
 #include "core/parallel.h"
@@ -30,7 +31,8 @@ static status infer_pool(graph *g, node *n) {
     TRY(set_out(g, n, 0, n->in[0]->type, &y));
     if (n->n_out > 1 && n->out[1] && node_int(n, "storage_order") != 0)
         return fail(g->c, E_UNSUPPORTED, "MaxPool with indices that count columns first");
-    return set_out(g, n, 1, I64, &y);
+    TRY(set_out(g, n, 1, I64, &y));
+    return set_out(g, n, 2, U8, &y);
 }
 
 /* The gradient has the attributes of the pool, and the shape of its operand. */
@@ -45,8 +47,15 @@ static status emit_gradient(graph *g, const char *op, const node *n, int n_in, v
     return graph_emit_op(g, record, list, n_in, in, 1, dx);
 }
 
+/* Windows of so many elements have a byte for each result, in which NO_TAP says that there was none. */
+enum { MOST_TAPS = 255, NO_TAP = 255 };
+
 static status grad_max_pool(graph *g, const node *n, value *const dy[], value *dx[]) {
-    return emit_gradient(g, "MaxPoolGrad", n, 2, (value *[]){dy[0], n->in[0]}, &dx[0]);
+    window w;
+
+    TRY(pool_window(g->c, n, &n->in[0]->shape, &w));
+    return emit_gradient(g, "MaxPoolGrad", n, 2,
+                         (value *[]){dy[0], volume(w.kernel) <= MOST_TAPS ? n->out[2] : n->in[0]}, &dx[0]);
 }
 
 static status grad_average_pool(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -70,29 +79,19 @@ typedef struct segment {
     int64_t plane, at[SPATIAL], count; /* at: the first output's place; count: along the last axis */
 } segment;
 
-/* Where kernel element `tap` looks for a segment: an offset into the plane for output 0, others a stride apart, and
- * which of the outputs see something there. */
-typedef struct sight {
-    int64_t offset, first, last;
-} sight;
+/* One element of the window: how far it is from the first in each of the outer axes and in the plane, and the outputs of
+ * a line, [first, last), for which it is inside the line. */
+typedef struct tap {
+    int64_t outer[SPATIAL - 1], distance, first, last;
+} tap;
 
-static sight look(const window *w, const segment *s, int64_t tap) {
-    sight r = {.offset = 0};
-    int64_t element[SPATIAL];
+static tap tap_of(const window *w, int64_t i) {
+    const int64_t x = i % w->kernel[2], rest = i / w->kernel[2];
+    tap t = {.outer = {rest / w->kernel[1] * w->dilation[0], rest % w->kernel[1] * w->dilation[1]}};
 
-    for (int i = SPATIAL - 1; i >= 0; i--) {
-        element[i] = tap % w->kernel[i];
-        tap /= w->kernel[i];
-    }
-    for (int i = 0; i < SPATIAL; i++) {
-        int64_t x = s->at[i] * w->stride[i] - w->before[i] + element[i] * w->dilation[i];
-        if (i < SPATIAL - 1 && (x < 0 || x >= w->in[i])) return r;
-        r.offset = r.offset * w->in[i] + x;
-    }
-    window_reach(w, SPATIAL - 1, element[SPATIAL - 1], &r.first, &r.last);
-    r.first = r.first > s->at[2] ? r.first - s->at[2] : 0;
-    r.last = r.last - s->at[2] < s->count ? r.last - s->at[2] : s->count;
-    return r;
+    t.distance = (t.outer[0] * w->in[1] + t.outer[1]) * w->in[2] + x * w->dilation[2];
+    window_reach(w, 2, x, &t.first, &t.last);
+    return t;
 }
 
 typedef struct pool {
@@ -100,9 +99,41 @@ typedef struct pool {
     const void *x, *dy;
     void *y, *dx;
     int64_t *indices; /* or NULL */
+    uint8_t *taps;    /* or NULL */
     bool count_padding;
     int64_t after[SPATIAL]; /* padding that counts */
+    tap table[MOST_TAPS];   /* the first of the window */
 } pool;
+
+static inline tap tap_at(const pool *k, int64_t i) { return i < MOST_TAPS ? k->table[i] : tap_of(&k->w, i); }
+
+/* Where the window of a segment's output 0 begins in the plane, or would. */
+static inline int64_t origin(const window *w, const segment *s) {
+    int64_t place = 0;
+    for (int i = 0; i < SPATIAL; i++) place = place * w->in[i] + s->at[i] * w->stride[i] - w->before[i];
+    return place;
+}
+
+/* Where a tap looks for a segment: an offset into the plane for output 0, others a stride apart, and which of the
+ * outputs see something there. */
+typedef struct sight {
+    int64_t offset, first, last;
+} sight;
+
+static inline sight look(const pool *k, const segment *s, int64_t i) {
+    const window *w = &k->w;
+    const tap t = tap_at(k, i);
+    sight r = {.offset = 0};
+
+    for (int a = 0; a < SPATIAL - 1; a++) {
+        int64_t x = s->at[a] * w->stride[a] - w->before[a] + t.outer[a];
+        if (x < 0 || x >= w->in[a]) return r;
+    }
+    r.offset = origin(w, s) + t.distance;
+    r.first = t.first > s->at[2] ? t.first - s->at[2] : 0;
+    r.last = t.last - s->at[2] < s->count ? t.last - s->at[2] : s->count;
+    return r;
+}
 
 /* Sets the segment's length; false past the end of its line. */
 static inline bool fits(const window *w, segment *s) {
@@ -123,7 +154,27 @@ static inline int64_t segment_start(const window *w, const segment *s) {
 
 /* --- maximum ------------------------------------------------------------------------------------------------------ */
 
+/* Where in the plane an output's tap looks; 0 without one. */
+static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64_t p) {
+    return i < 0 ? 0 : origin(&k->w, s) + tap_at(k, i).distance + p * k->w.stride[2];
+}
+
+#define TAKES(v, best) (((v) > (best)) | ((v) != (v)))
+
+/* A line of outputs against what one tap sees; `step` is a constant where it is small. */
 #define MAXIMUM(T, LOWEST)                                                                                             \
+    static inline __attribute__((always_inline)) void raise_##T(const T *x, sight e, const int64_t step, T *y) {       \
+        for (int64_t p = e.first; p < e.last; p++) y[p] = TAKES(x[p * step], y[p]) ? x[p * step] : y[p];               \
+    }                                                                                                                  \
+    static inline __attribute__((always_inline)) void choose_##T(const T *x, sight e, const int64_t step, int32_t i,   \
+                                                                 T *best, int32_t *which) {                            \
+        for (int64_t p = e.first; p < e.last; p++) {                                                                   \
+            const T v = x[p * step];                                                                                   \
+            const int take = TAKES(v, best[p]) | (which[p] < 0);                                                       \
+            best[p] = take ? v : best[p];                                                                              \
+            which[p] = take ? i : which[p];                                                                            \
+        }                                                                                                              \
+    }                                                                                                                  \
     SIMD static void max_##T(void *arg, int64_t begin, int64_t end) {                                                  \
         const pool *k = arg;                                                                                           \
         const window *w = &k->w;                                                                                       \
@@ -132,44 +183,45 @@ static inline int64_t segment_start(const window *w, const segment *s) {
             T *y = (T *)k->y + segment_start(w, &s);                                                                   \
             for (int64_t p = 0; p < s.count; p++) y[p] = LOWEST;                                                       \
             for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(w, &s, i);                                                                        \
+                const sight e = look(k, &s, i);                                                                        \
                 const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
-                if (step == 1)                                                                                         \
-                    for (int64_t p = e.first; p < e.last; p++) y[p] = (x[p] > y[p]) | (x[p] != x[p]) ? x[p] : y[p];    \
-                else                                                                                                   \
-                    for (int64_t p = e.first; p < e.last; p++)                                                         \
-                        y[p] = (x[p * step] > y[p]) | (x[p * step] != x[p * step]) ? x[p * step] : y[p];               \
+                if (step == 1) raise_##T(x, e, 1, y);                                                                  \
+                else if (step == 2) raise_##T(x, e, 2, y);                                                             \
+                else raise_##T(x, e, step, y);                                                                         \
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
-    /* Where in the plane each output's maximum is, -1: the window is empty. */                                        \
-    static inline void find_##T(const pool *k, const segment *s, int32_t *where) {                                     \
-        const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
-        T best[SEGMENT];                                                                                               \
+    /* Each output's maximum, and which tap sees it; -1: the window is empty. */                                       \
+    static inline void find_##T(const pool *k, const segment *s, T *best, int32_t *which) {                            \
+        const int64_t plane = volume(k->w.in), taps = volume(k->w.kernel), step = k->w.stride[2];                      \
         for (int64_t p = 0; p < s->count; p++) {                                                                       \
             best[p] = LOWEST;                                                                                          \
-            where[p] = -1;                                                                                             \
+            which[p] = -1;                                                                                             \
         }                                                                                                              \
         for (int64_t i = 0; i < taps; i++) {                                                                           \
-            const sight e = look(w, s, i);                                                                             \
+            const sight e = look(k, s, i);                                                                             \
             const T *x = (const T *)k->x + s->plane * plane + e.offset;                                                \
-            for (int64_t p = e.first; p < e.last; p++) {                                                               \
-                const T v = x[p * step];                                                                               \
-                const int take = (v > best[p]) | (v != v) | (where[p] < 0);                                            \
-                best[p] = take ? v : best[p];                                                                          \
-                where[p] = take ? (int32_t)(e.offset + p * step) : where[p];                                           \
-            }                                                                                                          \
+            if (step == 1) choose_##T(x, e, 1, (int32_t)i, best, which);                                               \
+            else if (step == 2) choose_##T(x, e, 2, (int32_t)i, best, which);                                          \
+            else choose_##T(x, e, step, (int32_t)i, best, which);                                                      \
         }                                                                                                              \
     }                                                                                                                  \
-    SIMD static void index_##T(void *arg, int64_t begin, int64_t end) {                                                \
+    /* What is asked for of maxima, indices and taps. */                                                               \
+    SIMD static void find_all_##T(void *arg, int64_t begin, int64_t end) {                                             \
         const pool *k = arg;                                                                                           \
         const window *w = &k->w;                                                                                       \
-        int32_t where[SEGMENT];                                                                                        \
+        T best[SEGMENT];                                                                                               \
+        int32_t which[SEGMENT];                                                                                        \
         EACH_SEGMENT(w, s) {                                                                                           \
-            int64_t *index = k->indices + segment_start(w, &s);                                                        \
-            find_##T(k, &s, where);                                                                                    \
-            for (int64_t p = 0; p < s.count; p++) index[p] = s.plane * volume(w->in) + (where[p] < 0 ? 0 : where[p]);  \
+            const int64_t start = segment_start(w, &s);                                                                \
+            find_##T(k, &s, best, which);                                                                              \
+            if (k->y) memcpy((T *)k->y + start, best, (size_t)s.count * sizeof(T));                                    \
+            if (k->taps)                                                                                               \
+                for (int64_t p = 0; p < s.count; p++)                                                                  \
+                    k->taps[start + p] = (uint8_t)(which[p] < 0 ? NO_TAP : which[p]);                                  \
+            if (k->indices)                                                                                            \
+                for (int64_t p = 0; p < s.count; p++)                                                                  \
+                    k->indices[start + p] = s.plane * volume(w->in) + place_of(k, &s, which[p], p);                    \
         }                                                                                                              \
     }
 
@@ -184,15 +236,23 @@ MAXIMUM(uint8_t, 0)
     SIMD static void max_grad_##T(void *arg, int64_t begin, int64_t end) {                                             \
         const pool *k = arg;                                                                                           \
         const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in);                                                                           \
-        int32_t where[SEGMENT];                                                                                        \
+        const int64_t plane = volume(w->in), step = w->stride[2];                                                      \
+        T best[SEGMENT];                                                                                               \
+        int32_t which[SEGMENT];                                                                                        \
         memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
         EACH_SEGMENT(w, s) {                                                                                           \
             const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
+            const uint8_t *taps = k->taps ? k->taps + segment_start(w, &s) : NULL;                                     \
             T *dx = (T *)k->dx + s.plane * plane;                                                                      \
-            find_##T(k, &s, where);                                                                                    \
+            if (taps) {                                                                                                \
+                T *to = dx + origin(w, &s);                                                                            \
+                for (int64_t p = 0; p < s.count; p++)                                                                  \
+                    if (taps[p] != NO_TAP) to[k->table[taps[p]].distance + p * step] += dy[p];                         \
+                continue;                                                                                              \
+            }                                                                                                          \
+            find_##T(k, &s, best, which);                                                                              \
             for (int64_t p = 0; p < s.count; p++)                                                                      \
-                if (where[p] >= 0) dx[where[p]] += dy[p];                                                              \
+                if (which[p] >= 0) dx[place_of(k, &s, which[p], p)] += dy[p];                                          \
         }                                                                                                              \
     }
 
@@ -234,7 +294,7 @@ static int64_t axis_count(const pool *k, int axis, int64_t o) {
             T *y = (T *)k->y + segment_start(w, &s);                                                                   \
             memset(y, 0, (size_t)s.count * sizeof(T));                                                                 \
             for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(w, &s, i);                                                                        \
+                const sight e = look(k, &s, i);                                                                        \
                 const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
                 if (step == 1)                                                                                         \
                     for (int64_t p = e.first; p < e.last; p++) y[p] += x[p];                                           \
@@ -256,7 +316,7 @@ static int64_t axis_count(const pool *k, int axis, int64_t o) {
             counts_##T(k, &s, share);                                                                                  \
             for (int64_t p = 0; p < s.count; p++) share[p] = dy[p] / share[p];                                         \
             for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(w, &s, i);                                                                        \
+                const sight e = look(k, &s, i);                                                                        \
                 T *dx = (T *)k->dx + s.plane * plane + e.offset;                                                       \
                 if (step == 1)                                                                                         \
                     for (int64_t p = e.first; p < e.last; p++) dx[p] += share[p];                                      \
@@ -275,6 +335,7 @@ static status pool_of(ctx *c, const call *k, const shape *x, pool *out) {
     *out = (pool){.count_padding = node_int(k->node, "count_include_pad") != 0};
     TRY(pool_window(c, k->node, x, &out->w));
     memcpy(out->after, out->w.after, sizeof out->after);
+    for (int64_t i = 0; i < MOST_TAPS && i < volume(out->w.kernel); i++) out->table[i] = tap_of(&out->w, i);
     return OK;
 }
 
@@ -287,31 +348,32 @@ static void each_plane(const shape *x, const pool *k, range_fn *body) {
 static status max_pool_cpu(ctx *c, const call *k) {
     static range_fn *const values[DTYPE_COUNT] = {[F32] = max_float,   [F64] = max_double, [I64] = max_int64_t,
                                                   [I32] = max_int32_t, [I8] = max_int8_t,  [U8] = max_uint8_t};
-    static range_fn *const indices[DTYPE_COUNT] = {[F32] = index_float,   [F64] = index_double, [I64] = index_int64_t,
-                                                   [I32] = index_int32_t, [I8] = index_int8_t,  [U8] = index_uint8_t};
-    const tensor *x = &k->in[0];
+    static range_fn *const all[DTYPE_COUNT] = {[F32] = find_all_float,   [F64] = find_all_double,
+                                               [I64] = find_all_int64_t, [I32] = find_all_int32_t,
+                                               [I8] = find_all_int8_t,   [U8] = find_all_uint8_t};
+    const tensor *x = &k->in[0], *y = &k->out[0];
     pool p;
 
     TRY(pool_of(c, k, &x->shape, &p));
     p.x = x->data;
-    p.y = k->out[0].data;
-    if (tensor_present(&k->out[0])) each_plane(&x->shape, &p, values[x->type]);
-    if (k->n_out > 1 && tensor_present(&k->out[1])) {
-        p.indices = k->out[1].data;
-        each_plane(&x->shape, &p, indices[x->type]);
-    }
+    if (tensor_present(y)) p.y = y->data;
+    if (k->n_out > 1 && tensor_present(&k->out[1])) p.indices = k->out[1].data;
+    if (k->n_out > 2 && tensor_present(&k->out[2])) p.taps = k->out[2].data;
+    each_plane(&x->shape, &p, p.indices || p.taps ? all[x->type] : values[x->type]);
     return OK;
 }
 
+/* Operands: dy, and the taps that forward left or x. */
 static status max_pool_grad_cpu(ctx *c, const call *k) {
-    const tensor *dy = &k->in[0], *x = &k->in[1];
+    const tensor *dy = &k->in[0], *dx = &k->out[0];
     pool p;
 
-    TRY(pool_of(c, k, &x->shape, &p));
+    TRY(pool_of(c, k, &dx->shape, &p));
     p.dy = dy->data;
-    p.x = x->data;
-    p.dx = k->out[0].data;
-    each_plane(&x->shape, &p, x->type == F64 ? max_grad_double : max_grad_float);
+    if (k->in[1].type == U8) p.taps = k->in[1].data;
+    else p.x = k->in[1].data;
+    p.dx = dx->data;
+    each_plane(&dx->shape, &p, dx->type == F64 ? max_grad_double : max_grad_float);
     return OK;
 }
 
@@ -421,7 +483,7 @@ size_t max_pool_grad_cuda_workspace(const node *n);
 
 /* clang-format off */
 const op_def pool_ops[] = {
-    {POOL("MaxPool", "", 1, 1, 2), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
+    {POOL("MaxPool", "", 1, 1, 3), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
      WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
      .cpu = max_pool_cpu, .cuda = max_pool_cuda},
     {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW(NO_DEFAULT("shape", INTS)),

@@ -48,13 +48,13 @@
         }                                                                                                              \
     }
 
-/* Maximum and minimum: a NaN wins, and stays. */
-#define FOLD_EXTREME(name, C, A, op, beats)                                                                            \
+/* Maximum and minimum: a NaN wins, and stays. NaNs of a tile are counted in an N, an integer as wide as C. */
+#define FOLD_EXTREME(name, C, N, A, op, beats)                                                                         \
     SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
         const C *p = from;                                                                                             \
         A *total = acc;                                                                                                \
         C t = p[0];                                                                                                    \
-        int64_t nans = 0;                                                                                              \
+        N nans = 0;                                                                                                    \
         (void)shift;                                                                                                   \
         PRAGMA(omp simd reduction(op : t) reduction(+ : nans))                                                         \
         for (int64_t i = 0; i < n; i++) {                                                                              \
@@ -95,12 +95,12 @@ FOLD(l1_f64,      double,  double,   double,   +, 0, NO_SHIFT, t + (x < 0 ? -x :
 FOLD(l1_i64,      int64_t, uint64_t, uint64_t, +, 0, NO_SHIFT, t + ((int64_t)x < 0 ? -x : x))
 FOLD(sum_exp_f32, float,   double,   double,   +, 0, SHIFT, t + v_exp((float)(x - s)))
 FOLD(sum_exp_f64, double,  double,   double,   +, 0, SHIFT, t + v_exp(x - s))
-FOLD_EXTREME(max_f32, float,   double,  max, >)
-FOLD_EXTREME(max_f64, double,  double,  max, >)
-FOLD_EXTREME(max_i64, int64_t, int64_t, max, >)
-FOLD_EXTREME(min_f32, float,   double,  min, <)
-FOLD_EXTREME(min_f64, double,  double,  min, <)
-FOLD_EXTREME(min_i64, int64_t, int64_t, min, <)
+FOLD_EXTREME(max_f32, float,   int32_t, double,  max, >)
+FOLD_EXTREME(max_f64, double,  int64_t, double,  max, >)
+FOLD_EXTREME(max_i64, int64_t, int64_t, int64_t, max, >)
+FOLD_EXTREME(min_f32, float,   int32_t, double,  min, <)
+FOLD_EXTREME(min_f64, double,  int64_t, double,  min, <)
+FOLD_EXTREME(min_i64, int64_t, int64_t, int64_t, min, <)
 /* clang-format on */
 
 #define FORMS_FLOAT(name, form) [FOLD_F32] = name##_f32_##form, [FOLD_F64] = name##_f64_##form

@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-enum { BESIDE = 128 };
+enum { BESIDE = 128, STRETCH = 32 };
 
 typedef struct lanes lanes;
 typedef void lane_fn(const lanes *j, int64_t at);
@@ -119,19 +119,25 @@ static inline double log_add(double a, double b) {
 LOG_SUM(float)
 LOG_SUM(double)
 
-/* A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. */
+/* A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. In most
+ * stretches of a lane nothing is better than what was before: that is found out for a whole stretch. */
 #define EXTREME(name, T, better)                                                                                       \
-    static void name##_##T(const lanes *j, int64_t at) {                                                               \
+    SIMD static void name##_##T(const lanes *j, int64_t at) {                                                          \
         const T *x = (const T *)j->a + at;                                                                             \
         int64_t *best = (int64_t *)j->out + at, found = 0;                                                             \
         T b = x[0];                                                                                                    \
-        for (int64_t i = 0; i < j->length; i++) {                                                                      \
-            const T a = x[i * j->step];                                                                                \
-            if (a better b || a != a) {                                                                                \
-                b = a;                                                                                                 \
-                found = i;                                                                                             \
+        for (int64_t i = 0, n; i < j->length; i += n, x += n, best += n) {                                             \
+            int any = 0;                                                                                               \
+            n = j->length - i < STRETCH ? j->length - i : STRETCH;                                                     \
+            for (int64_t k = 0; k < n; k++) any |= (x[k] better b) | (x[k] != x[k]);                                   \
+            for (int64_t k = 0; any && k < n; k++) {                                                                   \
+                if (x[k] better b || x[k] != x[k]) {                                                                   \
+                    b = x[k];                                                                                          \
+                    found = i + k;                                                                                     \
+                }                                                                                                      \
+                best[k] = found;                                                                                       \
             }                                                                                                          \
-            best[i * j->step] = found;                                                                                 \
+            for (int64_t k = 0; !any && k < n; k++) best[k] = found;                                                   \
         }                                                                                                              \
     }                                                                                                                  \
     SIMD static void name##_beside_##T(const lanes *j, int64_t at, int64_t width) {                                    \

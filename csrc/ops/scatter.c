@@ -299,6 +299,23 @@ static status grad_extreme(graph *g, const node *n, value *dy, value *dx[]) {
     return emit(g, &dx[2], "Mul", dy, u_is);
 }
 
+/* The same elements of every lane along the first axis: rows are added. */
+static status simplify_scatter_elements(graph *g, const node *n, value **out) {
+    const shape *x = &n->in[0]->shape, *index = &n->in[1]->shape;
+    value *list;
+    int axis;
+
+    if (x->rank < 2 || strcmp(node_string(n, "reduction"), "add") != 0) return OK;
+    TRY(shape_axis(g->c, node_int(n, "axis"), x->rank, &axis));
+    for (int i = 1; i < x->rank; i++)
+        if (x->dim[i] != index->dim[i]) return OK;
+    if (axis != 0 || !shape_equal(index, &n->in[2]->shape)) return OK;
+    TRY(index_of_lanes(g, n->in[1], axis, &list));
+    if (!list) return OK;
+    TRY(emit_reshape(g, list, &SHAPE(index->dim[0], 1), &list));
+    return emit_with(g, out, "ScatterND", NODE_ATTRS(STRING("reduction", "add")), n->in[0], list, n->in[2]);
+}
+
 static status grad_scatter(graph *g, const node *n, value *const dy[], value *dx[]) {
     combining how = combining_of(n);
     value *zeros;
@@ -460,7 +477,7 @@ size_t scatter_nd_cuda_workspace(const node *n);
 const op_def scatter_ops[] = {
     {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
-     .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
+     .simplify = simplify_scatter_elements, .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
      .cuda = scatter_elements_cuda},
     {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("reduction", "none")),
      .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu,

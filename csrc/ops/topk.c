@@ -1,14 +1,16 @@
 /* topk.c -- TopK: the k largest or smallest elements along an axis, in order, and where they were.
  *
  * Elements are compared by a 64-bit key that orders every type as PyTorch does: NaN above everything, -0 equal to 0.
- * Of equal elements the first comes first, which makes a TopK of everything a stable sort. The best k so far are kept
- * in a heap with the worst of them on top. Backward needs the indices: dx is zero but where they point. */
+ * Of equal elements the first comes first, which makes a TopK of everything a stable sort. A few of many are found with
+ * a heap of the best so far, the worst of them on top; for many of all, all are sorted by the bytes of their keys, from
+ * the last to the first, without those that are the same everywhere. Backward needs the indices: dx is zero but where they point. */
 #include "core/parallel.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
 
-enum { PARTS = 32 };
+/* Parts of the lanes; from so many results on sorting all may pay. */
+enum { PARTS = 32, SORTED = 128 };
 
 typedef struct candidate {
     uint64_t key;
@@ -56,15 +58,55 @@ static void lift(candidate *heap, int64_t at) {
 typedef struct top_k {
     const tensor *x, *values, *indices;
     int64_t k, size, inner, lanes, parts;
-    bool smallest;
-    candidate *work; /* `parts` heaps of k */
+    bool smallest, sorts;
+    int64_t held;    /* candidates of a part: a heap of k, or all of a lane twice */
+    candidate *work; /* [parts, held] */
 } top_k;
+
+/* Element i of a lane is the one at place `nth` of its results. */
+static inline void deliver(const top_k *p, int64_t from, int64_t to, int64_t i, int64_t nth) {
+    const size_t bytes = dtype_size(p->x->type), at = (size_t)(to + nth * p->inner);
+    if (tensor_present(p->values))
+        copy_item((char *)p->values->data + at * bytes,
+                  (const char *)p->x->data + (size_t)(from + i * p->inner) * bytes, bytes);
+    if (tensor_present(p->indices)) ((int64_t *)p->indices->data)[at] = i;
+}
+
+enum { KEY_BYTES = 8, DIGITS = 256 };
+
+/* The best first: by keys turned round, unless the smallest are the best. */
+static void sort_lane(const top_k *p, int64_t from, int64_t to, candidate *a) {
+    candidate *b = a + p->size;
+    int64_t count[KEY_BYTES][DIGITS] = {{0}};
+
+    for (int64_t i = 0; i < p->size; i++) {
+        const uint64_t key = order_key(p->x->type, p->x->data, from + i * p->inner);
+        a[i] = (candidate){p->smallest ? key : ~key, i};
+        for (int d = 0; d < KEY_BYTES; d++) count[d][a[i].key >> 8 * d & 255]++;
+    }
+    for (int d = 0; d < KEY_BYTES; d++) {
+        if (count[d][a[0].key >> 8 * d & 255] == p->size) continue;
+        for (int64_t digit = 0, before = 0; digit < DIGITS; digit++) {
+            const int64_t here = count[d][digit];
+            count[d][digit] = before;
+            before += here;
+        }
+        for (int64_t i = 0; i < p->size; i++) b[count[d][a[i].key >> 8 * d & 255]++] = a[i];
+        candidate *sorted = b;
+        b = a;
+        a = sorted;
+    }
+    for (int64_t i = 0; i < p->k; i++) deliver(p, from, to, a[i].index, i);
+}
 
 static void top_of_lane(const top_k *p, int64_t lane, candidate *heap) {
     const int64_t outer = lane / p->inner, column = lane % p->inner;
     const int64_t from = outer * p->size * p->inner + column, to = outer * p->k * p->inner + column;
-    const size_t bytes = dtype_size(p->x->type);
 
+    if (p->sorts) {
+        sort_lane(p, from, to, heap);
+        return;
+    }
     for (int64_t i = 0; i < p->size; i++) {
         uint64_t key = order_key(p->x->type, p->x->data, from + i * p->inner);
         candidate x = {p->smallest ? ~key : key, i};
@@ -77,11 +119,7 @@ static void top_of_lane(const top_k *p, int64_t lane, candidate *heap) {
         }
     }
     for (int64_t n = p->k; n > 0; n--) { /* the worst of those left goes last */
-        int64_t i = heap[0].index, at = to + (n - 1) * p->inner;
-        if (tensor_present(p->values))
-            copy_item((char *)p->values->data + (size_t)at * bytes,
-                      (const char *)p->x->data + (size_t)(from + i * p->inner) * bytes, bytes);
-        if (tensor_present(p->indices)) ((int64_t *)p->indices->data)[at] = i;
+        deliver(p, from, to, heap[0].index, n - 1);
         heap[0] = heap[n - 1];
         settle(heap, n - 1);
     }
@@ -91,7 +129,7 @@ static void top_of_parts(void *arg, int64_t begin, int64_t end) {
     const top_k *p = arg;
     for (int64_t part = begin; part < end; part++)
         for (int64_t lane = p->lanes * part / p->parts; lane < p->lanes * (part + 1) / p->parts; lane++)
-            top_of_lane(p, lane, p->work + part * p->k);
+            top_of_lane(p, lane, p->work + part * p->held);
 }
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
@@ -138,12 +176,14 @@ static top_k read_top_k(const node *n) {
     }
     p.lanes = p.k ? shape_count(y) / p.k : 0;
     p.parts = p.lanes < PARTS ? p.lanes : PARTS;
+    p.sorts = p.k >= SORTED && p.k >= p.size / 8;
+    p.held = p.sorts ? 2 * p.size : p.k;
     return p;
 }
 
 static size_t top_k_bytes(const node *n) {
     top_k p = read_top_k(n);
-    return (size_t)(p.parts * p.k + 1) * sizeof(candidate);
+    return (size_t)(p.parts * p.held + 1) * sizeof(candidate);
 }
 
 static status top_k_cpu(ctx *c, const call *k) {

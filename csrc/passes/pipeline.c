@@ -4,8 +4,9 @@
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
-    label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, padding_removal,
-    pointwise_fusion, product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion;
+    gradient_marks, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion,
+    padding_removal, pointwise_fusion, product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss,
+    silu_fusion;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -25,6 +26,7 @@ const pass_def *const passes[] = {
     &attention_lengths,
     &linear_loss,
     &loss_gradient,
+    &gradient_marks,
     &concat_gradient,
     &product_cast,
     &pointwise_fusion,

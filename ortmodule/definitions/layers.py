@@ -214,13 +214,17 @@ def _adaptive_avg_pool(x, sizes):
 
 @defines("aten::adaptive_max_pool1d", "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", sizes=True)
 def _adaptive_max_pool(x, sizes):
-    """Windows of one width: the last element of a shorter one is repeated, and the first of the largest is taken."""
+    """Windows of one width: the last element of a shorter one is repeated, and the first of the largest is taken. Where
+    the sizes are multiples of those wanted, it is an ordinary pool."""
     rank = len(sizes)
     if all(n == 1 for n in sizes):  # of any size
         values, index = picked(x.flatten(-rank), _last_nan_or_largest(x.flatten(-rank)), -1, True)
         more = (..., *[None] * (rank - 1))
         return values[more], index[more]
     given = [int(n) for n in x.shape[-rank:]]
+    if x.dim() == rank + 2 and all(not wanted or n % wanted == 0 for n, wanted in zip(given, sizes, strict=True)):
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
+        return pool(x, [n // (wanted or n) for n, wanted in zip(given, sizes, strict=True)], return_indices=True)
     places = torch.zeros([1] * (2 * rank), dtype=torch.int64)
     for d, (n, wanted) in enumerate(zip(given, sizes, strict=True)):
         wanted = n if wanted is None else wanted

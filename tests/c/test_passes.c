@@ -144,6 +144,24 @@ TEST(silu) {
     ctx_release(&c);
 }
 
+/* --- gradient_marks ----------------------------------------------------------------------------------------------- */
+
+TEST(what_only_the_gradient_reads_goes) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *y = INPUT(g, "y", F32, 2, 3);
+
+    make_output(g, NODE(g, "Neg", NODE(g, "Sloped", NODE(g, "StopGradient", NODE(g, "Exp", y)), x, NODE(g, "Abs", y))));
+    check_rewrite(g, "gradient_marks",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 y float32[2, 3] grad\n"
+                  "%2 = Exp(%1 y) float32[2, 3]\n"
+                  "%3 = Neg(%2) float32[2, 3]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
 /* --- product_cast ------------------------------------------------------------------------------------------------- */
 
 static value *widened(graph *g, value *x, dtype to) {
