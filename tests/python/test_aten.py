@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from ortmodule.aten import _each_its_own
 
 
 class Between(nn.Module):
@@ -134,3 +135,14 @@ def test_a_number_of_repeats():
             results.append([result, module.linear.weight.grad])
         torch.testing.assert_close(*results)
     assert explain(ours).captured and explain(ours).exports == 1
+
+
+def test_results_that_are_operands_become_views():
+    """`x.to(x.dtype)` is x: a node has as many results whatever has nothing to do."""
+    x = torch.randn(3, requires_grad=True)
+    y = x * 2
+    found = _each_its_own([x, y, y], [x])
+    assert len({id(t) for t in (x, *found)}) == 4 and found[1] is y
+    for tensor, expected in zip(found, (x, y, y), strict=True):
+        assert torch.equal(tensor, expected)
+    assert torch.equal(torch.autograd.grad(sum(found).sum(), x)[0], torch.full((3,), 5.0))
