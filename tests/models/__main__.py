@@ -12,14 +12,14 @@ import sys
 from collections import Counter
 
 from tests.models import processes, results, subjects, table
-from tests.models.trial import UNBUILT
+from tests.models.trial import UNBUILT, WRONG
 
 
 def show(outcome, full=False):
     ran = "-" if outcome.state == UNBUILT else "engine" if outcome.captured else "PyTorch"
     print(f"{outcome.state:17}{ran:8}{outcome.name:34}{outcome.loss_off:8.0e}{outcome.grad_off:8.0e}"
           f"{outcome.seconds:7.1f} s  {outcome.reason}", flush=True)  # fmt: skip
-    if full and outcome.state != UNBUILT:
+    if full and outcome.tried and outcome.state not in (UNBUILT, WRONG):
         print("".join(f"    {line}\n" for line in details(outcome)), end="", flush=True)
 
 

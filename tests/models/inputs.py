@@ -249,6 +249,13 @@ class _Batch:
 _TOLD = re.compile(r"features[^\d]*tokens[^\d]*(?:tokens)?[^\d]*(\d+),?[^\d]*features[^\d]*(\d+)", re.I | re.S)
 
 
+def _tokens(model, features):
+    """How many tokens a row needs: features are counted as vectors, or as numbers."""
+    table = model.get_input_embeddings()
+    width = table.weight.shape[1] if isinstance(table, torch.nn.Embedding) else 1
+    return dict.fromkeys(max(1, features // SHAPES[0][0] // n) for n in (width, 1) if features % n == 0)
+
+
 def find(model, head, forward):
     """The first recipe whose batches ``forward(arguments)`` accepts. Raises what it raises for the last of them."""
     parameters = inspect.signature(model.forward).parameters
@@ -262,17 +269,14 @@ def find(model, head, forward):
     cause = None
     for image in images:
         for labels in (True, False):
-            recipe = Recipe(labels=labels, image=image, audio=image != "none")
-            for _ in range(3):
+            waiting, told = [Recipe(labels=labels, image=image, audio=image != "none")], None
+            while waiting:
+                recipe = waiting.pop(0)
                 try:
                     forward(recipe.batch(model, head, 0, torch.Generator().manual_seed(0)))
                     return recipe
                 except Exception as error:
                     cause = cause or error
-                    told = _TOLD.search(str(error))
-                    if told is None or recipe.tokens or image == "none":
-                        break
-                    counts = [int(n) for n in told.groups()]
-                    features = counts[1] // SHAPES[0][0]
-                    recipe = replace(recipe, tokens=features)
+                    if told is None and image != "none" and (told := _TOLD.search(str(error))) is not None:
+                        waiting = [replace(recipe, tokens=n) for n in _tokens(model, int(told[2]))]
     raise cause

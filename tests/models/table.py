@@ -71,6 +71,7 @@ def _render(rows):
         "*verified*: it always draws some, and `ORTMODULE_VERIFY` compares it. The figures are the largest deviations",
         "of the loss and of a gradient. *nodes* are the instructions of a step. *Through PyTorch* are the operators,",
         "functions and submodules that PyTorch runs inside the graph; where it runs the module, the reason is given.",
+        "Families with backbones of timm are tried where timm is installed.",
         "",
         *(_summary(group, {n: r for n, r in built.items() if _group(n) == group}) for group in GROUPS),
     ]

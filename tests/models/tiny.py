@@ -1,12 +1,13 @@
 """Any architecture of transformers, built small: its own configuration with every size that is known shrunk.
 
 A rule is a pattern for the names of fields and what becomes of a number or a list in such a field. Rules know the
-conventions of configurations, never a model. What they cannot know (sizes that have to fit each other in a way of one
-model's own) is in `OVERRIDES`, a line each.
+conventions of configurations, never a model. What they cannot know is how sizes have to fit each other in a way of one
+model's own: there are several ways to shrink (`WAYS`), the later ones changing less, since defaults fit each other.
 """
 
 import contextlib
 import re
+from dataclasses import dataclass
 
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
@@ -20,7 +21,7 @@ WIDTH, HEADS, HEAD = 32, 4, 8
 HEADS_OF_MODELS = (
     "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CTC",
     "IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEMANTIC_SEGMENTATION",
-    "UNIVERSAL_SEGMENTATION", "OBJECT_DETECTION", "DEPTH_ESTIMATION", "ZERO_SHOT_OBJECT_DETECTION",
+    "OBJECT_DETECTION", "UNIVERSAL_SEGMENTATION", "DEPTH_ESTIMATION", "ZERO_SHOT_OBJECT_DETECTION",
     "TIME_SERIES_PREDICTION", "SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "PRETRAINING", "TEXT_TO_SPECTROGRAM",
     "VISUAL_QUESTION_ANSWERING", "MULTIMODAL_LM", "TEXT_RECOGNITION", "TABLE_RECOGNITION", "KEYPOINT_DETECTION",
     "IMAGE_TO_IMAGE", "IMAGE_MATTING", "POSE_ESTIMATION", "",
@@ -54,9 +55,22 @@ def _to(small):
 
 
 #: (names of fields as patterns, what a number becomes, what a list becomes); None: it stays. The first match counts.
-RULES = [
+#: These say how often something is there: rarely has anything to fit them.
+COUNTS = [
     ("num_feat_extract_layers sampling_rate sample_rate num_attention_heads_per_stage .*layer_scale.*", None, None),
     (r"(\w+_)?vocab_size n_tokens vision_vocabulary_size image_vocabulary_size", _to(VOCABULARY), None),
+    (r"num_experts_per_tok(en)? experts_per_token top_?k moe_k num_selected_experts \w*top_k(_experts)?", _to(2), None),
+    (r"(num_|n_|moe_)*(local_|routed_|total_)?experts", _to(4), _at_most(4)),
+    ("prediction_length", _to(4), None),
+    ("num_time_features", lambda n: 1, None),  # with none a batch would hold an empty tensor
+    ("attn_layer_period", _to(2), None),
+    ("attn_layer_offset", _to(1), None),
+    (r"n_group topk_group \w*n_shared_experts first_k_dense_replace", _to(1), None),
+    (r"depths \w*layers_per_stage (num_)?blocks(_per_stage)? layers \w*_blocks", _to(2), _ones),
+    (r"(\w*_)?(num_)?(\w+_)?layers? n_layers? depth \w*_depth", _to(2), _ones),
+]  # fmt: skip
+#: How wide things are.
+SIZES = [
     (r"(\w*_)?max_(\w+_)?position\w* max_(source|target|text|seq)\w* n_positions n_ctx context_length", _to(64), None),
     (r"position_embeddings seq_length max_length max_sequence_length block_size", _to(64), None),
     (r"\w*key_value_heads num_kv_heads n_head_kv num_key_value_groups_heads", _to(HEADS), _at_most(HEADS)),
@@ -67,13 +81,8 @@ RULES = [
     (r"mamba_headdim", _to(16), None),
     (r"rotary_dim", _to(4), None),
     (r"\w*_rank time_mix_extra_dim", _to(16), None),
-    (r"num_experts_per_tok(en)? experts_per_token top_?k moe_k num_selected_experts \w*top_k(_experts)?", _to(2), None),
-    (r"(num_|n_|moe_)*(local_|routed_|total_)?experts", _to(4), _at_most(4)),
-    (r"n_group topk_group \w*n_shared_experts first_k_dense_replace", _to(1), None),
     (r"\w*state_(size|dim) \w*d_state", _to(8), None),
     (r"chunk_size mamba_chunk_size \w*_chunk_size(?<!feed_forward)", lambda n: min(n, 4) if n else n, None),
-    (r"depths \w*layers_per_stage (num_)?blocks(_per_stage)? layers \w*_blocks", _to(2), _ones),
-    (r"(\w*_)?(num_)?(\w+_)?layers? n_layers? depth \w*_depth", _to(2), _ones),
     (r"\w*image_size input_resolution img_size", lambda n: 32, lambda old: [32] * len(old)),
     (r"\w*patch_size", _to(8), _at_most(8)),
     (r"window_size sliding_window attention_window local_attention window_size_per_stage", _to(4), _at_most(4)),
@@ -98,14 +107,59 @@ RULES = [
     (r"\w*_dim dim \w*channels num_filters filters \w*_width \w*_size_per_layer_input \w*_features reduction",
      lambda n: 16 if n > 64 else n, lambda old: [min(16, n) if isinstance(n, int) else n for n in old]),
 ]  # fmt: skip
-_RULES = [(re.compile("|".join(names.split())), number, several) for names, number, several in RULES]
+#: Widths, which are made smaller together, so that what fits each other goes on to.
+_WIDTHS = r"\w*(size|dim|dims|dimension|channels|widths?|features|_list) d_\w+ \w+_d_\w+ n_embd n_inner head_size"
+_WIDTHS += r" \w*_headdim \w*filters hidden_sizes"
+#: Fields of these names are none.
+_NO_WIDTHS = r"\w*(image|patch|kernel|window|chunk|context|crop|batch|grid|pool|bucket|step|group|cache)\w*size"
+
+
+def _together(factor):
+    def smaller(old):
+        if isinstance(old, list):
+            return [smaller(n) for n in old]
+        return old // factor if isinstance(old, int) and old >= 8 * factor and old % factor == 0 else old
+
+    return [(_NO_WIDTHS, None, None), (_WIDTHS, smaller, smaller)]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to shrink a configuration."""
+
+    rules: list
+    fills: bool = False  # fields that are None get what a large number would become
+    sections: int = 0  # of a rotary embedding: divided by so much, or made to fill half of HEAD
+    layers: bool = True  # there are fewer of them, too
+
+
+def _compiled(*tables):
+    rules = [rule for table in tables for rule in table]
+    return [(re.compile("|".join(names.split())), number, several) for names, number, several in rules]
+
+
+WAYS = (
+    Way(_compiled(COUNTS, SIZES)),
+    Way(_compiled(COUNTS, SIZES), fills=True),
+    Way(_compiled(COUNTS, _together(8)), sections=8),
+    Way(_compiled(COUNTS, _together(4)), sections=4),
+    Way(_compiled(COUNTS), sections=1),
+    Way(_compiled(COUNTS[:2], _together(8)), sections=8, layers=False),
+)
 #: Lists with an entry for every layer.
 _PER_LAYER = re.compile(r"\w*_types|layers_block_type|layer_rope_theta|no_rope_layers")
 _COUNT = re.compile(r"num_hidden_layers|num_layers|n_layers?|decoder_layers")
 _TOKEN = re.compile(r"(\w*_)?token_(id|index)|(\w+_)?(start|end)_token_(id|index)")
 
-#: Sizes that have to fit each other in a way of one configuration's own.
-OVERRIDES: dict[str, dict] = {}
+#: Models of timm that are made for tests.
+_TIMM = {"timm_backbone": "backbone", "timm_wrapper": "architecture"}
+_OPEN = 1 << 20  # what a field that is None is taken for, where it is filled
+#: What lists become that are None, in all ways but the first.
+_KINDS = {
+    "layer_types": ["full_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "attn_layer_indices": [0],
+}
 
 
 def families():
@@ -126,36 +180,35 @@ def model_class(kind):
     return None, None
 
 
-def tiny_config(kind):
+def tiny_config(kind, way=WAYS[0]):
     """The configuration of a model type with every size that is known shrunk."""
-    cls = type(AutoConfig.for_model(kind))
-    return shrunk(cls(), OVERRIDES.get(kind, {}))
+    return shrunk(type(AutoConfig.for_model(kind))(), way)
 
 
-def shrunk(config, overrides=None):
+def shrunk(config, way=WAYS[0]):
     """A configuration of the same class, small."""
-    overrides = dict(overrides or {})
     settings = {}
     layers = 2
     old = {k: v for k, v in vars(config).items() if not k.startswith("_")}
     for name, value in old.items():
         if isinstance(value, PreTrainedConfig):
-            settings[name] = shrunk(value, overrides.pop(name, None))
+            settings[name] = shrunk(value, way)
         elif isinstance(value, (list, tuple)) and _PER_LAYER.fullmatch(name) and value:
             layers = max(layers, len(set(value))) if all(isinstance(v, (str, int)) for v in value) else layers
     for name, value in old.items():
-        if name not in settings and (new := _shrunk_field(name, value, layers)) is not None and new != value:
+        if name not in settings and (new := _shrunk_field(name, value, layers, way)) is not None and new != value:
             settings[name] = new
     rates = [name for name in old if "drop" in name or name in ("mask_time_prob", "mask_feature_prob")]
     settings |= {name: 0.0 for name in rates if isinstance(old[name], float)}
-    if isinstance(old.get("num_key_value_heads"), int) and old["num_key_value_heads"] < old.get(
-        "num_attention_heads", 0
-    ):
+    grouped = isinstance(old.get("num_key_value_heads"), int)
+    if grouped and old["num_key_value_heads"] < old.get("num_attention_heads", 0) and not way.sections:
         settings["num_key_value_heads"] = min(old["num_key_value_heads"], HEADS // 2)
-    vocabulary = settings.get("vocab_size", old.get("vocab_size"))
+    nested = way is not WAYS[0] and any(isinstance(value, PreTrainedConfig) for value in old.values())
+    vocabulary = settings.get("vocab_size", old.get("vocab_size", VOCABULARY if nested else None))
     if isinstance(vocabulary, int):
         settings |= _tokens(old, vocabulary)
-    settings |= overrides
+    if (name := _TIMM.get(config.model_type)) is not None:
+        settings[name] = "test_resnet"
     keep = {name: value for name, value in old.items() if name in _fields(config) and name not in settings}
     made = type(config)(**{**keep, **settings})
     for name, value in settings.items():  # what the constructor computes from defaults
@@ -175,38 +228,48 @@ def _fields(config):
     } & set(getattr(type(config), "__dataclass_fields__", {}))  # fmt: skip
 
 
-def _shrunk_field(name, value, layers):
+def _shrunk_field(name, value, layers, way):
+    if value is None and way is not WAYS[0] and not _TOKEN.fullmatch(name):
+        value = _KINDS.get(name, _OPEN if way.fills else None)
     if isinstance(value, bool) or not isinstance(value, (int, list, tuple, dict)):
         return None
     if isinstance(value, dict):
-        return _rope(value) if "rope" in name else None
+        if way.fills and "rope_theta" in value:
+            value = {"mrope_section": [HEAD // 4] * 3, **value}
+        return _rope(value, way.sections) if "rope" in name else None
     several = isinstance(value, (list, tuple))
-    if several and name.endswith("_per_layer"):
+    if several and name.endswith("_per_layer") and way.layers:
         one = name.removesuffix("_per_layer")
-        return [_shrunk_field(one, each, layers) or each for each in value[:layers]]
-    if several and _PER_LAYER.fullmatch(name):
+        return [_shrunk_field(one, each, layers, way) or each for each in value[:layers]]
+    if (_PER_LAYER if several else _COUNT).fullmatch(name) and not way.layers:
+        return None
+    if several and _PER_LAYER.fullmatch(name) and value:
+        if isinstance(value[0], (list, tuple)):  # a list of kinds, and how often it comes
+            return [[*part[:-1], 1] if isinstance(part[-1], int) else part for part in value[:1]]
         kinds = list(dict.fromkeys(value))
         return (kinds * layers)[:layers] if len(kinds) < layers else kinds[:layers]
     if not several and _COUNT.fullmatch(name):
         return layers if value > layers else value
     if several and not (value and all(isinstance(v, int) for v in value)):
         return None
-    for pattern, number, listed in _RULES:
+    for pattern, number, listed in way.rules:
         if pattern.fullmatch(name):
             change = listed if several else number
             return None if change is None else change(list(value) if several else value)
     return None
 
 
-def _rope(parameters):
+def _rope(parameters, divided):
     """Sections of a rotary embedding have to fill half a head."""
     new = dict(parameters)
     for name, value in parameters.items():
         if isinstance(value, dict):
-            new[name] = _rope(value)
+            new[name] = _rope(value, divided)
+        elif name.endswith("section") and isinstance(value, (list, tuple)) and divided:
+            new[name] = [n // divided for n in value]
         elif name.endswith("section") and isinstance(value, (list, tuple)):
             new[name] = [HEAD // 2 - 2 * (len(value) > 2) - (len(value) == 2), *[1] * (len(value) - 1)]
-        elif name == "original_max_position_embeddings":
+        elif name == "original_max_position_embeddings" and not divided:
             new[name] = 32
     return new
 
@@ -218,11 +281,13 @@ def _tokens(old, vocabulary):
     for name, value in old.items():
         if isinstance(value, list) and name == "eos_token_id":
             found[name] = 2
-        if not _TOKEN.fullmatch(name) or isinstance(value, bool) or not isinstance(value, int):
+        seen = any(kind in name for kind in ("image", "video", "audio"))
+        taken = isinstance(value, int) and not isinstance(value, bool) or seen and value is None
+        if not _TOKEN.fullmatch(name) or not taken:
             continue
         if name in usual:
             found[name] = usual[name]
-        elif value >= vocabulary or "image" in name or "video" in name or "audio" in name:
+        elif seen or value >= vocabulary:
             last -= 1
             found[name] = last
     return found
