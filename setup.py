@@ -218,15 +218,18 @@ def compile_image(temp):
     return compile_object([*CC, *CFLAGS, *flags], IMAGE, temp / IMAGE.with_suffix(".o"))
 
 
+LIBRARIES = {"fake_blas": "libcublasLt.so.13", "fake_nvrtc": "libnvrtc.so.13", "fake_dnn": "libcudnn.so.9"}
+
+
 def link_emulator(temp, folder):
-    """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, cuBLASLt, NVRTC."""
+    """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
-    others = {name: objects.pop(name) for name in ("fake_blas", "fake_nvrtc")}
+    others = {name: objects.pop(name) for name in LIBRARIES}
     kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     driver = folder / "libcuda.so.1"
     link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
-    for name, library in (("fake_blas", "libcublasLt.so.13"), ("fake_nvrtc", "libnvrtc.so.13")):
+    for name, library in LIBRARIES.items():
         link([others[name], driver], folder / library, "-shared", f"-Wl,-soname,{library}")
 
 

@@ -67,10 +67,12 @@ def stream_of(gpu: torch.device) -> int:
 
 
 def _how(gpu: torch.device | None, graphs: bool) -> tuple[int, ...]:
-    """On a GPU: the stream, whether torch allows TF32, and whether kernels may be started as CUDA graphs."""
+    """On a GPU: the stream, where torch allows TF32, and whether kernels may be started as CUDA graphs."""
     if gpu is None:
         return ()
-    return stream_of(gpu), torch.backends.cuda.matmul.fp32_precision == "tf32", graphs
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    rounding = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
+    return stream_of(gpu), rounding, graphs
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -282,7 +282,7 @@ static bool describes(const call *k, const gemm *g, const addend *plus, size_t w
     out->result_type = gemm_type_c(g);
     out->epilogue = plus->kind == ADD_VECTOR ? EPILOGUE_BIAS : EPILOGUE_NONE;
     out->beta = plus->kind == ADD_MATRIX;
-    out->tf32 = k->cuda->tf32;
+    out->tf32 = (k->cuda->tf32 & TF32_PRODUCTS) != 0;
     out->trans_a = a.transposed == 'T';
     out->trans_b = b.transposed == 'T';
     out->rows = g->n, out->cols = g->m, out->inner = g->k;

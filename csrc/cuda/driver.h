@@ -12,13 +12,15 @@
 
 enum { MOST_DEVICES = 64 };
 
+typedef enum tf32_use { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2 } tf32_use;
+
 /* A stretch of a run on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
     void *stream;         /* torch's; NULL is the default stream */
     cuda_fault *fault;    /* as kernels see it */
     bool dry;             /* everything but launching: can this node run here? */
-    bool tf32;            /* products of float32 may round their operands to 19 bits */
+    int tf32;             /* what may round operands of float32 to 19 bits: enum tf32_use */
     void *previous;       /* the thread's context before */
     const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
 } cuda_run;

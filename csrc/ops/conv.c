@@ -38,25 +38,15 @@ static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const s
     return OK;
 }
 
-/* Shapes and the type of the convolution a node belongs to, whichever of its three products the node is. */
-static status conv_of_forward(ctx *c, const node *n, const value *x, const value *w, conv *out) {
-    return conv_of(c, n, x->type, &x->shape, &w->shape, out);
-}
+status conv_of_node(ctx *c, const node *n, conv_product which, conv *out) {
+    const shape *a = &n->in[0]->shape, *b = &n->in[1]->shape;
+    const dtype type = n->in[0]->type;
+    shape result;
 
-static status conv_of_grad_input(ctx *c, const node *n, const value *dy, const value *w, conv *out) {
-    shape x;
-    TRY(shape_attr(c, n, "shape", &x));
-    return conv_of(c, n, dy->type, &x, &w->shape, out);
+    if (which == CONV_FORWARD) return conv_of(c, n, type, a, b, out);
+    TRY(shape_attr(c, n, "shape", &result));
+    return which == CONV_GRAD_INPUT ? conv_of(c, n, type, &result, b, out) : conv_of(c, n, type, a, &result, out);
 }
-
-static status conv_of_grad_weight(ctx *c, const node *n, const value *x, const value *dy, conv *out) {
-    shape w;
-    (void)dy;
-    TRY(shape_attr(c, n, "shape", &w));
-    return conv_of(c, n, x->type, &x->shape, &w, out);
-}
-
-typedef status conv_of_fn(ctx *c, const node *n, const value *a, const value *b, conv *out);
 
 static shape result_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out); }
 
@@ -75,7 +65,7 @@ static status infer_conv(graph *g, node *n) {
     conv v;
 
     TRY(check_pair(g, n));
-    TRY(conv_of_forward(g->c, n, n->in[0], n->in[1], &v));
+    TRY(conv_of_node(g->c, n, CONV_FORWARD, &v));
     if (b && (b->shape.rank != 1 || b->shape.dim[0] != v.groups * v.out))
         return fail(g->c, E_SHAPE, "Conv: a bias of shape %s for %" PRId64 " channels", shape_text(&b->shape, ts),
                     v.groups * v.out);
@@ -89,7 +79,7 @@ static status infer_conv_grad_input(graph *g, node *n) {
     conv v;
 
     TRY(check_pair(g, n));
-    TRY(conv_of_grad_input(g->c, n, n->in[0], n->in[1], &v));
+    TRY(conv_of_node(g->c, n, CONV_GRAD_INPUT, &v));
     y = result_shape(&v);
     if (!shape_equal(&y, &n->in[0]->shape))
         return fail(g->c, E_SHAPE, "%s: a gradient of shape %s for results of shape %s", n->op->name,
@@ -109,23 +99,21 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 /* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
 /* bfloat16 stays where torch has a kernel for it; other 16-bit convolutions are computed in float32. */
-static status lower_narrow(graph *g, const node *n, conv_of_fn *geometry, conv_product product, value **out) {
+static status lower_narrow(graph *g, const node *n, conv_product product, value **out) {
     conv v;
 
     TRY(check_pair(g, n));
     if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
-    TRY(geometry(g->c, n, n->in[0], n->in[1], &v));
+    TRY(conv_of_node(g->c, n, product, &v));
     return conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
 }
 
-static status lower_conv(graph *g, const node *n, value **out) {
-    return lower_narrow(g, n, conv_of_forward, CONV_FORWARD, out);
-}
+static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, CONV_FORWARD, out); }
 static status lower_conv_grad_input(graph *g, const node *n, value **out) {
-    return lower_narrow(g, n, conv_of_grad_input, CONV_GRAD_INPUT, out);
+    return lower_narrow(g, n, CONV_GRAD_INPUT, out);
 }
 static status lower_conv_grad_weight(graph *g, const node *n, value **out) {
-    return lower_narrow(g, n, conv_of_grad_weight, CONV_GRAD_WEIGHT, out);
+    return lower_narrow(g, n, CONV_GRAD_WEIGHT, out);
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
@@ -146,7 +134,7 @@ static status grad_conv(graph *g, const node *n, value *const dy[], value *dx[])
     int64_t axes[MAX_RANK] = {0};
     conv v;
 
-    TRY(conv_of_forward(g->c, n, n->in[0], n->in[1], &v));
+    TRY(conv_of_node(g->c, n, CONV_FORWARD, &v));
     if (need(n, 0)) TRY(emit_gradient(g, "ConvGradInput", &v, dy[0], n->in[1], &n->in[0]->shape, &dx[0]));
     if (need(n, 1)) TRY(emit_gradient(g, "ConvGradWeight", &v, n->in[0], dy[0], &n->in[1]->shape, &dx[1]));
     if (!need(n, 2)) return OK;
@@ -159,7 +147,7 @@ static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], v
     window_attrs as;
     conv v;
 
-    TRY(conv_of_grad_input(g->c, n, n->in[0], n->in[1], &v));
+    TRY(conv_of_node(g->c, n, CONV_GRAD_INPUT, &v));
     window_to_attrs(&v.w, &as);
     if (need(n, 0))
         TRY(emit_with(g, &dx[0], "Conv", NODE_ATTRS(as.list[0], as.list[1], as.list[2], INT("group", v.groups)), dy[0],
@@ -234,17 +222,17 @@ static status lower_conv_transpose(graph *g, const node *n, value **out) {
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-static size_t scratch(const node *n, conv_of_fn *geometry) {
+static size_t scratch(const node *n, conv_product which) {
     ctx c;
     conv v;
 
     ctx_init(&c);
-    return geometry(&c, n, n->in[0], n->in[1], &v) == OK && v.type != BF16 ? conv_scratch(&v) : 0;
+    return conv_of_node(&c, n, which, &v) == OK && v.type != BF16 ? conv_scratch(&v) : 0;
 }
 
-static size_t workspace_conv(const node *n) { return scratch(n, conv_of_forward); }
-static size_t workspace_conv_grad_input(const node *n) { return scratch(n, conv_of_grad_input); }
-static size_t workspace_conv_grad_weight(const node *n) { return scratch(n, conv_of_grad_weight); }
+static size_t workspace_conv(const node *n) { return scratch(n, CONV_FORWARD); }
+static size_t workspace_conv_grad_input(const node *n) { return scratch(n, CONV_GRAD_INPUT); }
+static size_t workspace_conv_grad_weight(const node *n) { return scratch(n, CONV_GRAD_WEIGHT); }
 
 static status failed(ctx *c) { return fail(c, E_RUNTIME, "torch refused a bfloat16 convolution"); }
 
@@ -252,7 +240,7 @@ static status conv_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0], *w = &k->in[1], *b = k->n_in > 2 && tensor_present(&k->in[2]) ? &k->in[2] : NULL;
     conv v;
 
-    TRY(conv_of(c, k->node, x->type, &x->shape, &w->shape, &v));
+    TRY(conv_of_node(c, k->node, CONV_FORWARD, &v));
     if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data))
         return OK;
     if (v.type == BF16) return failed(c);
@@ -268,7 +256,7 @@ static status conv_grad_input_cpu(ctx *c, const call *k) {
     const tensor *dy = &k->in[0], *w = &k->in[1], *dx = &k->out[0];
     conv v;
 
-    TRY(conv_of(c, k->node, dy->type, &dx->shape, &w->shape, &v));
+    TRY(conv_of_node(c, k->node, CONV_GRAD_INPUT, &v));
     if (conv_by_torch(&v, CONV_GRAD_INPUT) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
     if (v.type == BF16) return failed(c);
     conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
@@ -279,7 +267,7 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0], *dy = &k->in[1], *dw = &k->out[0];
     conv v;
 
-    TRY(conv_of(c, k->node, x->type, &x->shape, &dw->shape, &v));
+    TRY(conv_of_node(c, k->node, CONV_GRAD_WEIGHT, &v));
     if (conv_by_torch(&v, CONV_GRAD_WEIGHT) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
     if (v.type == BF16) return failed(c);
     conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
@@ -288,20 +276,25 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
 
 /* --- what explain() reports --------------------------------------------------------------------------------------- */
 
-static const char *foreign(const node *n, conv_of_fn *geometry, conv_product product) {
+static const char *foreign(const node *n, conv_product product) {
     ctx c;
     conv v;
 
     ctx_init(&c);
-    if (geometry(&c, n, n->in[0], n->in[1], &v) != OK || !conv_by_torch(&v, product)) return NULL;
+    if (conv_of_node(&c, n, product, &v) != OK || !conv_by_torch(&v, product)) return NULL;
     return product == CONV_GRAD_WEIGHT ? "aten::convolution_backward" : "aten::convolution";
 }
 
-static const char *foreign_conv(const node *n) { return foreign(n, conv_of_forward, CONV_FORWARD); }
-static const char *foreign_conv_grad_input(const node *n) { return foreign(n, conv_of_grad_input, CONV_GRAD_INPUT); }
-static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, conv_of_grad_weight, CONV_GRAD_WEIGHT); }
+static const char *foreign_conv(const node *n) { return foreign(n, CONV_FORWARD); }
+static const char *foreign_conv_grad_input(const node *n) { return foreign(n, CONV_GRAD_INPUT); }
+static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, CONV_GRAD_WEIGHT); }
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
+
+/* cuda/conv.c */
+kernel_fn conv_cuda, conv_grad_input_cuda, conv_grad_weight_cuda;
+size_t conv_cuda_workspace(const node *n), conv_grad_input_cuda_workspace(const node *n);
+size_t conv_grad_weight_cuda_workspace(const node *n);
 
 #define CONVOLUTION(name_, domain_, most_, ...)                                                                        \
     .name = name_, .domain = domain_, .since = 1, .min_in = 2, .max_in = most_, .max_out = 1, .dtypes = FLOATS,        \
@@ -312,15 +305,17 @@ static const char *foreign_conv_grad_weight(const node *n) { return foreign(n, c
 /* clang-format off */
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
-     .workspace = workspace_conv, .cpu = conv_cpu, .foreign = foreign_conv},
+     .workspace = workspace_conv, .cpu = conv_cpu, .cuda_workspace = conv_cuda_workspace, .cuda = conv_cuda,
+     .foreign = foreign_conv},
     {CONVOLUTION("ConvTranspose", "", 3, NO_DEFAULT("output_padding", INTS), NO_DEFAULT("output_shape", INTS)),
      .lower = lower_conv_transpose},
     {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,
      .lower = lower_conv_grad_input, .grad = grad_conv_grad_input, .workspace = workspace_conv_grad_input,
-     .cpu = conv_grad_input_cpu, .foreign = foreign_conv_grad_input},
+     .cpu = conv_grad_input_cpu, .cuda_workspace = conv_grad_input_cuda_workspace, .cuda = conv_grad_input_cuda,
+     .foreign = foreign_conv_grad_input},
     {CONVOLUTION("ConvGradWeight", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_weight,
      .lower = lower_conv_grad_weight, .workspace = workspace_conv_grad_weight, .cpu = conv_grad_weight_cpu,
-     .foreign = foreign_conv_grad_weight},
+     .cuda_workspace = conv_grad_weight_cuda_workspace, .cuda = conv_grad_weight_cuda, .foreign = foreign_conv_grad_weight},
     {0},
 };
 /* clang-format on */

@@ -8,11 +8,16 @@
 
 #include "ops/spatial.h"
 
+typedef enum conv_product { CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT } conv_product;
+
 typedef struct conv {
     dtype type;
     window w;
     int64_t images, groups, in, out; /* in, out: channels of a group */
 } conv;
+
+/* The convolution that node `n` is this product of, by the shapes of its operands and its attributes. */
+MUST_USE status conv_of_node(ctx *c, const node *n, conv_product which, conv *out);
 
 static inline int64_t conv_taps(const conv *v) { return volume(v->w.kernel); }
 static inline int64_t conv_depth(const conv *v) { return v->in * conv_taps(v); }
@@ -29,8 +34,6 @@ void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, voi
 void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work);
 
 /* --- torch's (conv_shim.c) ---------------------------------------------------------------------------------------- */
-
-typedef enum conv_product { CONV_FORWARD, CONV_GRAD_INPUT, CONV_GRAD_WEIGHT } conv_product;
 
 /* Is this product of a convolution better left to torch? The same answer on every call. */
 bool conv_by_torch(const conv *v, conv_product product);

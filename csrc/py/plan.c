@@ -111,7 +111,7 @@ static int model_inputs(const plan *p) {
 /* How a run goes on a GPU. */
 typedef struct gpu_way {
     unsigned long long stream; /* its handle */
-    int tf32;                  /* products of float32 may round their operands */
+    int tf32;                  /* what may round operands of float32: enum tf32_use */
     int graphs;                /* stretches may be recorded and started as a whole */
 } gpu_way;
 
@@ -154,14 +154,13 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
     return -1;
 }
 
-PyDoc_STRVAR(
-    forward_doc,
-    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=False, graphs=False):\n"
-    "fills outputs and writes.\n\n"
-    "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
-    "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: whether float32\n"
-    "products may round their operands to 19 bits; graphs: whether the work may be recorded, and started as a\n"
-    "whole where memory is what it was.");
+PyDoc_STRVAR(forward_doc,
+             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False):\n"
+             "fills outputs and writes.\n\n"
+             "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+             "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
+             "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
+             "recorded, and started as a whole where memory is what it was.");
 
 static PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -176,7 +175,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|OKpp:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+    if (!PyArg_ParseTuple(args, "OOOOK|OKip:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
                           &way.stream, &way.tf32, &way.graphs))
         return NULL;
     if (check_stream(self, args, 6) < 0) return NULL;
@@ -204,7 +203,7 @@ static PyObject *plan_forward(PyObject *object, PyObject *args) {
 
 PyDoc_STRVAR(backward_doc,
              "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-             "tf32=False, graphs=False): fills input_grads.\n\n"
+             "tf32=0, graphs=False): fills input_grads.\n\n"
              "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
 
 static PyObject *plan_backward(PyObject *object, PyObject *args) {
@@ -220,7 +219,7 @@ static PyObject *plan_backward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|OKpp:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+    if (!PyArg_ParseTuple(args, "OOOOOK|OKip:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
                           &object_of_host, &way.stream, &way.tf32, &way.graphs))
         return NULL;
     if (check_stream(self, args, 7) < 0) return NULL;

@@ -6,14 +6,12 @@
  *     fake_blas_products()  how many products were computed
  *     fake_blas_rounded()   how many of them were allowed TF32 */
 #include "fake.h"
+#include "fake_numbers.h"
 
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { SUCCESS, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { R_32F, R_64F, R_16F, R_16BF = 14 };
 enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_TF32 = 77 };
 enum { EPILOGUE_NONE = 1, EPILOGUE_BIAS = 4 };
 enum { NEEDED = 256 }; /* bytes of the workspace that it uses */
@@ -226,34 +224,6 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, 
     answers->algorithm.data[5] = of->epilogue == EPILOGUE_BIAS ? (uintptr_t)of->bias & (0 - (uintptr_t)of->bias) : 1;
     answers->workspace = NEEDED;
     return SUCCESS;
-}
-
-static double get(int type, const void *data, int64_t i) {
-    union {
-        uint32_t u;
-        float f;
-    } v;
-    __extension__ _Float16 half;
-
-    if (type == R_64F) return ((const double *)data)[i];
-    if (type == R_32F) return ((const float *)data)[i];
-    if (type == R_16F) return memcpy(&half, (const uint16_t *)data + i, 2), (double)half;
-    v.u = (uint32_t)((const uint16_t *)data)[i] << 16;
-    return v.f;
-}
-
-static void put(int type, void *data, int64_t i, double x) {
-    union {
-        float f;
-        uint32_t u;
-    } v = {(float)x};
-    __extension__ _Float16 half = (_Float16)(float)x;
-
-    if (type == R_64F) ((double *)data)[i] = x;
-    else if (type == R_32F) ((float *)data)[i] = (float)x;
-    else if (type == R_16F) memcpy((uint16_t *)data + i, &half, 2);
-    else if (x != x) ((uint16_t *)data)[i] = 0x7fc0;
-    else ((uint16_t *)data)[i] = (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
 }
 
 static double scalar(const description *p, const void *x) {

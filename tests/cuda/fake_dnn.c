@@ -1,0 +1,307 @@
+/* fake_dnn.c -- a libcudnn.so.9 that convolves on the CPU.
+ *
+ * It checks what it is told: handles, sizes, types, workspace, and that of the algorithms that its heuristic names one is
+ * used that works, fits and gives the same bits every time. It fails calls on request, with the driver's others (fake.h).
+ *     fake_dnn_refuse(on)   from now on no convolution is taken
+ *     fake_dnn_products()   how many products were computed
+ *     fake_dnn_rounded()    how many of them were allowed TF32 */
+#include "fake.h"
+#include "fake_numbers.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+enum { SUCCESS, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, NO_MEMORY = 4003 };
+enum { FLOAT, DOUBLE, HALF, BFLOAT16 = 9 };
+enum { DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 3 };
+enum { MOST_RANK = 5, AXES = 3, NEEDED = 512, GOOD = 5, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3 };
+
+typedef struct tensor {
+    int type, rank, size[MOST_RANK];
+} tensor;
+
+typedef struct sliding {
+    int rank, pad[AXES], stride[AXES], dilation[AXES], type, groups, math;
+} sliding;
+
+typedef struct answer {
+    int algorithm, status;
+    float time;
+    size_t workspace;
+    int deterministic, math, reserved[3];
+} answer;
+
+typedef struct handle {
+    void *stream;
+} handle;
+
+static int refusing, products, rounded;
+EXPORT void fake_dnn_refuse(int on);
+EXPORT int fake_dnn_products(void);
+EXPORT int fake_dnn_rounded(void);
+void fake_dnn_refuse(int on) { refusing = on; }
+int fake_dnn_products(void) { return products; }
+int fake_dnn_rounded(void) { return rounded; }
+
+static int complain(const char *what) {
+    fake_complain(what);
+    return BAD_PARAM;
+}
+
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        if (!fake_enter()) return NO_MEMORY;                                                                           \
+    } while (0)
+
+static int make(void **out, size_t size) {
+    if (!(*out = calloc(1, size))) return NO_MEMORY;
+    fake_hold(1);
+    return SUCCESS;
+}
+
+static int give_back(void *what) {
+    if (!what) return complain("nothing was given back");
+    free(what);
+    fake_hold(-1);
+    return SUCCESS;
+}
+
+/* --- descriptions ------------------------------------------------------------------------------------------------- */
+
+#define MAKES(name, type, destroy)                                                                                     \
+    EXPORT int name(void **out);                                                                                       \
+    EXPORT int destroy(void *what);                                                                                    \
+    int name(void **out) {                                                                                             \
+        ENTER();                                                                                                       \
+        if (!fake_in_context()) return complain(#name " without the device's context");                                \
+        return make(out, sizeof(type));                                                                                \
+    }                                                                                                                  \
+    int destroy(void *what) { return give_back(what); }
+MAKES(cudnnCreate, handle, cudnnDestroy)
+MAKES(cudnnCreateTensorDescriptor, tensor, cudnnDestroyTensorDescriptor)
+MAKES(cudnnCreateFilterDescriptor, tensor, cudnnDestroyFilterDescriptor)
+MAKES(cudnnCreateConvolutionDescriptor, sliding, cudnnDestroyConvolutionDescriptor)
+
+EXPORT int cudnnSetStream(void *h, void *stream);
+int cudnnSetStream(void *h, void *stream) {
+    ENTER();
+    if (!h) return complain("a stream for no handle");
+    ((handle *)h)->stream = stream;
+    return SUCCESS;
+}
+
+static int set_tensor(tensor *t, int type, int rank, const int *size) {
+    if (!t || (type != FLOAT && type != DOUBLE && type != HALF && type != BFLOAT16)) return complain("a tensor's type");
+    if (rank < 4 || rank > MOST_RANK) return complain("a tensor's rank");
+    for (int i = 0; i < rank; i++)
+        if (size[i] < 1) return complain("a tensor's sizes");
+    t->type = type;
+    t->rank = rank;
+    memcpy(t->size, size, sizeof(int) * (size_t)rank);
+    return SUCCESS;
+}
+
+EXPORT int cudnnSetTensorNdDescriptor(void *d, int type, int rank, const int *size, const int *stride);
+int cudnnSetTensorNdDescriptor(void *d, int type, int rank, const int *size, const int *stride) {
+    int64_t step = 1;
+
+    ENTER();
+    for (int i = rank - 1; i >= 0; i--) {
+        if (stride[i] != step) return complain("a tensor that is not dense");
+        step *= size[i];
+    }
+    return set_tensor(d, type, rank, size);
+}
+
+EXPORT int cudnnSetFilterNdDescriptor(void *d, int type, int format, int rank, const int *size);
+int cudnnSetFilterNdDescriptor(void *d, int type, int format, int rank, const int *size) {
+    ENTER();
+    return format != 0 ? complain("the order of weights") : set_tensor(d, type, rank, size);
+}
+
+EXPORT int cudnnSetConvolutionNdDescriptor(void *d, int rank, const int *pad, const int *stride, const int *dilation,
+                                           int mode, int type);
+int cudnnSetConvolutionNdDescriptor(void *d, int rank, const int *pad, const int *stride, const int *dilation, int mode,
+                                    int type) {
+    sliding *w = d;
+
+    ENTER();
+    if (!w || rank < 2 || rank > AXES || mode != 1 || (type != FLOAT && type != DOUBLE)) return complain("a window");
+    *w = (sliding){.rank = rank, .type = type, .groups = 1};
+    for (int i = 0; i < rank; i++) {
+        if (pad[i] < 0 || stride[i] < 1 || dilation[i] < 1) return complain("a window's numbers");
+        w->pad[i] = pad[i];
+        w->stride[i] = stride[i];
+        w->dilation[i] = dilation[i];
+    }
+    return SUCCESS;
+}
+
+EXPORT int cudnnSetConvolutionGroupCount(void *d, int groups);
+int cudnnSetConvolutionGroupCount(void *d, int groups) {
+    ENTER();
+    if (!d || groups < 1) return complain("groups");
+    ((sliding *)d)->groups = groups;
+    return SUCCESS;
+}
+
+EXPORT int cudnnSetConvolutionMathType(void *d, int math);
+int cudnnSetConvolutionMathType(void *d, int math) {
+    ENTER();
+    if (!d || (math != DEFAULT_MATH && math != TENSOR_OP_MATH && math != FMA_MATH)) return complain("a kind of math");
+    ((sliding *)d)->math = math;
+    return SUCCESS;
+}
+
+/* --- choosing ----------------------------------------------------------------------------------------------------- */
+
+/* What is wrong about these sizes, or NULL. */
+static const char *wrong_sizes(const tensor *x, const tensor *w, const sliding *v, const tensor *y) {
+    if (!x || !w || !v || !y) return "operands of a convolution";
+    if (x->rank != w->rank || x->rank != y->rank || x->rank != v->rank + 2) return "ranks of a convolution";
+    if (x->type != w->type || x->type != y->type) return "a convolution of two types";
+    if ((x->type == DOUBLE) != (v->type == DOUBLE)) return "a convolution computed in another type";
+    if (v->math == TENSOR_OP_MATH && x->type != HALF && x->type != BFLOAT16) return "rounding that nobody asked for";
+    if (x->size[0] != y->size[0]) return "images of a convolution";
+    if (x->size[1] != w->size[1] * v->groups || w->size[0] != y->size[1] || w->size[0] % v->groups != 0)
+        return "channels of a convolution";
+    for (int i = 0; i < v->rank; i++) {
+        const int room = x->size[2 + i] + 2 * v->pad[i] - v->dilation[i] * (w->size[2 + i] - 1) - 1;
+        if (room < 0 || room / v->stride[i] + 1 != y->size[2 + i]) return "sizes of a convolution";
+    }
+    return NULL;
+}
+
+static int choose(void *h, const tensor *x, const tensor *w, const sliding *v, const tensor *y, int most, int *count,
+                  answer *answers) {
+    static const answer all[] = {{BROKEN, NOT_SUPPORTED, 0, 0, 1, 0, {0}},
+                                 {UNSTEADY, SUCCESS, 1, NEEDED, 0, 0, {0}},
+                                 {HUNGRY, SUCCESS, 2, (size_t)1 << 40, 1, 0, {0}},
+                                 {GOOD, SUCCESS, 3, NEEDED, 1, 0, {0}}};
+    const int n = (int)(sizeof all / sizeof all[0]);
+    const char *wrong;
+
+    ENTER();
+    if (!h || most < n) return complain("a question for algorithms");
+    if ((wrong = wrong_sizes(x, w, v, y))) return complain(wrong);
+    if (refusing) return NOT_SUPPORTED;
+    memcpy(answers, all, sizeof all);
+    *count = n;
+    return SUCCESS;
+}
+
+#define CHOICE(name, first, second, third, ...)                                                                        \
+    EXPORT int name(void *h, void *first, void *second, void *window, void *third, int most, int *count, answer *out); \
+    int name(void *h, void *first, void *second, void *window, void *third, int most, int *count, answer *out) {       \
+        return choose(h, __VA_ARGS__, most, count, out);                                                               \
+    }
+CHOICE(cudnnGetConvolutionForwardAlgorithm_v7, x, w, y, x, w, window, y)
+CHOICE(cudnnGetConvolutionBackwardDataAlgorithm_v7, w, y, x, x, w, window, y)
+CHOICE(cudnnGetConvolutionBackwardFilterAlgorithm_v7, x, y, w, x, w, window, y)
+
+/* --- computing ---------------------------------------------------------------------------------------------------- */
+
+typedef enum target { Y, X, W } target;
+
+typedef struct job {
+    tensor x, w, y;
+    sliding v;
+    target to;
+    double alpha, beta;
+    const void *of[3]; /* operands; the result's is `result` */
+    void *result, *work;
+    size_t work_bytes;
+} job;
+
+/* Sizes of the last three axes; those that there are not are 1. */
+static void axes_of(const tensor *t, int size[AXES]) {
+    for (int i = 0; i < AXES; i++) size[i] = t->rank - AXES + i < 2 ? 1 : t->size[t->rank - AXES + i];
+}
+
+static int cuda_type(int type) { return type == BFLOAT16 ? R_16BF : type; }
+
+static int64_t count_of(const tensor *t) {
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++) n *= t->size[i];
+    return n;
+}
+
+static int run_convolution(const void *data) {
+    const job *j = data;
+    const tensor *result = j->to == Y ? &j->y : j->to == X ? &j->x : &j->w;
+    const int type = cuda_type(result->type), last = AXES - j->v.rank;
+    const int in = j->w.size[1], out = j->w.size[0] / j->v.groups;
+    int xs[AXES], ws[AXES], ys[AXES], o[AXES], e[AXES];
+    double *sums = calloc((size_t)count_of(result), sizeof(double));
+
+    if (!sums) return NO_MEMORY;
+    axes_of(&j->x, xs), axes_of(&j->w, ws), axes_of(&j->y, ys);
+    memset(j->work, 0xa5, j->work_bytes);
+    products++;
+    rounded += j->x.type == FLOAT && j->v.math == DEFAULT_MATH;
+    for (int64_t y = 0; y < count_of(&j->y); y++) {
+        int64_t rest = y;
+        for (int i = AXES - 1; i >= 0; rest /= ys[i--]) o[i] = (int)(rest % ys[i]);
+        const int channel = (int)(rest % j->y.size[1]), group = channel / out;
+        const int64_t image = rest / j->y.size[1];
+        for (int64_t tap = 0; tap < (int64_t)in * ws[0] * ws[1] * ws[2]; tap++) {
+            int64_t left = tap, x, inside = 1;
+            for (int i = AXES - 1; i >= 0; left /= ws[i--]) e[i] = (int)(left % ws[i]);
+            x = image * j->x.size[1] + group * in + left;
+            for (int i = 0; i < AXES; i++) {
+                const sliding *v = &j->v;
+                const int64_t at = i < last ? 0
+                                            : (int64_t)o[i] * v->stride[i - last] - v->pad[i - last] +
+                                                  (int64_t)e[i] * v->dilation[i - last];
+                inside = inside && at >= 0 && at < xs[i];
+                x = x * xs[i] + at;
+            }
+            if (!inside) continue;
+            const int64_t w = (int64_t)channel * in * ws[0] * ws[1] * ws[2] + tap;
+            if (j->to == Y) sums[y] += get(type, j->of[X], x) * get(type, j->of[W], w);
+            else if (j->to == X) sums[x] += get(type, j->of[Y], y) * get(type, j->of[W], w);
+            else sums[w] += get(type, j->of[Y], y) * get(type, j->of[X], x);
+        }
+    }
+    for (int64_t i = 0; i < count_of(result); i++) {
+        const double held = j->beta != 0 ? j->beta * get(type, j->result, i) : 0;
+        put(type, j->result, i, j->alpha * sums[i] + held);
+    }
+    free(sums);
+    return SUCCESS;
+}
+
+static double scalar(const sliding *v, const void *x) {
+    return v->type == DOUBLE ? *(const double *)x : (double)*(const float *)x;
+}
+
+static int start(void *h, const void *alpha, const tensor *x, const tensor *w, const sliding *v, const tensor *y,
+                 target to, const void *const of[3], int how, void *work, size_t work_bytes, const void *beta,
+                 void *result) {
+    const char *wrong;
+
+    ENTER();
+    if (!fake_in_context()) return complain("a convolution without the device's context");
+    if ((wrong = wrong_sizes(x, w, v, y))) return complain(wrong);
+    if (!h || !alpha || !beta || !result) return complain("operands of a convolution");
+    for (int i = 0; i < 3; i++)
+        if (i != (int)to && (!of[i] || of[i] == result)) return complain("an operand of a convolution");
+    if (how != GOOD) return complain("an algorithm that was not to be used");
+    if (!work || work_bytes < NEEDED || (uintptr_t)work % 16 != 0) return complain("a convolution's workspace");
+    const job j = {*x,     *w,   *y,        *v, to, scalar(v, alpha), scalar(v, beta), {of[0], of[1], of[2]},
+                   result, work, work_bytes};
+    return fake_give(((handle *)h)->stream, run_convolution, &j, sizeof j);
+}
+
+#define PRODUCT(name, to, first, second, a, b, ...)                                                                    \
+    EXPORT int name(void *h, const void *alpha, void *first, const void *a, void *second, const void *b, void *window, \
+                    int how, void *work, size_t work_bytes, const void *beta, void *third, void *result);              \
+    int name(void *h, const void *alpha, void *first, const void *a, void *second, const void *b, void *window,        \
+             int how, void *work, size_t work_bytes, const void *beta, void *third, void *result) {                    \
+        const void *const of[] = {[first##_IS] = a, [second##_IS] = b, [to] = NULL};                                   \
+        return start(h, alpha, __VA_ARGS__, to, of, how, work, work_bytes, beta, result);                              \
+    }
+enum { x_IS = X, w_IS = W, y_IS = Y };
+PRODUCT(cudnnConvolutionForward, Y, x, w, a, b, x, w, window, third)
+PRODUCT(cudnnConvolutionBackwardData, X, w, y, a, b, third, w, window, y)
+PRODUCT(cudnnConvolutionBackwardFilter, W, x, y, a, b, x, third, window, y)
