@@ -8,7 +8,7 @@ from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 #: Operators with a CPU kernel only: PyTorch runs them on a GPU, as nodes of the graph. The list can only get shorter.
 MISSING = """
-    BernoulliDraw Conv ConvGradInput ConvGradWeight CumArgMax CumArgMin CumProd CumProdGrad FusedAttention
+    BernoulliDraw CumArgMax CumArgMin CumProd CumProdGrad FusedAttention
     FusedAttentionGrad GridSample GridSampleGradGrid GridSampleGradInput GroupedMatMul GroupedMatMulOuter GruScan
     GruScanGrad Interpolate LinearCrossEntropy LinearCrossEntropyGrad LogCumSumExp LogCumSumExpGrad LstmScan
     LstmScanGrad MultinomialDraw NormalFill ProdOthers ReverseSequence RnnScan RnnScanGrad UniformFill
