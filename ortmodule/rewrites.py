@@ -22,6 +22,7 @@ from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep, Leave
 from ortmodule.promotion import promote
 from ortmodule.reads import NotTraceable
+from ortmodule.unwritten import check_written
 
 MOST_ROUNDS = 4  # definitions that use operators which need a definition
 
@@ -251,6 +252,7 @@ def _trace(
     torch._C._jit_pass_lower_all_tuples(graph)
     if asks and any(_writes_aside(node) for node in graph.nodes()):
         raise Keep
+    check_written(graph)
     torch._C._jit_pass_dce(graph)
     promote(graph)
     return graph

@@ -33,6 +33,7 @@ from ortmodule.regions import Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.state import Contents, Slot, Tree, same_items
+from ortmodule.unwritten import check_written
 from ortmodule.views import Sighting, sightings
 
 _COUNTERS = (int, float, complex, str)
@@ -133,6 +134,11 @@ def trace(
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
+    try:
+        check_written(graph)
+    except NotTraceable as error:
+        error.submodule = _path(error.__dict__.pop("node").scopeName(), tree.modules)
+        raise
     with tree.isolated():
         rewrite(graph, opset, flat.regions)
     kept = [flat.recorder.of(kind) for kind in (reads.SIZE, reads.DATA)]

@@ -3,7 +3,12 @@
 The 16-bit types allow a few roundings: gradients pass through several nodes.
 """
 
+import os
+
 import torch
+
+#: A sanitized build has no fused multiply-add: its sums are a little less exact.
+SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 
 #: Of one operator.
 OPERATOR = {

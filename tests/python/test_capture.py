@@ -70,6 +70,27 @@ def test_values_that_become_constants():
     assert "values out of a tensor" in explain(pair.ours).fallback
 
 
+def test_memory_that_is_taken_and_filled():
+    """By slices, as users do, it is in the graph; PyTorch fills some behind the tracer's back (lengths of `ctc_loss`)."""
+
+    def by_slices(self, x):
+        y = torch.empty(x.shape[0], 8)
+        y[:, :4], y[:, 4:] = self.linear(x), x
+        return y + torch.empty(0).sum() + torch.zeros_like(torch.empty_like(y))
+
+    def by_pytorch(self, x):
+        scores = self.linear(x).log_softmax(-1)
+        lengths = (x.size(0),) * x.size(1)
+        labels = torch.ones(2 * x.size(1), dtype=torch.int64)
+        return nn.functional.ctc_loss(scores, labels, lengths, (2,) * x.size(1), reduction="mean", zero_infinity=True)
+
+    Pair(by_slices).check(rows(3, 4))
+    pair = Pair(by_pytorch)
+    for n in (6, 9, 6):
+        for _ in range(3):
+            pair.check(rows(n, 3, 4))
+
+
 def test_random_decisions():
     pair = Pair(lambda self, x: self.linear(x) if torch.rand([]) < 0.5 else x)
     pair.ours(rows(2, 4))
