@@ -20,6 +20,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from ortmodule import _core, symbolics
 from ortmodule.session import DTYPES, Run, Session
+from tests.tolerances import SANITIZED
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 # Difference allowed, relative to the largest number of each tensor: the passes change the order of roundings.

@@ -71,7 +71,7 @@ def test_values_that_become_constants():
 
 
 def test_memory_that_is_taken_and_filled():
-    """By slices, as users do, it is in the graph; PyTorch fills some behind the tracer's back (lengths of `ctc_loss`)."""
+    """By slices, as users do, it is in the graph; PyTorch fills some unseen by the tracer (lengths of `ctc_loss`)."""
 
     def by_slices(self, x):
         y = torch.empty(x.shape[0], 8)
