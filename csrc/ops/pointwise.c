@@ -7,6 +7,7 @@
  *
  * The output may be the memory of operand 0 or 1 of the same type and shape: then that operand is read at the places
  * that are written, and before they are written. */
+#include "core/half.h"
 #include "ops/lookup.h"
 
 #include <stdio.h>
@@ -50,13 +51,21 @@ typedef void load_fn(const void *from, int64_t rows, int64_t row_stride, int64_t
 LOAD(load_f32, float, float, SAME)
 LOAD(load_f64, double, double, SAME)
 LOAD(load_bf16, bf16, float, bf16_to_f32)
-LOAD(load_f16, uint16_t, float, f16_bits_to_f32)
+LOAD(gather_f16, uint16_t, float, f16_bits_to_f32)
 LOAD(load_i64, int64_t, int64_t, SAME)
 LOAD(load_i32, int32_t, int32_t, SAME)
 LOAD(load_i16, int16_t, int32_t, AS_INT)
 LOAD(load_i8, int8_t, int32_t, AS_INT)
 LOAD(load_u8, uint8_t, int32_t, AS_INT)
 LOAD(load_bool, uint8_t, uint8_t, SAME)
+
+static void load_f16(const void *from, int64_t rows, int64_t row_stride, int64_t n, int64_t stride, void *to) {
+    const uint16_t *f = from;
+    float *t = to;
+
+    if (stride != 1) gather_f16(from, rows, row_stride, n, stride, to);
+    for (int64_t r = 0; stride == 1 && r < rows; r++) f16_widen(f + r * row_stride, n, t + r * n);
+}
 
 static load_fn *const load_of[DTYPE_COUNT] = {
     [F32] = load_f32, [F64] = load_f64, [BF16] = load_bf16, [F16] = load_f16, [I64] = load_i64,
@@ -73,10 +82,10 @@ typedef void store_fn(const void *tile, int64_t n, void *to);
     }
 
 STORE(store_bf16, float, bf16, f32_to_bf16)
-STORE(store_f16, float, uint16_t, f32_to_f16_bits)
 STORE(store_i16, int32_t, int16_t, SAME)
 STORE(store_i8, int32_t, int8_t, SAME)
 STORE(store_u8, int32_t, uint8_t, SAME)
+static void store_f16(const void *tile, int64_t n, void *to) { f16_narrow(tile, n, to); }
 
 static store_fn *const store_of[DTYPE_COUNT] = {
     [BF16] = store_bf16, [F16] = store_f16, [I16] = store_i16, [I8] = store_i8, [U8] = store_u8,
@@ -91,10 +100,10 @@ void tile_store(dtype t, const void *tile, int64_t n, void *to) { store_of[t](ti
     }
 
 ROUND(round_bf16, float, bf16, f32_to_bf16, bf16_to_f32)
-ROUND(round_f16, float, uint16_t, f32_to_f16_bits, f16_bits_to_f32)
 ROUND(round_i16, int32_t, int16_t, SAME, SAME)
 ROUND(round_i8, int32_t, int8_t, SAME, SAME)
 ROUND(round_u8, int32_t, uint8_t, SAME, SAME)
+static void round_f16(void *tile, int64_t n) { f16_round(tile, n); }
 
 void tile_round(dtype t, void *tile, int64_t n) {
     static void (*const rounds[DTYPE_COUNT])(void *, int64_t) = {

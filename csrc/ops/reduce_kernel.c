@@ -6,6 +6,7 @@
  * on the number of threads. */
 #include "ops/reduce_kernel.h"
 
+#include "core/half.h"
 #include "core/parallel.h"
 #include "core/vmath.h"
 
@@ -129,7 +130,6 @@ typedef void convert_fn(void *to, const void *from, int64_t n);
         for (int64_t i = 0; i < n; i++) q[i] = (To)(expr);                                                             \
     }
 CONVERT(widen_bf16, bf16, float, bf16_to_f32(p[i]))
-CONVERT(widen_f16, f16, float, p[i])
 CONVERT(widen_i32, int32_t, int64_t, p[i])
 CONVERT(widen_i16, int16_t, int64_t, p[i])
 CONVERT(widen_i8, int8_t, int64_t, p[i])
@@ -143,6 +143,7 @@ CONVERT(narrow_i32, int64_t, int32_t, p[i])
 CONVERT(narrow_i16, int64_t, int16_t, p[i])
 CONVERT(narrow_i8, int64_t, int8_t, p[i])
 CONVERT(narrow_u8, int64_t, uint8_t, p[i])
+static void widen_f16(void *to, const void *from, int64_t n) { f16_widen(from, n, to); }
 
 static const struct {
     fold_class as;

@@ -1,5 +1,6 @@
 /* test_core.c -- errors, the arena, element types and shapes. */
 #include "core/dtype.h"
+#include "core/half.h"
 #include "core/shape.h"
 #include "core/vmath.h"
 
@@ -215,6 +216,30 @@ TEST(sizes_are_checked) {
     CHECK(shape_check(&c, &SHAPE(INT64_C(1) << 40, INT64_C(1) << 40)) == E_NOMEM);
     CHECK(shape_check(&c, &SHAPE(INT64_C(1) << 48)) == E_NOMEM);
     ctx_release(&c);
+}
+
+/* All float16 numbers, then floats on both sides of every rounding boundary: as one by one, whatever the CPU has. */
+TEST(many_halves_convert_as_single_ones) {
+    static uint16_t half[65536], back[65536];
+    static float wide[65536], rounded[65536];
+
+    for (int i = 0; i < 65536; i++) half[i] = (uint16_t)i;
+    f16_widen(half, 65536, wide);
+    for (int i = 0; i < 65536; i++) {
+        const float one = f16_bits_to_f32(half[i]);
+        CHECK(isnan(one) ? isnan(wide[i]) : bits_of_f32(one) == bits_of_f32(wide[i]));
+    }
+    for (uint32_t low = 0xfffu; low <= 0x1001u; low++) {
+        for (uint32_t i = 0; i < 65536; i++)
+            rounded[i] = wide[i] = f32_of_bits(bits_of_f32(f16_bits_to_f32((uint16_t)i)) + low);
+        f16_narrow(wide, 65533, back); /* no whole number of vectors */
+        f16_round(rounded, 65533);
+        for (int i = 0; i < 65533; i++) {
+            const uint16_t one = f32_to_f16_bits(wide[i]);
+            if (isnan(wide[i])) CHECK(isnan(f16_bits_to_f32(back[i])) && isnan(rounded[i]));
+            else CHECK(one == back[i] && bits_of_f32(f16_bits_to_f32(one)) == bits_of_f32(rounded[i]));
+        }
+    }
 }
 
 TEST(axes_count_from_either_end) {
