@@ -88,7 +88,22 @@ TILE_FN(hypot_f64, 2, double, double, hypot(x, y), )
 /* along(dy, x, scale): dy x / scale */
 FLOAT_FN(along, 3, x *(y / z))
 
-FLOAT_FN(pow, 2, v_pow(x, y))
+/* Where every exponent of a tile is -2, as with a constant, 1 / (x x) is the power, if the square is a normal number. */
+#define POWER(name, T, is_normal)                                                                                      \
+    TILE_2(any_##name, T, T, v_pow(x, y))                                                                              \
+    TILE_1(inverse_square_##name, T, 1 / (x * x))                                                                      \
+    SIMD static bool all_inverse_squares_##name(int64_t n, const T *x, const T *y) {                                   \
+        int other = 0;                                                                                                 \
+        for (int64_t i = 0; i < n; i++) other |= !(y[i] == -2) | !(is_normal);                                         \
+        return !other;                                                                                                 \
+    }                                                                                                                  \
+    static void name(int64_t n, void *out, const void *const *in, const double *param) {                               \
+        const T *y = in[1];                                                                                            \
+        const bool fast = n > 0 && y[0] == -2 && all_inverse_squares_##name(n, in[0], y);                              \
+        (fast ? inverse_square_##name : any_##name)(n, out, in, param);                                                \
+    }
+POWER(pow_f32, float, (fabsf(x[i]) > 0x1p-63f) & (fabsf(x[i]) < 0x1p63f))
+POWER(pow_f64, double, (fabs(x[i]) > 0x1p-511) & (fabs(x[i]) < 0x1p511))
 FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * v_pow(y, z - 1)))
 FLOAT_FN(pow_exponent_grad, 4, y == 0 && z >= 0 ? 0 : x * (w * v_log(y)))
 
@@ -274,9 +289,30 @@ static status grad_div(graph *g, const node *n, value *const dy[], value *dx[]) 
     return OK;
 }
 
+/* A constant exponent whose power PyTorch does not compute as one: the slope is y x^(y-1). */
+static bool has_simple_slope(const node *n) {
+    static const double simple[] = {0.5, 2, 3, -0.5, -1, -2};
+    const value *x = n->in[0];
+    double y;
+
+    if (!dtype_is_float(x->type) || !shape_equal(&x->shape, &n->out[0]->shape) || !value_is_filled(n->in[1], &y))
+        return false;
+    for (size_t i = 0; i < sizeof simple / sizeof *simple; i++)
+        if (y - 1 == simple[i]) return true;
+    return false;
+}
+
 static status grad_power(graph *g, const node *n, value *const dy[], value *dx[]) {
-    value *x = n->in[0], *y = n->in[1];
-    if (need(n, 0)) TRY(emit(g, &dx[0], "PowGrad", dy[0], x, y));
+    value *x = n->in[0], *y = n->in[1], *one, *slope;
+    if (need(n, 0) && has_simple_slope(n)) {
+        TRY(graph_scalar(g, y->type, 1, &one));
+        TRY(emit(g, &slope, "Sub", y, one));
+        TRY(emit(g, &slope, "Pow", x, slope));
+        TRY(emit(g, &slope, "Mul", slope, y));
+        TRY(emit(g, &dx[0], "Mul", dy[0], slope));
+    } else if (need(n, 0)) {
+        TRY(emit(g, &dx[0], "PowGrad", dy[0], x, y));
+    }
     if (need(n, 1)) TRY(emit(g, &dx[1], "PowExponentGrad", dy[0], x, y, n->out[0]));
     return OK;
 }

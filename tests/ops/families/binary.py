@@ -105,7 +105,16 @@ CASES = [
             grad=y != -0.5,  # of -0 and -infinity: of the other sign, and NaN
             name=f"special to {y}",
         )
-        for y in (0.0, 1.0, 2.0, 3.0, 0.5, -1.0, -2.0, -0.5, 4.0)
+        for y in (0.0, 1.0, 2.0, 3.0, 0.5, -1.0, -2.0, -0.5, 4.0, 1.5)
+    ),
+    Case(
+        "Pow",
+        [value([1e10, -1e12, 1e-10, 2.0, -3e8]), value(-2.0)],
+        lambda x, y: x ** y.item(),
+        const=1,
+        fd=False,
+        dtypes=("float32", "float64"),
+        name="far to -2",
     ),
     Case(
         "Pow",
