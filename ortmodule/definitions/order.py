@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ortmodule.definitions.table import Keep, defines
+from ortmodule.definitions.table import Keep, defines, sloped
 
 
 @defines("aten::max", again=True)
@@ -26,10 +26,17 @@ def _extreme(x, dim, keepdim, arg):
         if not x.is_floating_point():
             raise Keep
         value = (x.detach().amax if arg is torch.argmax else x.detach().amin)()
-        taken = (x == value) | (x.isnan() & value.isnan())
-        return torch.where(taken, x, 0).sum() / taken.sum()
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
     index = arg(x.byte() if x.dtype == torch.bool else x, dim, keepdim=True)
     return picked(x, index, dim, keepdim)
+
+
+def _shared(x, value, taken):
+    """``value``, whose gradient the elements that are ``taken`` share."""
+    count = taken.float().sum()
+    share = torch.where(taken, x, 0).sum()
+    share = (share if x.dtype == torch.float64 else share.float()) / count
+    return sloped(value, (share.to(x.dtype), torch.ones_like(value)))
 
 
 def picked(x, index, dim, keepdim):
@@ -44,10 +51,9 @@ def _median(x, dim=None, keepdim=False):
         raise Keep
     if dim is None:  # its gradient is shared by all that are equal
         value = _median(x.reshape(-1), 0)[0].detach()
-        taken = (x == value) | (x.isnan() & value.isnan()) if x.is_floating_point() else x == value
         if not x.is_floating_point():
             return value
-        return torch.where(taken, x, 0).sum() / taken.sum()
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
     index = x.argsort(dim).select(dim, (x.shape[dim] - 1) // 2).unsqueeze(dim)
     if x.is_floating_point():
         nan = x.isnan()
@@ -61,8 +67,7 @@ def _nanmedian(x, dim=None, keepdim=False):
         raise Keep
     if dim is None:
         value = _nanmedian(x.reshape(-1), 0)[0].detach()
-        taken = (x == value) | (x.isnan() & value.isnan())
-        return torch.where(taken, x, 0).sum() / taken.sum()
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
     count = (~x.isnan()).sum(dim, keepdim=True)
     return picked(x, x.argsort(dim).gather(dim, ((count - 1) // 2).clamp(min=0)), dim, keepdim)
 

@@ -103,6 +103,11 @@ for name in ("max", "min"):
         case(f"{name} over {dim}, ties", lambda x, n=name, d=dim: tuple(getattr(x * 2, n)(d)), floats(*TIES))
         case(f"{name} over {dim}, kept", lambda x, n=name, d=dim: tuple(getattr(x * 2, n)(d, True)), floats(*TIES))
     case(f"{name} of all, ties", lambda x, n=name: getattr(x * 2, n)(), floats(*TIES))
+    case(
+        f"{name} of all, ties whose sum is too large",
+        lambda x, n=name: getattr(x, n)(),
+        torch.tensor([6e4, -6e4, 6e4, -6e4, 1.0], dtype=torch.float16),
+    )
     case(f"{name} of ints", lambda x, n=name: (getattr(x, n)(), *getattr(x, n)(1)), ints(*TIES).long())
     case(f"{name}imum, ties", lambda x, y, n=name: getattr(torch, n + "imum")(x, y), floats(*TIES), floats(*TIES[::-1]))
     case(f"{name} of two, ties", lambda x, y, n=name: getattr(torch, n)(x, y), floats(*TIES), floats(*TIES[::-1]))
