@@ -84,6 +84,24 @@ PRODUCT_GRAD(double)
             y[i * j->step] = (T)((double)y[i * j->step] * after);                                                      \
             after *= (double)x[i * j->step];                                                                           \
         }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void others_beside_##T(const lanes *j, int64_t at, int64_t width) {                                    \
+        const T *x = (const T *)j->a + at;                                                                             \
+        T *y = (T *)j->out + at;                                                                                       \
+        double before[BESIDE], after[BESIDE];                                                                          \
+        for (int64_t k = 0; k < width; k++) before[k] = after[k] = 1;                                                  \
+        for (int64_t i = 0; i < j->length; i++, x += j->step, y += j->step)                                            \
+            for (int64_t k = 0; k < width; k++) {                                                                      \
+                y[k] = (T)before[k];                                                                                   \
+                before[k] *= (double)x[k];                                                                             \
+            }                                                                                                          \
+        for (int64_t i = 0; i < j->length; i++) {                                                                      \
+            x -= j->step, y -= j->step;                                                                                \
+            for (int64_t k = 0; k < width; k++) {                                                                      \
+                y[k] = (T)((double)y[k] * after[k]);                                                                   \
+                after[k] *= (double)x[k];                                                                              \
+            }                                                                                                          \
+        }                                                                                                              \
     }
 OTHERS(float)
 OTHERS(double)
@@ -207,9 +225,14 @@ static status run_along(const call *k, lane_fn *fn, beside_fn *beside) {
     }
 KERNEL(cum_prod_cpu, product_float, product_double, product_int64_t)
 KERNEL(cum_prod_grad_cpu, product_grad_float, product_grad_double, NULL)
-KERNEL(prod_others_cpu, others_float, others_double, NULL)
 KERNEL(log_cum_sum_exp_cpu, log_sum_float, log_sum_double, NULL)
 KERNEL(log_cum_sum_exp_grad_cpu, log_sum_grad_float, log_sum_grad_double, NULL)
+/* Floats only. */
+static status prod_others_cpu(ctx *c, const call *k) {
+    const bool narrow = k->in[0].type == F32;
+    (void)c;
+    return run_along(k, narrow ? others_float : others_double, narrow ? others_beside_float : others_beside_double);
+}
 EXTREME_KERNEL(cum_arg_max_cpu, largest)
 EXTREME_KERNEL(cum_arg_min_cpu, smallest)
 
