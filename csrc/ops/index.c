@@ -182,46 +182,6 @@ static status grad_gather(graph *g, const node *n, value *const dy[], value *dx[
                      dy[0], n->in[1]);
 }
 
-typedef struct gather {
-    char *to;
-    const char *from;
-    const tensor *index;
-    int64_t size, count; /* of the axis, of the indices */
-    size_t bytes;        /* of the elements behind the axis */
-} gather;
-
-static void gather_range(void *arg, int64_t begin, int64_t end) {
-    const gather *p = arg;
-    int64_t outer = begin / p->count, k = begin % p->count;
-
-    for (int64_t i = begin; i < end; i++) {
-        int64_t row = wrap_index(index_at(p->index, k), p->size) + outer * p->size;
-        copy_item(p->to + (size_t)i * p->bytes, p->from + (size_t)row * p->bytes, p->bytes);
-        if (++k == p->count) {
-            k = 0;
-            outer++;
-        }
-    }
-}
-
-static status gather_cpu(ctx *c, const call *k) {
-    const tensor *x = &k->in[0];
-    int axis;
-
-    TRY(shape_axis(c, node_int(k->node, "axis"), x->shape.rank, &axis));
-    TRY(check_indices(c, &k->in[1], x->shape.dim[axis]));
-    int64_t inner = shape_span(&x->shape, axis + 1, x->shape.rank);
-    gather p = {k->out[0].data,
-                x->data,
-                &k->in[1],
-                x->shape.dim[axis],
-                tensor_count(&k->in[1]),
-                (size_t)inner * dtype_size(x->type)};
-    if (tensor_count(&k->out[0])) /* rows may be empty, and are then not worth walking over */
-        parallel_for(shape_span(&x->shape, 0, axis) * p.count, parallel_rows(inner), gather_range, &p);
-    return OK;
-}
-
 /* --- GatherGrad --------------------------------------------------------------------------------------------------- */
 
 static status infer_from_shape(graph *g, node *n) {
@@ -542,6 +502,8 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
     return emit(g, out, "Where", hot, on, off);
 }
 
+kernel_fn gather_cpu; /* ops/gather.c */
+size_t gather_workspace(const node *n);
 kernel_fn gather_cuda, gather_grad_cuda;                             /* cuda/index.cu */
 kernel_fn gather_elements_cuda, gather_nd_cuda, gather_nd_grad_cuda; /* cuda/scatter.cu */
 
@@ -550,10 +512,12 @@ kernel_fn gather_elements_cuda, gather_nd_cuda, gather_nd_grad_cuda; /* cuda/sca
 /* clang-format off */
 const op_def index_ops[] = {
     {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
-     .lower = lower_gather, .grad = grad_gather, .cpu = gather_cpu, .cuda = gather_cuda},
+     .lower = lower_gather, .grad = grad_gather, .workspace = gather_workspace, .cpu = gather_cpu,
+     .cuda = gather_cuda},
     {OURS("Embedding", 2, 2, 1, FLOATS), .flags = IN_MODELS, .attrs = NODE_ATTRS(INT("padding_idx", -1)),
      .infer = infer_gather,
-     .lower = lower_embedding, .grad = grad_gather, .cpu = gather_cpu, .cuda = gather_cuda},
+     .lower = lower_embedding, .grad = grad_gather, .workspace = gather_workspace, .cpu = gather_cpu,
+     .cuda = gather_cuda},
     {OURS("GatherGrad", 2, 2, 1, FLOATS),
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda},

@@ -105,7 +105,9 @@ typedef struct row_scatter {
     void *out;
     const void *base, *updates;
     int64_t outer, rows, count, width; /* out is [outer, rows, width], updates [outer, count, width] */
-    int32_t *head, *next;              /* [rows] first k of a row, [count] the next k of the same row; -1 ends */
+    bool straight;                     /* few columns, many blocks: update by update, without lists */
+    int32_t *head, *next;              /* [rows] first k of a row, [count] the next k of the same row; -1 ends.
+                                          straight: no head, and next is the row of k, -1 without one */
     int64_t columns;                   /* worked on together */
 } row_scatter;
 
@@ -114,6 +116,10 @@ size_t row_scatter_bytes(int64_t rows, int64_t count);
 MUST_USE status row_scatter_begin(ctx *c, row_scatter *s, void *work);
 /* To be called with k falling from count - 1 to 0. */
 static inline void row_scatter_select(row_scatter *s, int64_t k, int64_t row) {
+    if (s->straight) {
+        s->next[k] = (int32_t)row;
+        return;
+    }
     s->next[k] = s->head[row];
     s->head[row] = (int32_t)k;
 }

@@ -205,17 +205,55 @@ static status pad_axis(graph *g, value *x, pad_mode mode, int axis, int64_t befo
     return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), x, indices);
 }
 
+/* Axes first..last that are padded, seen as one: elements are read, and gradients added, in one go, as PyTorch does. */
+static status pad_axes(graph *g, value *x, pad_mode mode, int first, int last, const int64_t *before, const shape *y,
+                       value **out) {
+    const int64_t inner = shape_span(&x->shape, last + 1, x->shape.rank), count = shape_span(y, first, last + 1);
+    shape joined = SHAPE(shape_span(&x->shape, 0, first), shape_span(&x->shape, first, last + 1), inner);
+    int32_t *index;
+    value *indices;
+
+    TRY(NEW(g->c, index, count));
+    for (int64_t k = 0; k < count; k++) {
+        int64_t rest = k, stride = 1, at = 0;
+        for (int i = last; i >= first; i--) {
+            at += position(mode, rest % y->dim[i] - before[i], x->shape.dim[i]) * stride;
+            rest /= y->dim[i];
+            stride *= x->shape.dim[i];
+        }
+        index[k] = (int32_t)at;
+    }
+    TRY(graph_add_constant(g, I32, &SHAPE(count), index, &indices));
+    TRY(emit_reshape(g, x, &joined, &x));
+    TRY(emit_with(g, &x, "Gather", NODE_ATTRS(INT("axis", 1)), x, indices));
+    return emit_reshape(g, x, y, out);
+}
+
+/* Not worth a list of more places than this. */
+enum { MOST_PLACES = 1 << 18 };
+
 static status lower_pad(graph *g, const node *n, value **out) {
     static const char *const names[PAD_MODES] = {"constant", "reflect", "edge", "wrap"};
     int64_t before[MAX_RANK] = {0}, after[MAX_RANK] = {0};
     value *x = node_in(n, 0);
-    int mode = 0;
+    shape y;
+    int mode = 0, first = 0, last = -1;
 
     TRY(require(g, n, 0));
     while (mode < PAD_MODES && strcmp(names[mode], node_string(n, "mode")) != 0) mode++;
     if (mode == PAD_MODES) return fail(g->c, E_UNSUPPORTED, "Pad with the mode \"%s\"", node_string(n, "mode"));
     TRY(read_pads(g, n, before, after));
     if (mode == PAD_CONSTANT) return pad_constant(g, n, before, after, out);
+    y = x->shape;
+    for (int i = 0; i < y.rank; i++) {
+        y.dim[i] += before[i] + after[i];
+        if (!before[i] && !after[i]) continue;
+        if (last < 0) first = i;
+        last = i;
+    }
+    if (first < last && shape_count(&x->shape) > 0 && shape_span(&x->shape, first, last + 1) <= INT32_MAX &&
+        shape_span(&y, first, last + 1) <= MOST_PLACES)
+        return pad_axes(g, x, (pad_mode)mode, first, last, before, &y, out);
     for (int i = 0; i < n->in[0]->shape.rank; i++)
         if (before[i] || after[i]) TRY(pad_axis(g, x, (pad_mode)mode, i, before[i], after[i], &x));
     out[0] = x;

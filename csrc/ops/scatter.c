@@ -10,7 +10,7 @@
 
 /* --- combining ---------------------------------------------------------------------------------------------------- */
 
-enum { COLUMNS = 1024, LEAST_COLUMNS = 64, PARTS = 32 };
+enum { COLUMNS = 1024, LEAST_COLUMNS = 64, FEW_COLUMNS = 8, PARTS = 32 };
 enum { CACHE_LINE = 64, NEAR_BYTES = 1 << 14 };
 /* Updates are read in no order: of so many rows ahead they are on their way already. */
 enum { AHEAD = 8 };
@@ -125,28 +125,6 @@ static const functions by_type[DTYPE_COUNT] = {
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-size_t row_scatter_bytes(int64_t rows, int64_t count) { return (size_t)(rows + count) * sizeof(int32_t); }
-
-status row_scatter_begin(ctx *c, row_scatter *s, void *work) {
-    if (s->count > INT32_MAX) return fail(c, E_UNSUPPORTED, "more than 2^31 indices");
-    s->head = work;
-    s->next = s->head + s->rows;
-    if (s->rows) memset(s->head, -1, (size_t)s->rows * sizeof *s->head);
-    return OK;
-}
-
-static void rows_last(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n) {
-    size_t size = dtype_size(s->type), bytes = (size_t)n * size;
-
-    for (int64_t r = from; r < to; r++) {
-        int64_t k = s->head[r];
-        if (k < 0) continue;
-        while (s->next[k] >= 0) k = s->next[k];
-        copy_item((char *)s->out + (size_t)((o * s->rows + r) * s->width + at) * size,
-                  (const char *)s->updates + (size_t)((o * s->count + k) * s->width + at) * size, bytes);
-    }
-}
-
 /* Columns [at, at + n) of rows [from, to) before anything is added to them. */
 static void begin_rows(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n) {
     size_t size = dtype_size(s->type), first = (size_t)((o * s->rows + from) * s->width + at) * size;
@@ -161,6 +139,55 @@ static void begin_rows(const row_scatter *s, int64_t o, int64_t from, int64_t to
     for (size_t r = 0; r < rows; r++) {
         if (base) memcpy(out + r * stride, base + r * stride, bytes);
         else memset(out + r * stride, 0, bytes);
+    }
+}
+
+/* Blocks [begin, end) of a row_scatter, straight; T is its own total, U a T whose overflow is defined. */
+#define STRAIGHT(T, U)                                                                                                 \
+    static void straight_##T(void *arg, int64_t begin, int64_t end) {                                                  \
+        const row_scatter *s = arg;                                                                                    \
+        const int64_t width = s->width;                                                                                \
+        const int32_t *row = s->next;                                                                                  \
+        begin_rows(s, begin, 0, (end - begin) * s->rows, 0, width);                                                    \
+        for (int64_t o = begin; o < end; o++) {                                                                        \
+            const T *restrict x = (const T *)s->updates + o * s->count * width;                                        \
+            T *restrict out = (T *)s->out + o * s->rows * width;                                                       \
+            for (int64_t k = 0; k < s->count && width == 1; k++)                                                       \
+                if (row[k] >= 0) out[row[k]] = (T)((U)out[row[k]] + (U)x[k]);                                          \
+            for (int64_t k = 0; k < s->count && width > 1; k++)                                                        \
+                for (int64_t i = 0; i < width && row[k] >= 0; i++)                                                     \
+                    out[row[k] * width + i] = (T)((U)out[row[k] * width + i] + (U)x[k * width + i]);                   \
+        }                                                                                                              \
+    }
+STRAIGHT(float, float)
+STRAIGHT(double, double)
+STRAIGHT(int64_t, uint64_t)
+
+static range_fn *const straight_by_type[DTYPE_COUNT] = {
+    [F32] = straight_float, [F64] = straight_double, [I64] = straight_int64_t};
+
+size_t row_scatter_bytes(int64_t rows, int64_t count) { return (size_t)(rows + count) * sizeof(int32_t); }
+
+status row_scatter_begin(ctx *c, row_scatter *s, void *work) {
+    if (s->count > INT32_MAX) return fail(c, E_UNSUPPORTED, "more than 2^31 indices");
+    s->head = work;
+    s->next = s->head + s->rows;
+    s->straight = s->how == COMBINE_ADD && straight_by_type[s->type] && s->width <= FEW_COLUMNS &&
+                  s->rows <= INT32_MAX && s->outer >= parallel_threads();
+    if (s->straight && s->count) memset(s->next, -1, (size_t)s->count * sizeof *s->next);
+    else if (s->rows) memset(s->head, -1, (size_t)s->rows * sizeof *s->head);
+    return OK;
+}
+
+static void rows_last(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n) {
+    size_t size = dtype_size(s->type), bytes = (size_t)n * size;
+
+    for (int64_t r = from; r < to; r++) {
+        int64_t k = s->head[r];
+        if (k < 0) continue;
+        while (s->next[k] >= 0) k = s->next[k];
+        copy_item((char *)s->out + (size_t)((o * s->rows + r) * s->width + at) * size,
+                  (const char *)s->updates + (size_t)((o * s->count + k) * s->width + at) * size, bytes);
     }
 }
 
@@ -195,6 +222,10 @@ static void scatter_range(void *arg, int64_t begin, int64_t end) {
 
 void row_scatter_run(row_scatter *s) {
     if (s->rows == 0 || s->width == 0) return;
+    if (s->straight) {
+        parallel_for(s->outer, parallel_rows((s->rows + s->count) * s->width), straight_by_type[s->type], s);
+        return;
+    }
     s->columns = columns_of(s);
     parallel_for(s->outer * ((s->width + s->columns - 1) / s->columns) * s->rows, parallel_rows(s->columns),
                  scatter_range, s);

@@ -168,17 +168,14 @@ def _root(x):
 # --- normalisations ---------------------------------------------------------------------------------------------------
 
 
-@defines("aten::batch_norm")
+@defines("aten::batch_norm", again=True)
 def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn):
-    """Without running statistics; with them it is one operator."""
+    """Without running statistics it moves some that nobody sees."""
     if mean is not None:
         raise Keep
-    axes = [d for d in range(x.dim()) if d != 1]
-    shape = [-1 if d == 1 else 1 for d in range(x.dim())]
-    centred = x - x.mean(axes, keepdim=True)
-    result = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
-    result = result if weight is None else result * weight.reshape(shape)
-    return result if bias is None else result + bias.reshape(shape)
+    like = x if weight is None else weight
+    zeros, ones = (make(x.shape[1], dtype=like.dtype) for make in (torch.zeros, torch.ones))
+    return F.batch_norm(x, zeros, ones, weight, bias, True, momentum, eps)
 
 
 @defines("aten::instance_norm", again=True)
