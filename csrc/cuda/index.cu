@@ -2,7 +2,8 @@
  *
  * The gradient of an embedding adds up rows of dy that went to one row. A block has an index: when an earlier one is
  * the same it has nothing to do; otherwise it goes through those after it and adds up their rows, in order. So each row
- * is written once, and sums do not depend on which block comes first. An index that is out of range is reported; its
+ * is written once, and sums do not depend on which block comes first. Of many blocks of narrow rows, a thread adds up
+ * one column in order. An index that is out of range is reported; its
  * result is NaN. */
 #ifndef T
 #include "cuda/kernel.h"
@@ -43,8 +44,11 @@ status gather_cuda(ctx *c, const call *k) {
                        geometry_over(a.outer * a.count * a.width, 256 * 4, 256), &a);
 }
 
+enum { FEW_COLUMNS = 8, LEAST_LANES = 64 };
+
 status gather_grad_cuda(ctx *c, const call *k) {
     static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(gather_grad);
+    static kernel lanes[DTYPE_COUNT] = {[F32] = {"gather_grad_lanes_f32"}, [F64] = {"gather_grad_lanes_f64"}};
     const tensor *dx = &k->out[0];
     int axis;
 
@@ -53,6 +57,8 @@ status gather_grad_cuda(ctx *c, const call *k) {
     a.padding = node_int(k->node, "padding_idx");
     TRY(cuda_clear(c, k, dx->data, (size_t)tensor_count(dx) * dtype_size(dx->type)));
     if (a.width == 0) return OK;
+    if (lanes[dx->type].name && a.width <= FEW_COLUMNS && a.outer * a.width >= LEAST_LANES)
+        return cuda_launch(c, k, &lanes[dx->type], geometry_over(a.outer * a.width, 32, 32), &a);
     return cuda_launch(c, k, &kernels[dx->type], geometry_over(a.outer * a.count, 1, 128), &a);
 }
 #endif
@@ -79,6 +85,24 @@ GATHER(gather_1, uint8_t)
 GATHER(gather_2, uint16_t)
 GATHER(gather_4, uint32_t)
 GATHER(gather_8, uint64_t)
+
+/* The gradient where T is its own total: dx is zeros. */
+#define GRAD_LANES(name, T)                                                                                            \
+    KERNEL(name, gather_args) {                                                                                        \
+        FOR_EACH(i, a.outer * a.width) {                                                                               \
+            const int64_t o = i / a.width, column = i % a.width;                                                       \
+            const T *dy = (const T *)a.from + o * a.count * a.width + column;                                          \
+            T *dx = (T *)a.to + o * a.rows * a.width + column;                                                         \
+            for (int64_t k = 0; k < a.count; k++) {                                                                    \
+                const int64_t row = row_at(&a, k);                                                                     \
+                if (row < 0 || row >= a.rows)                                                                          \
+                    report(a.fault, FAULT_INDEX, a.node, integer_at(a.index, a.index_type, k), a.rows);                \
+                else if (row != a.padding) dx[row * a.width] += dy[k * a.width];                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+GRAD_LANES(gather_grad_lanes_f32, float)
+GRAD_LANES(gather_grad_lanes_f64, double)
 
 #define TEMPLATE "cuda/index.cu"
 #include "cuda/each_float.h"

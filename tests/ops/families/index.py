@@ -59,9 +59,9 @@ JUMPS = [5, -1, 0, 0, 23, 7, 5, -24, 11]
 CASES = [
     gather((5, 24), value(RUNS, I64), 1, dtypes=ALL, name="runs"),
     gather((5, 24), value(RUNS, "int32"), 1, name="runs_int32"),
-    gather((5, 24), value(JUMPS, I64), 1, dtypes=ALL, name="jumps"),
+    gather((80, 24), value(JUMPS, I64), 1, dtypes=ALL, name="jumps"),
     gather((5, 24), value(JUMPS, "int32"), 1, dtypes=ALL, name="jumps_int32"),
-    gather((5, 24, 3), value(JUMPS, I64), 1, name="jumps_of_three"),
+    gather((40, 24, 3), value(JUMPS, I64), 1, name="jumps_of_three"),
     gather((5, 4), ints(3, low=-5, high=5), dtypes=ALL),
     gather((5, 4), ints(2, 3, low=-5, high=5), large=[t(30000, 256), ints(8, 128, high=30000)]),
     gather((5, 4), ints(2, 3, low=-5, high=5, dtype="int32"), dtypes=ALL, name="int32"),
