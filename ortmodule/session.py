@@ -28,7 +28,6 @@ CPU_PASSES = (
     "attention_fusion",
     "efficient_attention",
     "attention_lengths",
-    "linear_loss",
 )
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128

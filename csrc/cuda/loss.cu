@@ -3,17 +3,7 @@
  * A block has a sample: its classes are `inner` apart. Losses of samples are kept in float64, and a single block adds
  * them up: their order depends on their number alone. A label that is no class is reported, and makes NaN. */
 #ifndef T
-#include "cuda/kernel.h"
-
-typedef struct loss_args {
-    const void *x, *labels, *weights, *dloss; /* weights may be absent */
-    void *out;                                /* the loss, or dx */
-    double *lse, *losses, *divisor;
-    double smoothing;
-    int64_t samples, classes, inner, ignored;
-    int32_t label_type, weight_type, dloss_type, ignores, each, mean, node;
-    cuda_fault *fault;
-} loss_args;
+#include "cuda/loss.h"
 
 #ifdef ORT_HOST
 #include <string.h>
@@ -23,12 +13,12 @@ kernel_fn nll_cuda, nll_grad_cuda;
 size_t cross_entropy_cuda_workspace(const node *n);
 size_t nll_cuda_workspace(const node *n);
 
-/* Labels are operand `labels`, weights operand `weights`, `s` the shape of the logits. */
-static loss_args args_of(const call *k, const shape *s, int labels, int weights) {
+loss_args loss_args_of(const call *k, const shape *s, int labels, int weights) {
     loss_args a = {.labels = k->in[labels].data,
                    .label_type = k->in[labels].type,
                    .classes = s->dim[s->rank > 1],
                    .inner = s->rank > 1 ? shape_span(s, 2, s->rank) : 1,
+                   .line = shape_span(s, s->rank > 1, s->rank),
                    .samples = tensor_count(&k->in[labels]),
                    .ignores = node_has(k->node, "ignore_index"),
                    .ignored = node_int(k->node, "ignore_index"),
@@ -44,28 +34,45 @@ static loss_args args_of(const call *k, const shape *s, int labels, int weights)
     return a;
 }
 
+status loss_run(ctx *c, const call *k, dtype type, const loss_args *a) {
+    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy);
+    return cuda_launch(c, k, &rows[type], geometry_rows(a->samples, a->classes), a);
+}
+
+status loss_grad_run(ctx *c, const call *k, dtype type, const loss_args *a) {
+    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_grad);
+    return cuda_launch(c, k, &rows[type], geometry_rows(a->samples, a->classes), a);
+}
+
+status loss_join_run(ctx *c, const call *k, dtype type, const loss_args *a) {
+    static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_join);
+    return cuda_launch(c, k, &join[type], (geometry){1, 512}, a);
+}
+
+status loss_divisor_run(ctx *c, const call *k, const loss_args *a) {
+    static kernel divisor = {.name = "loss_divisor"};
+    return cuda_launch(c, k, &divisor, (geometry){1, 512}, a);
+}
+
 /* Losses, and lse when nobody asks for it. */
 size_t cross_entropy_cuda_workspace(const node *n) { return 16 * (size_t)shape_count(&n->in[1]->shape); }
 
 status cross_entropy_cuda(ctx *c, const call *k) {
-    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy);
-    static kernel join[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_join);
     const dtype type = k->in[0].type;
-    loss_args a = args_of(k, &k->in[0].shape, 1, 2);
+    loss_args a = loss_args_of(k, &k->in[0].shape, 1, 2);
 
     a.x = k->in[0].data;
     a.losses = k->work;
     a.lse = k->n_out > 1 && tensor_present(&k->out[1]) ? k->out[1].data : a.losses ? a.losses + a.samples : NULL;
     a.divisor = k->n_out > 2 && tensor_present(&k->out[2]) ? k->out[2].data : NULL;
     a.out = k->out[0].data;
-    TRY(cuda_launch(c, k, &rows[type], geometry_rows(a.samples, a.classes), &a));
-    return cuda_launch(c, k, &join[type], (geometry){1, 512}, &a);
+    TRY(loss_run(c, k, type, &a));
+    return loss_join_run(c, k, type, &a);
 }
 
 /* Operands: dloss, logits, labels, lse, divisor, weights. */
 status cross_entropy_grad_cuda(ctx *c, const call *k) {
-    static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_grad);
-    loss_args a = args_of(k, &k->in[1].shape, 2, 5);
+    loss_args a = loss_args_of(k, &k->in[1].shape, 2, 5);
 
     a.dloss = k->in[0].data;
     a.dloss_type = k->in[0].type;
@@ -73,29 +80,29 @@ status cross_entropy_grad_cuda(ctx *c, const call *k) {
     a.lse = k->in[3].data;
     a.divisor = k->in[4].data;
     a.out = k->out[0].data;
-    return cuda_launch(c, k, &rows[k->in[1].type], geometry_rows(a.samples, a.classes), &a);
+    return loss_grad_run(c, k, k->in[1].type, &a);
 }
 
 size_t nll_cuda_workspace(const node *n) { return 8 * (size_t)shape_count(&n->in[1]->shape); }
 
 status nll_cuda(ctx *c, const call *k) {
-    static kernel each[DTYPE_COUNT] = FLOAT_KERNELS(nll), join[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_join);
+    static kernel each[DTYPE_COUNT] = FLOAT_KERNELS(nll);
     const dtype type = k->in[0].type;
-    loss_args a = args_of(k, &k->in[0].shape, 1, 2);
+    loss_args a = loss_args_of(k, &k->in[0].shape, 1, 2);
 
     a.x = k->in[0].data;
     a.losses = k->work;
     a.divisor = k->n_out > 1 && tensor_present(&k->out[1]) ? k->out[1].data : NULL;
     a.out = k->out[0].data;
     TRY(cuda_launch(c, k, &each[type], geometry_over(a.samples, 128, 128), &a));
-    return cuda_launch(c, k, &join[type], (geometry){1, 512}, &a);
+    return loss_join_run(c, k, type, &a);
 }
 
 /* Operands: dloss, labels, divisor, weights. */
 status nll_grad_cuda(ctx *c, const call *k) {
     static kernel each[DTYPE_COUNT] = FLOAT_KERNELS(nll_grad);
     const tensor *dx = &k->out[0];
-    loss_args a = args_of(k, &dx->shape, 1, 3);
+    loss_args a = loss_args_of(k, &dx->shape, 1, 3);
 
     a.dloss = k->in[0].data;
     a.dloss_type = k->in[0].type;
@@ -127,6 +134,20 @@ DEVICE double share_of(const loss_args *a, int64_t i) {
     return a->smoothing / (double)a->classes * (a->weights ? number_f64(a->weights, a->weight_type, i) : 1);
 }
 
+/* One block: what the loss is divided by, before there are losses; and 1, which is the gradient that arrives there. */
+KERNEL(loss_divisor, loss_args) {
+    double weight = 0;
+
+    FOR_THREADS(i, a.samples) {
+        int64_t label;
+        weight += label_at(&a, i, &label);
+    }
+    weight = block_sum_f64(weight);
+    if (threadIdx.x != 0) return;
+    a.divisor[0] = a.mean ? weight : 1;
+    a.divisor[1] = 1;
+}
+
 #define TEMPLATE "cuda/loss.cu"
 #include "cuda/each_float.h"
 #endif
@@ -135,7 +156,7 @@ DEVICE double share_of(const loss_args *a, int64_t i) {
 
 KERNEL(NAME(cross_entropy), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const T *x = (const T *)a.x + sample / a.inner * a.classes * a.inner + sample % a.inner;
+        const T *x = (const T *)a.x + sample / a.inner * a.line + sample % a.inner;
         A most = -(A)INFINITY, total = 0;
         int64_t label;
         const double weight = label_at(&a, sample, &label);
@@ -192,9 +213,8 @@ KERNEL(NAME(cross_entropy_join), loss_args) {
 
 KERNEL(NAME(cross_entropy_grad), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const int64_t start = sample / a.inner * a.classes * a.inner + sample % a.inner;
+        const int64_t start = sample / a.inner * a.line + sample % a.inner;
         const T *x = (const T *)a.x + start;
-        T *dx = (T *)a.out + start;
         int64_t label;
         const double own = (1 - a.smoothing) * label_at(&a, sample, &label);
         const double up = number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor;
@@ -210,7 +230,9 @@ KERNEL(NAME(cross_entropy_grad), loss_args) {
             const A p = EXP(GET(x[i * a.inner]) - high - low);
             A v = (p - (i == label ? 1 : 0)) * scale;
             if (a.smoothing > 0) v = p * scale - (A)((share_of(&a, i) + (i == label ? own : 0)) * up);
-            dx[i * a.inner] = PUT(label == -1 ? 0 : v);
+            if (label == -1) v = 0;
+            if (a.out) ((T *)a.out)[start + i * a.inner] = PUT(v);
+            if (a.narrow) set_number(a.narrow, a.narrow_type, start + i * a.inner, v);
         }
     }
 }

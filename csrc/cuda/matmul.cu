@@ -7,8 +7,8 @@ typedef struct product_args {
     const void *a, *b, *c; /* c: added, broadcast to y; may be absent */
     void *y;
     int64_t m, n, k;
-    int64_t a_row, a_col, b_row, b_col, c_row, c_col;
-    int64_t pairs, batch[8], a_step[8], b_step[8], c_step[8]; /* y lies densely */
+    int64_t a_row, a_col, b_row, b_col, c_row, c_col, y_row;
+    int64_t pairs, batch[8], a_step[8], b_step[8], c_step[8]; /* y's pairs lie one after the other */
     int32_t n_batch, wide;                                    /* y is float32 */
     double alpha;
 } product_args;
@@ -18,6 +18,7 @@ enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 #ifdef ORT_HOST
 #include "cuda/blas.h"
 #include "cuda/move.h"
+#include "cuda/product.h"
 #include "ops/matmul.h"
 
 kernel_fn matmul_cuda;
@@ -54,19 +55,31 @@ static status product_by_library(ctx *c, const call *k, const gemm *g, const ten
     return blas_product(c, k, g, &plus, done);
 }
 
-static status product_by_kernel(ctx *c, const call *k, const gemm *g, const tensor *added) {
-    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(product);
+static product_args args_of(const gemm *g) {
     product_args p = {.a = g->a, .b = g->b, .y = g->c, .m = g->m, .n = g->n, .k = g->k, .alpha = g->alpha};
 
     p.wide = g->wide_c;
     p.pairs = gemm_pairs(g);
     p.n_batch = g->n_batch;
     p.a_row = g->a_row, p.a_col = g->a_col, p.b_row = g->b_row, p.b_col = g->b_col;
+    p.y_row = g->m == 1 ? g->n : g->c_row;
     for (int i = 0; i < g->n_batch; i++) {
         p.batch[i] = g->batch[i];
         p.a_step[i] = g->a_step[i];
         p.b_step[i] = g->b_step[i];
     }
+    return p;
+}
+
+static status run_kernel(ctx *c, const call *k, const gemm *g, const product_args *p) {
+    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(product);
+    const int64_t tiles = p->pairs * ((p->m + SIDE - 1) / SIDE) * ((p->n + SIDE - 1) / SIDE);
+    return cuda_launch(c, k, &kernels[g->type], geometry_over(tiles, 1, THREADS), p);
+}
+
+static status product_by_kernel(ctx *c, const call *k, const gemm *g, const tensor *added) {
+    product_args p = args_of(g);
+
     if (added->type != DT_NONE) {
         int at = g->n_batch; /* y's dimensions after those: its rows and columns, where operands are not vectors */
         p.c = added->data;
@@ -74,8 +87,18 @@ static status product_by_kernel(ctx *c, const call *k, const gemm *g, const tens
         if (k->in[0].shape.rank > 1) p.c_row = added->stride[at++];
         if (k->in[1].shape.rank > 1) p.c_col = added->stride[at];
     }
-    int64_t tiles = p.pairs * ((p.m + SIDE - 1) / SIDE) * ((p.n + SIDE - 1) / SIDE);
-    return cuda_launch(c, k, &kernels[g->type], geometry_over(tiles, 1, THREADS), &p);
+    return run_kernel(c, k, g, &p);
+}
+
+status cuda_product(ctx *c, const call *k, const gemm *g) {
+    const addend plus = {g->beta == 0 ? ADD_NOTHING : ADD_MATRIX, g->c};
+    product_args p = args_of(g);
+    bool done;
+
+    TRY(blas_product(c, k, g, &plus, &done));
+    if (done) return OK;
+    if (g->beta != 0) p.c = g->c, p.c_row = p.y_row, p.c_col = 1;
+    return run_kernel(c, k, g, &p);
 }
 
 status matmul_cuda(ctx *c, const call *k) {
@@ -145,9 +168,10 @@ KERNEL(NAME(product), product_args) {
                 const int64_t m = m0 + r + 16 * i, n = n0 + s + 16 * j;
                 if (m >= a.m || n >= a.n) continue;
                 A v = (A)a.alpha * sum[i][j];
-                if (a.c) v += GET(((const T *)a.c)[at_c + m * a.c_row + n * a.c_col]);
-                if (a.wide) ((float *)a.y)[(pair * a.m + m) * a.n + n] = (float)v;
-                else ((T *)a.y)[(pair * a.m + m) * a.n + n] = PUT(v);
+                const int64_t at_y = (pair * a.m + m) * a.y_row + n, from = at_c + m * a.c_row + n * a.c_col;
+                if (a.c) v += a.wide ? (A)((const float *)a.c)[from] : GET(((const T *)a.c)[from]);
+                if (a.wide) ((float *)a.y)[at_y] = (float)v;
+                else ((T *)a.y)[at_y] = PUT(v);
             }
     }
 }

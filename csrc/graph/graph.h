@@ -105,6 +105,7 @@ struct graph {
     const host *host;    /* runs nodes of its own, or NULL (graph/host.h) */
     value *pending;      /* the value that holds the first size that is not known */
     bool padding_unseen; /* nobody looks at results for tokens that are padding */
+    bool cuda;           /* it will run on a GPU */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */
     const char *emit_name; /* name given to nodes emitted now */

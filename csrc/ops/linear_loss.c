@@ -9,6 +9,7 @@
  * one upstream gradient a row: where forward can know these up to a factor, it gets them as an operand
  * (passes/loss_gradient.c); otherwise forward computes the losses alone, and backward, LinearCrossEntropyGrad, the logits
  * once more. */
+#include "ops/linear_loss.h"
 #include "core/parallel.h"
 #include "exec/gemm.h"
 #include "ops/loss.h"
@@ -17,11 +18,6 @@
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Operands and results of LinearCrossEntropy. */
-enum { HIDDEN, WEIGHT, LABELS, BIAS, CLASS_WEIGHTS, UPSTREAM, LINEAR_OPERANDS };
-enum { LOSS, DHIDDEN, DWEIGHT, DBIAS, LSE, LINEAR_RESULTS };
-/* Operands of LinearCrossEntropyGrad; its results are the three gradients. */
-enum { DLOSS, G_HIDDEN, G_WEIGHT, G_LABELS, G_LSE, G_BIAS, G_CLASS_WEIGHTS, GRAD_OPERANDS };
 /* So many that reading and writing the weight's gradient once a part does not count. */
 enum { PART_ROWS = 512 };
 /* Fewer rows, or fewer bytes of logits, are better computed at once. */
@@ -32,9 +28,9 @@ enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
 /* The type of the logits and of the gradients. */
 static dtype sum_type(dtype type) { return type == F64 ? F64 : F32; }
 
-bool linear_loss_pays(dtype type, int64_t rows, int64_t width, int64_t classes, bool twice) {
+bool linear_loss_pays(const graph *g, dtype type, int64_t rows, int64_t width, int64_t classes, bool twice) {
     const int64_t bytes = rows * classes * (int64_t)dtype_size(sum_type(type));
-    if (type == F16 || (type == BF16 && !gemm_rounds(BF16))) return false;
+    if (type == F16 || (type == BF16 && !g->cuda && !gemm_rounds(BF16))) return false;
     return rows >= LEAST_ROWS && rows >= 2 * width && bytes >= (twice ? LEAST_BYTES_TWICE : LEAST_BYTES);
 }
 
@@ -336,6 +332,10 @@ static status grad_linear_cross_entropy(graph *g, const node *n, value *const dy
     return OK;
 }
 
+kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda; /* cuda/linear_loss.cu */
+size_t linear_cross_entropy_cuda_workspace(const node *n);
+size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 /* wide: the loss is float32, of 16-bit hidden states. */
@@ -350,11 +350,13 @@ const op_def linear_loss_ops[] = {
     {.name = "LinearCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = LINEAR_OPERANDS,
      .max_out = LINEAR_RESULTS, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy,
      .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu,
-     .products = linear_cross_entropy_products},
+     .products = linear_cross_entropy_products, .cuda_workspace = linear_cross_entropy_cuda_workspace,
+     .cuda = linear_cross_entropy_cuda},
     {.name = "LinearCrossEntropyGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 5, .max_in = GRAD_OPERANDS,
      .max_out = 3, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy_grad,
      .workspace = linear_cross_entropy_grad_workspace, .cpu = linear_cross_entropy_grad_cpu,
-     .products = linear_cross_entropy_grad_products},
+     .products = linear_cross_entropy_grad_products,
+     .cuda_workspace = linear_cross_entropy_grad_cuda_workspace, .cuda = linear_cross_entropy_grad_cuda},
     {0},
 };
 /* clang-format on */

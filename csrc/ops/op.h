@@ -103,7 +103,7 @@ bool fused_attention_pays(dtype type, int64_t queries, int64_t keys, bool masked
 /* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 
 /* Whether LinearCrossEntropy is better than keeping the logits of so many rows. `twice`: backward computes them, too. */
-bool linear_loss_pays(dtype type, int64_t rows, int64_t width, int64_t classes, bool twice);
+bool linear_loss_pays(const graph *g, dtype type, int64_t rows, int64_t width, int64_t classes, bool twice);
 
 /* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
 

@@ -86,7 +86,7 @@ static bool computes_twice(const graph *g, const node *root, const value *h, con
 }
 
 static bool pays(const graph *g, const node *root, const value *h, const value *w, const value *bias) {
-    return linear_loss_pays(h->type, shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1], w->shape.dim[0],
+    return linear_loss_pays(g, h->type, shape_span(&h->shape, 0, h->shape.rank - 1), w->shape.dim[1], w->shape.dim[0],
                             computes_twice(g, root, h, w, bias));
 }
 

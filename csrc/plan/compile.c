@@ -26,6 +26,7 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
 
     TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, o->host, &g));
     g->padding_unseen = o->padding_unseen;
+    g->cuda = o->cuda;
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
     TRY(rewrite(g, o, fired));
