@@ -39,7 +39,7 @@ def check_written(graph: torch._C.Graph) -> None:
             if node.output().type().sizes() is None or 0 not in node.output().type().sizes():
                 fresh.add(node.output().unique())
         elif not fresh.isdisjoint(inputs):
-            if kind in _VIEWS or kind.startswith("prim::"):
+            if kind.startswith("prim::") or (kind in _VIEWS and inputs[0] in fresh):
                 root = next(value for value in inputs if value in fresh)
                 of |= {value.unique(): root for value in node.outputs()}
             elif not kind.startswith("aten::") or _writes(node):
