@@ -60,7 +60,6 @@ static const int library_type[DTYPE_COUNT] = {[F32] = 0, [F64] = 1, [F16] = 2, [
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below */
 static blas_functions blas;
-static bool is_loaded;
 static void *handles[MOST_DEVICES]; /* for the life of the process */
 
 static status refuse(ctx *c, int result, const char *what) {
@@ -80,17 +79,7 @@ static status refuse(ctx *c, int result, const char *what) {
     } while (0)
 
 static status load_blas(ctx *c) {
-    static const char *const sonames[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-    static const entry_point rows[] = {
-#define ROW(name, parameters) {#name, offsetof(blas_functions, name)},
-        BLAS_FUNCTIONS(ROW)
-#undef ROW
-    };
-
-    if (is_loaded) return OK;
-    TRY(library_open(c, "cuBLASLt", sonames, rows, sizeof rows / sizeof rows[0], &blas, sizeof blas));
-    is_loaded = true;
-    return OK;
+    LIBRARY_ONCE(c, "cuBLASLt", blas, BLAS_FUNCTIONS, "libcublasLt.so.13", "libcublasLt.so.12");
 }
 
 /* With the device's context current. */

@@ -66,7 +66,6 @@ static const int library_type[DTYPE_COUNT] = {[F32] = 0, [F64] = 1, [F16] = 2, [
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below */
 static dnn_functions dnn;
-static bool is_loaded;
 static void *handles[MOST_DEVICES]; /* for the life of the process */
 
 static status refuse(ctx *c, int result, const char *what) {
@@ -88,19 +87,7 @@ static bool is_refusal(int result) { return result >= 2000 && result < 4000; }
         if (result_ != 0) return refuse((c), result_, #name);                                                          \
     } while (0)
 
-static status load_dnn(ctx *c) {
-    static const char *const sonames[] = {"libcudnn.so.9", NULL};
-    static const entry_point rows[] = {
-#define ROW(name, parameters) {#name, offsetof(dnn_functions, name)},
-        DNN_FUNCTIONS(ROW)
-#undef ROW
-    };
-
-    if (is_loaded) return OK;
-    TRY(library_open(c, "cuDNN", sonames, rows, sizeof rows / sizeof rows[0], &dnn, sizeof dnn));
-    is_loaded = true;
-    return OK;
-}
+static status load_dnn(ctx *c) { LIBRARY_ONCE(c, "cuDNN", dnn, DNN_FUNCTIONS, "libcudnn.so.9"); }
 
 /* With the device's context current. */
 static status handle_of(ctx *c, int device, void **out) {

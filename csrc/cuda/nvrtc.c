@@ -22,7 +22,6 @@ typedef struct nvrtc_functions {
     NVRTC_FUNCTIONS(ENTRY_MEMBER)
 } nvrtc_functions;
 static nvrtc_functions nvrtc;
-static bool is_loaded;
 
 enum { OUT_OF_MEMORY = 1, COMPILATION_FAILED = 6, MOST_LOG = 400 };
 
@@ -36,19 +35,7 @@ static status refuse(ctx *c, int result, const char *what) {
         if (result_ != 0) return refuse((c), result_, #name);                                                          \
     } while (0)
 
-static status load(ctx *c) {
-    static const char *const sonames[] = {"libnvrtc.so.13", "libnvrtc.so.12", NULL};
-    static const entry_point rows[] = {
-#define ROW(name, parameters) {#name, offsetof(nvrtc_functions, name)},
-        NVRTC_FUNCTIONS(ROW)
-#undef ROW
-    };
-
-    if (is_loaded) return OK;
-    TRY(library_open(c, "NVRTC", sonames, rows, sizeof rows / sizeof rows[0], &nvrtc, sizeof nvrtc));
-    is_loaded = true;
-    return OK;
-}
+static status load(ctx *c) { LIBRARY_ONCE(c, "NVRTC", nvrtc, NVRTC_FUNCTIONS, "libnvrtc.so.13", "libnvrtc.so.12"); }
 
 status nvrtc_version(ctx *c, int *version) {
     int major = 0, minor = 0;
