@@ -15,6 +15,7 @@ import torch
 
 from ortmodule import devices, io
 from ortmodule.draws import Draws, Incomparable, drawn_again
+from ortmodule.dtypes import as_pairs
 from ortmodule.fallback import only_pytorch
 from ortmodule.state import Slot, Tree
 
@@ -68,6 +69,11 @@ def results_again(
             if generator is not None:
                 devices.set_generators(generator)
             given = _inputs(graph, inputs, tensors)
+            given_leaves = list(given)
+            for feed in [graph.feeds[i] for i in graph.leaves if i in graph.pairs]:
+                if isinstance(feed, int):
+                    given_leaves[feed] = as_pairs(given[feed])
+                    given[feed] = torch.view_as_complex(given_leaves[feed])
             stands = _replace_state(graph, tree, copies, tensors)
             result = eager(given)
             sets = [slot.get() for slot in graph.capture.trace.sets]
@@ -76,7 +82,7 @@ def results_again(
     leaves = []
     for i in graph.leaves:
         feed = graph.feeds[i]
-        leaves.append(given[feed] if isinstance(feed, int) else stands[feed])
+        leaves.append(given_leaves[feed] if isinstance(feed, int) else stands[feed])
     return io.flatten((result, sets), results=True)[0], leaves
 
 
@@ -95,17 +101,18 @@ def _replace_state(
 ) -> dict[Slot, torch.Tensor]:
     """Buffers get their contents of then; parameters become views of themselves. Returns what stands for a slot."""
     stands = {}
-    for feed, tensor in zip(graph.feeds, tensors, strict=True):
+    for i, (feed, tensor) in enumerate(zip(graph.feeds, tensors, strict=True)):
         if isinstance(feed, int):
             continue
         held = feed.get()
         if feed.name in copies and not held.requires_grad:
             with torch.no_grad():
+                tensor = torch.view_as_complex(tensor) if i in graph.pairs else tensor
                 held.copy_(tensor) if held.shape == tensor.shape else held.set_(tensor.clone())
         elif tensor.requires_grad:
             view = tensor.view_as(tensor)
             places = tree.places(held)
-            stands[feed] = view if places else held
+            stands[feed] = view if places else as_pairs(held)
             for holder, key in places:
-                holder[key] = view
+                holder[key] = torch.view_as_complex(view) if i in graph.pairs else view
     return stands

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule import io
 from ortmodule.capture import Capture
+from ortmodule.dtypes import as_pairs
 from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Raised
@@ -54,7 +55,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
         inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
         for name in session.inputs
     ]
-    feeds = [t.detach().contiguous() for t in feeds]
+    feeds = [as_pairs(t.detach()).contiguous() for t in feeds]
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
     else:

@@ -14,3 +14,11 @@ DTYPES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
+
+#: Complex numbers are pairs of these in a graph.
+PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """What a graph is given for a tensor: ``float[..., 2]`` for ``complex[...]``, others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -21,6 +21,7 @@ from torch import nn
 from torch.onnx._internal.torchscript_exporter import registration, utils
 
 from ortmodule import symbolics, types
+from ortmodule.dtypes import as_pairs
 
 OPSETS = range(17, 21)
 DEFAULT_OPSET = 18
@@ -65,6 +66,7 @@ def export(
     ``varied``: (tensor, dimension) pairs whose sizes differ from call to call.
     """
     names = [f"{INPUT}{i}" for i in range(len(tensors))]
+    tensors = [as_pairs(tensor) for tensor in tensors]
     file = io.BytesIO()
     original = utils._trace_and_get_graph_from_model
     utils._trace_and_get_graph_from_model = lambda *args: (graph, tuple(results))

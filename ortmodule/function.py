@@ -19,6 +19,7 @@ from ortmodule.again import Modes
 from ortmodule.bridge import Bridge, Call, Flags, Prepared
 from ortmodule.capture import Capture
 from ortmodule.deferral import Deferral, deferral_of
+from ortmodule.dtypes import as_pairs
 from ortmodule.fallback import Cause, NotInEngine
 from ortmodule.foreign import Calls, DryCalls, Node, NotKnown
 from ortmodule.guards import Guards
@@ -61,6 +62,8 @@ class Graph:
         model = capture.model.SerializeToString()
         self.session = Session(model, without, trace.nodes, padding_unseen, graphs, tuning)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
+        #: Places of complex tensors, which the engine gets as pairs.
+        self.pairs = frozenset(i for i, t in enumerate(self._given(inputs)) if t.is_complex())
         tensors = self._tensors(inputs)
         self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
         self._gpu = gpu_of(tensors)
@@ -148,6 +151,12 @@ class Graph:
         return found
 
     def _tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = self._given(inputs)
+        for i in self.pairs:
+            given[i] = as_pairs(given[i])
+        return given
+
+    def _given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [inputs[feed] if isinstance(feed, int) else feed.holder[feed.key] for feed in self.feeds]
 
     def _target(self, target: Source, tree: Tree) -> int | Slot:
@@ -186,7 +195,7 @@ class Graph:
             return prepared
         specs = list(self._specs)
         for i, feed in self._varying:
-            specs[i] = (specs[i][0], tuple(shapes[feed]))
+            specs[i] = (specs[i][0], (*shapes[feed], 2) if i in self.pairs else tuple(shapes[feed]))
         session = self._deferral.session if defers else self.session
         plan = session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
         if self.views and not plan.prologue:

@@ -20,6 +20,7 @@ from torch import nn
 from ortmodule import devices, export
 from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep, Leave
+from ortmodule.pairs import use_pairs
 from ortmodule.promotion import promote
 from ortmodule.reads import NotTraceable
 from ortmodule.unwritten import check_written
@@ -32,6 +33,7 @@ def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
 
     Raises what a definition raises.
     """
+    use_pairs(graph)
     for node in list(graph.nodes()):
         if node.kind().removesuffix("_") in DEFINITIONS and node.kind() not in DEFINITIONS:
             _out_of_place(graph, node)

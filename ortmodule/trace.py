@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule import export, io, reads
 from ortmodule.calls import REPLACED, recordable
+from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
@@ -139,6 +140,7 @@ def trace(
     except NotTraceable as error:
         error.submodule = _path(error.__dict__.pop("node").scopeName(), tree.modules)
         raise
+    flat.exported = True
     with tree.isolated():
         rewrite(graph, opset, flat.regions)
     kept = [flat.recorder.of(kind) for kind in (reads.SIZE, reads.DATA)]
@@ -199,14 +201,18 @@ class _Flat(nn.Module):
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
         self.settled: list[tuple[Slot, Any]] = []
+        self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.watch = reads.Recorder(), _Watch()
 
     def state_dict(
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict:
-        destination = {} if destination is None else destination
+        destination, pairs = {} if destination is None else destination, {}
         for slot in self.tree.slots.values():
-            destination[export.STATE + slot.name] = slot.get() if keep_vars else slot.get().detach()
+            tensor = slot.get() if keep_vars else slot.get().detach()
+            if self.exported and tensor.is_complex():  # the same tensor gives the same pairs
+                tensor = pairs.setdefault(id(slot.get()), as_pairs(tensor))
+            destination[export.STATE + slot.name] = tensor
         return destination
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

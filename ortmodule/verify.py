@@ -24,6 +24,7 @@ import torch
 from ortmodule import blame, devices, io, observe
 from ortmodule.blame import apart
 from ortmodule.draws import Draw, Draws, Incomparable, drawn_again
+from ortmodule.dtypes import as_pairs
 from ortmodule.export import INPUT, STATE
 from ortmodule.fallback import only_pytorch
 from ortmodule.function import Graph, draw_seed
@@ -54,7 +55,7 @@ class Before:
 
     def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
         """The graph's inputs by name."""
-        return {name: self._feed(name, tree).detach().contiguous() for name in names}
+        return {name: as_pairs(self._feed(name, tree).detach()).contiguous() for name in names}
 
     def _feed(self, name: str, tree: Tree) -> torch.Tensor:
         if name.startswith(INPUT):
@@ -237,7 +238,8 @@ class Verifier:
             leaves = [leaf for leaf in run.leaves if leaf is not None]
             outputs, grads = [run.results[place] for place, _, _ in used], [g for _, g, _ in used]
             known = iter(torch.autograd.grad(outputs, leaves, grads, retain_graph=True, allow_unused=True))
-            return [None if leaf is None else next(known) for leaf in run.leaves]
+            found = [None if leaf is None else next(known) for leaf in run.leaves]
+            return [None if grad is None else as_pairs(grad) for grad in found]
 
         try:
             expected = gradients(eager)

@@ -31,8 +31,6 @@ FUNCTIONS = {
     "of real numbers": lambda x: torch.fft.irfftn(x, dim=0),
     "moduli": lambda x: torch.fft.fft2(x).abs(),
     "complex arithmetic": lambda x: (torch.complex(x, x.roll(1, 0)) ** 2).real,
-    "view_as_complex": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(1, (3, 2))) * 1j).flatten(1),
-    "polar": lambda x: torch.view_as_real(torch.polar(x.abs(), x) * 2.0).flatten(1),
     "eigenvalues": lambda x: torch.linalg.eigvalsh(square(x)),
     "factors": lambda x: torch.linalg.cholesky(square(x)),
     "a solution": lambda x: torch.linalg.solve(square(x), x),
