@@ -29,7 +29,8 @@ class FusedOptimizer(Optimizer, ABC):
     _states: tuple[str, ...]  #: names of the state's tensors, in the rule's order
     _needed: tuple[str, ...]  #: what the state of a parameter that has been stepped must have
     _group_needs: tuple[str, ...]  #: what a group of a state dict must have
-    _on_gpu = False  #: there are kernels of the rule
+    _on_gpu = True  #: there are kernels of the rule
+    _measures = False  #: the rule needs sums over whole tensors
     _takes_shards = True  #: an element's update depends on no other element
 
     def __init__(self, params: Iterable, defaults: dict[str, Any], set_grad_none: bool) -> None:
@@ -206,9 +207,7 @@ class FusedOptimizer(Optimizer, ABC):
             if gpu is None:
                 total = total + sum(_core.sums_of_squares(there))
                 continue
-            sums, room = (
-                torch.empty(len(there) * n, dtype=torch.float64, device=gpu) for n in (1, _core.cuda_sum_parts)
-            )
+            sums, room = torch.empty(len(there), dtype=torch.float64, device=gpu), _room(len(there), gpu)
             _core.cuda_sums_of_squares(there, sums, room, gpu.index or 0, stream_of(gpu))
             here = sums.sum()
             total = here + (total.to(gpu) if isinstance(total, torch.Tensor) else total)
@@ -318,7 +317,8 @@ class FusedOptimizer(Optimizer, ABC):
             changed.append(p)
         place = None
         if there is not None:
-            place, group, factor = _arguments(*there, group, factor)
+            count = max(map(len, rows.values())) if self._measures else 0
+            place, group, factor = _arguments(*there, group, factor, count)
         factor = -factor if group["maximize"] else factor
         for first, together in rows.items():
             if together:
@@ -351,9 +351,12 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _arguments(
-    gpu: torch.device, scale: Any, overflow: Any, group: dict[str, Any], factor: float | torch.Tensor
+    gpu: torch.device, scale: Any, overflow: Any, group: dict[str, Any], factor: float | torch.Tensor, measured: int
 ) -> tuple[tuple, dict[str, Any], float]:
-    """What a step on a GPU reads there, and what is left for the host to say: the place, the group, the factor."""
+    """What a step on a GPU reads there, and what is left for the host to say: the place, the group, the factor.
+
+    ``measured``: of how many tensors it needs sums.
+    """
 
     def at(value: Any, dtype: torch.dtype | None) -> torch.Tensor | None:
         return value.detach().to(gpu, dtype) if isinstance(value, torch.Tensor) else None
@@ -361,10 +364,15 @@ def _arguments(
     lr = group["lr"] if isinstance(group["lr"], torch.Tensor) and group["lr"].device.type == gpu.type else None
     place = (
         gpu.index or 0, stream_of(gpu), at(lr, None), at(scale, torch.float32), at(overflow, torch.float32),
-        at(factor, torch.float64),
+        at(factor, torch.float64), _room(measured * 2, gpu) if measured else None,
     )  # fmt: skip
     known = group if lr is None else {**group, "lr": 0.0}
     return place, known, 1.0 if isinstance(factor, torch.Tensor) else factor
+
+
+def _room(sums: int, gpu: torch.device) -> torch.Tensor:
+    """Where the parts of so many sums are kept until they are added up."""
+    return torch.empty(sums * _core.cuda_sum_parts, dtype=torch.float64, device=gpu)
 
 
 def _is_there(value: Any) -> bool:

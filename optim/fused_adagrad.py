@@ -16,7 +16,7 @@ class FusedAdagrad(FusedOptimizer):
     A state dict of either can be loaded into the other.
 
     Args:
-        params: parameters or groups of them; float32, float64, bfloat16 or float16, on the CPU.
+        params: parameters or groups of them; float32, float64, bfloat16 or float16, each group on the CPU or on a GPU.
         lr: learning rate, a number or a tensor of one.
         lr_decay: the learning rate is divided by 1 + (step - 1) lr_decay.
         weight_decay: this times the weight is added to the gradient.

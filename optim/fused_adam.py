@@ -47,7 +47,6 @@ class FusedAdam(FusedOptimizer):
     _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     _needed = ("step", "exp_avg", "exp_avg_sq")
     _group_needs = ("lr", "betas")
-    _on_gpu = True
 
     def __init__(
         self, params: Iterable, lr: float | torch.Tensor = 1e-3, bias_correction: bool = True,

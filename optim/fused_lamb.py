@@ -17,7 +17,7 @@ class FusedLamb(FusedOptimizer):
     own; by 1 where either is 0. :meth:`clip_grad_norm` clips beforehand, as implementations for large batches do.
 
     Args:
-        params: parameters or groups of them; float32, float64, bfloat16 or float16, on the CPU.
+        params: parameters or groups of them; float32, float64, bfloat16 or float16, each group on the CPU or on a GPU.
         lr: learning rate, a number or a tensor of one.
         bias_correction: divide the running means by 1 - beta^step.
         betas: decay rates of the running means of the gradient and of its square.
@@ -37,6 +37,7 @@ class FusedLamb(FusedOptimizer):
     _needed = ("step", "exp_avg", "exp_avg_sq")
     _group_needs = ("lr", "betas")
     _takes_shards = False
+    _measures = True
 
     def __init__(
         self, params: Iterable, lr: float | torch.Tensor = 1e-3, bias_correction: bool = True,

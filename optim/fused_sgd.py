@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ortmodule.optim.fused import FusedOptimizer, check_numbers, fill_zeros
+from ortmodule.optim.fused import FusedOptimizer, check_numbers, fill_step, fill_zeros
 
 
 class FusedSGD(FusedOptimizer):
     """`torch.optim.SGD`, all tensors in one pass over memory; a state dict of either can be loaded into the other.
 
     Args:
-        params: parameters or groups of them; float32, float64, bfloat16 or float16, on the CPU.
+        params: parameters or groups of them; float32, float64, bfloat16 or float16, each group on the CPU or on a GPU.
         lr: learning rate, a number or a tensor of one.
         momentum: how much of the last direction is kept; 0 keeps no state.
         dampening: how much less than 1 a gradient adds to the momentum, from its second step on.
@@ -55,6 +55,10 @@ class FusedSGD(FusedOptimizer):
         return self._states if group["momentum"] != 0 else ()
 
     def _fill(self, state: dict[str, Any], param: torch.Tensor, dtype: torch.dtype, group: dict[str, Any]) -> None:
+        if group["momentum"] != 0 and group["dampening"] != 0 and self._gpu(param):
+            # An overflow there may leave the first step out: the host does not know which is the first.
+            state.setdefault("step", 0.0 if state.get("momentum_buffer") is None else 1.0)
+            fill_step(state, param)
         fill_zeros(state, param, dtype, *self._used(group))
 
     def _settings(self, group: dict[str, Any], first: bool) -> tuple[float, ...]:

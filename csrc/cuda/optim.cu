@@ -1,4 +1,4 @@
-/* optim.cu -- twin of optim/adam.c, and sums of squares: chunks of many tensors in one launch.
+/* optim.cu -- twin of optim/: the rules, and sums of squares; chunks of many tensors in one launch.
  *
  * The tensors of a launch are in its argument, so that nothing has to be copied to the GPU first: MOST_ROWS of them, of
  * any sizes, but of one combination of types. What depends on a step's number, the loss scale, an overflow or a norm
@@ -14,24 +14,24 @@ typedef struct chunks {
     int32_t n;
 } chunks;
 
-typedef struct adam_row {
-    void *p, *g, *m, *v;
-    void *most;   /* AMSGrad's, or NULL */
-    float *exact; /* weights of which p is the rounded copy, or NULL */
-    void *counter;
+typedef struct update_row {
+    void *p, *g, *s[3]; /* states, or NULL, as the rule names them */
+    float *exact;       /* weights of which p is the rounded copy, or NULL */
+    void *counter;      /* or NULL */
     int64_t count;
-} adam_row;
+} update_row;
 
-typedef struct adam_args {
-    adam_row rows[MOST_ROWS];
+typedef struct update_args {
+    update_row rows[MOST_ROWS];
     chunks cut;
     int32_t type, grad_type, state_type, counter_type, lr_type;
-    int32_t mode, correct_bias, clear;
-    double lr, beta_1, beta_2, eps, decay, grad;
+    int32_t clear, grown; /* grown: a tensor has at most SUM_PARTS chunks, which grow */
+    double settings[8], grad;
     const void *lr_at;
     const float *scale, *overflow;
     const double *clip;
-} adam_args;
+    double *room; /* what a rule measures of every chunk, two sums; or NULL */
+} update_args;
 
 typedef struct squares_row {
     const void *x;
@@ -49,7 +49,8 @@ typedef struct squares_args {
 #include "cuda/optim.h"
 
 enum { THREADS = 256 };
-_Static_assert(sizeof(adam_args) <= 4096, "what a launch may be given");
+_Static_assert(sizeof(update_args) <= 4096, "what a launch may be given");
+_Static_assert(MOST_SETTINGS == 8 && MOST_STATES == 3, "optim.cu repeats optim/update.h");
 
 static void cut_in(chunks *cut, int64_t pieces) {
     cut->first[cut->n + 1] = cut->first[cut->n] + pieces;
@@ -58,7 +59,40 @@ static void cut_in(chunks *cut, int64_t pieces) {
 
 static int64_t pieces_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
-bool cuda_has_rule(const update_rule *rule) { return rule == &adam_rule; }
+/* Elements of a chunk, of which a tensor has at most CUDA_SUM_PARTS. */
+static int64_t grown_chunk(int64_t count) {
+    const int64_t most = pieces_of(count, CUDA_SUM_PARTS);
+    return most > CHUNK ? most : CHUNK;
+}
+
+/* Of one type all, or of types that differ. */
+typedef struct update_kernels {
+    kernel same[DTYPE_COUNT], mixed[2];
+} update_kernels;
+
+#define UPDATE_KERNELS(f)                                                                                              \
+    {                                                                                                                  \
+        FLOAT_KERNELS(f), { {#f "_mixed_f32"}, {#f "_mixed_f64"} }                                                     \
+    }
+
+typedef struct twin {
+    const update_rule *rule;
+    update_kernels *measure, *update;
+    bool counts; /* a step's number is needed */
+} twin;
+
+static const twin *twin_of(const update_rule *rule) {
+    static update_kernels adam = UPDATE_KERNELS(adam), sgd = UPDATE_KERNELS(sgd), adagrad = UPDATE_KERNELS(adagrad),
+                          lamb = UPDATE_KERNELS(lamb), lamb_measure = UPDATE_KERNELS(lamb_measure);
+    static const twin twins[] = {{&adam_rule, NULL, &adam, true},
+                                 {&sgd_rule, NULL, &sgd, false},
+                                 {&adagrad_rule, NULL, &adagrad, true},
+                                 {&lamb_rule, &lamb_measure, &lamb, true}};
+
+    for (size_t i = 0; i < sizeof twins / sizeof twins[0]; i++)
+        if (twins[i].rule == rule) return &twins[i];
+    return NULL;
+}
 
 static bool alike(const update_tensor *a, const update_tensor *b) {
     return a->type == b->type && a->grad_type == b->grad_type && a->state_type == b->state_type &&
@@ -66,53 +100,54 @@ static bool alike(const update_tensor *a, const update_tensor *b) {
 }
 
 /* Counts the steps, then updates what is in `a`. */
-static status launch_adam(ctx *c, const call *k, const update_tensor *t, const adam_args *a) {
-    static kernel count = {"adam_count", NULL}, same[DTYPE_COUNT] = FLOAT_KERNELS(adam),
-                  mixed[2] = {{"adam_mixed_f32", NULL}, {"adam_mixed_f64", NULL}};
-    const bool one_type = t->type == t->grad_type && t->type == t->state_type && !t->exact;
-    kernel *f = one_type ? &same[t->type] : &mixed[t->type == F64];
+static status launch_update(ctx *c, const call *k, const twin *w, const update_tensor *t, const update_args *a) {
+    static kernel count = {"update_count", NULL};
+    const bool one_type = t->type == t->grad_type && (!t->state_type || t->type == t->state_type) && !t->exact;
+    const geometry chunks = geometry_over(a->cut.first[a->cut.n], 1, THREADS);
 
-    TRY(cuda_launch(c, k, &count, geometry_over(a->cut.n, WARP * 2, WARP * 2), a));
-    return cuda_launch(c, k, f, geometry_over(a->cut.first[a->cut.n], 1, THREADS), a);
+    if (t->counter) TRY(cuda_launch(c, k, &count, geometry_over(a->cut.n, WARP * 2, WARP * 2), a));
+    for (int pass = w->measure ? 0 : 1; pass < 2; pass++) {
+        update_kernels *f = pass ? w->update : w->measure;
+        TRY(cuda_launch(c, k, one_type ? &f->same[t->type] : &f->mixed[t->type == F64], chunks, a));
+    }
+    return OK;
 }
 
 status cuda_update(ctx *c, const cuda_run *where, const update_rule *rule, const update_tensor *tensors, int count,
                    const double *settings, double grad, bool clear_gradients, cuda_scalars at) {
-    enum { MODE, LR, BETA_1, BETA_2, EPS, DECAY, CORRECT_BIAS }; /* optim/adam.c */
+    const twin *w = twin_of(rule);
     const call k = {.cuda = where};
-    adam_args a = {.mode = (int32_t)settings[MODE],
-                   .correct_bias = settings[CORRECT_BIAS] != 0,
-                   .clear = clear_gradients,
-                   .lr = settings[LR],
-                   .beta_1 = settings[BETA_1],
-                   .beta_2 = settings[BETA_2],
-                   .eps = settings[EPS],
-                   .decay = settings[DECAY],
-                   .grad = grad,
-                   .lr_at = at.lr,
-                   .lr_type = at.lr_type,
-                   .scale = at.scale,
-                   .overflow = at.overflow,
-                   .clip = at.clip};
+    update_args a = {.clear = clear_gradients,
+                     .grad = grad,
+                     .lr_at = at.lr,
+                     .lr_type = at.lr_type,
+                     .scale = at.scale,
+                     .overflow = at.overflow,
+                     .clip = at.clip};
 
-    if (!cuda_has_rule(rule)) return fail(c, E_UNSUPPORTED, "there are no kernels of %s", rule->name);
+    if (!w) return fail(c, E_UNSUPPORTED, "there are no kernels of %s", rule->name);
+    for (int i = 0; i < rule->n_settings; i++) a.settings[i] = settings[i];
+    if (w->measure && !at.room) return fail(c, E_INVALID, "%s needs room for its sums", rule->name);
+    if (w->measure) {
+        a.room = at.room;
+        a.grown = true;
+    }
     for (int i = 0; i < count; i++) {
         const update_tensor *t = &tensors[i];
+        if (w->counts && !t->counter) return fail(c, E_INVALID, "step %d is not there", i);
         a.type = t->type;
         a.grad_type = t->grad_type;
         a.state_type = t->state_type;
         a.counter_type = t->counter_type;
-        a.rows[a.cut.n] = (adam_row){.p = t->param,
-                                     .g = t->grad,
-                                     .m = t->state[0],
-                                     .v = t->state[1],
-                                     .most = t->state[2],
-                                     .exact = t->exact,
-                                     .counter = t->counter,
-                                     .count = t->tiles.count};
-        cut_in(&a.cut, pieces_of(t->tiles.count, CHUNK));
+        a.rows[a.cut.n] = (update_row){.p = t->param,
+                                       .g = t->grad,
+                                       .s = {t->state[0], t->state[1], t->state[2]},
+                                       .exact = t->exact,
+                                       .counter = t->counter,
+                                       .count = t->tiles.count};
+        cut_in(&a.cut, pieces_of(t->tiles.count, a.grown ? grown_chunk(t->tiles.count) : CHUNK));
         if (a.cut.n < MOST_ROWS && i + 1 < count && alike(t, &tensors[i + 1])) continue;
-        TRY(launch_adam(c, &k, t, &a));
+        TRY(launch_update(c, &k, w, t, &a));
         a.cut.n = 0;
     }
     return OK;
@@ -126,7 +161,7 @@ status cuda_sums_of_squares(ctx *c, const cuda_run *where, const dense *tensors,
 
     for (int i = 0; i < count; i++) {
         const dense *t = &tensors[i];
-        const int64_t most = pieces_of(t->tiles.count, CUDA_SUM_PARTS), each = most > CHUNK ? most : CHUNK;
+        const int64_t each = grown_chunk(t->tiles.count);
         a.type = t->type;
         a.rows[a.cut.n] = (squares_row){t->data, t->tiles.count, each};
         cut_in(&a.cut, pieces_of(t->tiles.count, each));
@@ -155,7 +190,7 @@ DEVICE int row_of(const int64_t *first, int n, int64_t chunk) {
     return low;
 }
 
-KERNEL(adam_count, adam_args) {
+KERNEL(update_count, update_args) {
     if (a.overflow && *a.overflow != 0) return;
     FOR_EACH(i, a.cut.n) {
         void *counter = a.rows[i].counter;
@@ -163,78 +198,217 @@ KERNEL(adam_count, adam_args) {
     }
 }
 
-/* As in optim/adam.c, where each is explained. */
-enum { GRAD, L2, TAKE_1, KEEP_2, TAKE_2, RATE, ROOT, EPSILON, BEFORE, AFTER, FACTORS };
-enum { ADAM_L2, ADAMW_TRANSFORMERS, ADAMW_TORCH };
+/* --- rules: as in optim/, where each is explained ----------------------------------------------------------------- */
 
-DEVICE void adam_factors(const adam_args *a, double step, double *f) {
-    const double lr = a->lr_at ? number_f64(a->lr_at, a->lr_type, 0) : a->lr;
-    const double c1 = a->correct_bias ? 1 - pow(a->beta_1, step) : 1,
-                 c2 = a->correct_bias ? 1 - pow(a->beta_2, step) : 1;
-    double grad = a->grad;
+enum { MOST_FACTORS = 12 };
 
-    if (a->scale) grad /= *a->scale;
-    if (a->clip) grad *= *a->clip;
-    f[GRAD] = grad;
-    f[L2] = a->mode == ADAM_L2 ? a->decay : 0;
-    f[TAKE_1] = 1 - a->beta_1;
-    f[KEEP_2] = a->beta_2;
-    f[TAKE_2] = 1 - a->beta_2;
-    f[RATE] = a->mode == ADAMW_TRANSFORMERS ? lr / c1 * sqrt(c2) : lr / c1;
-    f[ROOT] = a->mode == ADAMW_TRANSFORMERS ? 1 : sqrt(c2);
-    f[EPSILON] = a->eps;
-    f[BEFORE] = a->mode == ADAMW_TORCH ? 1 - lr * a->decay : 1;
-    f[AFTER] = a->mode == ADAMW_TRANSFORMERS ? lr * a->decay : 0;
+DEVICE double rate_of(const update_args *a, int setting) {
+    return a->lr_at ? number_f64(a->lr_at, a->lr_type, 0) : a->settings[setting];
 }
 
-/* One element, from m, v and most, which is less than any without AMSGrad; q is the new weight. */
-#define ADAM_ELEMENT(A, SQRT_OF, P, G)                                                                                 \
-    const A before_p = (P), d = grad * (G) + l2 * before_p;                                                            \
-    m += take_1 * (d - m);                                                                                             \
-    v = keep_2 * v + take_2 * d * d;                                                                                   \
-    most = most > v ? most : v;                                                                                        \
-    A q = before * before_p - rate * m / (SQRT_OF(most) / root + eps);                                                 \
-    q -= after * q;
+DEVICE double grad_of(const update_args *a) {
+    double grad = a->grad;
+    if (a->scale) grad /= *a->scale;
+    if (a->clip) grad *= *a->clip;
+    return grad;
+}
 
-/* What follows is done for every element i of every chunk; `row` is the chunk's. Where the step is left out gradients
- * are cleared nevertheless. */
-#define FOR_ADAM_ELEMENTS(A, ...)                                                                                      \
-    SHARED(double, f, FACTORS);                                                                                        \
+/* Of every rule: the factors of a tensor at a step (0: it is not counted), in double; their names in the arithmetic's
+ * type A; and what is done to one element, from its weight p, gradient g and states s, which are 0 where there
+ * are none. */
+enum { ADAM_MODE, ADAM_LR, ADAM_BETA_1, ADAM_BETA_2, ADAM_EPS, ADAM_DECAY, ADAM_CORRECTS };
+enum { ADAM_L2, ADAMW_TRANSFORMERS, ADAMW_TORCH };
+
+DEVICE void adam_factors(const update_args *a, double step, double *f) {
+    const double *s = a->settings, lr = rate_of(a, ADAM_LR), decay = s[ADAM_DECAY];
+    const int mode = (int)s[ADAM_MODE], correct = s[ADAM_CORRECTS] != 0;
+    const double c1 = correct ? 1 - pow(s[ADAM_BETA_1], step) : 1, c2 = correct ? 1 - pow(s[ADAM_BETA_2], step) : 1;
+
+    f[0] = grad_of(a);
+    f[1] = mode == ADAM_L2 ? decay : 0;
+    f[2] = 1 - s[ADAM_BETA_1];
+    f[3] = s[ADAM_BETA_2];
+    f[4] = 1 - s[ADAM_BETA_2];
+    f[5] = mode == ADAMW_TRANSFORMERS ? lr / c1 * sqrt(c2) : lr / c1;
+    f[6] = mode == ADAMW_TRANSFORMERS ? 1 : sqrt(c2);
+    f[7] = s[ADAM_EPS];
+    f[8] = mode == ADAMW_TORCH ? 1 - lr * decay : 1;
+    f[9] = mode == ADAMW_TRANSFORMERS ? lr * decay : 0;
+}
+#define ADAM_NAMES(A)                                                                                                  \
+    const A grad = (A)f[0], l2 = (A)f[1], take_1 = (A)f[2], keep_2 = (A)f[3], take_2 = (A)f[4], rate = (A)f[5];        \
+    const A root = (A)f[6], eps = (A)f[7], before = (A)f[8], after = (A)f[9];
+#define ADAM_ELEMENT(A, SQRT_OF)                                                                                       \
+    const A d = grad * g + l2 * p;                                                                                     \
+    s[0] += take_1 * (d - s[0]);                                                                                       \
+    s[1] = keep_2 * s[1] + take_2 * d * d;                                                                             \
+    s[2] = row.s[2] && s[2] > s[1] ? s[2] : s[1];                                                                      \
+    p = before * p - rate * s[0] / (SQRT_OF(s[2]) / root + eps);                                                       \
+    p -= after * p;
+
+enum { SGD_LR, SGD_MOMENTUM, SGD_DAMPENING, SGD_DECAY, SGD_NESTEROV };
+
+/* Only where momentum is dampened steps are counted: the first is not. */
+DEVICE void sgd_factors(const update_args *a, double step, double *f) {
+    const double *s = a->settings;
+    f[0] = grad_of(a);
+    f[1] = s[SGD_DECAY];
+    f[2] = s[SGD_MOMENTUM];
+    f[3] = step == 1 ? 1 : 1 - s[SGD_DAMPENING];
+    f[4] = rate_of(a, SGD_LR);
+    f[5] = s[SGD_NESTEROV];
+}
+#define SGD_NAMES(A)                                                                                                   \
+    const A grad = (A)f[0], l2 = (A)f[1], keep = (A)f[2], take = (A)f[3], rate = (A)f[4];                              \
+    const int look_ahead = f[5] != 0;
+#define SGD_ELEMENT(A, SQRT_OF)                                                                                        \
+    const A d = grad * g + l2 * p;                                                                                     \
+    s[0] = keep * s[0] + take * d;                                                                                     \
+    p -= rate * (!row.s[0] ? d : look_ahead ? d + keep * s[0] : s[0]);
+
+enum { ADAGRAD_LR, ADAGRAD_LR_DECAY, ADAGRAD_DECAY, ADAGRAD_EPS };
+
+DEVICE void adagrad_factors(const update_args *a, double step, double *f) {
+    const double *s = a->settings;
+    f[0] = grad_of(a);
+    f[1] = s[ADAGRAD_DECAY];
+    f[2] = rate_of(a, ADAGRAD_LR) / (1 + (step - 1) * s[ADAGRAD_LR_DECAY]);
+    f[3] = s[ADAGRAD_EPS];
+}
+#define ADAGRAD_NAMES(A) const A grad = (A)f[0], l2 = (A)f[1], rate = (A)f[2], eps = (A)f[3];
+#define ADAGRAD_ELEMENT(A, SQRT_OF)                                                                                    \
+    const A d = grad * g + l2 * p;                                                                                     \
+    s[0] += d * d;                                                                                                     \
+    p -= rate * (d / (SQRT_OF(s[0]) + eps));
+
+enum { LAMB_LR, LAMB_BETA_1, LAMB_BETA_2, LAMB_EPS, LAMB_DECAY, LAMB_CORRECTS };
+
+DEVICE void lamb_factors(const update_args *a, double step, double *f) {
+    const double *s = a->settings;
+    const int correct = s[LAMB_CORRECTS] != 0;
+    f[0] = grad_of(a);
+    f[1] = 1 - s[LAMB_BETA_1];
+    f[2] = s[LAMB_BETA_2];
+    f[3] = 1 - s[LAMB_BETA_2];
+    f[4] = correct ? 1 / (1 - pow(s[LAMB_BETA_1], step)) : 1;
+    f[5] = correct ? sqrt(1 - pow(s[LAMB_BETA_2], step)) : 1;
+    f[6] = s[LAMB_EPS];
+    f[7] = s[LAMB_DECAY];
+    f[8] = rate_of(a, LAMB_LR);
+}
+#define LAMB_DIRECTION(SQRT_OF) (mean * s[0] / (SQRT_OF(s[1]) / root + eps) + l2 * p)
+#define LAMB_NAMES(A) const A mean = (A)f[4], root = (A)f[5], eps = (A)f[6], l2 = (A)f[7], rate = (A)f[8];
+#define LAMB_ELEMENT(A, SQRT_OF)                                                                                       \
+    (void)g;                                                                                                           \
+    p -= rate * LAMB_DIRECTION(SQRT_OF);
+
+#define LAMB_MEASURE_NAMES(A)                                                                                          \
+    const A grad = (A)f[0], take_1 = (A)f[1], keep_2 = (A)f[2], take_2 = (A)f[3];                                      \
+    const A mean = (A)f[4], root = (A)f[5], eps = (A)f[6], l2 = (A)f[7];
+#define LAMB_MEASURE_ELEMENT(A, SQRT_OF)                                                                               \
+    const A d = grad * g;                                                                                              \
+    s[0] += take_1 * (d - s[0]);                                                                                       \
+    s[1] = keep_2 * s[1] + take_2 * d * d;                                                                             \
+    const A u = LAMB_DIRECTION(SQRT_OF);                                                                               \
+    weights += (double)p * p;                                                                                          \
+    steps += (double)u * u;
+
+/* The rate's factor, from what lamb_measure has left of every chunk; the chunks are added up in order. */
+DEVICE void lamb_scale(const update_args *a, int row, double *f) {
+    const int64_t n = a->cut.first[row + 1] - a->cut.first[row];
+    const double *parts = a->room + 2 * a->cut.first[row];
+    double weights = 0, steps = 0;
+    for (int64_t i = 0; i < n; i++) {
+        weights += parts[2 * i];
+        steps += parts[2 * i + 1];
+    }
+    if (weights > 0 && steps > 0) f[8] *= sqrt(weights / steps);
+}
+
+#define NOTHING(...)
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+/* What follows is done for every chunk of a launch: elements [begin, end) of the row `at`, with factors f. */
+#define FOR_CHUNKS(FACTORS_OF, SCALE, ...)                                                                             \
+    SHARED(double, f, MOST_FACTORS);                                                                                   \
     const int skip = a.overflow && *a.overflow != 0;                                                                   \
     FOR_BLOCKS(chunk, a.cut.first[a.cut.n]) {                                                                          \
         const int at = row_of(a.cut.first, a.cut.n, chunk);                                                            \
-        const adam_row row = a.rows[at];                                                                               \
-        const int64_t begin = (chunk - a.cut.first[at]) * CHUNK;                                                       \
-        const int64_t end = begin + CHUNK < row.count ? begin + CHUNK : row.count;                                     \
+        const update_row row = a.rows[at];                                                                             \
+        const int64_t grown = a.grown ? (row.count + SUM_PARTS - 1) / SUM_PARTS : 0;                                   \
+        const int64_t each = grown > CHUNK ? grown : CHUNK, begin = (chunk - a.cut.first[at]) * each;                  \
+        const int64_t end = begin + each < row.count ? begin + each : row.count;                                       \
         __syncthreads(); /* those of the chunk before have been read */                                                \
-        if (threadIdx.x == 0) adam_factors(&a, number_f64(row.counter, a.counter_type, 0), f);                         \
-        __syncthreads();                                                                                               \
-        const A grad = (A)f[GRAD], l2 = (A)f[L2], take_1 = (A)f[TAKE_1], keep_2 = (A)f[KEEP_2];                        \
-        const A take_2 = (A)f[TAKE_2], rate = (A)f[RATE], root = (A)f[ROOT], eps = (A)f[EPSILON];                      \
-        const A before = (A)f[BEFORE], after = (A)f[AFTER];                                                            \
-        for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {                                              \
-            if (!skip) __VA_ARGS__                                                                                     \
-            if (a.clear) set_number(row.g, a.grad_type, i, 0);                                                         \
+        if (threadIdx.x == 0) {                                                                                        \
+            FACTORS_OF(&a, row.counter ? number_f64(row.counter, a.counter_type, 0) : 0, f);                           \
+            SCALE(&a, at, f);                                                                                          \
         }                                                                                                              \
+        __syncthreads();                                                                                               \
+        __VA_ARGS__                                                                                                    \
     }
 
-/* Types differ, or there are exact weights. */
-#define MIXED(name, A, READ, SQRT_OF)                                                                                  \
-    KERNEL(name, adam_args) {                                                                                          \
-        FOR_ADAM_ELEMENTS(A, {                                                                                         \
-            A m = READ(row.m, a.state_type, i), v = READ(row.v, a.state_type, i);                                      \
-            A most = row.most ? READ(row.most, a.state_type, i) : -INFINITY;                                           \
-            ADAM_ELEMENT(A, SQRT_OF, row.exact ? (A)row.exact[i] : READ(row.p, a.type, i),                             \
-                         READ(row.g, a.grad_type, i))                                                                  \
-            set_number(row.m, a.state_type, i, m);                                                                     \
-            set_number(row.v, a.state_type, i, v);                                                                     \
-            if (row.most) set_number(row.most, a.state_type, i, most);                                                 \
-            if (row.exact) row.exact[i] = (float)q;                                                                    \
-            set_number(row.p, a.type, i, q);                                                                           \
+/* An element's values; READ and WRITE are of any type, or of the one that all have. */
+#define READ_ELEMENT(A, READ)                                                                                          \
+    A p = row.exact ? (A)row.exact[i] : READ(row.p, a.type, i);                                                        \
+    const A g = READ(row.g, a.grad_type, i);                                                                           \
+    A s[3] = {row.s[0] ? READ(row.s[0], a.state_type, i) : 0, row.s[1] ? READ(row.s[1], a.state_type, i) : 0,          \
+              row.s[2] ? READ(row.s[2], a.state_type, i) : 0};
+#define WRITE_STATES(WRITE)                                                                                            \
+    if (row.s[0]) WRITE(row.s[0], a.state_type, i, s[0]);                                                              \
+    if (row.s[1]) WRITE(row.s[1], a.state_type, i, s[1]);                                                              \
+    if (row.s[2]) WRITE(row.s[2], a.state_type, i, s[2]);
+
+/* Where the step is left out gradients are cleared nevertheless. */
+#define UPDATE(name, A, SQRT_OF, READ, WRITE, FACTORS_OF, SCALE, NAMES, ELEMENT, WRITES_STATES)                        \
+    KERNEL(name, update_args) {                                                                                        \
+        FOR_CHUNKS(FACTORS_OF, SCALE, {                                                                                \
+            NAMES(A)                                                                                                   \
+            for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {                                          \
+                if (!skip) {                                                                                           \
+                    READ_ELEMENT(A, READ)                                                                              \
+                    ELEMENT(A, SQRT_OF)                                                                                \
+                    WRITES_STATES(WRITE)                                                                               \
+                    if (row.exact) row.exact[i] = (float)p;                                                            \
+                    WRITE(row.p, a.type, i, p);                                                                        \
+                }                                                                                                      \
+                if (a.clear) set_number(row.g, a.grad_type, i, 0);                                                     \
+            }                                                                                                          \
         })                                                                                                             \
     }
-MIXED(adam_mixed_f32, float, number_f32, sqrtf)
-MIXED(adam_mixed_f64, double, number_f64, sqrt)
+#define MEASURE(name, A, SQRT_OF, READ, WRITE, FACTORS_OF, NAMES, ELEMENT)                                             \
+    KERNEL(name, update_args) {                                                                                        \
+        FOR_CHUNKS(FACTORS_OF, NOTHING, {                                                                              \
+            NAMES(A)                                                                                                   \
+            double weights = 0, steps = 0;                                                                             \
+            for (int64_t i = begin + threadIdx.x; i < end && !skip; i += blockDim.x) {                                 \
+                READ_ELEMENT(A, READ)                                                                                  \
+                ELEMENT(A, SQRT_OF)                                                                                    \
+                WRITE_STATES(WRITE)                                                                                    \
+            }                                                                                                          \
+            weights = block_sum_f64(weights);                                                                          \
+            steps = block_sum_f64(steps);                                                                              \
+            if (threadIdx.x == 0) {                                                                                    \
+                a.room[2 * chunk] = weights;                                                                           \
+                a.room[2 * chunk + 1] = steps;                                                                         \
+            }                                                                                                          \
+        })                                                                                                             \
+    }
+
+/* The kernels of all rules, for elements that are read so. */
+#define RULES(FULL, A, SQRT_OF, READ, WRITE)                                                                           \
+    UPDATE(FULL(adam), A, SQRT_OF, READ, WRITE, adam_factors, NOTHING, ADAM_NAMES, ADAM_ELEMENT, WRITE_STATES)         \
+    UPDATE(FULL(sgd), A, SQRT_OF, READ, WRITE, sgd_factors, NOTHING, SGD_NAMES, SGD_ELEMENT, WRITE_STATES)             \
+    UPDATE(FULL(adagrad), A, SQRT_OF, READ, WRITE, adagrad_factors, NOTHING, ADAGRAD_NAMES, ADAGRAD_ELEMENT,           \
+           WRITE_STATES)                                                                                               \
+    MEASURE(FULL(lamb_measure), A, SQRT_OF, READ, WRITE, lamb_factors, LAMB_MEASURE_NAMES, LAMB_MEASURE_ELEMENT)       \
+    UPDATE(FULL(lamb), A, SQRT_OF, READ, WRITE, lamb_factors, lamb_scale, LAMB_NAMES, LAMB_ELEMENT, NOTHING)
+
+/* Types differ, or there are exact weights. */
+#define MIXED_F32(f) f##_mixed_f32
+#define MIXED_F64(f) f##_mixed_f64
+RULES(MIXED_F32, float, sqrtf, number_f32, set_number)
+RULES(MIXED_F64, double, sqrt, number_f64, set_number)
 
 KERNEL(squares_join, squares_args) {
     FOR_EACH(i, a.cut.n) {
@@ -245,24 +419,16 @@ KERNEL(squares_join, squares_args) {
     }
 }
 
+#define READ_ONE(at, type, i) GET(((const T *)(at))[i])
+#define WRITE_ONE(at, type, i, x) ((T *)(at))[i] = PUT(x)
+
 #define TEMPLATE "cuda/optim.cu"
 #include "cuda/each_float.h"
 #endif
 
 #else /* the template */
 
-KERNEL(NAME(adam), adam_args){FOR_ADAM_ELEMENTS(A,
-                                                {
-                                                    T *p_at = (T *)row.p, *m_at = (T *)row.m, *v_at = (T *)row.v,
-                                                      *most_at = (T *)row.most;
-                                                    A m = GET(m_at[i]), v = GET(v_at[i]),
-                                                      most = most_at ? GET(most_at[i]) : -INFINITY;
-                                                    ADAM_ELEMENT(A, SQRT, GET(p_at[i]), GET(((const T *)row.g)[i]))
-                                                    m_at[i] = PUT(m);
-                                                    v_at[i] = PUT(v);
-                                                    if (most_at) most_at[i] = PUT(most);
-                                                    p_at[i] = PUT(q);
-                                                })}
+RULES(NAME, A, SQRT, READ_ONE, WRITE_ONE)
 
 KERNEL(NAME(squares), squares_args) {
     FOR_BLOCKS(chunk, a.cut.first[a.cut.n]) {

@@ -12,10 +12,11 @@ typedef struct cuda_scalars {
     const float *scale;    /* the gradients are divided by it */
     const float *overflow; /* not 0: the step is left out, but for clearing gradients */
     const double *clip;    /* the gradients are multiplied by it */
+    double *room;          /* for a rule that measures: 2 CUDA_SUM_PARTS for each tensor; or NULL */
 } cuda_scalars;
 
-/* As update_tensors, with a rule for which cuda_has_rule. The tensors' counters are on the GPU, and counted there. */
-bool cuda_has_rule(const update_rule *rule);
+/* As update_tensors. The tensors' counters are on the GPU, and counted there. E_INVALID where a rule that needs them, or
+ * room, has none. */
 MUST_USE status cuda_update(ctx *c, const cuda_run *where, const update_rule *rule, const update_tensor *tensors,
                             int count, const double *settings, double grad, bool clear_gradients, cuda_scalars at);
 

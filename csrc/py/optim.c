@@ -73,9 +73,7 @@ static int parse_row(PyObject *row, const update_rule *rule, int device, int ind
                            .step = 1};
     for (int i = 0; i < rule->n_states; i++) out->state[i] = e[STATE + i].data;
     if (e[STEP].type && device == ON_CPU) out->step += dtype_get(e[STEP].type, e[STEP].data, 0);
-    if (e[STEP].type || device == ON_CPU) return 0;
-    PyErr_Format(PyExc_TypeError, "step %d is not there", index);
-    return -1;
+    return 0;
 }
 
 static int parse_settings(PyObject *settings, const update_rule *rule, double *out) {
@@ -100,12 +98,14 @@ static int parse_settings(PyObject *settings, const update_rule *rule, double *o
 
 /* --- a GPU ------------------------------------------------------------------------------------------------------------ */
 
-/* Where a step runs on a GPU: (device, stream, lr, scale, overflow, clip), the last four tensors of one element or None,
- * of which `lr` has any float type, `clip` float64, the others float32. */
+/* Where a step runs on a GPU: (device, stream, lr, scale, overflow, clip, room); lr, scale, overflow and clip are tensors
+ * of one element or None, of which `lr` has any float type, `clip` float64, the others float32. `room` is None, or
+ * float64, for rules that measure whole tensors: 2 CUDA_SUM_PARTS elements for each row. */
 typedef struct gpu_place {
     int device;
     unsigned long long stream;
     cuda_scalars at;
+    int64_t rows; /* that there is room for */
 } gpu_place;
 
 static int parse_scalar(PyObject *item, int device, const char *what, dtype type, const void **out, dtype *found) {
@@ -124,17 +124,26 @@ static int parse_scalar(PyObject *item, int device, const char *what, dtype type
 }
 
 static int parse_place(PyObject *place, gpu_place *out) {
-    PyObject *lr, *scale, *overflow, *clip;
+    PyObject *lr, *scale, *overflow, *clip, *room;
+    elements of_room = {0};
     const void *scale_at, *overflow_at, *clip_at;
 
     *out = (gpu_place){.device = ON_CPU};
     if (place == Py_None) return 0;
-    if (!PyArg_ParseTuple(place, "iKOOOO:place", &out->device, &out->stream, &lr, &scale, &overflow, &clip)) return -1;
+    if (!PyArg_ParseTuple(place, "iKOOOOO:place", &out->device, &out->stream, &lr, &scale, &overflow, &clip, &room))
+        return -1;
     if (parse_scalar(lr, out->device, "learning rate", DT_NONE, &out->at.lr, &out->at.lr_type) < 0 ||
         parse_scalar(scale, out->device, "gradients' scale", F32, &scale_at, NULL) < 0 ||
         parse_scalar(overflow, out->device, "overflow", F32, &overflow_at, NULL) < 0 ||
         parse_scalar(clip, out->device, "clipping factor", F64, &clip_at, NULL) < 0)
         return -1;
+    if (room != Py_None && tensor_elements(room, out->device, "room", 0, &of_room) < 0) return -1;
+    if (room != Py_None && of_room.type != F64) {
+        PyErr_SetString(PyExc_TypeError, "the room for sums is not float64");
+        return -1;
+    }
+    out->at.room = of_room.data;
+    out->rows = of_room.count / (2 * CUDA_SUM_PARTS);
     out->at.scale = scale_at;
     out->at.overflow = overflow_at;
     out->at.clip = clip_at;
@@ -145,6 +154,8 @@ static status update_there(ctx *c, const gpu_place *place, const update_rule *ru
                            int count, const double *numbers, double grad, bool clear) {
     cuda_run where;
 
+    if (place->at.room && place->rows < count)
+        return fail(c, E_INVALID, "there is room for the sums of %lld tensors, not %d", (long long)place->rows, count);
     TRY(cuda_begin(c, place->device, (void *)(uintptr_t)place->stream, &where));
     return cuda_end(c, &where, cuda_update(c, &where, rule, tensors, count, numbers, grad, clear, place->at));
 }

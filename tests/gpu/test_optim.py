@@ -1,4 +1,4 @@
-"""FusedAdam on a GPU against torch.optim.AdamW there.
+"""The optimizers on a GPU against those of torch.optim there.
 
 `scripts/gpu` runs them. Without a GPU they run on the emulated one, if the build has it.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from ortmodule.optim import AdamWMode, FusedAdam
+from ortmodule.optim import AdamWMode, FusedAdagrad, FusedAdam, FusedLamb, FusedSGD
 
 DEVICE = torch.device(os.environ.get("ORTMODULE_TEST_DEVICE", "cpu"))
 
@@ -58,6 +58,51 @@ def test_steps(dtype, amsgrad):
         for name, value in reference.state[q].items():
             found = optimizer.state[p][name]
             assert (found.dtype, found.device) == (value.dtype, value.device), name
+
+
+OTHERS = [
+    (FusedSGD, torch.optim.SGD, {}),
+    (FusedSGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3}),
+    (FusedSGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05, "maximize": True}),
+    (FusedAdagrad, torch.optim.Adagrad, {"lr_decay": 1e-2, "weight_decay": 0.1, "initial_accumulator_value": 0.1}),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("make", "theirs", "options"), OTHERS, ids=str)
+def test_steps_of_the_others(make, theirs, options, dtype):
+    """And a state that goes there and back."""
+    ours, reference = parameters(dtype), parameters(dtype)
+    mine, other = make(ours, lr=1e-2, **options), theirs(reference, lr=1e-2, **options)
+    for i in range(12):
+        give_gradients(ours, reference, seed=i)
+        mine.step(), other.step()
+        if i == 6:
+            state = copy.deepcopy(mine.state_dict())
+            mine.load_state_dict(copy.deepcopy(other.state_dict()))
+            other.load_state_dict(state)
+    assert_near(ours, reference, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_steps_of_lamb(dtype):
+    """Against the algorithm, written out in float64."""
+    ours = parameters(dtype)
+    exact = [p.detach().double() for p in ours]
+    states = [(torch.zeros_like(p), torch.zeros_like(p)) for p in exact]
+    optimizer = FusedLamb(ours, lr=1e-2, weight_decay=0.1, master_weights=True)
+    for step in range(1, 9):
+        give_gradients(ours, seed=step)
+        optimizer.step()
+        for p, q, (m, v) in zip(ours, exact, states, strict=True):
+            grad = p.grad.double()
+            m.lerp_(grad, 0.1)
+            v.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            u = m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 1e-6) + 0.1 * q
+            norms = q.norm(), u.norm()
+            q -= 1e-2 * u * (norms[0] / norms[1] if all(norms) else 1)
+    expected = [q.to(p.dtype) for p, q in zip(ours, exact, strict=True)]
+    assert_near(ours, expected, max(TOLERANCE[dtype], 1e-11))
 
 
 @pytest.mark.parametrize("fused", [False, True])
