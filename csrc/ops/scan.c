@@ -236,6 +236,9 @@ static status prod_others_cpu(ctx *c, const call *k) {
 EXTREME_KERNEL(cum_arg_max_cpu, largest)
 EXTREME_KERNEL(cum_arg_min_cpu, smallest)
 
+kernel_fn cum_prod_cuda, cum_prod_grad_cuda, log_cum_sum_exp_cuda, log_cum_sum_exp_grad_cuda, cum_arg_max_cuda,
+    cum_arg_min_cuda, prod_others_cuda; /* cuda/scan.cu */
+
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
 /* Narrow types: as float32 or int64. */
@@ -288,17 +291,20 @@ static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
 /* clang-format off */
 const op_def scan_ops[] = {
     {ALONG("CumProd", 1, ANY_TYPE, IN_MODELS, infer_values), .lower = lower_values, .grad = grad_cum_prod,
-     .cpu = cum_prod_cpu},
+     .cpu = cum_prod_cpu, .cuda = cum_prod_cuda},
     {ALONG("LogCumSumExp", 1, FLOATS, IN_MODELS, infer_values), .lower = lower_values, .grad = grad_log_cum_sum_exp,
-     .cpu = log_cum_sum_exp_cpu},
+     .cpu = log_cum_sum_exp_cpu, .cuda = log_cum_sum_exp_cuda},
     {ALONG("CumArgMax", 1, ANY_TYPE, NO_GRAD | IN_MODELS, infer_indices), .lower = lower_indices,
-     .cpu = cum_arg_max_cpu},
+     .cpu = cum_arg_max_cpu, .cuda = cum_arg_max_cuda},
     {ALONG("CumArgMin", 1, ANY_TYPE, NO_GRAD | IN_MODELS, infer_indices), .lower = lower_indices,
-     .cpu = cum_arg_min_cpu},
+     .cpu = cum_arg_min_cpu, .cuda = cum_arg_min_cuda},
 
-    {ALONG("ProdOthers", 1, FLOATS, NO_GRAD, infer_values), .lower = lower_values, .cpu = prod_others_cpu},
-    {ALONG("CumProdGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = cum_prod_grad_cpu},
-    {ALONG("LogCumSumExpGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = log_cum_sum_exp_grad_cpu},
+    {ALONG("ProdOthers", 1, FLOATS, NO_GRAD, infer_values), .lower = lower_values, .cpu = prod_others_cpu,
+     .cuda = prod_others_cuda},
+    {ALONG("CumProdGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = cum_prod_grad_cpu,
+     .cuda = cum_prod_grad_cuda},
+    {ALONG("LogCumSumExpGrad", 3, SET(F32) | SET(F64), 0, infer_values), .cpu = log_cum_sum_exp_grad_cpu,
+     .cuda = log_cum_sum_exp_grad_cuda},
     {0},
 };
 /* clang-format on */
