@@ -17,10 +17,11 @@ from torch import nn
 from ortmodule import devices, export
 from ortmodule.definitions.table import sloped
 from ortmodule.dtypes import PARTS
+from ortmodule.reads import NotTraceable
 
 
 def use_pairs(graph: torch._C.Graph) -> None:
-    """Complex values of a trace become pairs, in place; inputs of the graph, too."""
+    """Complex values of a trace become pairs, in place; inputs of the graph, too. Raises NotTraceable for a result."""
     complexes = [value for value in _values(graph) if _is_complex(value)]
     if not complexes or any(_real(value) is None for value in complexes) or any(map(_changes_some, graph.nodes())):
         return
@@ -31,11 +32,9 @@ def use_pairs(graph: torch._C.Graph) -> None:
             pairs.of[value.unique()] = value
     for node in list(graph.nodes()):
         pairs.visit(node)
-    last = graph.return_node()
-    for i, value in enumerate(list(last.inputs())):
+    for value in graph.return_node().inputs():
         if value.unique() in pairs.of:
-            with graph.insert_point_guard(last):
-                last.replaceInput(i, pairs.joined(value))
+            raise NotTraceable(f"{value.node().kind()} gives the module a result that the engine has no type for")
     torch._C._jit_pass_dce(graph)
 
 

@@ -24,14 +24,18 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
-NOTHING, SIZE, DATA, RANDOM = range(4)  # what a value depends on; a value depends on the most of its operands
+#: What a value depends on: the most of what its operands do. FOREIGN: on what a part left to PyTorch computes.
+NOTHING, SIZE, DATA, RANDOM, FOREIGN = range(5)
 
 _SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len"}
 _RANDOM = {
     "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::randint", "aten::randint_like",
     "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
-    "aten::multinomial", "aten::exponential_", "aten::random_", "aten::dropout", "ortmodule::call",
+    "aten::multinomial", "aten::exponential_", "aten::random_",
 }  # fmt: skip
+#: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
+#: another one is none of the graph's.
+_FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 _ARITHMETIC = {
     "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
     "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
@@ -93,10 +97,9 @@ class Recorder:
         if depends < least or value.unique() in self._seen:
             return
         self._seen.add(value.unique())
-        if depends == RANDOM:
-            raise NotTraceable(
-                f"{_place()} decides something with a random number, or with what a part left to PyTorch computes"
-            )
+        if depends >= RANDOM:
+            what = "a random number" if depends == RANDOM else "what a part left to PyTorch computes"
+            raise NotTraceable(f"{_place()} decides something with {what}")
         if tensor.numel() > MOST_ELEMENTS:
             shape = _untraced(lambda each: list(each.shape), tensor)
             raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
@@ -117,11 +120,19 @@ class Recorder:
                 known[open_values.pop().unique()] = DATA
             elif kind in _RANDOM:
                 known[open_values.pop().unique()] = RANDOM
+            elif kind == "ortmodule::call":
+                known[open_values.pop().unique()] = FOREIGN
             elif unknown := [v for v in node.inputs() if v.unique() not in known]:
                 open_values += unknown
             else:
                 most = max((known[v.unique()] for v in node.inputs()), default=NOTHING)
-                known[open_values.pop().unique()] = NOTHING if most == RANDOM and _is_decided(node) else most
+                if kind == "aten::dropout" and _drops(node):
+                    most = max(most, RANDOM)
+                elif most == RANDOM and _is_decided(node):
+                    most = NOTHING
+                elif most == RANDOM and kind in _FINITE:
+                    most = DATA
+                known[open_values.pop().unique()] = most
         return known[value.unique()]
 
 
@@ -202,6 +213,12 @@ def _place() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _drops(node: torch._C.Node) -> bool:
+    """Does a dropout draw anything?"""
+    _, rate, training = (value.toIValue() for value in node.inputs())
+    return rate != 0 and training is not False
 
 
 def _is_decided(node: torch._C.Node) -> bool:

@@ -99,6 +99,29 @@ def test_random_decisions():
     never.check(rows(2, 4))
 
 
+def test_whether_numbers_overflow_is_asked_behind_dropout():
+    def forward(self, x):
+        y = nn.functional.dropout(self.linear(x), 0.5)
+        return y if torch.isfinite(y).all() and not torch.isnan(y).any() else y.nan_to_num(0.0, 0.0, 0.0)
+
+    ours = ORTModule(made(forward))
+    for n in (3, 5, 3):
+        y = ours(torch.randn(n, 4))
+        assert 0 < (y == 0).sum() < y.numel()
+        y.sum().backward()
+    report = explain(ours)
+    assert report.captured and report.exports == 1 and not report.python_ops
+    y = ours(torch.full((3, 4), torch.inf))
+    assert y.isfinite().all() and not y.any()  # whoever ran it
+
+
+def test_dropout_that_drops_nothing_draws_nothing():
+    pair = Pair(lambda self, x: self.linear(x) if nn.functional.dropout(x, 0.0).sum() > 0 else -self.linear(x))
+    for sign in (1, -1, 1):
+        pair.check(sign * torch.ones(3, 4))
+    assert explain(pair.ours).captured and not explain(pair.ours).python_ops
+
+
 def test_numbers_among_the_arguments():
     pair = Pair(lambda self, x, scale, flag=False: self.linear(x) * scale if flag else self.linear(x) + scale)
     for scale, flag, exports in ((1, False, 1), (2, False, 2), (1, True, 3), (1, False, 3), (1.0, False, 4)):
@@ -200,7 +223,7 @@ def test_float32_results_of_a_bfloat16_computation():
     pair = Pair(forward)
     found, expected = pair.ours(rows(64, 4)), pair.eager(rows(64, 4))
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-2)
-    assert explain(pair.ours).captured
+    assert explain(pair.ours).captured and not explain(pair.ours).python_ops
 
 
 def test_unused_inputs_and_parameters():
@@ -248,7 +271,7 @@ def test_gradients_stop(function):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected)
-    assert explain(pair.ours).captured
+    assert explain(pair.ours).captured and not explain(pair.ours).python_ops
 
 
 def _without_grad(self, x):
@@ -412,7 +435,7 @@ def test_hooks_run():
     pair.check(rows(2, 4))
     pair.ours.register_forward_hook(lambda module, args, output: output * 2)
     torch.testing.assert_close(pair.ours(rows(2, 4)), 2 * pair.eager(rows(2, 4)))
-    assert explain(pair.ours).captured
+    assert explain(pair.ours).captured and not explain(pair.ours).python_ops
 
 
 def test_empty_inputs():
