@@ -399,6 +399,11 @@ def _instance_norm(a, n, x, scale, bias):
     return F.instance_norm(x, None, None, scale, bias, True, 0.0, a.get("epsilon", 1e-5))
 
 
+@_operator("GroupNorm", domain="ortmodule")
+def _group_norm(a, n, x, scale, bias):
+    return F.group_norm(x, a["groups"], scale, bias, a["epsilon"])
+
+
 @_operator("BatchNormalization")
 def _batch_norm(a, n, x, scale, bias, mean, variance):
     training, momentum = bool(a.get("training_mode")), 1 - a.get("momentum", 0.9)
@@ -526,6 +531,7 @@ _own(
     Trunc=lambda a, x: x.trunc(), Expm1=lambda a, x: x.expm1(), Log1p=lambda a, x: x.log1p(),
     Erfc=lambda a, x: x.erfc(), Lgamma=lambda a, x: x.lgamma(), Digamma=lambda a, x: x.digamma(),
     Atan2=lambda a, x, y: torch.atan2(x, y), Hypot=lambda a, x, y: torch.hypot(x, y),
+    Huber=lambda a, x, y: F.huber_loss(x, y, "none", a.get("delta", 1.0)) / a.get("over", 1.0),
     FloorDiv=lambda a, x, y: torch.floor_divide(x, y), Remainder=lambda a, x, y: torch.remainder(x, y),
     HardTanh=lambda a, x: F.hardtanh(x, a["min"], a["max"]), NotOne=lambda a, x: x,
     CumProd=lambda a, x: x.cumprod(a["axis"]), LogCumSumExp=lambda a, x: x.logcumsumexp(a["axis"]),

@@ -167,6 +167,16 @@ def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
     return g.op("LayerNormalization", x, weight, *rest, axis_i=first, epsilon_f=eps)
 
 
+@_symbolic("aten::group_norm", args="v i v v f b")
+def _group_norm(g, x, groups, weight, bias, eps, cudnn):
+    channels = g.op("Shape", x, start_i=1, end_i=2)
+    numbers = [1.0, 0.0]
+    for i, given in enumerate((weight, bias)):
+        fill = torch.full((1,), numbers[i], dtype=_result(g).dtype())
+        numbers[i] = g.op("ConstantOfShape", channels, value_t=fill) if symbolic_helper._is_none(given) else given
+    return _own(g, "GroupNorm", x, *numbers, groups_i=groups, epsilon_f=eps)
+
+
 @_symbolic("aten::_convolution", "aten::convolution")
 def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
     """By a weight whose sizes are computed."""
@@ -197,6 +207,25 @@ def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smo
     operands = [scores, labels] if symbolic_helper._is_none(weight) else [scores, labels, weight]
     how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
     return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
+
+
+@_symbolic("aten::huber_loss", args="v v i f")
+def _huber_loss(g, x, target, reduction=1, delta=1.0):
+    return _distances(g, x, target, reduction, delta_f=delta)
+
+
+@_symbolic("aten::smooth_l1_loss", args="v v i f")
+def _smooth_l1_loss(g, x, target, reduction=1, beta=1.0):
+    return _distances(g, x, target, reduction, delta_f=beta, over_f=beta)
+
+
+def _distances(g, x, target, reduction, **attributes):
+    if reduction == 0:
+        return _own(g, "Huber", *_alike(g, x, target), **attributes)
+    each = g.op(f"{DOMAIN}::Huber", *_alike(g, x, target), **attributes)
+    shape = max((list(g.original_node.inputs())[i].type().dim() for i in (0, 1)), default=0)
+    each.setType(_result(g).with_sizes([None] * shape))
+    return g.op("ReduceMean" if reduction == 1 else "ReduceSum", each, keepdims_i=0)
 
 
 # --- plain functions --------------------------------------------------------------------------------------------------

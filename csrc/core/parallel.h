@@ -5,7 +5,9 @@
 #include <stdint.h>
 
 /* Put before a function whose loops should be vectorised: the widest version the CPU runs is chosen when the
- * extension is loaded. A function that is inlined into a SIMD one is compiled with it. */
+ * extension is loaded. A function that is inlined into a SIMD one is compiled with it; SIMD_PART makes sure of that,
+ * for helpers that the compiler would keep apart, compiled for the oldest CPU. */
+#define SIMD_PART static inline __attribute__((always_inline))
 #if defined(__x86_64__) && !defined(ORT_SANITIZE) && defined(__GNUC__) && !defined(__clang__)
 #define SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

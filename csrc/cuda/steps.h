@@ -32,6 +32,9 @@
     F("Remainder", remainder, 2, r != 0 && (r < 0) != (y < 0) ? r + y : r, const real r = fmod(x, y))                  \
     F("Atan2", atan2, 2, atan2(x, y), )                                                                                \
     F("Hypot", hypot, 2, hypot(x, y), )                                                                                \
+    F("Huber", huber, 2, (t < p0 ? (real)0.5 * t * t : p0 * (t - (real)0.5 * p0)) * (1 / p1),                          \
+      const real t = fabs(x - y))                                                                                      \
+    F("HuberGrad", huber_grad, 3, x * (t <= -p0 ? -p0 : t >= p0 ? p0 : t) * (1 / p1), const real t = y - z)            \
     F("AlongGrad", along, 3, x * (y / z), )                                                                            \
     F("MaximumGrad", max_grad, 3, y < z ? 0 : y == z ? x / 2 : x, )                                                    \
     F("DivisorGrad", divisor_grad, 3, -(z / y) * x, )                                                                  \

@@ -1,5 +1,5 @@
 /* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean; of our domain
- * FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot.
+ * FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot Huber.
  *
  * Gradients, before un-broadcasting:
  *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not
@@ -381,9 +381,27 @@ static status grad_min(graph *g, const node *n, value *const dy[], value *dx[]) 
     return OK;
 }
 
+/* --- distances ----------------------------------------------------------------------------------------------------- */
+
+/* Half the square of a distance up to p0, a line from there on, all over p1. */
+FLOAT_WHERE(huber, 2, (t < p0 ? (real)0.5 * t * t : p0 * (t - (real)0.5 * p0)) * over, const real t = fabs(x - y),
+            over = 1 / p1)
+/* huber_grad(dy, x, y): where the distance is infinite, the line's. */
+FLOAT_WHERE(huber_grad, 3, x *(t <= -p0 ? -p0 : t >= p0 ? p0 : t) * over, const real t = y - z, over = 1 / p1)
+
+static status grad_huber(graph *g, const node *n, value *const dy[], value *dx[]) {
+    const attr *const as = NODE_ATTRS(FLOAT("delta", node_float(n, "delta")), FLOAT("over", node_float(n, "over")));
+    value *d;
+
+    TRY(emit_with(g, &d, "HuberGrad", as, dy[0], n->in[0], n->in[1]));
+    if (need(n, 0)) dx[0] = d;
+    return need(n, 1) ? emit(g, &dx[1], "Neg", d) : OK;
+}
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr mod_attrs[] = {INT("fmod", 0), {0}};
+static const attr huber_attrs[] = {FLOAT("delta", 1), FLOAT("over", 1), {0}};
 
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
 #define BINARY(name_, since_, types_, flags_, ...)                                                                     \
@@ -422,6 +440,11 @@ const op_def binary_ops[] = {
     {TILED("Hypot", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS | COMMUTATIVE, infer_pointwise,
            .fn = {FLOAT_TILES(hypot)}),
      .grad = grad_hypot},
+    {TILED("Huber", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS, infer_pointwise, .params = {"delta", "over"},
+           .fn = {FLOAT_TILES(huber)}),
+     .attrs = huber_attrs, .grad = grad_huber},
+    {TILED_GRADIENT("HuberGrad", 3, .params = {"delta", "over"}, .fn = {FLOAT_TILES(huber_grad)}),
+     .attrs = huber_attrs},
     {TILED_GRADIENT("AlongGrad", 3, .fn = {FLOAT_TILES(along)})},
     {TILED_GRADIENT("MaximumGrad", 3, .fn = {FLOAT_TILES(max_grad)})},
     {TILED_GRADIENT("DivisorGrad", 3, .fn = {FLOAT_TILES(divisor_grad)})},

@@ -3,7 +3,6 @@
  * Rows of 16-bit floats are widened by blocks, and rounded by blocks: a loop that does more than one of that and an
  * exponential keeps nothing in registers. */
 
-#define IN_PLACE static inline __attribute__((always_inline))
 /* For each block of a row of n: `from`, its length `m`, and x[from, from + m) as A in `e`. */
 #define EACH_BLOCK(n, x)                                                                                               \
     A room_[SUM_BLOCK];                                                                                                \
@@ -12,7 +11,7 @@
                                             e = NAME(widened)((x) + from, m, room_), true);                            \
          from += m)
 
-IN_PLACE const A *NAME(widened)(const T *x, int64_t n, A *room) {
+SIMD_PART const A *NAME(widened)(const T *x, int64_t n, A *room) {
 #if DIGITS < 24
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) room[i] = GET(x[i]);
@@ -22,7 +21,7 @@ IN_PLACE const A *NAME(widened)(const T *x, int64_t n, A *room) {
 #endif
 }
 
-IN_PLACE A NAME(row_max)(const T *x, int64_t n) {
+SIMD_PART A NAME(row_max)(const T *x, int64_t n) {
     A most = -(A)INFINITY;
     EACH_BLOCK(n, x) {
 #pragma omp simd reduction(max : most)
@@ -31,14 +30,14 @@ IN_PLACE A NAME(row_max)(const T *x, int64_t n) {
     return most;
 }
 
-IN_PLACE double NAME(row_sum_exp)(const T *x, int64_t n, A most) {
+SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A most) {
     double total = 0;
     EACH_BLOCK(n, x) SUM(m, total, v_exp(e[i] - most));
     return total;
 }
 
 /* y = exp(x - high - low) scale; y may be x */
-IN_PLACE void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y) {
+SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y) {
 #if DIGITS < 24
     A made[SUM_BLOCK];
     EACH_BLOCK(n, x) {
@@ -54,4 +53,3 @@ IN_PLACE void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y)
 }
 
 #undef EACH_BLOCK
-#undef IN_PLACE

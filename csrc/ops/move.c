@@ -70,8 +70,7 @@ enum { LINE = 64 }; /* bytes of a line of the cache */
         }                                                                                                                 \
     }                                                                                                                     \
     /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */                  \
-    static inline __attribute__((always_inline)) void square_##T(T *to, const T *from, int64_t to_row,                    \
-                                                                 int64_t from_col) {                                      \
+    SIMD_PART void square_##T(T *to, const T *from, int64_t to_row, int64_t from_col) {                                   \
         enum { SIDE = 16 / N };                                                                                           \
         vector##N v[SIDE], w[SIDE];                                                                                       \
         for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                            \

@@ -223,14 +223,11 @@ static status group_norm_grad_cpu(ctx *c, const call *k) {
     j.means = k->in[MEANS].data;
     j.fn = rows[x->type];
     parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
-    for (int64_t i = 0; i < channels; i++) {
-        double scale = 0, bias = 0;
-        for (int64_t s = 0; s < samples; s++) {
-            scale += j.sums[2 * (s * channels + i)];
-            bias += j.sums[2 * (s * channels + i) + 1];
-        }
-        if (tensor_present(dscale)) dtype_set_value(dscale->type, dscale->data, i, scale);
-        if (tensor_present(dbias)) dtype_set_value(dbias->type, dbias->data, i, bias);
+    for (int64_t s = 1; s < samples; s++) /* sample by sample, as they lie */
+        for (int64_t i = 0; i < 2 * channels; i++) j.sums[i] += j.sums[2 * s * channels + i];
+    for (int64_t i = 0; samples && i < channels; i++) {
+        if (tensor_present(dscale)) dtype_set_value(dscale->type, dscale->data, i, j.sums[2 * i]);
+        if (tensor_present(dbias)) dtype_set_value(dbias->type, dbias->data, i, j.sums[2 * i + 1]);
     }
     return OK;
 }
@@ -472,7 +469,7 @@ const op_def norm_ops[] = {
     {OP("InstanceNormalization", "", 6, 3, 3, 1, instance_attrs), .lower = lower_instance},
     /* The form of opset 18, with a scale for each group, was withdrawn. */
     {OP("GroupNormalization", "", 21, 3, 3, 1, group_attrs), .lower = lower_group},
-    {OP("GroupNorm", ORT_DOMAIN, 1, 3, 3, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_group,
+    {OP("GroupNorm", ORT_DOMAIN, 1, 3, 3, 3, groups_attrs), .flags = INPLACE_0 | IN_MODELS, .infer = infer_group,
      .grad = grad_group, .workspace = layer_workspace, .cpu = group_norm_cpu,
      .cuda = group_norm_cuda},
     {OP("GroupNormGrad", ORT_DOMAIN, 1, 5, 5, 3, groups_attrs), .flags = INPLACE_0, .infer = infer_grad,

@@ -1,7 +1,7 @@
 /* norm_rows.h -- template of norm.c. */
 
 /* The mean (0 unless centred) and the reciprocal deviation of n neighbouring elements. */
-static inline void NAME(moments)(const T *x, int64_t n, bool centred, double epsilon, A *mean, A *inverse) {
+SIMD_PART void NAME(moments)(const T *x, int64_t n, bool centred, double epsilon, A *mean, A *inverse) {
     double total = 0, squares = 0;
     if (centred) SUM(n, total, GET(x[i]));
     const A m = centred ? (A)(total / (double)n) : 0;
@@ -93,6 +93,12 @@ SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
         NAME(moments)(x, n, true, j->epsilon, &m, &r);
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
+        if (size == 1) { /* a channel is an element */
+            const A *scale = (const A *)j->scale + first, *bias = (const A *)j->bias + first;
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) y[i] = PUT((GET(x[i]) - m) * (r * scale[i]) + bias[i]);
+            continue;
+        }
         for (int64_t c = 0; c < channels; c++) {
             const A a = r * ((const A *)j->scale)[first + c], b = ((const A *)j->bias)[first + c];
 #pragma omp simd
@@ -111,7 +117,15 @@ SIMD static void NAME(group_grad_rows)(const job *j, int64_t begin, int64_t end)
         const A m = ((const A *)j->means)[row], r = ((const A *)j->inverses)[row];
         double *sums = j->sums + 2 * row * channels, all = 0, all_dot = 0;
 
-        for (int64_t c = 0; c < channels; c++) {
+        for (int64_t c = 0; size == 1 && c < channels; c++) {
+            sums[2 * c] = (double)(GET(dy[c]) * ((GET(x[c]) - m) * r));
+            sums[2 * c + 1] = (double)GET(dy[c]);
+        }
+        for (int64_t c = 0; size == 1 && c < channels; c++) {
+            all += sums[2 * c + 1] * (double)scale[first + c];
+            all_dot += sums[2 * c] * (double)scale[first + c];
+        }
+        for (int64_t c = 0; size != 1 && c < channels; c++) {
             const T *xc = x + c * size, *dyc = dy + c * size;
             double sum = 0, dot = 0;
             SUM_2(size, sum, GET(dyc[i]), dot, GET(dyc[i]) * ((GET(xc[i]) - m) * r));
@@ -123,6 +137,12 @@ SIMD static void NAME(group_grad_rows)(const job *j, int64_t begin, int64_t end)
         if (!j->out) continue;
         T *dx = (T *)j->out + row * n;
         const A a = (A)(all / (double)n), b = (A)(all_dot / (double)n);
+        if (size == 1) {
+            const A *s = scale + first;
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) dx[i] = PUT(r * (GET(dy[i]) * s[i] - a - (GET(x[i]) - m) * r * b));
+            continue;
+        }
         for (int64_t c = 0; c < channels; c++) {
             const A s = scale[first + c];
 #pragma omp simd

@@ -163,11 +163,10 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
 
 /* A line of outputs against what one tap sees; `step` is a constant where it is small. */
 #define MAXIMUM(T, LOWEST)                                                                                             \
-    static inline __attribute__((always_inline)) void raise_##T(const T *x, sight e, const int64_t step, T *y) {       \
+    SIMD_PART void raise_##T(const T *x, sight e, const int64_t step, T *y) {                                          \
         for (int64_t p = e.first; p < e.last; p++) y[p] = TAKES(x[p * step], y[p]) ? x[p * step] : y[p];               \
     }                                                                                                                  \
-    static inline __attribute__((always_inline)) void choose_##T(const T *x, sight e, const int64_t step, int32_t i,   \
-                                                                 T *best, int32_t *which) {                            \
+    SIMD_PART void choose_##T(const T *x, sight e, const int64_t step, int32_t i, T *best, int32_t *which) {           \
         for (int64_t p = e.first; p < e.last; p++) {                                                                   \
             const T v = x[p * step];                                                                                   \
             const int take = TAKES(v, best[p]) | (which[p] < 0);                                                       \
@@ -192,7 +191,7 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
         }                                                                                                              \
     }                                                                                                                  \
     /* Each output's maximum, and which tap sees it; -1: the window is empty. */                                       \
-    static inline void find_##T(const pool *k, const segment *s, T *best, int32_t *which) {                            \
+    SIMD_PART void find_##T(const pool *k, const segment *s, T *best, int32_t *which) {                                \
         const int64_t plane = volume(k->w.in), taps = volume(k->w.kernel), step = k->w.stride[2];                      \
         for (int64_t p = 0; p < s->count; p++) {                                                                       \
             best[p] = LOWEST;                                                                                          \

@@ -260,10 +260,14 @@ typedef struct job {
 
 enum { TOTAL = 8 }; /* bytes */
 
-static void start(const job *j, const fold *f, void *acc, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (j->totals == FOLD_I64) ((int64_t *)acc)[i] = f->start_int;
-        else ((double *)acc)[i] = f->start;
+SIMD static void start(const job *j, const fold *f, void *acc, int64_t n) {
+    double *floats = acc;
+    int64_t *ints = acc;
+
+    if (j->totals == FOLD_I64)
+        for (int64_t i = 0; i < n; i++) ints[i] = f->start_int;
+    else
+        for (int64_t i = 0; i < n; i++) floats[i] = f->start;
 }
 
 /* Where in the results a task's totals belong, and how many there are. */
@@ -299,11 +303,39 @@ static void fold_row(const job *j, int64_t base, int64_t from, int64_t to, void 
     }
 }
 
+/* How many lines of n elements are folded as one: short ones, where all lie one after the other. */
+static int64_t lines_together(const layout *l, int64_t n, int64_t lines) {
+    int64_t together = 1;
+
+    if (l->folded.rank != 1 || l->folded.stride[0] != n || n != l->inner) return 1;
+    while (together * together < lines && (together + 1) * n <= FOLD_TILE) together++;
+    return together;
+}
+
+/* Into as many lines of totals, which are joined. */
+static void fold_lines(const job *j, int64_t base, int64_t from, int64_t to, char *acc, int64_t n, int64_t together) {
+    fold_fn *f = j->r->each->columns[j->as];
+    fold_tile buffer, totals;
+
+    start(j, j->r->each, &totals, together * n);
+    for (int64_t line = from; line < to; line += together) {
+        const int64_t count = (to - line < together ? to - line : together) * n;
+        f(&totals, fold_load(j->x->type, j->x->data, base + line * n, count, &buffer), count, NULL);
+    }
+    for (int64_t i = 0; i < together; i++)
+        j->r->join->columns[j->totals](acc, (const char *)&totals + i * n * TOTAL, n, NULL);
+}
+
 static void fold_columns(const job *j, int64_t base, int64_t from, int64_t to, void *acc, int64_t n,
                          const void *shift) {
     fold_fn *f = j->r->each->columns[j->as];
+    const int64_t together = shift ? 1 : lines_together(&j->l, n, to - from);
     fold_tile buffer;
 
+    if (together > 1) {
+        fold_lines(j, base, from, to, acc, n, together);
+        return;
+    }
     for (int64_t row = from; row < to; row++) {
         int64_t at = base + offset_at(&j->l.folded, row);
         f(acc, fold_load(j->x->type, j->x->data, at, n, &buffer), n, shift);

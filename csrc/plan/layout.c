@@ -67,11 +67,25 @@ static status straighten(graph *g, node *n, int i, layout *where, value **copies
     return graph_set_operand(g, n, i, copies[v->id]);
 }
 
-/* Results that leave the engine must own their memory, each its own. */
-static status own_result(graph *g, value **slot, layout *where) {
+/* `v` is all of its root's memory in another shape, and what forward computes is no result of backward. */
+static bool is_whole(const value *v, const layout *where, bool backward) {
+    const value *root = where[v->id].root;
+    const tensor t = layout_tensor(v, where);
+
+    if (root == v || !root->def || root->input >= 0 || root->data || root->mark) return false;
+    return root->def->backward == backward && where[v->id].offset == 0 && root->type == v->type &&
+           shape_count(&root->shape) == shape_count(&v->shape) && tensor_contiguous(&t);
+}
+
+/* Results that leave the engine must own their memory, each its own: it may be that of their root. */
+static status own_result(graph *g, value **slot, layout *where, bool backward) {
     value *v = *slot;
 
     if (!v) return OK;
+    if (is_whole(v, where, backward)) {
+        where[v->id].root->mark = 1;
+        return OK;
+    }
     if (v->input >= 0 || v->data || where[v->id].root != v || v->mark) {
         value *copy;
         g->in_backward = v->def && v->def->backward;
@@ -114,15 +128,15 @@ status layout_make(graph *g, layout **out) {
     for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
     for (int i = 0; i < g->n_outputs; i++) {
         if (g->outputs[i]->data) place_alone(g->outputs[i], where);
-        TRY(own_result(g, &g->outputs[i], where));
+        TRY(own_result(g, &g->outputs[i], where, false));
     }
     for (state_write *w = g->writes; w; w = w->next) {
         if (w->value->data) place_alone(w->value, where);
-        TRY(own_result(g, &w->value, where));
+        TRY(own_result(g, &w->value, where, false));
     }
     for (int i = 0; i < g->n_input_grads; i++) {
         if (g->input_grads[i] && g->input_grads[i]->data) place_alone(g->input_grads[i], where);
-        TRY(own_result(g, &g->input_grads[i], where));
+        TRY(own_result(g, &g->input_grads[i], where, true));
     }
     g->in_backward = false;
     *out = where;

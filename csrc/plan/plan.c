@@ -43,6 +43,11 @@ static void put(planner *pl, const value *v, place where, int index) {
     if (v) pl->blocks[v->id] = (block){.place = where, .index = index};
 }
 
+/* A result is the memory of its root. */
+static void put_result(planner *pl, const value *v, place where, int index) {
+    if (v) put(pl, pl->where[v->id].root, where, index);
+}
+
 static void place_all(planner *pl) {
     graph *g = pl->g;
 
@@ -66,9 +71,9 @@ static void place_all(planner *pl) {
     for (const node *n = g->first; n; n = n->next)
         for (int i = 0; i < n->n_in; i++)
             if (n->in[i] && n->in[i]->data) put(pl, n->in[i], AT_CONSTANT, 0);
-    for (int i = 0; i < g->n_outputs; i++) put(pl, g->outputs[i], AT_OUTPUT, i);
-    for (const state_write *w = g->writes; w; w = w->next) put(pl, w->value, AT_WRITE, pl->p->n_writes++);
-    for (int i = 0; i < g->n_input_grads; i++) put(pl, g->input_grads[i], AT_INPUT_GRAD, i);
+    for (int i = 0; i < g->n_outputs; i++) put_result(pl, g->outputs[i], AT_OUTPUT, i);
+    for (const state_write *w = g->writes; w; w = w->next) put_result(pl, w->value, AT_WRITE, pl->p->n_writes++);
+    for (int i = 0; i < g->n_input_grads; i++) put_result(pl, g->input_grads[i], AT_INPUT_GRAD, i);
 }
 
 static void find_lives(planner *pl) {

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.definitions.order import picked
-from ortmodule.definitions.table import Keep, Leave, defines, sloped
+from ortmodule.definitions.table import Keep, Leave, defines
 
 
 @defines("aten::scaled_dot_product_attention")
@@ -88,23 +88,11 @@ def _reduced(each, reduction):
     return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
 
 
-@defines("aten::huber_loss")
-def _huber_loss(x, target, reduction=1, delta=1.0):
-    """Where the distance is infinite, the gradient is delta."""
-    return _reduced(_bent(x - target, delta), reduction)
-
-
-def _bent(distance, bend):
-    """Half the square of a distance, a line behind the bend. The gradient is the distance, as far as the bend."""
-    near = distance.clamp(-bend, bend)
-    return sloped(near * (distance - 0.5 * near), (distance, near))
-
-
 @defines("aten::smooth_l1_loss", again=True)
 def _smooth_l1_loss(x, target, reduction=1, beta=1.0):
-    if beta == 0:
-        return _reduced((x - target).abs(), reduction)
-    return _reduced(_bent(x - target, beta) / beta, reduction)
+    if beta != 0:
+        raise Keep
+    return _reduced((x - target).abs(), reduction)
 
 
 @defines("aten::kl_div")

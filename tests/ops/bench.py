@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -57,16 +58,39 @@ def engine_calls(trial):
     }
 
 
+def owning(function, given):
+    """`function`, whose results are put into memory of their own where they are views of what was `given`, of each
+    other, or of less memory than they have elements: the engine's always have it."""
+    seen = {x.untyped_storage().data_ptr() for x in given if x is not None}
+    views = []
+    for i, y in enumerate(function()):
+        if y is not None:
+            if y.untyped_storage().data_ptr() in seen or not y.is_contiguous():
+                views.append(i)
+            seen.add(y.untyped_storage().data_ptr())
+    if not views:
+        return function
+
+    def owned():
+        results = list(function())
+        for i in views:
+            results[i] = results[i].clone(memory_format=torch.contiguous_format)
+        return results
+
+    return owned
+
+
 def torch_calls(trial):
     """The same in PyTorch; without "backward" where no output depends on a differentiable operand."""
     leaves = [x if x is None else x.detach().requires_grad_(i in trial.wrt) for i, x in enumerate(trial.tensors)]
-    calls = {"forward": lambda: wanted_outputs(trial.case, leaves)}
-    outputs = calls["forward"]()
+    forward = partial(wanted_outputs, trial.case, leaves)
+    calls = {"forward": owning(forward, leaves)}
+    outputs = forward()
     reached = [(y, dy) for y, dy in zip(outputs, trial.dys, strict=False) if y.requires_grad]
     if reached:
         ys, dys = zip(*reached, strict=True)
         wrt = [leaves[i] for i in trial.wrt]
-        calls["backward"] = lambda: torch.autograd.grad(ys, wrt, dys, allow_unused=True, retain_graph=True)
+        calls["backward"] = owning(lambda: torch.autograd.grad(ys, wrt, dys, allow_unused=True, retain_graph=True), dys)
     return calls
 
 

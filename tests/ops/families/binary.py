@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 
 from tests.ops.cases import FLOAT, INT, Case, bools, ints, t, value
 
@@ -37,6 +38,12 @@ def divide(x, y):
 
 def floor_divide(x, y):
     return torch.div(x, y, rounding_mode="floor")
+
+
+def huber(delta, over=1.0):
+    if over == 1:
+        return lambda x, y: F.huber_loss(*torch.broadcast_tensors(x, y), "none", delta)
+    return lambda x, y: F.smooth_l1_loss(*torch.broadcast_tensors(x, y), reduction="none", beta=over)
 
 
 def with_domain(op, shape, positive):
@@ -178,6 +185,28 @@ CASES = [
     Case("ortmodule::Atan2", [value(PAIRS[0]), value(PAIRS[1])], torch.atan2, grad=False, name="special"),
     *(Case("ortmodule::Hypot", [t(*a), t(*b)], torch.hypot, resize=i < 5) for i, (a, b) in enumerate(MEETINGS[:6])),
     Case("ortmodule::Hypot", [value(PAIRS[0]), value(PAIRS[1])], torch.hypot, grad=False, name="special"),
+    *(
+        Case(
+            "ortmodule::Huber",
+            [t(*a), t(*b)],
+            huber(0.7),
+            resize=i < 5,
+            dtypes=FLOAT if i == 0 else ("float32",),
+            attrs={"delta": 0.7},
+            large=[t(1024, 1024), t(1024, 1024)] if i == 0 else None,
+        )
+        for i, (a, b) in enumerate(MEETINGS)
+    ),
+    Case("ortmodule::Huber", [t(3, 5), t(5)], huber(0.3, 0.3), attrs={"delta": 0.3, "over": 0.3}, name="smooth"),
+    Case("ortmodule::Huber", [value(PAIRS[0]), value(PAIRS[1])], huber(1.0), fd=False, name="special"),
+    Case(
+        "ortmodule::Huber",
+        [value(PAIRS[0]), value(PAIRS[1])],
+        huber(0.5, 0.5),
+        fd=False,
+        name="special, smooth",
+        attrs={"delta": 0.5, "over": 0.5},
+    ),
     # --- Max, Min, Sum, Mean
     *(
         case

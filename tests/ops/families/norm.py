@@ -112,7 +112,7 @@ CASES = [
     instance((2, 3, 1500), fd=False),
     *(group((2, 6, 5), groups) for groups in (1, 2, 6)),
     group((2, 6, 3, 4), 3),
-    group((5, 8), 2),
+    group((5, 8), 2, dtypes=FLOAT),
     group((3, 64, 30, 2), 8, fd=False),
     *(lp(p, axis)(t(3, 4, 5)) for p in (1, 2) for axis in (-1, 0)),
     lp(2, 1)(value([[0.0, 0.0], [3.0, -4.0]]), fd=False, resize=False, grad=False),
