@@ -208,6 +208,20 @@ static status look(ctx *c, const device *d) {
     case FAULT_ROWS:
         return fail(c, E_RUNTIME, "%" PRId64 " rows matter; the plan is for %" PRId64 " (node %d)", f.value, f.limit,
                     f.node);
+    case FAULT_LENGTH:
+        return fail(c, E_RUNTIME, "a sequence of length %" PRId64 " in %" PRId64 " steps (node %d)", f.value, f.limit,
+                    f.node);
+    case FAULT_PROBABILITY: {
+        double x;
+        memcpy(&x, &f.limit, sizeof x);
+        return fail(c, E_RUNTIME, "element %" PRId64 " of Bernoulli's operand is %g, which is no probability (node %d)",
+                    f.value, x, f.node);
+    }
+    case FAULT_LOG_PROBABILITIES:
+        return fail(c, E_RUNTIME,
+                    "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
+                    "or nothing that is possible (node %d)",
+                    f.value, f.node);
     case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0 (node %d)", f.node);
     default:
         return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64 " (node %d)",

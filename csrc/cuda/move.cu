@@ -1,5 +1,5 @@
 /* move.cu -- twin of ops/move.c: strided copies and fills; and of the kernels made of nothing else: views, Contiguous,
- * Concat, Place. */
+ * Concat, Place; and of ReverseSequence in ops/movement.c. */
 #include "cuda/kernel.h"
 
 typedef struct move_args {
@@ -9,11 +9,20 @@ typedef struct move_args {
     int32_t rank;
 } move_args;
 
+typedef struct reverse_args {
+    void *to;
+    const void *from;
+    const int64_t *length; /* of a sequence */
+    int64_t count, inner, steps, second;
+    int32_t time_first, node;
+    cuda_fault *fault;
+} reverse_args;
+
 #ifdef ORT_HOST
 #include "cuda/move.h"
 #include "ops/move.h"
 
-kernel_fn view_cuda, contiguous_cuda, concat_cuda, place_cuda;
+kernel_fn view_cuda, contiguous_cuda, concat_cuda, place_cuda, reverse_cuda;
 
 /* The dimensions longer than one, merged where both sides run on. */
 static void merge_dimensions(move_args *a, const tensor *to, const tensor *from) {
@@ -100,9 +109,43 @@ status place_cuda(ctx *c, const call *k) {
     part.data = moved(y->data, offset, y->type);
     return cuda_copy(c, k, &part, x);
 }
+
+status reverse_cuda(ctx *c, const call *k) {
+    static kernel kernels[] = {[1] = {"reverse_1"}, [2] = {"reverse_2"}, [4] = {"reverse_4"}, [8] = {"reverse_8"}};
+    const tensor *x = &k->in[0];
+    reverse_args a = {.to = k->out[0].data,
+                      .from = x->data,
+                      .length = k->in[1].data,
+                      .count = tensor_count(x),
+                      .inner = shape_span(&x->shape, 2, x->shape.rank),
+                      .second = x->shape.dim[1],
+                      .time_first = node_int(k->node, "time_axis") == 0,
+                      .node = k->node->id,
+                      .fault = k->cuda->fault};
+
+    a.steps = x->shape.dim[a.time_first ? 0 : 1];
+    return cuda_launch(c, k, &kernels[dtype_size(x->type)], geometry_over(a.count, 256 * 4, 256), &a);
+}
 #endif
 
 #ifdef ORT_DEVICE
+/* Where the element at i of a sequence comes from: the first ones, as many as it is long, in the other order. A length
+ * that cannot be is reported, and reverses nothing. */
+DEVICE int64_t reversed(const reverse_args *a, int64_t i) {
+    const int64_t row = i / a->inner, time = a->time_first ? row / a->second : row % a->second;
+    const int64_t length = a->length[a->time_first ? row % a->second : row / a->second];
+    if (length < 0 || length > a->steps) report(a->fault, FAULT_LENGTH, a->node, length, a->steps);
+    if (length > a->steps || time >= length) return i;
+    return i + (length - 1 - 2 * time) * a->inner * (a->time_first ? a->second : 1);
+}
+
+#define REVERSE(name, T)                                                                                               \
+    KERNEL(name, reverse_args) { FOR_EACH(i, a.count)((T *)a.to)[i] = ((const T *)a.from)[reversed(&a, i)]; }
+REVERSE(reverse_1, uint8_t)
+REVERSE(reverse_2, uint16_t)
+REVERSE(reverse_4, uint32_t)
+REVERSE(reverse_8, uint64_t)
+
 #define MOVE(name, T)                                                                                                  \
     KERNEL(name, move_args) {                                                                                          \
         FOR_EACH(i, a.count) {                                                                                         \

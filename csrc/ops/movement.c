@@ -465,8 +465,8 @@ static status reverse_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-kernel_fn concat_cuda; /* cuda/move.cu */
-kernel_fn trilu_cuda;  /* cuda/create.cu */
+kernel_fn concat_cuda, reverse_cuda; /* cuda/move.cu */
+kernel_fn trilu_cuda;                /* cuda/create.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -487,7 +487,7 @@ const op_def movement_ops[] = {
     {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
      .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu, .cuda = trilu_cuda},
     {ONNX("ReverseSequence", 10, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)),
-     .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu},
+     .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu, .cuda = reverse_cuda},
     {0},
 };
 /* clang-format on */

@@ -370,7 +370,9 @@ static status multinomial_draw_cpu(ctx *c, const call *k) {
                 bad);
 }
 
-kernel_fn dropout_train_cuda, dropout_mask_cuda; /* cuda/random.cu */
+/* cuda/random.cu */
+kernel_fn dropout_train_cuda, dropout_mask_cuda, uniform_fill_cuda, normal_fill_cuda, bernoulli_draw_cuda,
+    multinomial_draw_cuda;
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -409,9 +411,11 @@ const op_def random_ops[] = {
     {ONNX("RandomNormalLike", 1, 1, 1, 1, 0), .lower = lower_normal,
      ATTRS(NO_DEFAULT("dtype", INT), FLOAT("mean", 0), FLOAT("scale", 1), NO_DEFAULT("seed", FLOAT))},
     {OURS("UniformFill", 0, 0), .flags = RANDOM | NO_GRAD, .infer = infer_fill, .cpu = uniform_fill_cpu,
+     .cuda = uniform_fill_cuda,
      ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("dtype", INT), NO_DEFAULT("low", FLOAT), NO_DEFAULT("high", FLOAT),
            NO_DEFAULT("key", INT))},
     {OURS("NormalFill", 0, 0), .flags = RANDOM | NO_GRAD, .infer = infer_fill, .cpu = normal_fill_cpu,
+     .cuda = normal_fill_cuda,
      ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("dtype", INT), NO_DEFAULT("mean", FLOAT), NO_DEFAULT("scale", FLOAT),
            NO_DEFAULT("key", INT))},
 
@@ -419,12 +423,12 @@ const op_def random_ops[] = {
      ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("seed", FLOAT))},
     {OURS("BernoulliDraw", 1, FLOATS), .flags = RANDOM | NO_GRAD,
      ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("key", INT)),
-     .infer = infer_bernoulli, .cpu = bernoulli_draw_cpu},
+     .infer = infer_bernoulli, .cpu = bernoulli_draw_cpu, .cuda = bernoulli_draw_cuda},
     {ONNX("Multinomial", 7, 1, 1, 1, FLOATS), .lower = lower_multinomial,
      ATTRS(INT("dtype", 6), INT("sample_size", 1), NO_DEFAULT("seed", FLOAT))},
     {OURS("MultinomialDraw", 1, FLOATS), .flags = RANDOM | NO_GRAD, .infer = infer_multinomial,
      ATTRS(NO_DEFAULT("dtype", INT), NO_DEFAULT("sample_size", INT), NO_DEFAULT("key", INT)),
-     .cpu = multinomial_draw_cpu},
+     .cpu = multinomial_draw_cpu, .cuda = multinomial_draw_cuda},
     {0},
 };
 /* clang-format on */

@@ -297,6 +297,10 @@ static status lower_lstm(graph *g, const node *n, value **out) {
     return run_layer(g, n, &l, out);
 }
 
+/* cuda/rnn_scan.cu */
+kernel_fn rnn_scan_cuda, gru_scan_cuda, lstm_scan_cuda, rnn_scan_grad_cuda, gru_scan_grad_cuda, lstm_scan_grad_cuda;
+size_t scan_cuda_workspace(const node *n), scan_grad_cuda_workspace(const node *n);
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 #define LAYER(name_, most_, results_, ...)                                                                             \
@@ -307,7 +311,7 @@ static status lower_lstm(graph *g, const node *n, value **out) {
 #define SCAN(name_, operands_, results_)                                                                               \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = results_,    \
     .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("reverse", 0), INT("positive", 0))
-#define SCAN_GRAD .infer = infer_scan_grad, .workspace = workspace_scan_grad
+#define SCAN_GRAD .infer = infer_scan_grad, .workspace = workspace_scan_grad, .cuda_workspace = scan_grad_cuda_workspace
 
 /* clang-format off */
 const op_def rnn_ops[] = {
@@ -315,14 +319,15 @@ const op_def rnn_ops[] = {
     {LAYER("GRU", 6, 2, INT("linear_before_reset", 0)), .lower = lower_gru},
     {LAYER("LSTM", 8, 3, INT("input_forget", 0)), .lower = lower_lstm},
     {SCAN("RnnScan", 4, 4), .flags = INPLACE_0, .infer = infer_rnn_scan, .grad = grad_rnn_scan,
-     .workspace = workspace_scan, .cpu = rnn_scan_cpu},
+     .workspace = workspace_scan, .cpu = rnn_scan_cpu, .cuda = rnn_scan_cuda, .cuda_workspace = scan_cuda_workspace},
     {SCAN("GruScan", 5, 4), .infer = infer_gru_scan, .grad = grad_gru_scan, .workspace = workspace_scan,
-     .cpu = gru_scan_cpu},
+     .cpu = gru_scan_cpu, .cuda = gru_scan_cuda, .cuda_workspace = scan_cuda_workspace},
     {SCAN("LstmScan", 5, 6), .flags = INPLACE_0, .infer = infer_lstm_scan, .grad = grad_lstm_scan,
-     .workspace = workspace_scan, .cpu = lstm_scan_cpu},
-    {SCAN("RnnScanGrad", 5, 2), SCAN_GRAD, .cpu = rnn_scan_grad_cpu},
-    {SCAN("GruScanGrad", 6, 3), SCAN_GRAD, .cpu = gru_scan_grad_cpu},
-    {SCAN("LstmScanGrad", 8, 3), SCAN_GRAD, .cpu = lstm_scan_grad_cpu},
+     .workspace = workspace_scan, .cpu = lstm_scan_cpu, .cuda = lstm_scan_cuda,
+     .cuda_workspace = scan_cuda_workspace},
+    {SCAN("RnnScanGrad", 5, 2), SCAN_GRAD, .cpu = rnn_scan_grad_cpu, .cuda = rnn_scan_grad_cuda},
+    {SCAN("GruScanGrad", 6, 3), SCAN_GRAD, .cpu = gru_scan_grad_cpu, .cuda = gru_scan_grad_cuda},
+    {SCAN("LstmScanGrad", 8, 3), SCAN_GRAD, .cpu = lstm_scan_grad_cpu, .cuda = lstm_scan_grad_cuda},
     {0},
 };
 /* clang-format on */

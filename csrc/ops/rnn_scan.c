@@ -336,14 +336,15 @@ size_t workspace_scan_grad(const node *n) {
     return bytes;
 }
 
-/* Result i, or the scratch memory that stands in for it. */
-static void *grad_memory(const call *k, int i) {
-    char *work = k->work;
+void *scan_grad_memory(const call *k, void *work, int i) {
+    size_t at = 0;
 
     if (tensor_present(&k->out[i])) return k->out[i].data;
-    for (int before = 0; before < i; before++) work += bytes_of_grad(k->node, before);
-    return work;
+    for (int before = 0; before < i; before++) at += bytes_of_grad(k->node, before);
+    return work ? (char *)work + at : NULL;
 }
+
+static void *grad_memory(const call *k, int i) { return scan_grad_memory(k, k->work, i); }
 
 static scan scan_back_of(const call *k) {
     scan s = scan_of(k);

@@ -8,10 +8,9 @@ from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 #: Operators with a CPU kernel only: PyTorch runs them on a GPU, as nodes of the graph. The list can only get shorter.
 MISSING = """
-    BernoulliDraw FusedAttention
-    FusedAttentionGrad GridSample GridSampleGradGrid GridSampleGradInput GroupedMatMul GroupedMatMulOuter GruScan
-    GruScanGrad Interpolate LstmScan
-    LstmScanGrad MultinomialDraw NormalFill ReverseSequence RnnScan RnnScanGrad UniformFill
+    FusedAttention
+    FusedAttentionGrad GridSample GridSampleGradGrid GridSampleGradInput GroupedMatMul GroupedMatMulOuter
+    Interpolate
 """
 
 

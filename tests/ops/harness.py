@@ -154,10 +154,11 @@ def reference(case, tensors, wrt=()):
 
 
 class Trial:
-    """A case at one type with its operands: PyTorch's answer, and runs of the engine."""
+    """A case at one type with its operands: PyTorch's answer, and runs of the engine. What a run is given, and what it
+    writes, lies `shift` elements behind an aligned address."""
 
-    def __init__(self, case, dtype, tensors=None):
-        self.case, self.dtype = case, dtype
+    def __init__(self, case, dtype, tensors=None, shift=0):
+        self.case, self.dtype, self.shift = case, dtype, shift
         self.tensors = case.tensors(dtype) if tensors is None else tensors
         self.fed = fed_operands(case, self.tensors)
         self.wrt = differentiable(case, dtype) if case.has_gradient else []
@@ -204,9 +205,9 @@ class Trial:
     def run(self, training=False, tensors=None, seed=0):
         """The engine's answer. All memory it is given lies between guard bytes, and what it has to write holds NaN."""
         plan, tensors = self.plan(training, tensors), self.tensors if tensors is None else tensors
-        given = [Box(tensors[i].dtype, tensors[i].shape, tensors[i]) for i in self.fed]
+        given = [Box(tensors[i].dtype, tensors[i].shape, tensors[i], self.shift) for i in self.fed]
         arena = Box(torch.uint8, (plan.arena_bytes,))
-        outputs, writes = made(plan.outputs), made(spec for _, spec in plan.writes)
+        outputs, writes = made(plan.outputs, self.shift), made((spec for _, spec in plan.writes), self.shift)
         grads, found = [], [None] * len(tensors)
 
         memory = arena.tensor, tensors_of(given), tensors_of(outputs)
@@ -215,8 +216,11 @@ class Trial:
             calls.device = DEVICE
         plan.forward(*memory, tensors_of(writes), seed, calls)
         if training and any(plan.input_grads):
-            grads = made(plan.input_grads)
-            dys = [dy.to(DEVICE) if spec else None for spec, dy in zip(plan.output_grads, self.dys, strict=True)]
+            grads = made(plan.input_grads, self.shift)
+            dys = [
+                Box(dy.dtype, dy.shape, dy, self.shift).tensor if spec else None
+                for spec, dy in zip(plan.output_grads, self.dys, strict=True)
+            ]
             plan.backward(*memory, dys, tensors_of(grads), seed, calls)
             for i, grad in zip(self.fed, tensors_of(grads), strict=True):
                 found[i] = None if grad is None else grad.cpu()
@@ -281,12 +285,13 @@ class Trial:
 
 
 class Box:
-    """A tensor between guard bytes."""
+    """A tensor between guard bytes, `shift` elements behind an aligned address."""
 
-    def __init__(self, dtype, shape, contents=None):
-        self.size = math.prod(shape) * dtype.itemsize
-        self.memory = torch.full((GUARD + self.size + GUARD,), 0xFF, dtype=torch.uint8, device=DEVICE)
-        self.tensor = self.memory[GUARD : GUARD + self.size].view(dtype).view(shape)
+    def __init__(self, dtype, shape, contents=None, shift=0):
+        self.begin = GUARD + shift * dtype.itemsize
+        self.end = self.begin + math.prod(shape) * dtype.itemsize
+        self.memory = torch.full((self.end + GUARD,), 0xFF, dtype=torch.uint8, device=DEVICE)
+        self.tensor = self.memory[self.begin : self.end].view(dtype).view(shape)
         self.before = None
         if contents is not None:
             self.tensor.copy_(contents)
@@ -296,12 +301,12 @@ class Box:
         return torch.equal(self.memory, self.before)
 
     def fenced(self):
-        return bool((self.memory[:GUARD] == 0xFF).all() and (self.memory[GUARD + self.size :] == 0xFF).all())
+        return bool((self.memory[: self.begin] == 0xFF).all() and (self.memory[self.end :] == 0xFF).all())
 
 
-def made(specs):
+def made(specs, shift=0):
     """Memory for each (dtype name, shape)."""
-    return [None if spec is None else Box(getattr(torch, spec[0]), spec[1]) for spec in specs]
+    return [None if spec is None else Box(getattr(torch, spec[0]), spec[1], None, shift) for spec in specs]
 
 
 def tensors_of(boxes):

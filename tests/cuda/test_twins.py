@@ -1,0 +1,169 @@
+"""Kernels on an emulated GPU against those on the CPU: random numbers, and what depends on how many rows there are."""
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from ortmodule import _core
+from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
+from tests.ops.cases import FLOAT, Case, t, value
+from tests.ops.harness import ONNX_TYPE, Trial
+from tests.ops.test_random import FLOATS, session
+
+pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+SIZES = [0, 1, 63, 64, 65, 257, 512, 513, 1024, 1025, 5000]
+
+
+@contextlib.contextmanager
+def on_cpu():
+    with mock.patch("ortmodule.session.gpu_of", lambda tensors: None):
+        yield
+
+
+def drawn(nodes, inputs, dtype, tensors, kind=None):
+    """What nodes draw on the GPU, and on the CPU."""
+    found = []
+    for place in (contextlib.nullcontext, on_cpu):
+        with place():
+            model = session(nodes, inputs, {"y": kind or ONNX_TYPE[dtype]}, dtype)
+            found.append(model.run(tensors, [False] * len(tensors), seed=2**40 + 7).outputs[0])
+    return found
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["RandomUniform", "RandomNormal"])
+def test_numbers_are_those_of_the_cpu(driver, op, dtype):  # noqa: F811
+    attrs = {"low": -1.5, "high": 2.0} if op == "RandomUniform" else {"mean": 0.5, "scale": 2.0}
+    for size in SIZES:
+        node = helper.make_node(op, ["x"], ["y"], name="n", dtype=ONNX_TYPE[dtype], **attrs)
+        node.op_type += "Like"
+        driver.fake_fail_at(0)
+        there, here = drawn([node], {"x": 1}, dtype, [torch.zeros(size, dtype=dtype)])
+        assert size == 0 or driver.fake_calls() > 0
+        tolerance = torch.finfo(dtype).eps * 8
+        torch.testing.assert_close(there, here, rtol=tolerance, atol=tolerance)
+    assert not size or there.unique().numel() > (40 if dtype == torch.bfloat16 else 500)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("result", ["float32", "float16", "int64", "int32", "int16", "uint8", "bool"])
+def test_bernoulli_draws_those_of_the_cpu(driver, dtype, result):  # noqa: F811
+    kind = ONNX_TYPE[getattr(torch, result)]
+    for size in SIZES:
+        p = torch.rand(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+        node = helper.make_node("Bernoulli", ["x"], ["y"], name="n", dtype=kind)
+        there, here = drawn([node], {"x": 1}, dtype, [p], kind)
+        assert there.dtype == getattr(torch, result) and torch.equal(there, here)
+    assert 0.4 < there.double().mean() < 0.6
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("classes", [1, 2, 7, 127, 128, 129, 1000])
+def test_multinomial_draws_those_of_the_cpu(driver, rows, classes, dtype):  # noqa: F811
+    x = torch.randn(rows, classes, generator=torch.Generator().manual_seed(classes)).to(dtype) * 2
+    x[:, ::3] = float("-inf")
+    x[:, classes // 2] = 0
+    for kind in (TensorProto.INT64, TensorProto.INT32):
+        node = helper.make_node("Multinomial", ["x"], ["y"], name="n", dtype=kind, sample_size=77)
+        there, here = drawn([node], {"x": 2}, dtype, [x], kind)
+        assert torch.equal(there, here)
+
+
+def test_what_is_no_probability_is_reported(driver):  # noqa: F811
+    node = helper.make_node("Multinomial", ["x"], ["y"], name="n", dtype=TensorProto.INT64, sample_size=3)
+    model = session([node], {"x": 2}, {"y": TensorProto.INT64})
+    x = torch.zeros(4, 5)
+    for bad in (float("nan"), float("inf")):
+        wrong = x.clone()
+        wrong[2, 1] = bad
+        with pytest.raises(_core.Error, match="row 2 of Multinomial's operand holds no log probabilities"):
+            model.run([wrong], [False])
+    with pytest.raises(_core.Error, match="row 0 of Multinomial's operand holds no log probabilities"):
+        model.run([torch.full((1, 5), float("-inf"))], [False])
+    assert model.run([x], [False]).outputs[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("lengths", [[0, 5, 2], [-1, 3, 1], [6, 1, 1]])
+def test_lengths_that_cannot_be_are_reported(driver, lengths):  # noqa: F811
+    node = helper.make_node("ReverseSequence", ["x", "n"], ["y"], batch_axis=1, time_axis=0)
+    graph = helper.make_graph(
+        [node], "g",
+        [helper.make_tensor_value_info("x", 1, [None, None]), helper.make_tensor_value_info("n", 7, [None])],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )  # fmt: skip
+    from ortmodule.session import Session
+
+    model = Session(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()
+    )
+    x = torch.arange(15.0).reshape(5, 3)
+    if min(lengths) < 0 or max(lengths) > 5:
+        with pytest.raises(_core.Error, match=rf"a sequence of length {lengths[0]} in 5 steps"):
+            model.run([x, torch.tensor(lengths)], [False, False])
+    else:
+        (y,) = model.run([x, torch.tensor(lengths)], [False, False]).outputs
+        expected = x.clone()
+        for i, n in enumerate(lengths):
+            expected[:n, i] = x[:n, i].flip(0)
+        assert torch.equal(y, expected)
+
+
+# --- rows that matter, and elements that are not 0 --------------------------------------------------------------------
+
+
+def same(case, dtype, shift=0):
+    """Outputs and gradients of both, up to the order of sums."""
+    trial = Trial(case, dtype, shift=shift)
+    there = trial.run(training=True)
+    trial.check_forward(there)
+    with on_cpu():
+        here = trial.run(training=True)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype in ("bfloat16", "float16") else {"rtol": 1e-4, "atol": 1e-4}
+    for a, b in zip([*there.outputs, *there.grads], [*here.outputs, *here.grads], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
+    return trial
+
+
+@given(data=st.data())
+def test_rows_are_those_of_the_cpu(data):
+    rows = data.draw(st.sampled_from([1, 2, 31, 100, 511, 512, 513, 1537]), label="rows")
+    width = data.draw(st.sampled_from([1, 2, 3, 5, 8, 33]), label="width")
+    some = data.draw(st.sampled_from([0.0, 0.01, 0.3, 0.97, 1.0]), label="part that is labelled")
+    dtype = data.draw(st.sampled_from(FLOAT), label="dtype")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
+    labels = torch.randint(0, 4, (rows,), generator=generator)
+    labels[torch.rand(rows, generator=generator) >= some] = 7
+
+    def ref(x, w, i):
+        return F.cross_entropy(x @ w, i, ignore_index=7, reduction="sum")
+
+    attrs = {"ignore_index": 7, "reduction": "sum"}
+    case = Case(
+        "SoftmaxCrossEntropyLoss", [t(rows, width), t(width, 4), value(labels.tolist(), "int64")], ref, resize=False,
+        nodes=[("MatMul", "x0 x1", "scores"), ("SoftmaxCrossEntropyLoss", "scores x2", "y0", attrs)],
+        dtypes=FLOAT, opset=13,
+    )  # fmt: skip
+    same(case, dtype, data.draw(st.sampled_from([0, 1]), label="shift"))
+
+
+@given(data=st.data())
+def test_elements_that_are_not_zero_are_those_of_the_cpu(data):
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 17, 65]), min_size=1, max_size=3), label="shape")
+    dtype = data.draw(st.sampled_from(["float32", "float64", "bfloat16", "float16", "int64", "int16", "uint8", "bool"]))
+    some = data.draw(st.sampled_from([0.0, 0.01, 0.5, 1.0]), label="part that is not 0")
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
+    x = (torch.rand(shape, generator=generator) < some).to(getattr(torch, dtype))
+    case = Case("NonZero", [t(*shape)], lambda x: x.nonzero().T, dtypes=(dtype,), grad=False)
+    trial = Trial(case, dtype, [x], shift=data.draw(st.sampled_from([0, 1]), label="shift"))
+    trial.check_forward()
+    with on_cpu():
+        trial.check_forward()
