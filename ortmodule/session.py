@@ -23,12 +23,6 @@ from ortmodule.tuning import Tuning
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
 ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
-#: Passes that a GPU cannot use: there are no kernels for what they make yet.
-CPU_PASSES = (
-    "attention_fusion",
-    "efficient_attention",
-    "attention_lengths",
-)
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
 
@@ -275,10 +269,7 @@ class Session:
     def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
         if gpu is None:
             return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
-        disabled = self.disabled
-        for name in CPU_PASSES:
-            disabled |= _core.passes()[name]
-        plan = self.model.plan(*of, disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
+        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
         if plan.constant_bytes:
             plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
         return plan

@@ -28,8 +28,10 @@
 #define DEVICE static __device__ __forceinline__
 #define FAR static __device__ __noinline__ /* of use to many kernels, and long */
 #define SHARED(type, name, count) __shared__ type name[count]
+#define UNROLL _Pragma("unroll")
 #else
 #include "emulate.h"
+#define UNROLL
 #endif
 
 enum { MAX_RANK = 8, WARP = 32 };

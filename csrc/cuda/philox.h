@@ -21,13 +21,18 @@ DEVICE void draw(uint64_t seed, uint32_t key, uint64_t counter, uint32_t word[4]
 /* Of counter n in [0, 16) of a group: the place of its first word. */
 DEVICE int place_of(int n) { return 2 * (n % 8) + n / 8; }
 
+/* The counter that has an element's word, which is number position % 64 / 16 of its four. */
+DEVICE uint64_t counter_of(int64_t position) {
+    const int place = (int)(position % 16);
+    return (uint64_t)(position / 64 * 16 + place / 2 + 8 * (place % 2));
+}
+
 /* The word of an element. */
 DEVICE uint32_t word_of(uint64_t seed, uint32_t key, int64_t position) {
-    const int in_group = (int)(position % 64), place = in_group % 16;
     uint32_t word[4];
 
-    draw(seed, key, (uint64_t)(position / 64 * 16 + place / 2 + 8 * (place % 2)), word);
-    return word[in_group / 16];
+    draw(seed, key, counter_of(position), word);
+    return word[position % 64 / 16];
 }
 #endif
 

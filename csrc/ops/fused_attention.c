@@ -583,6 +583,9 @@ static status grad_attention(graph *g, const node *n, value *const dy[], value *
     return OK;
 }
 
+kernel_fn fused_attention_cuda, fused_attention_grad_cuda; /* cuda/attention.cu */
+size_t fused_attention_grad_cuda_workspace(const node *n);
+
 /* --- records -------------------------------------------------------------------------------------------------------- */
 
 /* `batch`, `queries`, `keys`: sizes that lists of rows do not show. */
@@ -595,9 +598,11 @@ static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0), INT("key", 0)
 
 /* clang-format off */
 const op_def fused_attention_ops[] = {
-    {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu},
+    {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu,
+     .cuda = fused_attention_cuda},
     {OURS("FusedAttentionGrad", DY + 1, VARIADIC), .infer = infer_attention_grad, .workspace = grad_workspace,
-     .cpu = fused_attention_grad_cpu},
+     .cpu = fused_attention_grad_cpu, .cuda = fused_attention_grad_cuda,
+     .cuda_workspace = fused_attention_grad_cuda_workspace},
     {0},
 };
 /* clang-format on */

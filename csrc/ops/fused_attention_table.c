@@ -11,14 +11,19 @@
  *     512    1.4  1.25  1.05  1.0
  *     1024   1.5  1.4
  *
- * and it keeps nothing of size S x S. With 16-bit floats it needs sums that stay float32, which only our kernels give. */
+ * and it keeps nothing of size S x S. With 16-bit floats it needs sums that stay float32, which only our kernels give.
+ *
+ * On a GPU nothing has been measured. There our kernel has no tensor cores, which products of 16-bit floats have: with
+ * those it is for scores that take much memory. */
 #include "exec/gemm.h"
 #include "ops/op.h"
 
-bool fused_attention_pays(dtype type, int64_t queries, int64_t keys, bool masked) {
-    const bool narrow = type == BF16 || type == F16;
-    const int64_t from = masked ? 256 : narrow ? 512 : 384;
+enum { MUCH = 4096 };
 
-    if (narrow && !gemm_sums_wide(type)) return false;
+bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked) {
+    const bool narrow = type == BF16 || type == F16;
+    const int64_t from = g->cuda && narrow ? MUCH : masked ? 256 : narrow ? 512 : 384;
+
+    if (!g->cuda && narrow && !gemm_sums_wide(type)) return false;
     return keys >= from && queries >= 64;
 }

@@ -98,7 +98,7 @@ MUST_USE status fused_emit(graph *g, int n_steps, node *const *steps, int n_resu
 /* The widest heads that it takes. */
 enum { FUSED_ATTENTION_WIDTH = 256 };
 /* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden. */
-bool fused_attention_pays(dtype type, int64_t queries, int64_t keys, bool masked);
+bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked);
 
 /* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 

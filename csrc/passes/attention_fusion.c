@@ -204,10 +204,10 @@ static bool of_some_rows(const value *v) {
 
 enum { LONG = 1024 };
 
-static bool pays(const attention *a) {
+static bool pays(const graph *g, const attention *a) {
     if (a->allowed && of_some_rows(a->q))
-        return fused_attention_pays(a->q->type, LONG, LONG, true); /* as far as this CPU has a fast kernel */
-    return fused_attention_pays(a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL);
+        return fused_attention_pays(g, a->q->type, LONG, LONG, true); /* as far as there is a fast kernel */
+    return fused_attention_pays(g, a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL);
 }
 
 static status fuse(graph *g, value *const v[], const node *root, bool always, value **out) {
@@ -215,7 +215,7 @@ static status fuse(graph *g, value *const v[], const node *root, bool always, va
 
     if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     TRY(bias_to_mask(g, &a));
-    return always || pays(&a) ? emit_attention(g, &a, root, out) : OK;
+    return always || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 
 static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {

@@ -55,15 +55,15 @@ static inline __attribute__((unused)) int32_t atomicMax(int32_t *at, int32_t x) 
 
 #define __syncthreads() emulated_barrier()
 #define __threadfence_system() ((void)0)
-#define __shfl_xor_sync(mask, x, other)                                                                                \
+#define __shfl_xor_sync(mask, mine, other)                                                                             \
     __extension__({                                                                                                    \
-        __typeof__(x) exchanged_ = (x);                                                                                \
+        __typeof__(mine) exchanged_ = (mine);                                                                          \
         emulated_exchange(&exchanged_, sizeof exchanged_, (int)(threadIdx.x % 32) ^ (other));                          \
         exchanged_;                                                                                                    \
     })
-#define __shfl_sync(mask, x, lane)                                                                                     \
+#define __shfl_sync(mask, mine, lane)                                                                                  \
     __extension__({                                                                                                    \
-        __typeof__(x) exchanged_ = (x);                                                                                \
+        __typeof__(mine) exchanged_ = (mine);                                                                          \
         emulated_exchange(&exchanged_, sizeof exchanged_, (lane));                                                     \
         exchanged_;                                                                                                    \
     })

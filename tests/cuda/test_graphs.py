@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core
-from ortmodule.session import CPU_PASSES
 from tests.cuda.test_emulated import Multiplied, driver, gpt2, library  # noqa: F401  (a fixture)
 from tests.cuda.test_emulated import session as session_of
 
@@ -171,8 +170,7 @@ def test_two_devices(driver):  # noqa: F811
     """A plan's work is started on its own device; one that there is not is named."""
     s = session_of(ROWS, INPUTS, ("y", "float32", 2))
     specs = [("float32", (9, 17)), ("float32", (17, 5))]
-    off = sum(_core.passes()[name] for name in CPU_PASSES)
-    there = s.model.plan(specs, [True, True], [True], off, (), None, False, 1)
+    there = s.model.plan(specs, [True, True], [True], 0, (), None, False, 1)
     step = Step()
     step.plan = there
     there.keep(aligned(max(there.constant_bytes, 1)))
@@ -182,7 +180,7 @@ def test_two_devices(driver):  # noqa: F811
     assert driver.fake_launches(0) == before[0] and driver.fake_launches(1) > before[1]
     assert there.graphs[2] == 4
     with pytest.raises(_core.Error, match="there is no cuda:5: the driver knows 2 devices"):
-        s.model.plan(specs, [True, True], [True], off, (), None, False, 5)
+        s.model.plan(specs, [True, True], [True], 0, (), None, False, 5)
 
 
 class Cached:

@@ -8,8 +8,7 @@ from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 #: Operators with a CPU kernel only: PyTorch runs them on a GPU, as nodes of the graph. The list can only get shorter.
 MISSING = """
-    FusedAttention
-    FusedAttentionGrad GridSample GridSampleGradGrid GridSampleGradInput GroupedMatMul GroupedMatMulOuter
+    GridSample GridSampleGradGrid GridSampleGradInput GroupedMatMul GroupedMatMulOuter
     Interpolate
 """
 
