@@ -1,10 +1,10 @@
 /* index.cu -- twin of ops/index.c: Gather and its gradient.
  *
- * The gradient of an embedding adds up rows of dy that went to one row. A block has an index: when an earlier one is
- * the same it has nothing to do; otherwise it goes through those after it and adds up their rows, in order. So each row
- * is written once, and sums do not depend on which block comes first. Of many blocks of narrow rows, a thread adds up
- * one column in order. An index that is out of range is reported; its
- * result is NaN. */
+ * The gradient of an embedding adds up rows of dy that went to one row. The indices are sorted first (order.cu), so that
+ * those of a row stand together, in order. A block has a place among them: the first of a row adds up all of them, the
+ * others have nothing to do. So each row is written once, and sums do not depend on which block comes first. Of many
+ * blocks of narrow rows, a thread adds up one column in order. An index that is out of range is reported; its result is
+ * NaN. */
 #ifndef T
 #include "cuda/kernel.h"
 
@@ -15,10 +15,15 @@ typedef struct gather_args {
     int64_t padding;                   /* gradient: rows of this index get nothing; -1: there is none */
     int32_t index_type, node;
     cuda_fault *fault;
+    int32_t *key;         /* gradient: of each index its row; or `rows`, where there is none */
+    const int32_t *order; /* the indices sorted by row; `key` is sorted then */
 } gather_args;
 
 #ifdef ORT_HOST
+#include "cuda/order.h"
+
 kernel_fn gather_cuda, gather_grad_cuda;
+size_t gather_grad_cuda_workspace(const node *n);
 
 static gather_args args_of(const call *k, const shape *data, int axis) {
     return (gather_args){.from = k->in[0].data,
@@ -46,10 +51,13 @@ status gather_cuda(ctx *c, const call *k) {
 
 enum { FEW_COLUMNS = 8, LEAST_LANES = 64 };
 
+size_t gather_grad_cuda_workspace(const node *n) { return cuda_order_bytes(shape_count(&n->in[1]->shape)); }
+
 status gather_grad_cuda(ctx *c, const call *k) {
-    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(gather_grad);
+    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(gather_grad), rows = {.name = "gather_rows"};
     static kernel lanes[DTYPE_COUNT] = {[F32] = {"gather_grad_lanes_f32"}, [F64] = {"gather_grad_lanes_f64"}};
     const tensor *dx = &k->out[0];
+    cuda_order order;
     int axis;
 
     TRY(shape_axis(c, node_int(k->node, "axis"), dx->shape.rank, &axis));
@@ -59,6 +67,11 @@ status gather_grad_cuda(ctx *c, const call *k) {
     if (a.width == 0) return OK;
     if (lanes[dx->type].name && a.width <= FEW_COLUMNS && a.outer * a.width >= LEAST_LANES)
         return cuda_launch(c, k, &lanes[dx->type], geometry_over(a.outer * a.width, 32, 32), &a);
+    a.key = k->work;
+    TRY(cuda_launch(c, k, &rows, geometry_over(a.count, 256, 256), &a));
+    TRY(cuda_order_by(c, k, k->work, a.count, a.rows + 1, &order));
+    a.key = order.key;
+    a.order = order.index;
     return cuda_launch(c, k, &kernels[dx->type], geometry_over(a.outer * a.count, 1, 128), &a);
 }
 #endif
@@ -86,6 +99,15 @@ GATHER(gather_2, uint16_t)
 GATHER(gather_4, uint32_t)
 GATHER(gather_8, uint64_t)
 
+KERNEL(gather_rows, gather_args) {
+    FOR_EACH(k, a.count) {
+        const int64_t row = row_at(&a, k);
+        const int is_there = row >= 0 && row < a.rows;
+        if (!is_there) report(a.fault, FAULT_INDEX, a.node, integer_at(a.index, a.index_type, k), a.rows);
+        a.key[k] = (int32_t)(is_there ? row : a.rows);
+    }
+}
+
 /* The gradient where T is its own total: dx is zeros. */
 #define GRAD_LANES(name, T)                                                                                            \
     KERNEL(name, gather_args) {                                                                                        \
@@ -112,22 +134,14 @@ GRAD_LANES(gather_grad_lanes_f64, double)
 
 KERNEL(NAME(gather_grad), gather_args) {
     FOR_BLOCKS(task, a.outer * a.count) {
-        const int64_t o = task / a.count, k = task % a.count, row = row_at(&a, k);
+        const int64_t o = task / a.count, first = task % a.count, row = a.key[first];
         const T *dy = (const T *)a.from + o * a.count * a.width;
-        T *dx = (T *)a.to + (o * a.rows + row) * a.width;
-        float earlier = 0;
 
-        FOR_THREADS(j, k) if (row_at(&a, j) == row) earlier = 1;
-        earlier = block_max_f32(earlier);
-        if (row < 0 || row >= a.rows) {
-            if (threadIdx.x == 0) report(a.fault, FAULT_INDEX, a.node, integer_at(a.index, a.index_type, k), a.rows);
-            continue;
-        }
-        if (earlier > 0 || row == a.padding) continue;
+        if ((first > 0 && a.key[first - 1] == row) || row == a.rows || row == a.padding) continue;
+        T *dx = (T *)a.to + (o * a.rows + row) * a.width;
         FOR_THREADS(i, a.width) {
             A total = 0;
-            for (int64_t j = k; j < a.count; j++)
-                if (row_at(&a, j) == row) total += GET(dy[j * a.width + i]);
+            for (int64_t j = first; j < a.count && a.key[j] == row; j++) total += GET(dy[a.order[j] * a.width + i]);
             dx[i] = PUT(total);
         }
     }

@@ -65,29 +65,32 @@ static int64_t grown_chunk(int64_t count) {
     return most > CHUNK ? most : CHUNK;
 }
 
-/* Of one type all, or of types that differ. */
+/* Kernels for tensors all of one type, by it; and for types that differ, in float and in double. */
 typedef struct update_kernels {
-    kernel same[DTYPE_COUNT], mixed[2];
+    kernel *same, *mixed;
 } update_kernels;
-
-#define UPDATE_KERNELS(f)                                                                                              \
-    {                                                                                                                  \
-        FLOAT_KERNELS(f), { {#f "_mixed_f32"}, {#f "_mixed_f64"} }                                                     \
-    }
 
 typedef struct twin {
     const update_rule *rule;
-    update_kernels *measure, *update;
+    update_kernels measure, update;
     bool counts; /* a step's number is needed */
 } twin;
 
+#define KERNELS_OF(f)                                                                                                  \
+    static kernel f##_same[DTYPE_COUNT] = FLOAT_KERNELS(f),                                                            \
+                  f##_mixed[] = {{.name = #f "_mixed_f32"}, {.name = #f "_mixed_f64"}};
+#define KERNELS(f) {f##_same, f##_mixed}
+KERNELS_OF(adam)
+KERNELS_OF(sgd)
+KERNELS_OF(adagrad)
+KERNELS_OF(lamb)
+KERNELS_OF(lamb_measure)
+
 static const twin *twin_of(const update_rule *rule) {
-    static update_kernels adam = UPDATE_KERNELS(adam), sgd = UPDATE_KERNELS(sgd), adagrad = UPDATE_KERNELS(adagrad),
-                          lamb = UPDATE_KERNELS(lamb), lamb_measure = UPDATE_KERNELS(lamb_measure);
-    static const twin twins[] = {{&adam_rule, NULL, &adam, true},
-                                 {&sgd_rule, NULL, &sgd, false},
-                                 {&adagrad_rule, NULL, &adagrad, true},
-                                 {&lamb_rule, &lamb_measure, &lamb, true}};
+    static const twin twins[] = {{&adam_rule, {NULL, NULL}, KERNELS(adam), true},
+                                 {&sgd_rule, {NULL, NULL}, KERNELS(sgd), false},
+                                 {&adagrad_rule, {NULL, NULL}, KERNELS(adagrad), true},
+                                 {&lamb_rule, KERNELS(lamb_measure), KERNELS(lamb), true}};
 
     for (size_t i = 0; i < sizeof twins / sizeof twins[0]; i++)
         if (twins[i].rule == rule) return &twins[i];
@@ -103,12 +106,12 @@ static bool alike(const update_tensor *a, const update_tensor *b) {
 static status launch_update(ctx *c, const call *k, const twin *w, const update_tensor *t, const update_args *a) {
     static kernel count = {"update_count", NULL};
     const bool one_type = t->type == t->grad_type && (!t->state_type || t->type == t->state_type) && !t->exact;
-    const geometry chunks = geometry_over(a->cut.first[a->cut.n], 1, THREADS);
+    const geometry blocks = geometry_over(a->cut.first[a->cut.n], 1, THREADS);
 
     if (t->counter) TRY(cuda_launch(c, k, &count, geometry_over(a->cut.n, WARP * 2, WARP * 2), a));
-    for (int pass = w->measure ? 0 : 1; pass < 2; pass++) {
-        update_kernels *f = pass ? w->update : w->measure;
-        TRY(cuda_launch(c, k, one_type ? &f->same[t->type] : &f->mixed[t->type == F64], chunks, a));
+    for (int pass = w->measure.same ? 0 : 1; pass < 2; pass++) {
+        const update_kernels *f = pass ? &w->update : &w->measure;
+        TRY(cuda_launch(c, k, one_type ? &f->same[t->type] : &f->mixed[t->type == F64], blocks, a));
     }
     return OK;
 }
@@ -127,8 +130,8 @@ status cuda_update(ctx *c, const cuda_run *where, const update_rule *rule, const
 
     if (!w) return fail(c, E_UNSUPPORTED, "there are no kernels of %s", rule->name);
     for (int i = 0; i < rule->n_settings; i++) a.settings[i] = settings[i];
-    if (w->measure && !at.room) return fail(c, E_INVALID, "%s needs room for its sums", rule->name);
-    if (w->measure) {
+    if (w->measure.same && !at.room) return fail(c, E_INVALID, "%s needs room for its sums", rule->name);
+    if (w->measure.same) {
         a.room = at.room;
         a.grown = true;
     }

@@ -90,7 +90,7 @@ static status fill(ctx *c, const call *k, kernel kernels[2], const int each[2], 
 }
 
 status uniform_fill_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"uniform_narrow"}, {"uniform_f64"}};
+    static kernel kernels[] = {{.name = "uniform_narrow"}, {.name = "uniform_f64"}};
     draw_args a = draw_of(k);
 
     a.low = node_float(k->node, "low");
@@ -100,7 +100,7 @@ status uniform_fill_cuda(ctx *c, const call *k) {
 }
 
 status normal_fill_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"normal_narrow"}, {"normal_f64"}};
+    static kernel kernels[] = {{.name = "normal_narrow"}, {.name = "normal_f64"}};
     draw_args a = draw_of(k);
 
     a.mean = node_float(k->node, "mean");
@@ -201,9 +201,9 @@ KERNEL(normal_f64, draw_args) {
         const uint64_t counter = (uint64_t)(i / 64 * 256 + i % 64);
         const int64_t first = element_of(i / 64, WIDE_CHUNK, (int)(i % 64));
         uint32_t far[2][4], round[2][4];
-        for (int half = 0; half < 2; half++) {
-            draw(seed, a.key, counter + 128 * (uint64_t)half, far[half]);
-            draw(seed, a.key, counter + 128 * (uint64_t)half + 64, round[half]);
+        for (int part = 0; part < 2; part++) {
+            draw(seed, a.key, counter + 128 * (uint64_t)part, far[part]);
+            draw(seed, a.key, counter + 128 * (uint64_t)part + 64, round[part]);
         }
         for (int j = 0; j < 4; j++) {
             const int64_t at = first + 16 * j, pair = at + WIDE_CHUNK / 2;

@@ -195,20 +195,20 @@ static status scan_back_of(ctx *c, const call *k, scan *out) {
 }
 
 status rnn_scan_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"rnn_step_f32"}, {"rnn_step_f64"}};
+    static kernel kernels[] = {{.name = "rnn_step_f32"}, {.name = "rnn_step_f64"}};
     return run_scan(c, k, kernels, false);
 }
 status gru_scan_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"gru_step_f32"}, {"gru_step_f64"}};
+    static kernel kernels[] = {{.name = "gru_step_f32"}, {.name = "gru_step_f64"}};
     return run_scan(c, k, kernels, true);
 }
 status lstm_scan_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"lstm_step_f32"}, {"lstm_step_f64"}};
+    static kernel kernels[] = {{.name = "lstm_step_f32"}, {.name = "lstm_step_f64"}};
     return run_scan(c, k, kernels, false);
 }
 
 status rnn_scan_grad_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"rnn_back_f32"}, {"rnn_back_f64"}};
+    static kernel kernels[] = {{.name = "rnn_back_f32"}, {.name = "rnn_back_f64"}};
     scan s;
 
     TRY(scan_back_of(c, k, &s));
@@ -216,7 +216,7 @@ status rnn_scan_grad_cuda(ctx *c, const call *k) {
 }
 
 status gru_scan_grad_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"gru_back_f32"}, {"gru_back_f64"}};
+    static kernel kernels[] = {{.name = "gru_back_f32"}, {.name = "gru_back_f64"}};
     scan s;
 
     TRY(scan_back_of(c, k, &s));
@@ -226,7 +226,7 @@ status gru_scan_grad_cuda(ctx *c, const call *k) {
 }
 
 status lstm_scan_grad_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {{"lstm_back_f32"}, {"lstm_back_f64"}};
+    static kernel kernels[] = {{.name = "lstm_back_f32"}, {.name = "lstm_back_f64"}};
     scan s;
 
     TRY(scan_back_of(c, k, &s));

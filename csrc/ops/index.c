@@ -504,7 +504,8 @@ static status lower_one_hot(graph *g, const node *n, value **out) {
 
 kernel_fn gather_cpu; /* ops/gather.c */
 size_t gather_workspace(const node *n);
-kernel_fn gather_cuda, gather_grad_cuda;                             /* cuda/index.cu */
+kernel_fn gather_cuda, gather_grad_cuda; /* cuda/index.cu */
+size_t gather_grad_cuda_workspace(const node *n);
 kernel_fn gather_elements_cuda, gather_nd_cuda, gather_nd_grad_cuda; /* cuda/scatter.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
@@ -520,7 +521,8 @@ const op_def index_ops[] = {
      .cuda = gather_cuda},
     {OURS("GatherGrad", 2, 2, 1, FLOATS),
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
-     .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda},
+     .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda,
+     .cuda_workspace = gather_grad_cuda_workspace},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
      .infer = infer_gather_elements, .simplify = simplify_gather_elements, .grad = grad_gather_elements,
      .cpu = gather_elements_cpu,

@@ -359,7 +359,8 @@ static status grouped_outer_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-kernel_fn matmul_cuda; /* cuda/matmul.cu */
+kernel_fn matmul_cuda;                      /* cuda/matmul.cu */
+kernel_fn grouped_cuda, grouped_outer_cuda; /* cuda/grouped.cu */
 size_t matmul_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
@@ -377,8 +378,9 @@ const op_def matmul_ops[] = {
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,
-     .cpu = grouped_cpu},
-    {"GroupedMatMulOuter", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED, NULL, .infer = infer_grouped, .cpu = grouped_outer_cpu},
+     .cpu = grouped_cpu, .cuda = grouped_cuda},
+    {"GroupedMatMulOuter", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED, NULL, .infer = infer_grouped, .cpu = grouped_outer_cpu,
+     .cuda = grouped_outer_cuda},
     {PRODUCT("MatMulInteger", "", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };

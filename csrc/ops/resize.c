@@ -449,7 +449,10 @@ static status lower_upsample(graph *g, const node *n, value **out) {
 #define GRID_SAMPLE(mode, ...)                                                                                         \
     .dtypes = FLOATS, .lower = lower_to_f32,                                                                           \
     .attrs = NODE_ATTRS(STRING("padding_mode", "zeros"), INT("align_corners", 0), STRING("mode", mode), __VA_ARGS__)
-#define GRID_SAMPLE_FORWARD .infer = infer_grid_sample, .grad = grad_grid_sample, .cpu = grid_sample_cpu
+#define GRID_SAMPLE_FORWARD                                                                                            \
+    .infer = infer_grid_sample, .grad = grad_grid_sample, .cpu = grid_sample_cpu, .cuda = grid_sample_cuda
+
+kernel_fn interpolate_cuda; /* cuda/resize.cu */
 
 /* clang-format off */
 const op_def resize_ops[] = {
@@ -459,13 +462,15 @@ const op_def resize_ops[] = {
     {OP("Resize", "", 18, 1, 4),
      RESIZE(INT("antialias", 0), NO_DEFAULT("axes", INTS), STRING("keep_aspect_ratio_policy", "stretch"))},
     {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0)),
-     .infer = infer_interpolate, .grad = grad_interpolate, .cpu = interpolate_cpu},
+     .infer = infer_interpolate, .grad = grad_interpolate, .cpu = interpolate_cpu, .cuda = interpolate_cuda},
     {OP("GridSample", "", 16, 2, 2), GRID_SAMPLE("bilinear", {.name = NULL}), GRID_SAMPLE_FORWARD},
     {OP("GridSample", "", 20, 2, 2), GRID_SAMPLE("linear", {.name = NULL}), GRID_SAMPLE_FORWARD},
     {OP("GridSampleGradInput", ORT_DOMAIN, 1, 2, 2), GRID_SAMPLE("linear", NO_DEFAULT("shape", INTS)),
-     .infer = infer_grid_sample_grad_input, .cpu = grid_sample_grad_input_cpu},
+     .infer = infer_grid_sample_grad_input, .cpu = grid_sample_grad_input_cpu,
+     .cuda = grid_sample_grad_input_cuda, .cuda_workspace = grid_sample_grad_input_cuda_workspace},
     {OP("GridSampleGradGrid", ORT_DOMAIN, 1, 3, 3), GRID_SAMPLE("linear", NO_DEFAULT("shape", INTS)),
-     .infer = infer_grid_sample_grad_grid, .cpu = grid_sample_grad_grid_cpu},
+     .infer = infer_grid_sample_grad_grid, .cpu = grid_sample_grad_grid_cpu,
+     .cuda = grid_sample_grad_grid_cuda},
     {0},
 };
 /* clang-format on */
