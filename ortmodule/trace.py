@@ -14,18 +14,16 @@ import copy
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule import export, io, reads
-from ortmodule.calls import REPLACED, recordable
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
 from ortmodule.io import CONSTANTS
@@ -36,6 +34,7 @@ from ortmodule.rewrites import rewrite
 from ortmodule.state import Contents, Slot, Tree, same_items
 from ortmodule.unwritten import check_written
 from ortmodule.views import Sighting, sightings
+from ortmodule.watch import Saved, Watch
 
 _COUNTERS = (int, float, complex, str)
 
@@ -98,11 +97,12 @@ def trace(
     ``turn``: another one lets Python's and NumPy's generators draw other numbers. Raises NotTraceable, or what forward
     raises.
     """
-    for again in (False, True):
+    saved, again = Saved(), False
+    while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
         with (
             tree.isolated() as flat.copies, tree.unhooked(), reads.recording() as flat.recorder, flat.watch,
-            export.tracing(flat), recording_regions(flat.regions),
+            export.tracing(flat), recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 # What Python draws shows as a difference between two traces.
@@ -123,9 +123,12 @@ def trace(
                     blame(failure, flat.regions)
                 flat.regions.forget()
                 tree.reads |= flat.recorder.attributes
+        if saved.keeps_from_now_on():
+            continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        if not tree.adopt(flat.watch.outside.values(), again):
+        if not tree.adopt(flat.watch.outside.values(), again) or again:
             break
+        again = True
     if failure is not None:
         try:
             raise failure
@@ -202,7 +205,7 @@ class _Flat(nn.Module):
         self.copies: dict[str, torch.Tensor] = {}
         self.settled: list[tuple[Slot, Any]] = []
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.watch = reads.Recorder(), _Watch()
+        self.recorder, self.watch = reads.Recorder(), Watch()
 
     def state_dict(
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -391,114 +394,6 @@ class _Flat(nn.Module):
             if now is not copy or copy._version != version:
                 add(Source("state", slot.name), now, now is not copy)
         return outputs
-
-
-class _Watch(TorchFunctionMode):
-    """Makes visible to the trace what it would not record.
-
-    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), that an assignment to a part of a
-    tensor repeats the value as often as the part is large, and which tensors forward takes from elsewhere: from a
-    list, an object, a global.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.differentiates = torch.is_grad_enabled()
-        self.outside: dict[int, torch.Tensor] = {}
-        self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
-        self._known: dict[int, torch.Tensor] = {}
-        self._looks = False
-
-    @contextmanager
-    def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Inside, tensors from elsewhere than ``known`` are noted."""
-        self._known, self._looks = {id(tensor): tensor for group in known for tensor in group}, True
-        try:
-            yield
-        finally:
-            self._looks = False
-
-    def _look(self, arguments: Iterable[Any]) -> None:
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                if id(argument) not in self._known and argument.grad_fn is None:
-                    self._known[id(argument)] = argument
-                    self.outside[id(argument)] = argument
-                    self._before[id(argument)] = argument._version, argument.detach().clone()
-            elif isinstance(argument, (tuple, list)):
-                self._look(argument)
-            elif isinstance(argument, dict):
-                self._look(argument.values())
-
-    def check(self) -> None:
-        """Raises NotTraceable when forward changed a tensor that it has from elsewhere."""
-        for key, tensor in self.outside.items():
-            if tensor._version != self._before[key][0]:
-                raise NotTraceable(
-                    f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
-                )
-
-    def put_back(self) -> None:
-        """Undoes changes of tensors that forward has from elsewhere."""
-        for key, tensor in self.outside.items():
-            if tensor._version != self._before[key][0]:
-                with torch.no_grad():
-                    tensor.copy_(self._before[key][1])
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if torch._C._get_tracing_state() is None:
-            return function(*args, **(kwargs or {}))
-        if not self._looks:
-            return self._call(function, args, kwargs)
-        self._look(args)
-        self._look((kwargs or {}).values())
-        result = self._call(function, args, kwargs)
-        self._made(result)
-        return result
-
-    def know(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are results of the graph's."""
-        self._known |= {id(tensor): tensor for tensor in tensors}
-
-    def _made(self, result: Any) -> None:
-        if isinstance(result, torch.Tensor):
-            self._known[id(result)] = result
-        elif isinstance(result, (tuple, list)):
-            for each in result:
-                self._made(each)
-
-    def _call(self, function, args, kwargs):
-        if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
-            return args[0].detach()
-        if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
-            tensor, index, value = args
-            return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
-        args, kwargs = recordable(function, args, kwargs or {})
-        function = REPLACED.get(function, function)
-        if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
-            return compared
-        result = function(*args, **kwargs)
-        if torch.is_grad_enabled() or not self.differentiates or not any(map(_follows, (*args, *kwargs.values()))):
-            return result
-        if isinstance(result, torch.Tensor):
-            return _stopped(result)
-        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
-
-
-def _is_plain_index(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
-
-
-def _follows(argument: Any) -> bool:
-    if isinstance(argument, (tuple, list)):
-        return any(map(_follows, argument))
-    return isinstance(argument, torch.Tensor) and argument.requires_grad
-
-
-def _stopped(result: Any) -> Any:
-    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
-    return result.detach() if stops else result
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

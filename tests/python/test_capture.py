@@ -4,6 +4,7 @@ import copy
 import random
 import threading
 import warnings
+import weakref
 
 import numpy
 import pytest
@@ -483,6 +484,28 @@ def test_bad_settings(name, value, monkeypatch):
 def test_log_level_from_the_environment(monkeypatch):
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "error")
     assert ORTModule(nn.Linear(2, 2))._ortmodule.options.log_level == LogLevel.ERROR
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_lets_go_of_what_is_over():
+    """Traces are made with a gradient, but nothing waits for a backward of theirs."""
+    alive = []
+
+    def forward(self, x):
+        first = self.linear(x)
+        known = weakref.ref(first)
+        second = first.sin()  # its gradient is made of `first`
+        del first
+        alive.append(known() is not None)
+        return second
+
+    pair = Pair(forward)
+    pair.eager(rows(3, 4))
+    assert alive == [True]
+    pair.check(rows(3, 4))
+    assert alive[1:3] == [False, False], "the two traces"
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""What is watched, and what is kept, while a module is traced."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ortmodule import reads
+from ortmodule.calls import REPLACED, recordable
+from ortmodule.reads import NotTraceable
+
+
+class Saved:
+    """What autograd saves while a module is traced: nothing, so that memory is used again, unless somebody asks."""
+
+    def __init__(self) -> None:
+        self.keeps = self.asked = False
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor.detach() if self.keeps else None
+
+    def unpack(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            self.asked = True
+            raise NotTraceable("forward differentiates")
+        return tensor
+
+    def keeps_from_now_on(self) -> bool:
+        """Whether it has to be traced again, with what is saved."""
+        changes, self.keeps = self.asked and not self.keeps, self.keeps or self.asked
+        return changes
+
+
+class Watch(TorchFunctionMode):
+    """Makes visible to the trace what it would not record.
+
+    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), that an assignment to a part of a
+    tensor repeats the value as often as the part is large, and which tensors forward takes from elsewhere: from a
+    list, an object, a global.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differentiates = torch.is_grad_enabled()
+        self.outside: dict[int, torch.Tensor] = {}
+        self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
+        self._looks = False
+
+    @contextmanager
+    def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Inside, tensors from elsewhere than ``known`` are noted."""
+        self._known, self._looks = {id(t): weakref.ref(t) for group in known for t in group}, True
+        try:
+            yield
+        finally:
+            self._looks = False
+
+    def _look(self, arguments: Iterable[Any]) -> None:
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                if not self._knows(argument) and argument.grad_fn is None:
+                    self._known[id(argument)] = weakref.ref(argument)
+                    self.outside[id(argument)] = argument
+                    self._before[id(argument)] = argument._version, argument.detach().clone()
+            elif isinstance(argument, (tuple, list)):
+                self._look(argument)
+            elif isinstance(argument, dict):
+                self._look(argument.values())
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def check(self) -> None:
+        """Raises NotTraceable when forward changed a tensor that it has from elsewhere."""
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                raise NotTraceable(
+                    f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
+                )
+
+    def put_back(self) -> None:
+        """Undoes changes of tensors that forward has from elsewhere."""
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                with torch.no_grad():
+                    tensor.copy_(self._before[key][1])
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if torch._C._get_tracing_state() is None:
+            return function(*args, **(kwargs or {}))
+        if not self._looks:
+            return self._call(function, args, kwargs)
+        self._look(args)
+        self._look((kwargs or {}).values())
+        result = self._call(function, args, kwargs)
+        self._made(result)
+        return result
+
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are results of the graph's."""
+        self._known |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def _made(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._known[id(result)] = weakref.ref(result)
+        elif isinstance(result, (tuple, list)):
+            for each in result:
+                self._made(each)
+
+    def _call(self, function, args, kwargs):
+        if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
+            return args[0].detach()
+        if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
+            tensor, index, value = args
+            return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
+        args, kwargs = recordable(function, args, kwargs or {})
+        function = REPLACED.get(function, function)
+        if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
+            return compared
+        result = function(*args, **kwargs)
+        if torch.is_grad_enabled() or not self.differentiates or not any(map(_follows, (*args, *kwargs.values()))):
+            return result
+        if isinstance(result, torch.Tensor):
+            return _stopped(result)
+        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def _is_plain_index(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+
+
+def _follows(argument: Any) -> bool:
+    if isinstance(argument, (tuple, list)):
+        return any(map(_follows, argument))
+    return isinstance(argument, torch.Tensor) and argument.requires_grad
+
+
+def _stopped(result: Any) -> Any:
+    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
+    return result.detach() if stops else result
