@@ -4,6 +4,7 @@
 
 #include "core/ctx.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct entry_point {

@@ -4,6 +4,7 @@
 #include "core/memory.h"
 #include "cuda/compile.h"
 #include "cuda/driver.h"
+#include "cuda/nccl.h"
 #include "cuda/optim.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
@@ -99,6 +100,19 @@ static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {
     return result;
 }
 
+static PyObject *core_nccl_version(PyObject *module, PyObject *unused) {
+    PyObject *result = NULL;
+    int version;
+    ctx c;
+
+    (void)unused;
+    ctx_init(&c);
+    if (nccl_version(&c, &version) == OK) result = PyLong_FromLong(version);
+    else raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    return result;
+}
+
 static PyObject *core_cuda_chains(PyObject *module, PyObject *args) {
     const char *folder = NULL;
 
@@ -144,6 +158,8 @@ static PyMethodDef methods[] = {
     {"tuning_clear", core_tuning_clear, METH_NOARGS, PyDoc_STR("tuning_clear(): the table of ways is empty again")},
     {"tuning_uses", core_tuning_uses, METH_NOARGS,
      PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
+    {"nccl_version", core_nccl_version, METH_NOARGS,
+     PyDoc_STR("nccl_version() -> 22809 is NCCL 2.28.9; Error with the reason where it cannot be used")},
     {"cuda_chains", core_cuda_chains, METH_VARARGS,
      PyDoc_STR("cuda_chains(folder=None) -> how many fused chains were compiled for GPUs, and read from the folder "
                "where they are kept from now on (\"\": nowhere), and why one was not compiled")},
