@@ -98,12 +98,14 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 
 /* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
-/* bfloat16 stays where torch has a kernel for it; other 16-bit convolutions are computed in float32. */
+/* bfloat16 stays where torch has a kernel for it, and both types stay on a GPU, unless constants are folded; other
+ * 16-bit convolutions are computed in float32. */
 static status lower_narrow(graph *g, const node *n, conv_product product, value **out) {
     conv v;
 
     TRY(check_pair(g, n));
     if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
+    if (g->cuda && !(value_is_constant(n->in[0]) && value_is_constant(n->in[1]))) return OK;
     TRY(conv_of_node(g->c, n, product, &v));
     return conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
 }

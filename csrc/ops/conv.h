@@ -1,5 +1,5 @@
 /* conv.h -- the three products of a convolution, in two implementations. Everything is float32 or float64 (through
- * torch: bfloat16 too), contiguous, and laid out as ONNX has it:
+ * torch: bfloat16 too, on a GPU any float), contiguous, and laid out as ONNX has it:
  *
  *     x  [images, groups * in, w.in...]      w  [groups * out, in, kernel...]      y  [images, groups * out, w.out...]
  */

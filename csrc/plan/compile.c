@@ -24,9 +24,8 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     int fired[MAX_PASSES] = {0};
     graph *g;
 
-    TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, o->host, &g));
+    TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, o->host, o->cuda, &g));
     g->padding_unseen = o->padding_unseen;
-    g->cuda = o->cuda;
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
     TRY(rewrite(g, o, fired));

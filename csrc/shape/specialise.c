@@ -54,12 +54,13 @@ status make_prologue(graph *g) {
 }
 
 status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes, const host *h,
-                  graph **out) {
+                  bool cuda, graph **out) {
     graph *g;
     value **map, **buffer;
     int widest = 0;
 
     TRY(graph_new(c, &g));
+    g->cuda = cuda;
     g->opset = model->opset;
     g->specialised = true;
     g->sizes = sizes;

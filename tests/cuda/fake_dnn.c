@@ -4,7 +4,8 @@
  * used that works, fits and gives the same bits every time. It fails calls on request, with the driver's others (fake.h).
  *     fake_dnn_refuse(on)   from now on no convolution is taken
  *     fake_dnn_products()   how many products were computed
- *     fake_dnn_rounded()    how many of them were allowed TF32 */
+ *     fake_dnn_rounded()    how many of them were allowed TF32
+ *     fake_dnn_narrow()     how many of them were of 16-bit floats */
 #include "fake.h"
 #include "fake_numbers.h"
 
@@ -35,13 +36,15 @@ typedef struct handle {
     void *stream;
 } handle;
 
-static int refusing, products, rounded;
+static int refusing, products, rounded, narrow;
 EXPORT void fake_dnn_refuse(int on);
 EXPORT int fake_dnn_products(void);
 EXPORT int fake_dnn_rounded(void);
+EXPORT int fake_dnn_narrow(void);
 void fake_dnn_refuse(int on) { refusing = on; }
 int fake_dnn_products(void) { return products; }
 int fake_dnn_rounded(void) { return rounded; }
+int fake_dnn_narrow(void) { return narrow; }
 
 static int complain(const char *what) {
     fake_complain(what);
@@ -239,6 +242,7 @@ static int run_convolution(const void *data) {
     memset(j->work, 0xa5, j->work_bytes);
     products++;
     rounded += j->x.type == FLOAT && j->v.math == DEFAULT_MATH;
+    narrow += j->x.type == HALF || j->x.type == BFLOAT16;
     for (int64_t y = 0; y < count_of(&j->y); y++) {
         int64_t rest = y;
         for (int i = AXES - 1; i >= 0; rest /= ys[i--]) o[i] = (int)(rest % ys[i]);

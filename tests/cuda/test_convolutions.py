@@ -55,6 +55,26 @@ def test_the_library_computes_all_three_products(dnn, model, shape, dtype):
     assert dnn.fake_dnn_products() - before >= 3 and not explain(ours).aten_ops
 
 
+@pytest.mark.parametrize(("model", "shape"), CASES, ids=[type(m).__name__ + str(i) for i, (m, _) in enumerate(CASES)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_narrow_types_stay_narrow(dnn, model, shape, dtype, autocast):
+    """The module's own type, and autocast's: all three products are the library's, as near to float64 as their type."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Tanh(), copy.deepcopy(model)).to(dtype)
+    exact, x = copy.deepcopy(model).double(), torch.randn(shape).to(dtype)
+    expected = step(exact, x.double().requires_grad_())
+    ours = ORTModule(model.float() if autocast else model)
+    before, narrow = dnn.fake_dnn_products(), dnn.fake_dnn_narrow()
+    with torch.autocast("cpu", dtype, enabled=autocast), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = step(ours, (x.float() if autocast else x).requires_grad_())
+    assert not explain(ours).aten_ops
+    assert dnn.fake_dnn_narrow() - narrow == dnn.fake_dnn_products() - before >= 3
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine.double() - theirs).abs().max() <= 2e-2 * theirs.abs().max()
+
+
 def test_a_network(dnn):
     """Convolutions, batch norm and pools: nothing is left to PyTorch."""
     torch.manual_seed(0)
