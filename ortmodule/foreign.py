@@ -72,7 +72,7 @@ class Node:
     The results are the tensors of what it returns, operands that it changed, then tensors it put in ``sets``.
     """
 
-    kind: str  # "function", "module" or "aten"
+    kind: str  # "function", "module", "method" or "aten"
     name: str
     function: Callable
     arguments: io.Structure

@@ -32,17 +32,21 @@ class Parts:
         self._given |= dict.fromkeys(tree.scripted, "it is scripted, and a trace may lose its control flow")
 
     def modules(self) -> dict[str, str]:
-        """The submodules by path, with the reasons; none is inside of another."""
+        """The submodules by path, and methods as `path:name`, with the reasons; none is inside of another."""
         modules = self._found | self._given
-        return {p: why for p, why in modules.items() if not any(p.startswith(f"{other}.") for other in modules)}
+        return {p: why for p, why in modules.items() if not any(p.startswith((f"{o}.", f"{o}:")) for o in modules)}
 
     def grow(self, error: Exception, captured: Capture | None = None) -> bool:
         """Leaves one part more to PyTorch because of ``error``, which the capture raised or the engine, of a graph
         that was ``captured``. False: no part is to blame."""
         if isinstance(error, CaptureError):
             return self._kind(error.kind) or self._submodule(error)
+        text, tree = str(error), self.tree
+        if tree.left_for[0] == text:  # to leave these kinds to PyTorch was of no use
+            tree.kinds -= tree.left_for[1]
+            return self._around(text)
         lacking = isinstance(error, _core.UnsupportedError) and captured is not None
-        return lacking and (self._kinds(captured, str(error)) or self._scripted(captured)) or self._around(str(error))
+        return lacking and (self._kinds(captured, text) or self._scripted(captured)) or self._around(text)
 
     def _kind(self, kind: str) -> bool:
         new = {kind} - self.tree.kinds if kind.startswith("aten::") else set()
@@ -54,12 +58,16 @@ class Parts:
         path, modules, reason = error.submodule or "", self.modules(), str(error)
         if REENTRANT in reason:
             return False
+        for name in getattr(path, "methods", ()):
+            if f"{path}:{name}" not in modules:
+                self._found[f"{path}:{name}"] = reason
+                return True
         while path and any(path == other or path.startswith(f"{other}.") for other in modules):
             path = path.rpartition(".")[0]
         if not path:
             return False
         cls = type(self.tree.modules[path])
-        if any(type(self.tree.modules[p]) is cls and why == reason for p, why in self._found.items()):
+        if any(type(self.tree.modules.get(p)) is cls and why == reason for p, why in self._found.items()):
             # The second layer that fails at this place: the others will, too.
             self._found |= {p: reason for p, m in self.tree.modules.items() if p and type(m) is cls}
         self._found[path] = reason
@@ -72,6 +80,7 @@ class Parts:
         operators += [named[name] for name in _nodes_in(text) if name in named]
         new = export.kinds_behind(operators) - self.tree.kinds - _WRITING
         self.tree.kinds |= new
+        self.tree.left_for = text, new
         return bool(new)
 
     def _scripted(self, captured: Capture) -> bool:

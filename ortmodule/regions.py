@@ -6,8 +6,11 @@ they run as in eager mode, on copies, and one operator stands for them in the gr
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,12 +35,23 @@ _library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
 _current = threading.local()
 
 
+class Place(str):
+    """The path of a submodule; ``methods``: those of its own that were running there, the innermost first."""
+
+    methods: tuple[str, ...] = ()
+
+
 class Opaque:
-    """What is to be left to PyTorch: submodules by path, with the reasons; kinds of ATen operators."""
+    """What is to be left to PyTorch: submodules by path, with the reasons; kinds of ATen operators.
+
+    A path with the name of a method (`model:positions`) is that method alone.
+    """
 
     def __init__(self, modules: dict[str, str], kinds: frozenset[str], functions: bool) -> None:
         """``functions``: may custom autograd functions become nodes?"""
-        self.modules, self.kinds, self.functions = modules, kinds, functions
+        self.modules = {path: why for path, why in modules.items() if ":" not in path}
+        self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
+        self.kinds, self.functions = kinds, functions
 
 
 class Regions:
@@ -46,12 +60,13 @@ class Regions:
     def __init__(self, tree: Tree, opaque: Opaque) -> None:
         self.tree, self.opaque = tree, opaque
         self.paths = {id(tree.modules[path]): path for path in opaque.modules}
+        self.methods = [(tree.modules[path], name, f"{path}.{name}") for path, name in opaque.methods]
         self.names = {id(module): path for path, module in tree.modules.items()}
         self.nodes: list[Node] = []
         self.tokens: list[torch.Tensor] = []
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
-        self.blamed: tuple[BaseException, str] | None = None
+        self.blamed: tuple[BaseException, Place] | None = None
         self.entered: Callable[[], Any] = lambda: None  # before and after a submodule runs by itself
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
         self.made: Callable[[Any], None] = lambda result: None
@@ -88,6 +103,13 @@ class Regions:
             result = result if other is None else other
         return result
 
+    def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        """One that computes nothing but tensors without a gradient: positions, masks."""
+        result = self._call("method", name, functools.partial(original, module), args, kwargs, [])
+        if not _holds_tensors_alone(result):
+            raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns more than tensors")
+        return result
+
     # --- one call -----------------------------------------------------------------------------------------------------
 
     def _call(self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot]) -> Any:
@@ -103,13 +125,16 @@ class Regions:
         for tensor in operands:
             _check_type(name, tensor)
         with untraced():
-            before = self.entered() if kind == "module" else None
+            before = self.entered() if kind != "function" else None
             there = (
                 {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor)} if kind == "module" else set()
             )
             outputs, mine = self._run(node, operands)
-            if kind == "module":
-                self._find_parameters(node, mine, outputs, there)
+            if kind == "method" and any(t.requires_grad for t in outputs):
+                raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
+            if kind != "function":
+                if kind == "module":
+                    self._find_parameters(node, mine, outputs, there)
                 known = len(outputs)
                 self.left(before, node, outputs)
                 mine = (*mine, *outputs[known:])
@@ -124,9 +149,8 @@ class Regions:
         new = sum(kind == "new" for kind, _ in set(node.sources))
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
-        result = node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
-        self.made(io.flatten(result, results=True)[0])
-        return result
+        self.made(outputs)
+        return node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
 
     def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
         for clones in (False, True):
@@ -192,10 +216,12 @@ class Regions:
         self.blamed = self.tokens = None
         self.entered = self.left = self.made = None
 
-    def blame(self, error: BaseException) -> None:
+    def blame(self, error: BaseException, module: nn.Module) -> None:
         """The innermost submodule that an error comes through is where it is from."""
         if self.stack and (self.blamed is None or self.blamed[0] is not error):
-            self.blamed = error, self.stack[-1]
+            place = Place(self.stack[-1])
+            place.methods = _methods_behind(error, module)
+            self.blamed = error, place
 
 
 class Passed:
@@ -204,6 +230,8 @@ class Passed:
     def __init__(self, tree: Tree, nodes: Sequence[Node]) -> None:
         self.tree = tree
         self.paths = {id(tree.modules[node.name]): node.name for node in nodes if node.kind == "module"}
+        labels = [node.name for node in nodes if node.kind == "method"]
+        self.methods = [(tree.modules[n.rpartition(".")[0]], n.rpartition(".")[2], n) for n in labels]
         self.names: dict[int, str] = {}
         self.stack: list[str] = []
         self.depth = 0
@@ -217,7 +245,10 @@ class Passed:
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         return self._call(original, (module, *args), kwargs)
 
-    def blame(self, error: BaseException) -> None:
+    def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        return self._call(original, (module, *args), kwargs)
+
+    def blame(self, error: BaseException, module: nn.Module) -> None:
         pass
 
     def _call(self, original: Callable, args: tuple, kwargs: dict) -> Any:
@@ -235,6 +266,26 @@ def _value(tensor: torch.Tensor) -> torch._C.Value:
 def _check_type(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type not in devices.TYPES:
         raise NotTraceable(f"{name}: a tensor of type {tensor.dtype}, {tensor.layout} between PyTorch and the engine")
+
+
+def _methods_behind(error: BaseException, module: nn.Module) -> tuple[str, ...]:
+    """The methods of ``module``, but forward, that ``error`` comes through, the innermost first."""
+    found, step = [], error.__traceback__
+    while step is not None:
+        code, values = step.tb_frame.f_code, step.tb_frame.f_locals
+        name, step = code.co_name, step.tb_next
+        own = name != "forward" and name not in vars(nn.Module)
+        if own and code.co_argcount and values.get(code.co_varnames[0]) is module:
+            method = inspect.getattr_static(type(module), name, None)
+            if isinstance(method, types.FunctionType) and inspect.unwrap(method).__code__ is code:
+                found.insert(0, name)
+    return tuple(found)
+
+
+def _holds_tensors_alone(result: Any) -> bool:
+    if isinstance(result, (tuple, list)):
+        return all(map(_holds_tensors_alone, result))
+    return result is None or isinstance(result, torch.Tensor)
 
 
 def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int], frozenset[int]]:
@@ -284,7 +335,7 @@ def _module_call(original: Callable) -> Callable:
             try:
                 return original(module, *args, **kwargs)
             except Exception as error:
-                regions.blame(error)
+                regions.blame(error, module)
                 raise
             finally:
                 regions.stack.pop()
@@ -294,9 +345,31 @@ def _module_call(original: Callable) -> Callable:
     return call
 
 
+def _method_call(original: Callable, names: dict[int, str]) -> Callable:
+    """``names``: the labels of the modules whose method it is."""
+
+    @functools.wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        regions = _active()
+        if regions is None or id(module) not in names:
+            return original(module, *args, **kwargs)
+        return regions.method(module, names[id(module)], original, args, kwargs)
+
+    return call
+
+
+def _methods(regions: Regions | Passed) -> list[tuple[type, str, Callable, Callable]]:
+    """Methods of classes that are met: (the class, the name, what it is, what meets it)."""
+    names: dict[tuple[type, str], dict[int, str]] = {}
+    for module, name, label in regions.methods:
+        owner = next(cls for cls in type(module).__mro__ if name in vars(cls))
+        names.setdefault((owner, name), {})[id(module)] = label
+    return [(cls, name, vars(cls)[name], _method_call(vars(cls)[name], of)) for (cls, name), of in names.items()]
+
+
 @contextmanager
 def recording(regions: Regions | Passed) -> Iterator[None]:
-    """Inside, in this thread, calls of functions and submodules go to ``regions``, when it is active."""
+    """Inside, in this thread, calls of functions, submodules and their methods go to ``regions``, when it is active."""
     # A layer of transformers begins a checkpoint in a `__call__` of its own.
     callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
     callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]
@@ -306,8 +379,11 @@ def recording(regions: Regions | Passed) -> Iterator[None]:
         return original(*args, **kwargs) if regions is None else regions.function(cls, original, args, kwargs)
 
     before, _current.regions = getattr(_current, "regions", None), regions
+    methods = _methods(regions)
     for cls, call in callers:
         cls.__call__ = _module_call(call)
+    for cls, name, _, met in methods:
+        setattr(cls, name, met)
     # Below `Function.apply`, which user code may have bound already.
     _SingleLevelFunction.apply = classmethod(applied)
     try:
@@ -315,5 +391,7 @@ def recording(regions: Regions | Passed) -> Iterator[None]:
     finally:
         for cls, call in callers:
             cls.__call__ = call
+        for cls, name, method, _ in methods:
+            setattr(cls, name, method)
         del _SingleLevelFunction.apply
         _current.regions = before

@@ -265,22 +265,25 @@ class Runner:
         while True:
             modules = parts.modules()
             for path, reason in modules.items():
-                self._leave(path, reason)
+                self.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             opaque = Opaque(modules, call.tree.kinds, self.options["ENABLE_CUSTOM_AUTOGRAD"])
             try:
-                return capture(
+                captured = capture(
                     self.forward, self.module, call.tree, call.arguments, call.inputs, self.options.opset, opaque, part
                 )
+                for path, reason in modules.items():
+                    self._left(path, reason)
+                return captured
             except CaptureError as error:
                 if not parts.grow(error):
                     raise
 
-    def _leave(self, path: str, reason: str) -> None:
-        """PyTorch runs a submodule inside the graph. Raises when it must not."""
-        self.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
+    def _left(self, path: str, reason: str) -> None:
+        """PyTorch runs a submodule, or a method, inside the graph."""
         if path not in self._told and not any(text in reason for text in self.fallback.silent):
             self._told.add(path)
-            self.log.warn_once(f"PyTorch runs the submodule {path} inside the graph: {reason}")
+            what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
+            self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
 
     def _failed_backward(self, key: object, error: Exception) -> None:
         """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""

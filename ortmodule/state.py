@@ -106,6 +106,7 @@ class Tree:
         self.failures: dict[tuple, int] = {}
         self.opaque: dict[int, dict[str, str]] = {}  # submodules that PyTorch runs, and why, by :meth:`number`
         self.kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
+        self.left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
         self.reads: dict[tuple[int, str], str] = {}  # what the latest traces read, also those that failed
         self._numbers: dict[tuple, int] = {}
         self._reaches: dict[int, tuple[Any, Reach | None]] = {}  # of forward hooks that were met, by their ids

@@ -64,7 +64,9 @@ class _Batch:
         return min(value, VOCABULARY) if isinstance(value, int) and value > 8 else VOCABULARY
 
     def side(self):
-        side = self.setting("image_size", default=self.recipe.side)
+        # The coarsest of several levels is to have more than one place: a norm over one number is nothing but rounding.
+        levels = self.setting("num_feature_levels", default=1)
+        side = self.setting("image_size", default=self.recipe.side if levels < 2 else 4 * self.recipe.side)
         return side if isinstance(side, int) else side[0] if isinstance(side, (list, tuple)) else self.recipe.side
 
     def channels(self):
@@ -256,16 +258,22 @@ def _tokens(model, features):
     return dict.fromkeys(max(1, features // SHAPES[0][0] // n) for n in (width, 1) if features % n == 0)
 
 
-def find(model, head, forward):
-    """The first recipe whose batches ``forward(arguments)`` accepts. Raises what it raises for the last of them."""
+def find(model, head, forward, text=False):
+    """The first recipe whose batches ``forward(arguments)`` accepts. Raises what it raises for the last of them.
+
+    ``text``: whoever reads text, too, gets nothing to see or to hear.
+    """
     parameters = inspect.signature(model.forward).parameters
     pixels = [name for name in parameters if name.startswith("pixel_values") or name == "image_grid_thw"]
     both = "input_ids" in parameters
     images = ["pixels", "frames", "patches", "tiles"] if pixels else ["pixels", "frames", "spectrum"]
     if {"image_grid_thw", "grid_thw", "image_grid_hws", "spatial_shapes"} & parameters.keys():
         images = ["patches", "pixels"]
-    if both and pixels or both and {"input_features", "input_values"} & parameters.keys():
-        images = [*images, "none"]
+    sees = both and (pixels or {"input_features", "input_values"} & parameters.keys())
+    if text and not sees:
+        raise LookupError("it reads nothing but text, or none")
+    if text:
+        images = ["none"]
     cause = None
     for image in images:
         for labels in (True, False):

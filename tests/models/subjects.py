@@ -24,9 +24,13 @@ def subject(name):
 
 
 def _family(name):
-    """The first of a family's model types that can be built and run, in the first way that serves."""
+    """The first of a family's model types that can be built and run, in the first way that serves.
+
+    Images and sounds are left out only where none are accepted in any way.
+    """
     cause = None
-    for kind, way in itertools.product(tiny.families()[name][:4], tiny.WAYS):
+    kinds = tiny.families()[name][:4]
+    for kind, text, way in itertools.product(kinds, (False, True), tiny.WAYS):
         try:
             head, cls = tiny.model_class(kind)
             if cls is None:
@@ -35,7 +39,7 @@ def _family(name):
             _check_size(cls, config)
             build = functools.partial(_build, cls, config)
             model = build()
-            recipe = inputs.find(model, head, lambda batch, model=model: _step(model, batch))
+            recipe = inputs.find(model, head, lambda batch, model=model: _step(model, batch), text)
         except Exception as error:
             cause = cause or error
             continue
