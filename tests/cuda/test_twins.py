@@ -167,3 +167,74 @@ def test_elements_that_are_not_zero_are_those_of_the_cpu(data):
     trial.check_forward()
     with on_cpu():
         trial.check_forward()
+
+
+# --- sums by place ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "count"), [(1, 300), (2, 1), (255, 2048), (256, 2049), (70_000, 5000)])
+def test_gradients_of_gathered_rows(driver, rows, count):  # noqa: F811
+    """Of more indices than a block sorts, by more than a digit, most of them of few rows; to the last bit, twice."""
+    generator = torch.Generator().manual_seed(count)
+    index = torch.randint(-rows, rows, (count,), generator=generator)
+    index[torch.rand(count, generator=generator) < 0.5] = rows // 2
+    case = Case("Gather", [t(rows, 3), value(index.tolist(), "int64")], lambda x, i: x[i], resize=False)
+    for dtype in ("float32", "bfloat16"):
+        trial = Trial(case, dtype, shift=1)
+        first, again = trial.run(training=True).grads[0], trial.run(training=True).grads[0]
+        assert torch.equal(first, again)
+        dy = trial.dys[0].double()
+        exact = torch.zeros(rows, 3, dtype=torch.float64).index_add(0, index % rows, dy)
+        error = 4e-6 if dtype == "float32" else 4e-3
+        scale = torch.zeros(rows, 3, dtype=torch.float64).index_add(0, index % rows, dy.abs())
+        assert ((first.double() - exact).abs() <= error * scale).all()
+
+
+def test_images_sampled_often_at_one_pixel(driver):  # noqa: F811
+    """Many points of two images at the same place, and beyond the borders."""
+    points = 250
+    x = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    grid = torch.randn(2, points, 1, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    grid[0, : points // 2] = 0.1
+    grid[1, ::3] = 50.0
+    for padding in ("zeros", "border", "reflection"):
+        for mode in ("cubic", "linear", "nearest"):
+
+            def ref(x, grid, mode=mode, padding=padding):
+                name = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}[mode]
+                return F.grid_sample(x, grid, mode=name, padding_mode=padding, align_corners=False)
+
+            case = Case(
+                "GridSample", [t(2, 3, 5, 4), t(2, points, 1, 2, grad=False)], ref, opset=20, resize=False,
+                attrs={"mode": mode, "padding_mode": padding, "align_corners": 0},
+            )  # fmt: skip
+            trial = Trial(case, "float64", [x, grid])
+            trial.check_forward()
+            trial.check_gradient()
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+@pytest.mark.parametrize(
+    "ends", [[0, 0, 0], [200, 200, 200], [3, 67, 195], [64, 128, 150], [150, 20, 400], [-5, 90, 7]]
+)
+def test_groups_of_any_lengths(driver, ends, kind):  # noqa: F811
+    """Empty, longer than a tile, ending before they begin or behind the last row: as on the CPU."""
+    rows = 199
+
+    def ref(a, b, _):
+        y, begin = a.new_zeros(rows, b.shape[2]), 0
+        parts = []
+        for e, end in enumerate(ends):
+            end = min(max(end, begin), rows)
+            parts.append(a[begin:end] @ b[e])
+            begin = end
+        return torch.cat([*parts, y[begin:]])
+
+    case = Case(
+        "ortmodule::GroupedMatMul", [t(rows, 70), t(3, 70, 65), value(ends, kind)], ref, resize=False,
+    )  # fmt: skip
+    for dtype in ("float64", "float32", "float16"):
+        trial = Trial(case, dtype, shift=1)
+        trial.check_forward()
+        if dtype == "float64":
+            trial.check_gradient()
