@@ -136,9 +136,9 @@ DEVICE double cubic_weight(int far, double x) {
 DEVICE double cubic_slope(int far, double x) { return far ? (-2.25 * x + 7.5) * x - 6 : (3.75 * x - 4.5) * x; }
 
 DEVICE void fill_axis(const sample_args *a, int64_t size, double given, int is_narrow, axis_taps *t) {
-    const double half = (double)(a->align_corners ? size - 1 : size) / 2, shift = a->align_corners ? 0 : 0.5;
-    double x = is_narrow ? (double)((float)(given + 1) * (float)half - (float)shift) : (given + 1) * half - shift;
-    double dx = half;
+    const double middle = (double)(a->align_corners ? size - 1 : size) / 2, shift = a->align_corners ? 0 : 0.5;
+    double x = is_narrow ? (double)((float)(given + 1) * (float)middle - (float)shift) : (given + 1) * middle - shift;
+    double dx = middle;
 
     if (x - x != 0) x = -100; /* infinite or NaN */
     if (a->mode != CUBIC) bring_in(a, size, &x, &dx);
