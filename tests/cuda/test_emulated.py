@@ -196,9 +196,13 @@ print("passed")
 
 
 def test_operator_without_a_kernel_is_refused():
-    s = session([("GridSample", "x at", "y", {})], {"x": ("float32", 4), "at": ("float32", 4)}, ("y", "float32", 4))
-    with pytest.raises(_core.Error, match="GridSample"):
-        s.run([torch.randn(1, 1, 3, 3), torch.rand(1, 2, 2, 2)], [False, False])
+    s = session(
+        [("ScatterElements", "x at to", "y", {"reduction": "mul"})],
+        {"x": ("float32", 1), "at": ("int64", 1), "to": ("float32", 1)},
+        ("y", "float32", 1),
+    )
+    with pytest.raises(_core.Error, match="ScatterElements of float32 with the reduction"):
+        s.run([torch.randn(3), torch.tensor([1]), torch.randn(1)], [False, False, False])
 
 
 class Multiplied(nn.Module):
@@ -207,9 +211,11 @@ class Multiplied(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 5)
+        self.register_buffer("at", torch.tensor([[0, 1, 0, 2, 1]] * 3))
 
     def forward(self, x):
-        return torch.tanh(self.linear(x).cumprod(-1) * 2)
+        y = self.linear(x)
+        return torch.tanh(torch.ones_like(y).scatter_reduce(1, self.at, y, "prod") * 2)
 
 
 def test_operator_without_a_kernel_is_pytorchs(driver):
