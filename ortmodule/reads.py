@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
@@ -379,6 +380,20 @@ def _checks() -> _Patch:
     return _patch(torch, "_check_with", make)
 
 
+def _weighted() -> _Patch:
+    """`l1_loss` does not tell its weight to those who ask what is called, which a trace does."""
+
+    def make(original):
+        def call(function, relevant, *args, **kwargs):
+            if function is F.l1_loss and _active() is not None:
+                kwargs.setdefault("weight", sys._getframe(1).f_locals.get("weight"))
+            return original(function, relevant, *args, **kwargs)
+
+        return call
+
+    return _patch(F, "handle_torch_function", make)
+
+
 def _is_torch(file: str) -> bool:
     return file.startswith(torch.__path__[0])
 
@@ -405,6 +420,7 @@ _PATCHES = [
     _attribute_reads(),
     _told(),
     _checks(),
+    _weighted(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),

@@ -311,9 +311,12 @@ def _relu6(g, x):
 
 @_symbolic("aten::dropout", args="v f b")
 def _dropout(g, x, p, train):
-    """All of it: zeros."""
-    if not train or p < 1:
+    """All of it: zeros. The exporter's ratio is a float32."""
+    if not train:
         return NotImplemented
+    if p < 1:
+        ratio = g.op("Constant", value_t=torch.tensor(p, dtype=torch.float64))
+        return g.op("Dropout", x, ratio, g.op("Constant", value_t=torch.tensor(True)))
     return g.op("Mul", x, g.op("Constant", value_t=torch.zeros((), dtype=_result(g).dtype())))
 
 

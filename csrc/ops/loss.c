@@ -45,7 +45,9 @@ static void labels_at(const loss_job *j, int64_t first, int64_t count, int64_t *
         weights[k] = labels[k] < 0 ? 0 : 1;
     }
     if (!tensor_present(j->weights)) return;
-    for (int64_t k = 0; k < count; k++)
+    const float *given = j->weights->type == F32 ? j->weights->data : NULL;
+    for (int64_t k = 0; given && k < count; k++) weights[k] = labels[k] < 0 ? 0 : (double)given[labels[k]];
+    for (int64_t k = 0; !given && k < count; k++)
         if (labels[k] >= 0) weights[k] = dtype_get(j->weights->type, j->weights->data, labels[k]);
 }
 
@@ -126,15 +128,18 @@ status loss_check_labels(ctx *c, const loss_job *j, double *weight) {
     int64_t labels[COLUMNS];
     double weights[COLUMNS];
 
-    *weight = 0;
+    if (weight) *weight = 0;
     for (int64_t first = 0; first < j->samples; first += COLUMNS) {
         const int64_t n = j->samples - first < COLUMNS ? j->samples - first : COLUMNS;
+        int outside = 0;
         read_labels(j, first, n, labels);
-        for (int64_t k = 0; k < n; k++)
+        for (int64_t k = 0; k < n; k++) outside |= (labels[k] < 0) | (labels[k] >= j->classes);
+        for (int64_t k = 0; outside && k < n; k++)
             if (((labels[k] < 0) | (labels[k] >= j->classes)) && !(j->ignores && labels[k] == j->ignored))
                 return fail(c, E_RUNTIME,
                             "label %" PRId64 " of sample %" PRId64 " is out of range: there are %" PRId64 " classes",
                             labels[k], first + k, j->classes);
+        if (!weight) continue;
         labels_at(j, first, n, labels, weights);
         for (int64_t k = 0; k < n; k++) *weight += weights[k];
     }
@@ -213,16 +218,34 @@ static int64_t element_of(const loss_job *j, int64_t sample, int64_t label) {
     return (sample / j->inner * j->classes + label) * j->inner + sample % j->inner;
 }
 
+/* The losses of neighbours, at most COLUMNS, of one line of samples; the sum of their weights. */
+static double nll_samples(const loss_job *j, const tensor *x, int64_t first, int64_t count) {
+    const int64_t start = element_of(j, first, 0), step = j->inner == 1 ? j->classes : 1;
+    const float *floats = x->type == F32 ? x->data : NULL;
+    int64_t labels[COLUMNS];
+    double weights[COLUMNS], weight = 0;
+
+    labels_at(j, first, count, labels, weights);
+    for (int64_t k = 0; k < count; k++) {
+        weight += weights[k];
+        const int64_t at = start + k * step + labels[k] * j->inner;
+        if (labels[k] < 0) j->losses[first + k] = 0;
+        else j->losses[first + k] = -weights[k] * (floats ? (double)floats[at] : dtype_get(x->type, x->data, at));
+    }
+    return weight;
+}
+
 static status nll_cpu(ctx *c, const call *k) {
     loss_job j = loss_job_of(k, &k->in[0].shape, 1, 2);
-    double weight;
+    double weight = 0;
 
-    TRY(loss_check_labels(c, &j, &weight));
+    TRY(loss_check_labels(c, &j, NULL));
     j.losses = k->work;
-    for (int64_t i = 0; i < j.samples; i++) {
-        int64_t label;
-        double w = label_at(&j, i, &label);
-        j.losses[i] = label < 0 ? 0 : -w * dtype_get(k->in[0].type, k->in[0].data, element_of(&j, i, label));
+    for (int64_t i = 0, n; i < j.samples; i += n) {
+        const int64_t rest = j.inner - i % j.inner;
+        n = j.inner == 1 ? j.samples - i : rest;
+        n = n < COLUMNS ? n : COLUMNS;
+        weight += nll_samples(&j, &k->in[0], i, n);
     }
     loss_deliver(k, &j, weight, &k->out[1]);
     return OK;

@@ -36,7 +36,8 @@ void loss_each_sample(loss_job *j);
 /* The shares of the classes, in `type`; `memory` has loss_smoothing_bytes. */
 void loss_smooth(loss_job *j, dtype type, void *memory);
 size_t loss_smoothing_bytes(const node *n, int64_t classes);
-/* Every label that counts must be a class: checked before anything is computed. Adds up their weights. */
+/* Every label that counts must be a class: checked before anything is computed. Adds up their weights, unless `weight`
+ * is NULL. */
 MUST_USE status loss_check_labels(ctx *c, const loss_job *j, double *weight);
 /* The samples' losses into out[0], reduced in their order; what they are divided by into `divisor`. */
 void loss_deliver(const call *k, const loss_job *j, double weight, const tensor *divisor);

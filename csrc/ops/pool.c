@@ -5,8 +5,9 @@
  *     AveragePool    y = sum of the window / n    dx = sum over the windows of dy / n; n counts the window's elements,
  *                                                 with or without the padding
  *
- * Forward of MaxPool leaves a byte a result for its backward: which element of the window was the largest. Windows of
- * more elements than a byte counts (of whole planes, mostly, and few) are searched again, for which x stays alive.
+ * Forward of MaxPool leaves a byte a result for its backward: which element of the window was the largest; of windows
+ * that are whole planes, its place. Others of more elements than a byte counts are searched again, for which x stays
+ * alive.
  * Backward of AveragePool keeps nothing. */
 #include <string.h>
 
@@ -47,6 +48,13 @@ static status emit_gradient(graph *g, const char *op, const node *n, int n_in, v
     return graph_emit_op(g, record, list, n_in, in, 1, dx);
 }
 
+/* A plane has one window, all of it. */
+static inline bool is_whole(const window *w) {
+    for (int i = 0; i < SPATIAL; i++)
+        if (w->kernel[i] != w->in[i] || w->out[i] != 1 || w->before[i]) return false;
+    return volume(w->in) > 0;
+}
+
 /* Windows of so many elements have a byte for each result, in which NO_TAP says that there was none. */
 enum { MOST_TAPS = 255, NO_TAP = 255 };
 
@@ -54,8 +62,8 @@ static status grad_max_pool(graph *g, const node *n, value *const dy[], value *d
     window w;
 
     TRY(pool_window(g->c, n, &n->in[0]->shape, &w));
-    return emit_gradient(g, "MaxPoolGrad", n, 2,
-                         (value *[]){dy[0], volume(w.kernel) <= MOST_TAPS ? n->out[2] : n->in[0]}, &dx[0]);
+    value *where = volume(w.kernel) <= MOST_TAPS ? n->out[2] : is_whole(&w) && !g->cuda ? n->out[1] : n->in[0];
+    return emit_gradient(g, "MaxPoolGrad", n, 2, (value *[]){dy[0], where}, &dx[0]);
 }
 
 static status grad_average_pool(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -163,6 +171,21 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
 
 /* A line of outputs against what one tap sees; `step` is a constant where it is small. */
 #define MAXIMUM(T, LOWEST)                                                                                             \
+    /* The place of the largest of n elements. */                                                                      \
+    SIMD_PART int64_t largest_##T(const T *x, int64_t n) {                                                             \
+        T most = x[0];                                                                                                 \
+        int nans = 0;                                                                                                  \
+        int64_t at = 0;                                                                                                \
+        _Pragma("omp simd reduction(max : most) reduction(| : nans)") for (int64_t i = 0; i < n; i++) {                \
+            nans |= x[i] != x[i];                                                                                      \
+            most = x[i] > most ? x[i] : most;                                                                          \
+        }                                                                                                              \
+        if (nans)                                                                                                      \
+            for (int64_t i = 0; i < n; i++) at = x[i] != x[i] ? i : at;                                                \
+        else                                                                                                           \
+            while (x[at] != most) at++;                                                                                \
+        return at;                                                                                                     \
+    }                                                                                                                  \
     SIMD_PART void raise_##T(const T *x, sight e, const int64_t step, T *y) {                                          \
         for (int64_t p = e.first; p < e.last; p++) y[p] = TAKES(x[p * step], y[p]) ? x[p * step] : y[p];               \
     }                                                                                                                  \
@@ -178,6 +201,13 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
         const pool *k = arg;                                                                                           \
         const window *w = &k->w;                                                                                       \
         const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
+        if (is_whole(w)) {                                                                                             \
+            for (int64_t c = begin; c < end; c++) {                                                                    \
+                const T *x = (const T *)k->x + c * plane;                                                              \
+                ((T *)k->y)[c] = x[largest_##T(x, plane)];                                                             \
+            }                                                                                                          \
+            return;                                                                                                    \
+        }                                                                                                              \
         EACH_SEGMENT(w, s) {                                                                                           \
             T *y = (T *)k->y + segment_start(w, &s);                                                                   \
             for (int64_t p = 0; p < s.count; p++) y[p] = LOWEST;                                                       \
@@ -193,6 +223,12 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
     /* Each output's maximum, and which tap sees it; -1: the window is empty. */                                       \
     SIMD_PART void find_##T(const pool *k, const segment *s, T *best, int32_t *which) {                                \
         const int64_t plane = volume(k->w.in), taps = volume(k->w.kernel), step = k->w.stride[2];                      \
+        if (is_whole(&k->w)) {                                                                                         \
+            const T *x = (const T *)k->x + s->plane * plane;                                                           \
+            which[0] = (int32_t)largest_##T(x, plane);                                                                 \
+            best[0] = x[which[0]];                                                                                     \
+            return;                                                                                                    \
+        }                                                                                                              \
         for (int64_t p = 0; p < s->count; p++) {                                                                       \
             best[p] = LOWEST;                                                                                          \
             which[p] = -1;                                                                                             \
@@ -239,6 +275,8 @@ MAXIMUM(uint8_t, 0)
         T best[SEGMENT];                                                                                               \
         int32_t which[SEGMENT];                                                                                        \
         memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
+        for (int64_t c = begin; k->indices && c < end; c++) ((T *)k->dx)[k->indices[c]] = ((const T *)k->dy)[c];       \
+        if (k->indices) return;                                                                                        \
         EACH_SEGMENT(w, s) {                                                                                           \
             const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
             const uint8_t *taps = k->taps ? k->taps + segment_start(w, &s) : NULL;                                     \
@@ -362,7 +400,7 @@ static status max_pool_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-/* Operands: dy, and the taps that forward left or x. */
+/* Operands: dy, and the taps that forward left, or the places (of windows that are whole planes), or x. */
 static status max_pool_grad_cpu(ctx *c, const call *k) {
     const tensor *dy = &k->in[0], *dx = &k->out[0];
     pool p;
@@ -370,6 +408,7 @@ static status max_pool_grad_cpu(ctx *c, const call *k) {
     TRY(pool_of(c, k, &dx->shape, &p));
     p.dy = dy->data;
     if (k->in[1].type == U8) p.taps = k->in[1].data;
+    else if (k->in[1].type == I64) p.indices = k->in[1].data;
     else p.x = k->in[1].data;
     p.dx = dx->data;
     each_plane(&dx->shape, &p, dx->type == F64 ? max_grad_double : max_grad_float);

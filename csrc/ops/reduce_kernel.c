@@ -47,6 +47,21 @@
             (void)s;                                                                                                   \
             total[i] = step;                                                                                           \
         }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
+        const C *p = from;                                                                                             \
+        A *total = acc;                                                                                                \
+        (void)shift;                                                                                                   \
+        PRAGMA(omp simd)                                                                                               \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            A x = (A)p[i], t = total[i];                                                                               \
+            const A s = SHIFT_OR_NOT(A, i);                                                                            \
+            (void)s;                                                                                                   \
+            t = step, x = (A)p[i + stride];                                                                            \
+            t = step, x = (A)p[i + 2 * stride];                                                                        \
+            t = step, x = (A)p[i + 3 * stride];                                                                        \
+            total[i] = step;                                                                                           \
+        }                                                                                                              \
     }
 
 /* Maximum and minimum: a NaN wins, and stays. NaNs of a tile are counted in an N, an integer as wide as C. */
@@ -73,6 +88,19 @@
         for (int64_t i = 0; i < n; i++) {                                                                              \
             A x = (A)p[i], t = total[i];                                                                               \
             total[i] = x beats t || x != x ? x : t;                                                                    \
+        }                                                                                                              \
+    }                                                                                                                  \
+    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
+        const C *p = from;                                                                                             \
+        A *total = acc;                                                                                                \
+        (void)shift;                                                                                                   \
+        PRAGMA(omp simd)                                                                                               \
+        for (int64_t i = 0; i < n; i++) {                                                                              \
+            const C x = p[i], y = p[i + stride], z = p[i + 2 * stride], w = p[i + 3 * stride];                         \
+            const C first = x beats y ? x : y, second = z beats w ? z : w;                                             \
+            const int nans = (x != x) | (y != y) | (z != z) | (w != w);                                                \
+            const A four = nans ? (A)NAN : (A)(first beats second ? first : second), t = total[i];                     \
+            total[i] = (four beats t) | (four != four) ? four : t;                                                     \
         }                                                                                                              \
     }
 
@@ -106,8 +134,9 @@ FOLD_EXTREME(min_i64, int64_t, int64_t, int64_t, min, <)
 
 #define FORMS_FLOAT(name, form) [FOLD_F32] = name##_f32_##form, [FOLD_F64] = name##_f64_##form
 #define FORMS(name, form) {FORMS_FLOAT(name, form), [FOLD_I64] = name##_i64_##form}
-#define NUMBER_FOLD(name) .rows = FORMS(name, rows), .columns = FORMS(name, columns)
-#define FLOAT_FOLD(name) .rows = {FORMS_FLOAT(name, rows)}, .columns = {FORMS_FLOAT(name, columns)}
+#define NUMBER_FOLD(name) .rows = FORMS(name, rows), .columns = FORMS(name, columns), .lines = FORMS(name, lines)
+#define FLOAT_FOLD(name)                                                                                               \
+    .rows = {FORMS_FLOAT(name, rows)}, .columns = {FORMS_FLOAT(name, columns)}, .lines = {FORMS_FLOAT(name, lines)}
 
 static const fold fold_sum = {NUMBER_FOLD(sum), .start = 0, .start_int = 0};
 static const fold fold_square = {NUMBER_FOLD(square), .start = 0, .start_int = 0};
@@ -258,7 +287,7 @@ typedef struct job {
     const tensor *out;
 } job;
 
-enum { TOTAL = 8 }; /* bytes */
+enum { TOTAL = 8, SHORT_LINE = 64 }; /* bytes; elements */
 
 SIMD static void start(const job *j, const fold *f, void *acc, int64_t n) {
     double *floats = acc;
@@ -307,7 +336,7 @@ static void fold_row(const job *j, int64_t base, int64_t from, int64_t to, void 
 static int64_t lines_together(const layout *l, int64_t n, int64_t lines) {
     int64_t together = 1;
 
-    if (l->folded.rank != 1 || l->folded.stride[0] != n || n != l->inner) return 1;
+    if (n > SHORT_LINE || l->folded.rank != 1 || l->folded.stride[0] != n || n != l->inner) return 1;
     while (together * together < lines && (together + 1) * n <= FOLD_TILE) together++;
     return together;
 }
@@ -336,6 +365,10 @@ static void fold_columns(const job *j, int64_t base, int64_t from, int64_t to, v
         fold_lines(j, base, from, to, acc, n, together);
         return;
     }
+    if (j->l.folded.rank == 1 && !conversions[j->x->type].widen)
+        for (const int64_t stride = j->l.folded.stride[0]; from + FOLD_LINES <= to; from += FOLD_LINES)
+            j->r->each->lines[j->as](acc, fold_load(j->x->type, j->x->data, base + from * stride, n, &buffer), n,
+                                     stride, shift);
     for (int64_t row = from; row < to; row++) {
         int64_t at = base + offset_at(&j->l.folded, row);
         f(acc, fold_load(j->x->type, j->x->data, at, n, &buffer), n, shift);

@@ -14,9 +14,13 @@ typedef enum fold_class { FOLD_F32, FOLD_F64, FOLD_I64, FOLD_CLASSES } fold_clas
 /* rows: one total, acc[0], takes x[0..n). columns: n totals, acc[i] takes x[i]. Totals are double or int64_t.
  * `shift`, one total in the first form and n in the second, is a second operand of some folds. */
 typedef void fold_fn(void *acc, const void *x, int64_t n, const void *shift);
+/* columns of FOLD_LINES lines, one after the other, that begin `stride` elements apart. */
+enum { FOLD_LINES = 4 };
+typedef void fold_lines_fn(void *acc, const void *x, int64_t n, int64_t stride, const void *shift);
 
 typedef struct fold {
     fold_fn *rows[FOLD_CLASSES], *columns[FOLD_CLASSES];
+    fold_lines_fn *lines[FOLD_CLASSES];
     double start;
     int64_t start_int;
 } fold;

@@ -284,6 +284,19 @@ static double simplest(double x) {
     return x;
 }
 
+/* PyTorch forgets factors where the sizes say something simpler: an axis that keeps its size is kept (by cubics only if
+ * all do), and by the nearest each element of one that doubles is there twice. */
+static void forget_factors(const node *n, const shape *x, const int *axes, int count, request *r) {
+    const bool cubic = is(node_string(n, "mode"), "cubic"), nearest = is(node_string(n, "mode"), "nearest");
+    bool all = true;
+
+    for (int i = 0; i < count; i++) all &= r->size[axes[i]] == x->dim[axes[i]];
+    for (int i = 0; i < count; i++) {
+        if (r->size[axes[i]] == x->dim[axes[i]] && (all || !cubic)) r->scale[axes[i]] = 1;
+        if (r->size[axes[i]] == 2 * x->dim[axes[i]] && nearest) r->scale[axes[i]] = 2;
+    }
+}
+
 static status scales_request(graph *g, const node *n, const value *scales, request *r) {
     const shape *x = &n->in[0]->shape;
     int count, axes[MAX_RANK];
@@ -303,6 +316,7 @@ static status scales_request(graph *g, const node *n, const value *scales, reque
         r->scale[axes[i]] = s;
         r->size[axes[i]] = (int64_t)size;
     }
+    forget_factors(n, x, axes, count, r);
     return OK;
 }
 

@@ -18,10 +18,19 @@ from tests.ops.cases import FAMILIES
 from tests.ops.harness import Trial, made, tensors_of, wanted_outputs
 
 MOST, FEWEST = 1_000_000, 50_000  # elements of the largest operand
+MOST_TOGETHER = 16_000_000  # elements that operands of different shapes may broadcast to
 
 
 def largest(specs):
     return max((torch.Size(s.shape).numel() for s in specs if s), default=0)
+
+
+def together(specs):
+    """Elements that operands broadcast to; 0 where they do not."""
+    try:
+        return torch.broadcast_shapes(*(s.shape for s in specs if s)).numel()
+    except RuntimeError:
+        return 0
 
 
 def scaled(specs, factor):
@@ -36,7 +45,9 @@ def large_operands(case):
     if case.large:
         return case.large
     factor = 1
-    while 0 < largest(scaled(case.inputs, factor * 2)) <= MOST and factor < MOST:
+    while 0 < largest(larger := scaled(case.inputs, factor * 2)) <= MOST and factor < MOST:
+        if together(larger) > MOST_TOGETHER:
+            break
         factor *= 2
     return scaled(case.inputs, factor)
 

@@ -1,5 +1,7 @@
 """A graph used with other data and sizes than those of its trace: negative indices, places, numbers from sizes."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -201,3 +203,57 @@ def test_packed_sequences_in_any_order(kind):
         for found, expected in zip(*sides, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert explain(ours).captured, explain(ours).fallback
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "bilinear", "bicubic"])
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.3])
+def test_a_factor_that_leaves_a_size(mode, factor):
+    """Sizes that a factor leaves as they are, or doubles by chance."""
+    axes = (4,) if mode == "linear" else (3, 7)
+    calls = [(torch.randn(2, 3, *(n + more for n in axes)),) for more in (0, 1, 6)]
+    check(lambda x: F.interpolate(x, scale_factor=factor, mode=mode), *calls, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [F.l1_loss, F.mse_loss, F.huber_loss])
+def test_weighted_distances(loss, reduction, dtype):
+    calls = [tuple(torch.rand(n, 8, dtype=dtype) for _ in range(3)) for n in (3, 5)]
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02
+    check(lambda x, y, w: loss(x, y, weight=w, reduction=reduction), *calls, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_dropout_keeps_is_scaled_by_the_ratio_as_given(dtype):
+    class Dropped(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.1) * 1
+
+    x = torch.randn(64, 64, dtype=dtype, requires_grad=True)
+    y = ORTModule(Dropped())(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    kept = y != 0
+    exact = {"rtol": 1e-15 if dtype == torch.float64 else 2e-7, "atol": 0}
+    torch.testing.assert_close(y[kept], (x / (1 - 0.1))[kept], **exact)
+    torch.testing.assert_close(gradient, kept * torch.ones_like(x) / (1 - 0.1), **exact)
+    assert 0.85 < kept.double().mean() < 0.95
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("shape", ["n6", "n6m", "n6mm"])
+def test_group_norm(shape, affine):
+    class Norm(nn.GroupNorm):
+        def forward(self, x):
+            return super().forward(x).flatten(1)
+
+    calls = [torch.randn(tuple({"n": n, "m": n + 2}.get(d) or int(d) for d in shape)) for n in (2, 3, 5)]
+    layer = Norm(3, 6, affine=affine, eps=1e-3)
+    ours = ORTModule(copy.deepcopy(layer))
+    for x in calls:
+        sides = []
+        for norm in (ours, layer):
+            y = norm(x.requires_grad_())
+            sides.append([y, *torch.autograd.grad(y.sin().sum(), [x, *norm.parameters()])])
+        for found, expected in zip(*sides, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert explain(ours).captured
