@@ -436,9 +436,15 @@ def _whole(g, x):
 def _linspace(g, start, end, steps, *options):
     """From both ends towards the middle, in the result's type."""
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
-    if dtype not in (torch.float32, torch.float64) or any(v.node().kind() != "prim::Constant" for v in ends):
+    if dtype not in (torch.float32, torch.float64):
         return NotImplemented
-    start, end = (torch.tensor(value.toIValue(), dtype=dtype) for value in ends)
+    to = _type_utils.JitScalarType.from_dtype(dtype).onnx_type()
+    start, end = (
+        g.op("Constant", value_t=torch.as_tensor(known.toIValue(), dtype=dtype))
+        if known.node().kind() == "prim::Constant"
+        else g.op("Cast", value, to_i=to)  # computed from sizes
+        for known, value in zip(ends, (start, end), strict=True)
+    )
     zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
     steps = g.op("Cast", steps, to_i=_type_utils.JitScalarType.INT64.onnx_type())
     steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
@@ -446,9 +452,9 @@ def _linspace(g, start, end, steps, *options):
     after = g.op("Range", zero, steps, one)
     before = g.op("Sub", last, after)
     parts, after_, before_ = _alike(g, g.op("Max", last, one), after, before)
-    step = g.op("Div", g.op("Constant", value_t=end - start), parts)
-    up = g.op("Add", g.op("Constant", value_t=start), g.op("Mul", step, after_))
-    down = g.op("Sub", g.op("Constant", value_t=end), g.op("Mul", step, before_))
+    step = g.op("Div", g.op("Sub", end, start), parts)
+    up = g.op("Add", start, g.op("Mul", step, after_))
+    down = g.op("Sub", end, g.op("Mul", step, before_))
     return g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
 
 

@@ -150,3 +150,16 @@ def test_sizes_in_the_result_are_numbers():
         found = pair.ours(rows(3, length, 4))
         assert found["n"] == 7 and type(found["n"]) is int and found["long"] is (length > 5)
         assert isinstance(found["tensor"], torch.Tensor)
+
+
+def test_ends_that_are_sizes_and_a_single_step():
+    """What lies between two ends that are one and the same is no division by zero."""
+
+    def forward(self, x):
+        n = x.shape[1]
+        return self.linear(x) * torch.linspace(0.5, n - 0.5, n)[:, None] / n
+
+    pair = Pair(forward)
+    for n in (6, 1, 5, 2):
+        report = pair.check(rows(3, n, 4))
+    assert report.exports == 1
