@@ -20,6 +20,15 @@ _FILLS = {
     torch.index_fill: (3, "value"), torch.Tensor.index_fill: (3, "value"), torch.Tensor.index_fill_: (3, "value"),
 }  # fmt: skip
 _CHOICES = (torch.where, torch.Tensor.where)
+#: Arithmetic with a Python bool, which counts as a tensor of rank 0 does.
+_SUMS = frozenset(
+    getattr(owner, name)
+    for owner, names in (
+        (torch, "add sub mul"),
+        (torch.Tensor, "add sub mul __add__ __radd__ __sub__ __mul__ __rmul__ __iadd__ __imul__"),
+    )
+    for name in names.split()
+)  # fmt: skip
 _STRIDED = (torch.as_strided, torch.Tensor.as_strided)
 
 #: They trust the indices or sizes that they are given, which need not fit a part of a tensor: PyTorch writes where it
@@ -57,7 +66,7 @@ def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
         return _filled(function, args, kwargs, *place)
     if function in _STRIDED:
         return _strided(*args, **kwargs), {}
-    if function in _CHOICES:
+    if function in _CHOICES or function in _SUMS:
         args = tuple(torch.tensor(a) if isinstance(a, bool) else a for a in args)
         kwargs = {k: torch.tensor(v) if isinstance(v, bool) else v for k, v in kwargs.items()}
     return args, kwargs

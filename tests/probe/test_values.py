@@ -214,6 +214,12 @@ def test_a_factor_that_leaves_a_size(mode, factor):
     check(lambda x: F.interpolate(x, scale_factor=factor, mode=mode), *calls, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("function", [lambda x: x + True, lambda x: True * x, lambda x: x.mul(False).add(True) * x])
+def test_arithmetic_with_a_bool(function):
+    report = check(function, *[(torch.randn(n, 4),) for n in (3, 5)], tolerance=1e-6)
+    assert report.captured, report.fallback
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("loss", [F.l1_loss, F.mse_loss, F.huber_loss])
