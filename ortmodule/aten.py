@@ -305,6 +305,7 @@ def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentia
     needs = [need and modes.grad for need in needs]
     node = Node("aten", " ".join(names), program, arguments, list(range(len(operands))), needs, frozenset(), modes)
     node.flags, node.aten = [True] * len(results), sorted(set(names))
+    node.clones = any(name.endswith("_") for name in names)
     number = len(regions.nodes)
     regions.nodes.append(node)
     numbers = any(v.type().dim() == 0 and v.type().dtype() == torch.int64 for v in operands)

@@ -103,6 +103,8 @@ class Node:
         found, structure = io.flatten(result, results=True)
         sources, outputs = _new_ones(found, passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
+        if self.kind == "aten":  # a trace goes on with the result of what changes an operand
+            changed = []
         if self.result is None:
             self.result, self.sources, self.changed = structure, sources, changed
         elif structure != self.result or sources != self.sources or changed != self.changed:

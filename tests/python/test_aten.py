@@ -144,3 +144,27 @@ def test_results_that_are_operands_become_views():
     for tensor, expected in zip(found, (x, y, y), strict=True):
         assert torch.equal(tensor, expected)
     assert torch.equal(torch.autograd.grad(sum(found).sum(), x)[0], torch.full((3,), 5.0))
+
+
+def test_an_operator_that_changes_its_operand():
+    """The graph goes on with its result; what it was given stays as it was."""
+
+    def forward(x):
+        large = x > 0.5
+        large |= x < -0.5
+        large |= (x * 100).long() % 2 == 0
+        return x * large
+
+    eager = Between(forward)
+    ours = ORTModule(Between(forward))
+    ours.load_state_dict(eager.state_dict())
+    for n in (8, 5, 8):
+        x = torch.randn(n, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        results = []
+        for module in (ours, eager):
+            module.zero_grad()
+            result = module(x)
+            result.backward()
+            results.append([result, *[p.grad for p in module.parameters()]])
+        torch.testing.assert_close(*results)
+    assert explain(ours).captured, explain(ours).fallback
