@@ -272,13 +272,16 @@ def _methods_behind(error: BaseException, module: nn.Module) -> tuple[str, ...]:
     """The methods of ``module``, but forward, that ``error`` comes through, the innermost first."""
     found, step = [], error.__traceback__
     while step is not None:
-        code, values = step.tb_frame.f_code, step.tb_frame.f_locals
-        name, step = code.co_name, step.tb_next
-        own = name != "forward" and name not in vars(nn.Module)
-        if own and code.co_argcount and values.get(code.co_varnames[0]) is module:
-            method = inspect.getattr_static(type(module), name, None)
-            if isinstance(method, types.FunctionType) and inspect.unwrap(method).__code__ is code:
-                found.insert(0, name)
+        frame, step = step.tb_frame, step.tb_next
+        code, name = frame.f_code, frame.f_code.co_name
+        if name == "forward" or name in vars(nn.Module) or not code.co_argcount:
+            continue
+        method = inspect.getattr_static(type(module), name, None)
+        if not isinstance(method, types.FunctionType) or inspect.unwrap(method).__code__ is not code:
+            continue
+        # A frame keeps what it was asked for, an error that it handles too: nobody else's is asked.
+        if frame.f_locals.get(code.co_varnames[0]) is module:
+            found.insert(0, name)
     return tuple(found)
 
 
