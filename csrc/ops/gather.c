@@ -35,11 +35,11 @@ static void gather_range(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-/* The same of single elements: T is as large as one, I the type of the indices. */
+/* The same of single elements, or of a few that take no more room: T is as large, I the type of the indices. */
 typedef uint8_t __attribute__((may_alias)) word1;
-typedef uint16_t __attribute__((may_alias)) word2;
-typedef uint32_t __attribute__((may_alias)) word4;
-typedef uint64_t __attribute__((may_alias)) word8;
+typedef uint16_t __attribute__((may_alias, aligned(1))) word2;
+typedef uint32_t __attribute__((may_alias, aligned(1))) word4;
+typedef uint64_t __attribute__((may_alias, aligned(1))) word8;
 #define GATHER_ELEMENTS(T, I)                                                                                          \
     SIMD static void gather_##T##_##I(void *arg, int64_t begin, int64_t end) {                                         \
         const gather *p = arg;                                                                                         \

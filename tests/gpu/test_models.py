@@ -82,7 +82,12 @@ def test_step(name, kind):
         wide = to(torch.float64, batch)
         with InDouble():
             loss, grads = step(exact, wide)
-        expected_loss, expected = run(model, batch, autocast)
+        try:
+            expected_loss, expected = run(model, batch, autocast)
+        except (RuntimeError, NotImplementedError) as error:
+            if DEVICE.type != "cpu":
+                raise
+            pytest.skip(f"PyTorch itself does not run it on the CPU: {error}")
         found_loss, found = run(ours, batch, autocast)
         assert found.keys() == expected.keys() == {n for n, g in grads.items() if g is not None}
         grads = {n: grads[n] for n in found}
