@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortmodule import devices, export, io
-from ortmodule.dtypes import DTYPES
+from ortmodule.dtypes import DTYPES, is_tensor
 from ortmodule.foreign import Modes, Node, Spec
 from ortmodule.reads import NotTraceable
 from ortmodule.regions import CALL, Regions
@@ -35,12 +35,12 @@ def leave_to_torch(graph: torch._C.Graph, opset: int, regions: Regions) -> None:
 
 def _differentiable(graph: torch._C.Graph, regions: Regions) -> set[int]:
     """The values that carry a gradient. (What was put in an operator's place was traced without.)"""
-    found = {value.unique() for value in graph.inputs() if _is_tensor(value) and value.requires_grad()}
+    found = {value.unique() for value in graph.inputs() if is_tensor(value) and value.requires_grad()}
     for node in graph.nodes() if regions.nodes or torch.is_grad_enabled() else ():
         if node.kind() == "aten::detach" or not any(value.unique() in found for value in node.inputs()):
             continue
         for value in node.outputs():
-            dtype = value.type().dtype() if _is_tensor(value) else torch.float32
+            dtype = value.type().dtype() if is_tensor(value) else torch.float32
             if dtype is None or dtype.is_floating_point or dtype.is_complex:
                 found.add(value.unique())
     return found
@@ -48,7 +48,7 @@ def _differentiable(graph: torch._C.Graph, regions: Regions) -> set[int]:
 
 def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[torch._C.Node]:
     """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
-    untyped = {value.unique() for value in graph.inputs() if _is_tensor(value) and not _is_engines(value)}
+    untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not _is_engines(value)}
     unknown: dict[str, bool] = {}
     found = set()
     for node in graph.nodes():
@@ -58,7 +58,7 @@ def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[to
         outputs = list(node.outputs())
         has_type = True
         for value in outputs:
-            if _is_tensor(value) and not _is_engines(value):
+            if is_tensor(value) and not _is_engines(value):
                 untyped.add(value.unique())
                 has_type = False
         if kind in _PLAIN or not (unknown[kind] or untyped):
@@ -79,17 +79,13 @@ def _holds_tensors(value: torch._C.Value) -> bool:
     return "Tensor" in value.type().annotation_str
 
 
-def _is_tensor(value: torch._C.Value) -> bool:
-    return isinstance(value.type(), torch._C.TensorType)
-
-
 def _is_engines(value: torch._C.Value) -> bool:
     dtype = value.type().dtype()
     return dtype is None or dtype in DTYPES
 
 
 def _stays_inside(value: torch._C.Value) -> bool:
-    return not _is_tensor(value) or not _is_engines(value)
+    return not is_tensor(value) or not _is_engines(value)
 
 
 # --- which operators belong together ----------------------------------------------------------------------------------
@@ -122,7 +118,7 @@ def _groups(nodes: list[torch._C.Node], foreign: set[torch._C.Node]) -> list[lis
                     else:
                         raise NotTraceable(f"{node.kind()} gives the module a result that the engine has no type for")
             for value in node.inputs():
-                if _is_tensor(value) and not _is_engines(value) and value.node() in place:
+                if is_tensor(value) and not _is_engines(value) and value.node() in place:
                     changed |= join(node, value.node()) if value.node().kind() != "prim::Constant" else False
         # What a group waits for while it is needed itself belongs to it.
         for members in {id(g): g for g in group.values()}.values():
@@ -161,7 +157,7 @@ def _operands(node: torch._C.Node, members: set) -> list[torch._C.Value]:
     found, waiting = [], list(node.inputs())
     while waiting:
         value = waiting.pop(0)
-        if _is_tensor(value) or value.node() in members:
+        if is_tensor(value) or value.node() in members:
             found.append(value)
         else:
             waiting += value.node().inputs()
@@ -195,7 +191,7 @@ class _Program:
 
     def _place(self, value: torch._C.Value) -> int:
         if value.unique() not in self._places:
-            if _is_tensor(value) and value.node().kind() != "prim::Constant":
+            if is_tensor(value) and value.node().kind() != "prim::Constant":
                 self.operands.append(value)
                 self._places[value.unique()] = len(self._places)
                 self.steps.append((_operand(len(self.operands) - 1), [], [self._places[value.unique()]]))

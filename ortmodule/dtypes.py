@@ -22,3 +22,14 @@ PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
     """What a graph is given for a tensor: ``float[..., 2]`` for ``complex[...]``, others as they are."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def is_tensor(value: torch._C.Value) -> bool:
+    """Is a value of a trace's graph a tensor?"""
+    return isinstance(value.type(), torch._C.TensorType)
+
+
+def dtype_of(value: torch._C.Value) -> torch.dtype | None:
+    """The type of a tensor's elements in a trace's graph. None: it is no tensor, or of no known type."""
+    kind = value.type()
+    return kind.dtype() if isinstance(kind, torch._C.TensorType) else None

@@ -16,7 +16,7 @@ from torch import nn
 
 from ortmodule import devices, export
 from ortmodule.definitions.table import sloped
-from ortmodule.dtypes import PARTS
+from ortmodule.dtypes import PARTS, dtype_of, is_tensor
 from ortmodule.reads import NotTraceable
 
 
@@ -44,12 +44,9 @@ def _values(graph: torch._C.Graph) -> Iterable[torch._C.Value]:
         yield from node.outputs()
 
 
-def _is_tensor(value: torch._C.Value) -> bool:
-    return isinstance(value.type(), torch._C.TensorType)
-
-
 def _is_complex(value: torch._C.Value) -> bool:
-    return _is_tensor(value) and value.type().dtype() is not None and value.type().dtype().is_complex
+    dtype = dtype_of(value)
+    return dtype is not None and dtype.is_complex
 
 
 def _real(value: torch._C.Value) -> torch.dtype | None:
@@ -208,7 +205,7 @@ class _Pairs:
                 return constant
             if constant.dim() == 0:
                 return constant.item()
-        if not _is_tensor(value) or (not self._is_pair(value) and value.type().sizes() is None):
+        if not is_tensor(value) or (not self._is_pair(value) and value.type().sizes() is None):
             return _MISSING
         pair = self._is_pair(value)
         tensors.append(self._pair(value) if pair else value)

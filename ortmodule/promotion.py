@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
+from ortmodule.dtypes import dtype_of
+
 # Operands have the type of the result.
 _ARITHMETIC = frozenset(
     f"aten::{name}"
@@ -34,7 +36,7 @@ def promote(graph: torch._C.Graph) -> None:
             _say_type(graph, node, 2)
             continue
         if kind in _ARITHMETIC:
-            wanted = _dtype(node.output()) if node.outputsSize() == 1 else None
+            wanted = dtype_of(node.output()) if node.outputsSize() == 1 else None
         elif kind in _COMPARISONS:
             wanted = _compared_as(node)
         else:
@@ -55,14 +57,14 @@ def _widen_numbers(graph: torch._C.Graph) -> None:
         if node.kind() == "prim::NumToTensor":
             sizes.add(node.output().unique())
         elif node.kind() in _OF_NUMBERS and node.outputsSize() == 1:
-            operands = [v for v in node.inputs() if _dtype(v) is not None]
+            operands = [v for v in node.inputs() if dtype_of(v) is not None]
             known = [v.unique() in sizes for v in operands]
             if not any(known) or not all(k or _is_number(v) for k, v in zip(known, operands, strict=True)):
                 continue
-            if _dtype(node.output()) == torch.float32:
+            if dtype_of(node.output()) == torch.float32:
                 node.output().setType(node.output().type().with_dtype(torch.float64))
                 wide.append(node.output())
-            if _dtype(node.output()) in (torch.int64, torch.float64):
+            if dtype_of(node.output()) in (torch.int64, torch.float64):
                 sizes.add(node.output().unique())
     for value in wide:
         others = [use for use in value.uses() if not _takes_wide(use.user)]
@@ -80,12 +82,12 @@ def _widen_numbers(graph: torch._C.Graph) -> None:
 def _takes_wide(node: torch._C.Node) -> bool:
     if node.kind() == "aten::ScalarImplicit":
         return all(_takes_wide(use.user) for use in node.output().uses())
-    return node.kind() in _ARITHMETIC | _COMPARISONS or any(_dtype(v) == torch.float64 for v in node.outputs())
+    return node.kind() in _ARITHMETIC | _COMPARISONS or any(dtype_of(v) == torch.float64 for v in node.outputs())
 
 
 def _is_number(value: torch._C.Value) -> bool:
     """A Python number of the trace. (A tensor of rank 0 that is a constant may be float64, too; it is as exact.)"""
-    return value.node().kind() == "prim::Constant" and value.type().dim() == 0 and _dtype(value) in _NUMBERS
+    return value.node().kind() == "prim::Constant" and value.type().dim() == 0 and dtype_of(value) in _NUMBERS
 
 
 _NUMBERS = (torch.int64, torch.float64, torch.bool)
@@ -93,14 +95,9 @@ _NUMBERS = (torch.int64, torch.float64, torch.bool)
 
 def _say_type(graph: torch._C.Graph, node: torch._C.Node, i: int) -> None:
     """The argument `dtype`, where it is left to PyTorch."""
-    if list(node.inputs())[i].node().mustBeNone() and _dtype(node.output()) is not None:
+    if list(node.inputs())[i].node().mustBeNone() and dtype_of(node.output()) is not None:
         with graph.insert_point_guard(node):
-            node.replaceInput(i, graph.insertConstant(_dtype(node.output())))
-
-
-def _dtype(value: torch._C.Value) -> torch.dtype | None:
-    kind = value.type()
-    return kind.dtype() if isinstance(kind, torch._C.TensorType) else None
+            node.replaceInput(i, graph.insertConstant(dtype_of(node.output())))
 
 
 def _operands(node: torch._C.Node) -> Iterator[tuple[torch._C.Node, int, torch._C.Value]]:
@@ -115,14 +112,14 @@ def _operands(node: torch._C.Node) -> Iterator[tuple[torch._C.Node, int, torch._
 def _compared_as(node: torch._C.Node) -> torch.dtype | None:
     a, b = list(node.inputs())[:2]
     examples = [_example(a), _example(b)]
-    if None in (_dtype(a), _dtype(b)) or _dtype(a) == _dtype(b) or any(e is None for e in examples):
+    if None in (dtype_of(a), dtype_of(b)) or dtype_of(a) == dtype_of(b) or any(e is None for e in examples):
         return None
     return torch.result_type(*examples)
 
 
 def _example(value: torch._C.Value) -> torch.Tensor | float | None:
     """Something that promotes as `value` does."""
-    dtype, rank = _dtype(value), value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
+    dtype, rank = dtype_of(value), value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
     if dtype is None or rank is None:
         return None
     if value.node().kind() == "prim::Constant" and rank == 0:
@@ -133,7 +130,7 @@ def _example(value: torch._C.Value) -> torch.Tensor | float | None:
 def _cast_operands(graph: torch._C.Graph, node: torch._C.Node, wanted: torch.dtype) -> None:
     for user, i, value in _operands(node):
         # Constants of rank 0 are Python numbers: the exporter gives them the type of the other operand.
-        if _dtype(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
+        if dtype_of(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
             continue
         with graph.insert_point_guard(user):
             arguments = [graph.insertConstant(constant) for constant in (wanted, False, False, None)]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.onnx._internal.torchscript_exporter import _type_utils
 
+from ortmodule.dtypes import dtype_of
+
 #: Operators whose operands have one type, and the first of these operands.
 _ARITHMETIC = {
     f"onnx::{name}": 0 for name in ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Sum", "Concat", "Clip")
@@ -37,16 +39,16 @@ def settle(graph: torch._C.Graph, *_: Any) -> None:
     for node in _nodes(graph):
         kind = node.kind()
         if kind in _SAME:
-            _retype(node, _dtype(next(node.inputs())))
+            _retype(node, dtype_of(next(node.inputs())))
             continue
         first = _ARITHMETIC.get(kind, _COMPARISONS.get(kind))
         if first is None:
             continue
-        wanted = _wanted(list(node.inputs())[first:], None if kind in _COMPARISONS else _dtype(node.output()))
+        wanted = _wanted(list(node.inputs())[first:], None if kind in _COMPARISONS else dtype_of(node.output()))
         if wanted is None:
             continue
         for i, value in enumerate(node.inputs()):
-            if i >= first and _dtype(value) not in (None, wanted):
+            if i >= first and dtype_of(value) not in (None, wanted):
                 node.replaceInput(i, _as(graph, node, value, wanted))
         if kind in _ARITHMETIC:
             _retype(node, wanted)
@@ -73,17 +75,12 @@ def _constant(value: torch._C.Value) -> torch.Tensor | None:
     return None
 
 
-def _dtype(value: torch._C.Value) -> torch.dtype | None:
-    kind = value.type()
-    return kind.dtype() if isinstance(kind, torch._C.TensorType) else None
-
-
 def _wanted(values: list[torch._C.Value], result: torch.dtype | None) -> torch.dtype | None:
     """As PyTorch would: by tensors before tensors of rank 0, by those before numbers, unless of a higher category.
     Where no tensor's type is known it is that of the result."""
     numbers, tensors = [], []
     for value in values:
-        constant, dtype = _constant(value), _dtype(value)
+        constant, dtype = _constant(value), dtype_of(value)
         if value.node().mustBeNone():
             continue
         if constant is not None and constant.dim() == 0:
