@@ -219,6 +219,7 @@ def compile_image(temp):
 
 
 LIBRARIES = {"fake_blas": "libcublasLt.so.13", "fake_nvrtc": "libnvrtc.so.13", "fake_dnn": "libcudnn.so.9"}
+LIBRARIES |= {"fake_torch": "libtorch_cuda.so"}
 
 
 def link_emulator(temp, folder):

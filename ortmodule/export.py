@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.onnx._internal.torchscript_exporter import registration, utils
 
-from ortmodule import symbolics, types
+from ortmodule import packed, symbolics, types  # noqa: F401 (packed: only its translations)
 from ortmodule.dtypes import as_pairs
 
 OPSETS = range(17, 21)

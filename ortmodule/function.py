@@ -18,6 +18,7 @@ from ortmodule import _core, blame, devices, export
 from ortmodule.again import Modes
 from ortmodule.bridge import Bridge, Call, Flags, Prepared
 from ortmodule.capture import Capture
+from ortmodule.counts import Counts
 from ortmodule.deferral import Deferral, deferral_of
 from ortmodule.dtypes import as_pairs
 from ortmodule.fallback import Cause, NotInEngine
@@ -82,6 +83,7 @@ class Graph:
         self._size_reads = n_outputs if trace.size_reads else None
         self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.plans: OrderedDict[tuple, Prepared] = OrderedDict()
+        self._counts = Counts(MOST_PLANS)
         self.draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
         self._early: Session | None = None  # what is read of data and sizes, where effects must not come first
         if trace.nodes:
@@ -281,8 +283,32 @@ class Graph:
             prepared, seed = self._planned(shapes, grads, tensors, defers=True)
             if not deferral.pays(prepared.plan.fired):
                 prepared, seed = self._planned(shapes, grads, tensors, seed)
+        elif self._gpu is not None:
+            return self._started_there(shapes, grads, tensors)
         else:
             prepared, seed = self._planned(shapes, grads, tensors)
+        return prepared, Run(prepared.plan, tensors, seed or 0, graphs=self.session.graphs)
+
+    def _started_there(
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Prepared, Run]:
+        """On a GPU: with the numbers of rows that earlier steps had, where they have been the same for a while."""
+        step, seed, known = (shapes, grads), None, ()
+        guess = self._counts.expected(step)
+        plans = [self.prepare(shapes, grads, guess[:k]) for k in range(len(guess) + 1)]
+        if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
+            seed = draw_seed() if any(prepared.random for prepared in plans) else None
+            counting = [self.session.next_size(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
+            run = Run(plans[-1].plan, tensors, seed or 0, graphs=self.session.graphs)
+            found = tuple(count() for count in counting)
+            if all(count <= room for count, room in zip(found, guess, strict=True)):
+                self._counts.learn(step, found)
+                return plans[-1], run
+            right = next(k for k, room in enumerate(guess) if found[k] != room)
+            known = found[: right + 1]  # what comes behind was counted among other rows
+            del run
+        prepared, seed = self._planned(shapes, grads, tensors, seed, sizes=known)
+        self._counts.learn(step, prepared.sizes)
         return prepared, Run(prepared.plan, tensors, seed or 0, graphs=self.session.graphs)
 
     def _planned(
@@ -292,15 +318,17 @@ class Graph:
         tensors: Sequence[torch.Tensor],
         seed: int | None = None,
         defers: bool = False,
+        sizes: tuple[int, ...] = (),
     ) -> tuple[Prepared, int | None]:
-        """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already."""
-        prepared = self.prepare(shapes, grads, defers=defers)
+        """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already; ``sizes``:
+        those that are known already."""
+        prepared = self.prepare(shapes, grads, sizes, defers=defers)
         while True:
             if seed is None and prepared.random:
                 seed = draw_seed()
             if not prepared.plan.prologue:
                 return prepared, seed
-            more = self.session.next_size(prepared.plan, tensors, seed or 0)
+            more = self.session.next_size(prepared.plan, tensors, seed or 0)()
             prepared = self.prepare(shapes, grads, (*prepared.sizes, more), defers=defers)
 
     def _shown(self, prepared: Prepared, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

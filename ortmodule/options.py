@@ -300,12 +300,13 @@ _TABLE = (
     Variable("ENABLE_TUNING", FLAG, False,
              "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
              "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed when a "
-             "plan first has it; may change the last bits of results"),
+             "plan first has it; on a GPU cuBLASLt's algorithms are, for each product, if none with these has run; may "
+             "change the last bits of results"),
     Variable("MAX_TUNING_DURATION_MS", _number(0), 0,
              "about how long to measure one class of products; 0: as long as it takes"),
     Variable("TUNING_RESULTS_PATH", PATH, "",
              "a file (`*.json`), or a folder for `tuning_results.json`, made if it is missing: what was measured is "
-             "added there, and read when a module is wrapped, also with tuning off; entries for another CPU model or "
+             "added there, and read when a module is wrapped, also with tuning off; entries for another device or "
              "version are left alone and not used"),
 )
 # fmt: on

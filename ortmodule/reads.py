@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,19 @@ _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "at
 _ARITHMETIC = {
     "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
     "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
+}  # fmt: skip
+#: The values of operands decide how large a result is.
+_SIZED_BY_DATA = {
+    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique_dim",
+    "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive",
+    "aten::repeat_interleave", "aten::one_hot", "aten::bincount", "aten::_pack_padded_sequence",
+    "aten::_pad_packed_sequence", "aten::tensor_split",
+}  # fmt: skip
+#: Results are as large as the first operand.
+_SIZED_BY_FIRST = {
+    "aten::index_put", "aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce",
+    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::masked_scatter", "aten::slice_scatter",
+    "aten::select_scatter", "aten::diagonal_scatter", "aten::copy",
 }  # fmt: skip
 CHECKPOINT = "torch.utils.checkpoint"
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
@@ -71,9 +84,10 @@ class Recorder:
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
-    _depends: dict[int, int] = field(default_factory=dict)
+    _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
     _seen: set[int] = field(default_factory=set)
     _paused: bool = False
+    _bounds: Iterable[Any] = ()  # of slices that are taken now
 
     def reset(self) -> None:
         """Forgets everything: a new trace begins."""
@@ -111,30 +125,76 @@ class Recorder:
     def depends(self, value: torch._C.Value) -> int:
         """What a traced value depends on."""
         known = self._depends
-        open_values = [value]
-        while open_values:
-            node = open_values[-1].node()
-            kind = node.kind()
-            if kind in _SIZES:
-                known[open_values.pop().unique()] = SIZE
-            elif kind == "prim::Param":
-                known[open_values.pop().unique()] = DATA
-            elif kind in _RANDOM:
-                known[open_values.pop().unique()] = RANDOM
-            elif kind == "ortmodule::call":
-                known[open_values.pop().unique()] = FOREIGN
-            elif unknown := [v for v in node.inputs() if v.unique() not in known]:
-                open_values += unknown
-            else:
-                most = max((known[v.unique()] for v in node.inputs()), default=NOTHING)
-                if kind == "aten::dropout" and _drops(node):
-                    most = max(most, RANDOM)
-                elif most == RANDOM and _is_decided(node):
-                    most = NOTHING
-                elif most == RANDOM and kind in _FINITE:
-                    most = DATA
-                known[open_values.pop().unique()] = most
-        return known[value.unique()]
+        asked = [(value, False)]
+        while asked:
+            value, of_size = asked[-1]
+            key = value.unique(), of_size
+            causes, least = _causes_of_size(value) if of_size else _causes(value.node())
+            if unknown := [c for c in causes if (c[0].unique(), c[1]) not in known]:
+                asked += unknown
+                continue
+            asked.pop()
+            most = max((known[v.unique(), sized] for v, sized in causes), default=NOTHING)
+            if most == RANDOM and not of_size and _is_decided(value.node()):
+                most = NOTHING
+            elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
+                most = DATA
+            known[key] = max(most, least)
+        return known[key]
+
+
+#: What a value, or (True) the size of it, follows from; and what it depends on at least.
+_Causes = tuple[list[tuple[torch._C.Value, bool]], int]
+
+
+def _causes(node: torch._C.Node) -> _Causes:
+    kind = node.kind()
+    if kind in _SIZES:
+        return [(value, True) for value in node.inputs()], SIZE
+    if kind == "prim::Param":
+        return [], DATA
+    if kind in _RANDOM:
+        return [], RANDOM
+    if kind == "ortmodule::call":
+        return [], FOREIGN
+    least = RANDOM if kind == "aten::dropout" and _drops(node) else NOTHING
+    return [(value, False) for value in node.inputs()], least
+
+
+def _causes_of_size(value: torch._C.Value) -> _Causes:
+    """Too many rather than too few: of a size that is thought to depend on data, more is compared than has to be."""
+    node, kind = value.node(), value.node().kind()
+    if kind == "prim::Param" or _rank(value) == 0:
+        return [], SIZE
+    if kind == "ortmodule::call":
+        return [], DATA
+    operands = list(node.inputs())
+    if kind in _SIZED_BY_DATA or (kind == "aten::index" and _takes_masks(node)):
+        return [(v, sized) for v in operands for sized in (False, True)], SIZE
+    if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
+        return [(operands[0], True)], SIZE
+    # Numbers among the operands may be sizes.
+    numbers = () if kind in _ARITHMETIC else (v for v in operands if not _holds_tensors(v))
+    return [*((v, True) for v in operands if _holds_tensors(v)), *((v, False) for v in numbers)], SIZE
+
+
+def _rank(value: torch._C.Value) -> int | None:
+    kind = value.type()
+    return kind.dim() if isinstance(kind, torch._C.TensorType) else None
+
+
+def _holds_tensors(value: torch._C.Value) -> bool:
+    kind = value.type()
+    while isinstance(kind, (torch._C.ListType, torch._C.OptionalType)):
+        kind = kind.getElementType()
+    return isinstance(kind, (torch._C.TensorType, torch._C.TupleType))
+
+
+def _takes_masks(node: torch._C.Node) -> bool:
+    """Does an index select elements by a mask?"""
+    chosen = list(node.inputs())[1].node().inputs()
+    kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), torch._C.TensorType)]
+    return any(kind in (None, torch.bool, torch.uint8) for kind in kinds)
 
 
 def is_number(tensor: torch.Tensor) -> bool:
@@ -241,8 +301,9 @@ def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: An
 
 
 def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
-    # An index that slices is traced by torch itself; one that unrolls a loop over a size shows in the second trace.
-    recorder.read(tensor, least=DATA)
+    # An index that unrolls a loop over a size shows in the second trace.
+    if not any(bound is tensor for bound in recorder._bounds):
+        recorder.read(tensor, least=DATA)
 
 
 def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
@@ -332,6 +393,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
     result. That of a comparison, or NotImplemented."""
+    if function is torch._pack_padded_sequence and _active() is not None:
+        bool(_packable(*args))
     recorder = _active() if function in _SQUEEZES or function in _COMPARISONS else None
     if recorder is None:
         return NotImplemented
@@ -340,6 +403,32 @@ def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     with recorder.paused():
         _squeezed(recorder, *args, **kwargs)
     return NotImplemented
+
+
+def _packable(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torch.Tensor:
+    """Whether torch takes these lengths."""
+    fits = (lengths > 0).all() & (lengths <= x.size(1 if batch_first else 0)).all()
+    return fits & (lengths[1:] <= lengths[:-1]).all()
+
+
+@contextmanager
+def slicing(function: Any, args: tuple) -> Iterator[None]:
+    """torch itself traces the bounds of slices, and other numbers: that it looks at them, inside, decides nothing.
+
+    (To replace `Tensor.__getitem__` for a while would leave a class that C code takes for a sequence.)
+    """
+    recorder = _active() if function in _SLICES or function in _TRACING else None
+    if recorder is None:
+        yield
+        return
+    if function in _SLICES:
+        parts = args[1] if isinstance(args[1], tuple) else args[1:2]
+        args = [bound for s in parts if isinstance(s, slice) for bound in (s.start, s.stop, s.step)]
+    before, recorder._bounds = recorder._bounds, args
+    try:
+        yield
+    finally:
+        recorder._bounds = before
 
 
 def _refused(owner: Any, name: str, what: str) -> _Patch:
@@ -403,6 +492,8 @@ _WAYS_OUT = {
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
     "__iter__": _length,
 }  # fmt: skip
+_SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
 _COMPARISONS = {
     getattr(owner, name): compare

@@ -480,7 +480,7 @@ def _pad(a, n, x, pads, value=None, axes=None):
         return F.pad(x, around, value=0 if value is None else value.item())
     if any(around[2 * (x.dim() - 2) :]):
         raise _Form(f"{mode} padding of the batch")
-    return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect"}[mode])
+    return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
 
 
 # --- operators of the engine's own domain -----------------------------------------------------------------------------

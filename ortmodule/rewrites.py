@@ -136,7 +136,7 @@ def _argument(value: torch._C.Value, tensors: list[torch._C.Value], sizes: bool)
         return _Place(len(tensors) - 1)
     if value.node().kind() == "prim::ListConstruct":
         return [_argument(item, tensors, sizes) for item in value.node().inputs()]
-    if sizes and type(number := _number(value)) is int:
+    if sizes and type(number := number_in_trace(value)) is int:
         return number
     raise Keep
 
@@ -150,7 +150,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
-def _number(value: torch._C.Value) -> int | float | None:
+def number_in_trace(value: torch._C.Value) -> int | float | None:
     """What a number that is computed from sizes is in the trace; None if it depends on data. Fractions are float32, as
     interpolation has them."""
     node = value.node()
@@ -160,15 +160,15 @@ def _number(value: torch._C.Value) -> int | float | None:
         constant = constant.item() if isinstance(constant, torch.Tensor) and constant.numel() == 1 else constant
         return constant if type(constant) in (int, float) else None
     if kind == "aten::to" and _float32(value):
-        return _number(operands[0])
+        return number_in_trace(operands[0])
     if kind == "aten::size" and len(operands) == 2:
-        sizes, dim = operands[0].type().sizes(), _number(operands[1])
+        sizes, dim = operands[0].type().sizes(), number_in_trace(operands[1])
         return None if sizes is None or dim is None else sizes[dim]
     if kind not in _NUMBERS:
         return None
-    if kind in ("aten::add", "aten::sub") and len(operands) == 3 and _number(operands.pop()) != 1:
+    if kind in ("aten::add", "aten::sub") and len(operands) == 3 and number_in_trace(operands.pop()) != 1:
         return None
-    numbers = [_number(operand) for operand in operands]
+    numbers = [number_in_trace(operand) for operand in operands]
     if None in numbers:
         return None
     result = _NUMBERS[kind](*numbers)

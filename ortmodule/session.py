@@ -215,7 +215,7 @@ class Session:
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
-        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: is told of plans for the CPU."""
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: is told of plans."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
         self.graphs, self.tuning = graphs, tuning
@@ -249,12 +249,14 @@ class Session:
         if plan is not None:
             self.plans[key] = self.plans.pop(key, plan)
             return plan
+        if self.tuning is not None and gpu is not None:
+            self.tuning.prepare(gpu.index or 0)
         start = time.perf_counter()
         plan = self._make(key[:3], sizes, calls, gpu)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
-        if self.tuning is not None and gpu is None:
-            self.tuning.plan_made(plan)
+        if self.tuning is not None:
+            self._tune(plan, gpu)
         if ENGINE.isEnabledFor(logging.INFO):
             passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
             shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])
@@ -266,6 +268,12 @@ class Session:
             self.plans.popitem(last=False)
         return plan
 
+    def _tune(self, plan: _core.Plan, gpu: torch.device | None) -> None:
+        if gpu is None:
+            return self.tuning.plan_made(plan)
+        stream, tf32, _ = _how(gpu, self.graphs)
+        self.tuning.plan_made_for(gpu.index or 0, plan, tf32, stream, lambda n: _empty(("uint8", (n,)), gpu))
+
     def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
         if gpu is None:
             return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
@@ -274,9 +282,13 @@ class Session:
             plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
         return plan
 
-    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> int:
-        """Runs a plan that is a ``prologue``: the next size that data decides."""
-        return Run(prologue, tensors, seed).outputs[0].tolist()
+    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], int]:
+        """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
+        the number when it is called, and not for what was started since."""
+        run = Run(prologue, tensors, seed)
+        if run.gpu is None:
+            return run.outputs[0].tolist
+        return _core.read(run.outputs[0], run.gpu.index or 0, stream_of(run.gpu)).value
 
     def calls(self) -> Calls | None:
         """For one run: its nodes that PyTorch runs."""

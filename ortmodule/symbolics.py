@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.onnx import errors, symbolic_helper
-from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils, utils
+from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils, symbolic_opset11, utils
 
 DOMAIN = "ortmodule"
 
@@ -27,6 +28,8 @@ class _Record(threading.local):
         self.failed = ""  # the operator of the trace whose translation raised
         self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
         self.inner: dict[str, set[str]] = {}  # ... the kinds in whose translation they are
+        self.packings: dict[int, Any] = {}  # by the batch sizes, a value (packed.py)
+        self.padded: dict[int, torch._C.Value] = {}  # by packed rows, a value: these in their places
 
 
 record = _Record()
@@ -56,7 +59,7 @@ def installed() -> Iterator[None]:
         return result
 
     utils._run_symbolic_function = run
-    record.failed, record.made, record.inner = "", {}, {}
+    record.__init__()
     try:
         yield
     finally:
@@ -96,7 +99,7 @@ def _like(value: torch._C.Value, made: torch._C.Value) -> torch._C.Value:
     return made
 
 
-def _symbolic(*kinds: str, args: str = "") -> Callable:
+def symbolic(*kinds: str, args: str = "") -> Callable:
     """Registers the translation of these operators; `args` are the letters of `symbolic_helper.parse_args`."""
 
     def register(function):
@@ -110,14 +113,14 @@ def _symbolic(*kinds: str, args: str = "") -> Callable:
 # --- gradients that stop ----------------------------------------------------------------------------------------------
 
 
-@_symbolic("aten::detach")
+@symbolic("aten::detach")
 def _detach(g, x):
     if not _is_float(x) or not torch.is_grad_enabled():
         return x
     return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
 
 
-@_symbolic("ortmodule::sloped")
+@symbolic("ortmodule::sloped")
 def _sloped(g, value, x, slope):
     return _own(g, "Sloped", value, x, slope) if torch.is_grad_enabled() else value
 
@@ -125,7 +128,7 @@ def _sloped(g, value, x, slope):
 # --- nodes that PyTorch runs ------------------------------------------------------------------------------------------
 
 
-@_symbolic("ortmodule::call")
+@symbolic("ortmodule::call")
 def _call(g, operands, number, given):
     traced = next(iter(next(g.original_node.outputs()).uses())).user
     numbers = [symbolic_helper._get_const(value, "i", "number") for value in (number, given)]
@@ -143,7 +146,7 @@ def _call(g, operands, number, given):
 # --- embedding --------------------------------------------------------------------------------------------------------
 
 
-@_symbolic("aten::embedding", args="v v i b v")
+@symbolic("aten::embedding", args="v v i b v")
 def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     if scale_grad_by_freq and torch.is_grad_enabled():
         raise errors.SymbolicValueError("embedding with scale_grad_by_freq", weight)
@@ -153,7 +156,7 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     return _like(gathered, g.op(f"{DOMAIN}::Embedding", weight, indices, padding_idx_i=padding_idx))
 
 
-@_symbolic("aten::layer_norm")
+@symbolic("aten::layer_norm")
 def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
     """Over dimensions whose sizes are computed: what counts is how many they are."""
     if isinstance(symbolic_helper._maybe_get_const(shape, "is"), (list, tuple)):
@@ -167,7 +170,7 @@ def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
     return g.op("LayerNormalization", x, weight, *rest, axis_i=first, epsilon_f=eps)
 
 
-@_symbolic("aten::group_norm", args="v i v v f b")
+@symbolic("aten::group_norm", args="v i v v f b")
 def _group_norm(g, x, groups, weight, bias, eps, cudnn):
     channels = g.op("Shape", x, start_i=1, end_i=2)
     numbers = [1.0, 0.0]
@@ -177,7 +180,7 @@ def _group_norm(g, x, groups, weight, bias, eps, cudnn):
     return _own(g, "GroupNorm", x, *numbers, groups_i=groups, epsilon_f=eps)
 
 
-@_symbolic("aten::_convolution", "aten::convolution")
+@symbolic("aten::_convolution", "aten::convolution")
 def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
     """By a weight whose sizes are computed."""
     sizes = symbolic_helper._get_tensor_sizes(weight)
@@ -199,7 +202,7 @@ def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, outp
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-@_symbolic("aten::cross_entropy_loss", args="v v v i i f")
+@symbolic("aten::cross_entropy_loss", args="v v v i i f")
 def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smoothing):
     """With smoothing; without it the exporter's own."""
     if not label_smoothing:
@@ -209,12 +212,12 @@ def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smo
     return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
 
 
-@_symbolic("aten::huber_loss", args="v v i f")
+@symbolic("aten::huber_loss", args="v v i f")
 def _huber_loss(g, x, target, reduction=1, delta=1.0):
     return _distances(g, x, target, reduction, delta_f=delta)
 
 
-@_symbolic("aten::smooth_l1_loss", args="v v i f")
+@symbolic("aten::smooth_l1_loss", args="v v i f")
 def _smooth_l1_loss(g, x, target, reduction=1, beta=1.0):
     return _distances(g, x, target, reduction, delta_f=beta, over_f=beta)
 
@@ -266,22 +269,22 @@ def _alike(g, *values):
     return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
 
 
-@_symbolic("aten::floor_divide")
+@symbolic("aten::floor_divide")
 def _floor_divide(g, x, y):
     return _own(g, "FloorDiv", *_alike(g, x, y))
 
 
-@_symbolic("aten::remainder", "aten::__mod__")
+@symbolic("aten::remainder", "aten::__mod__")
 def _remainder(g, x, y):
     return _own(g, "Remainder", *_alike(g, x, y))
 
 
-@_symbolic("aten::fmod")
+@symbolic("aten::fmod")
 def _fmod(g, x, y):
     return g.op("Mod", *_alike(g, x, y), fmod_i=1)
 
 
-@_symbolic("aten::div", "aten::divide")
+@symbolic("aten::div", "aten::divide")
 def _div(g, x, y, rounding=None):
     mode = None if rounding is None else symbolic_helper._maybe_get_const(rounding, "s")
     if mode == "floor":
@@ -292,24 +295,24 @@ def _div(g, x, y, rounding=None):
     return NotImplemented
 
 
-@_symbolic("aten::mish")
+@symbolic("aten::mish")
 def _mish(g, x):
     return g.op("Mish", x) if symbolic_helper.GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
 
 
-@_symbolic("aten::hardtanh", args="v f f")
+@symbolic("aten::hardtanh", args="v f f")
 def _hardtanh(g, x, low, high):
     if not _is_float(x):
         return NotImplemented
     return _own(g, "HardTanh", x, min_f=low, max_f=high)
 
 
-@_symbolic("aten::relu6")
+@symbolic("aten::relu6")
 def _relu6(g, x):
     return _own(g, "HardTanh", x, min_f=0.0, max_f=6.0) if _is_float(x) else NotImplemented
 
 
-@_symbolic("aten::dropout", args="v f b")
+@symbolic("aten::dropout", args="v f b")
 def _dropout(g, x, p, train):
     """All of it: zeros. The exporter's ratio is a float32."""
     if not train:
@@ -320,7 +323,7 @@ def _dropout(g, x, p, train):
     return g.op("Mul", x, g.op("Constant", value_t=torch.zeros((), dtype=_result(g).dtype())))
 
 
-@_symbolic("aten::_grouped_mm")
+@symbolic("aten::_grouped_mm")
 def _grouped_mm(g, rows, matrices, ends=None, bias=None, dtype=None):
     """Of one matrix for each group of rows; PyTorch has more forms."""
     given = [symbolic_helper._is_none(x) for x in (ends, bias, dtype)]
@@ -337,7 +340,7 @@ def _rank(g) -> int:
     return next(g.original_node.inputs()).type().dim()
 
 
-@_symbolic("aten::squeeze")
+@symbolic("aten::squeeze")
 def _squeeze(g, x, dim=None):
     """What is one in the trace goes. What is not has to stay: a run that would be different is found by what was read,
     or refused by the engine."""
@@ -369,22 +372,22 @@ def _is_read(value: torch._C.Value, dim: int) -> bool:
     return False
 
 
-@_symbolic("aten::cumprod", args="v i v")
+@symbolic("aten::cumprod", args="v i v")
 def _cumprod(g, x, dim, dtype):
     return _own(g, "CumProd", *_alike(g, x), axis_i=dim) if _rank(g) else _alike(g, x)[0]
 
 
-@_symbolic("aten::logcumsumexp", args="v i")
+@symbolic("aten::logcumsumexp", args="v i")
 def _logcumsumexp(g, x, dim):
     return _own(g, "LogCumSumExp", x, axis_i=dim) if _rank(g) else x
 
 
-@_symbolic("aten::cummax", args="v i")
+@symbolic("aten::cummax", args="v i")
 def _cummax(g, x, dim):
     return _cumulated(g, x, dim, "CumArgMax")
 
 
-@_symbolic("aten::cummin", args="v i")
+@symbolic("aten::cummin", args="v i")
 def _cummin(g, x, dim):
     return _cumulated(g, x, dim, "CumArgMin")
 
@@ -396,12 +399,22 @@ def _cumulated(g, x, dim, name):
     return g.op("GatherElements", x, index, axis_i=dim), index
 
 
-@_symbolic("aten::scatter_reduce", args="v i v v s b")
+@symbolic("aten::scatter_reduce", args="v i v v s b")
 def _scatter_reduce(g, x, dim, index, source, reduce, include_self):
     names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
     if not include_self or reduce not in names:
         raise errors.SymbolicValueError(f"scatter_reduce by {reduce}", x)
     return g.op("ScatterElements", x, index, source, axis_i=dim, reduction_s=names[reduce])
+
+
+@symbolic("aten::pad")
+def _pad(g, x, pad, mode, value):
+    """Around a circle as one operator; the exporter has a copy for each side of each axis. Negative pads cut first, and
+    what is left goes around."""
+    if symbolic_helper._parse_arg(mode, "s") != "circular":
+        return NotImplemented
+    pads, zero = symbolic_opset11._prepare_onnx_paddings(g, x, pad), g.op("Constant", value_t=torch.tensor(0))
+    return g.op("Pad", g.op("Pad", x, g.op("Min", pads, zero)), g.op("Max", pads, zero), mode_s="wrap")
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------
@@ -419,7 +432,7 @@ for _kinds, _name in (
     _SYMBOLICS.update(dict.fromkeys((f"aten::{_kind}" for _kind in _kinds), _bits))
 
 
-@_symbolic("aten::signbit")
+@symbolic("aten::signbit")
 def _signbit(g, x):
     if _is_float(x):
         return _own(g, "SignBit", x)
@@ -432,7 +445,7 @@ def _whole(g, x):
     return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
 
 
-@_symbolic("aten::linspace")
+@symbolic("aten::linspace")
 def _linspace(g, start, end, steps, *options):
     """From both ends towards the middle, in the result's type."""
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
@@ -458,17 +471,17 @@ def _linspace(g, start, end, steps, *options):
     return g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
 
 
-@_symbolic("aten::bitwise_not")
+@symbolic("aten::bitwise_not")
 def _bitwise_not(g, x):
     return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)
 
 
-@_symbolic("aten::bitwise_left_shift", "aten::__lshift__", "aten::__ilshift__")
+@symbolic("aten::bitwise_left_shift", "aten::__lshift__", "aten::__ilshift__")
 def _left_shift(g, x, y):
     return _shifted(g, x, y, "ShiftLeft")
 
 
-@_symbolic("aten::bitwise_right_shift", "aten::__rshift__", "aten::__irshift__")
+@symbolic("aten::bitwise_right_shift", "aten::__rshift__", "aten::__irshift__")
 def _right_shift(g, x, y):
     return _shifted(g, x, y, "ShiftRight")
 

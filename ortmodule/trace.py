@@ -26,6 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule import export, io, reads
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
+from ortmodule.functional import without_view_writes
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque, Regions, untraced
@@ -37,6 +38,8 @@ from ortmodule.views import Sighting, sightings
 from ortmodule.watch import Saved, Watch
 
 _COUNTERS = (int, float, complex, str)
+#: Change statistics that they are given.
+_NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def trace(
             except io.Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
-                failure = error
+                failure = flat.watch.cause(error)
             finally:
                 flat.watch.put_back()
                 if failure is not None:
@@ -140,9 +143,14 @@ def trace(
     torch._C._jit_pass_dce(graph)
     try:
         check_written(graph)
+        without_view_writes(graph)
     except NotTraceable as error:
         error.submodule = _path(error.__dict__.pop("node").scopeName(), tree.modules)
         raise
+    results = list(graph.outputs())
+    for write in flat.writes:
+        if write.output is not None and not write.replaces and results[write.output].node().kind() == "prim::Param":
+            raise NotTraceable(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
     flat.exported = True
     with tree.isolated():
         rewrite(graph, opset, flat.regions)
@@ -380,7 +388,9 @@ class _Flat(nn.Module):
                 raise NotTraceable(
                     f"forward changes {target.kind} {target.key} in place; the result carries a gradient"
                 )
-            own = not replaces and torch._C._get_value_trace(tensor).node().kind() == "prim::Param"
+            value = torch._C._get_value_trace(tensor)
+            given = not replaces and value.node().kind() == "prim::Param"
+            own = given and any(use.user.kind() in _NORMALIZING for use in value.uses())
             self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
             outputs.extend([] if own else [tensor])
 

@@ -51,6 +51,7 @@ class Watch(TorchFunctionMode):
         self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
         self._looks = False
+        self.failed = ""  # of an operator, the latest
 
     @contextmanager
     def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -78,12 +79,18 @@ class Watch(TorchFunctionMode):
         return known is not None and known() is tensor
 
     def check(self) -> None:
-        """Raises NotTraceable when forward changed a tensor that it has from elsewhere."""
+        """Raises NotTraceable when forward changed a tensor that it has from elsewhere, or an operator failed."""
+        if self.failed:
+            raise NotTraceable(self.failed)
         for key, tensor in self.outside.items():
             if tensor._version != self._before[key][0]:
                 raise NotTraceable(
                     f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
                 )
+
+    def cause(self, error: Exception) -> Exception:
+        """What to say of a trace that ended with this: after an operator failed, a trace is not what it should be."""
+        return error if str(error) in self.failed or not self.failed else NotTraceable(self.failed)
 
     def put_back(self) -> None:
         """Undoes changes of tensors that forward has from elsewhere."""
@@ -119,13 +126,25 @@ class Watch(TorchFunctionMode):
             return args[0].detach()
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
-            return function(tensor, index, value.expand_as(tensor[index]) if value.dim() else value)
+            args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
         args, kwargs = recordable(function, args, kwargs or {})
         function = REPLACED.get(function, function)
         if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
             return compared
-        result = function(*args, **kwargs)
-        if torch.is_grad_enabled() or not self.differentiates or not any(map(_follows, (*args, *kwargs.values()))):
+        unseen = not torch.is_grad_enabled() and self.differentiates
+        versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
+        state = torch._C._get_tracing_state()
+        try:
+            with reads.slicing(function, args):
+                result = function(*args, **kwargs)
+        except Exception as error:
+            if torch._C._get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
+                torch._C._set_tracing_state(state)
+                self.failed = f"forward goes on after an error: {error}"
+            raise
+        if any(tensor._version != version for tensor, version in versions):
+            raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
+        if not unseen or not any(map(_follows, (*args, *kwargs.values()))):
             return result
         if isinstance(result, torch.Tensor):
             return _stopped(result)
@@ -141,6 +160,14 @@ def _follows(argument: Any) -> bool:
     if isinstance(argument, (tuple, list)):
         return any(map(_follows, argument))
     return isinstance(argument, torch.Tensor) and argument.requires_grad
+
+
+def _carries(argument: Any) -> bool:
+    """Is it, or a part of, a result that carries a gradient? (What becomes of leaves is found elsewhere.)"""
+    if not isinstance(argument, torch.Tensor):
+        return False
+    base = argument._base if argument._is_view() and argument._base is not None else argument
+    return base.grad_fn is not None
 
 
 def _stopped(result: Any) -> Any:

@@ -11,6 +11,7 @@ typedef enum status {
     E_UNSUPPORTED, /* well-formed, but nothing here computes it: the caller may let PyTorch do it */
     E_RUNTIME,     /* found while running: an index out of range, a library call that failed */
     E_PENDING,     /* a size that only running can tell is needed first: graph.pending is the value that holds it */
+    E_DATA,        /* an operand has to be numbers, and is computed from data: graph.asked is that operand */
     E_FOREIGN,     /* a callback failed and has already set its own exception */
 } status;
 

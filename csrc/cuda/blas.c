@@ -1,68 +1,40 @@
-/* blas.c -- the one place that calls cuBLASLt.
+/* blas.c -- products by cuBLASLt, which only this file and blas_tune.c call.
  *
  * A product is described once: layouts, epilogue and the algorithm that the library's heuristic names are kept for all
  * products of the same types, sizes, strides and alignments, since asking takes longer than starting. When plans are
  * made every product is asked for, so a step finds them all. The library counts by columns: what it sees are the
  * transposes, and C' = B' A'. Sums are float (double for float64); parts of a sum are never rounded to 16 bits. */
-#include "cuda/blas.h"
-
-#include "cuda/library.h"
+#include "cuda/blas_product.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
-/* --- entry points ------------------------------------------------------------------------------------------------- */
-
-/* The structure that holds an algorithm, and what the heuristic answers. */
-typedef struct algorithm {
-    uint64_t data[8];
-} algorithm;
-
-typedef struct answer {
-    algorithm algorithm;
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-} answer;
-
-#define BLAS_FUNCTIONS(F)                                                                                              \
-    F(cublasLtCreate, (void **out))                                                                                    \
-    F(cublasLtDestroy, (void *handle))                                                                                 \
-    F(cublasLtMatmulDescCreate, (void **out, int compute, int scale))                                                  \
-    F(cublasLtMatmulDescSetAttribute, (void *product, int attribute, const void *value, size_t size))                  \
-    F(cublasLtMatmulDescDestroy, (void *product))                                                                      \
-    F(cublasLtMatrixLayoutCreate, (void **out, int type, uint64_t rows, uint64_t cols, int64_t ld))                    \
-    F(cublasLtMatrixLayoutSetAttribute, (void *layout, int attribute, const void *value, size_t size))                 \
-    F(cublasLtMatrixLayoutDestroy, (void *layout))                                                                     \
-    F(cublasLtMatmulPreferenceCreate, (void **out))                                                                    \
-    F(cublasLtMatmulPreferenceSetAttribute, (void *wish, int attribute, const void *value, size_t size))               \
-    F(cublasLtMatmulPreferenceDestroy, (void *wish))                                                                   \
-    F(cublasLtMatmulAlgoGetHeuristic, (void *handle, void *product, void *a, void *b, void *c, void *d, void *wish,    \
-                                       int most, answer *answers, int *count))                                         \
-    F(cublasLtMatmul, (void *handle, void *product, const void *alpha, const void *a, void *a_layout, const void *b,   \
-                       void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,       \
-                       const algorithm *how, void *work, size_t work_bytes, void *stream))
-
-typedef struct blas_functions {
-    BLAS_FUNCTIONS(ENTRY_MEMBER)
-} blas_functions;
-
-enum { OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { COMPUTE_F32 = 68, COMPUTE_F64 = 70, COMPUTE_TF32 = 77 };
-enum { PRODUCT_TRANS_A = 3, PRODUCT_TRANS_B = 4, PRODUCT_EPILOGUE = 7, PRODUCT_BIAS = 8 };
+enum { PRODUCT_TRANS_A = 3, PRODUCT_TRANS_B = 4, PRODUCT_EPILOGUE = 7 };
+enum { PRODUCT_VECTOR = 8, PRODUCT_EXTRA = 11, PRODUCT_EXTRA_LD = 12 };
 enum { LAYOUT_BATCH = 5, LAYOUT_STEP = 6 };
 enum { WISH_WORKSPACE = 1, WISH_REDUCTION = 3, WISH_ALIGNMENT_A = 5 }; /* of B, C (added) and D (result) follow */
-enum { EPILOGUE_NONE = 1, EPILOGUE_BIAS = 4 };
+/* The library's A is our B, its columns are our rows. */
+enum {
+    EPILOGUE_NONE = 1,
+    EPILOGUE_BIAS = 4,
+    EPILOGUE_GELU = 32,
+    WITH_EXTRA = 128,
+    EPILOGUE_GELU_SLOPE = 64 | WITH_EXTRA,
+    WITH_TOTALS = 16,
+    EPILOGUE_RIGHT_TOTALS = 256,
+    EPILOGUE_LEFT_TOTALS = 512,
+};
 enum { REDUCE_IN_PLACE = 1, REDUCE_AS_COMPUTED = 2 };
 
 static const int library_type[DTYPE_COUNT] = {[F32] = 0, [F64] = 1, [F16] = 2, [BF16] = 14};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below */
-static blas_functions blas;
+blas_functions blas;
 static void *handles[MOST_DEVICES]; /* for the life of the process */
 
-static status refuse(ctx *c, int result, const char *what) {
+status blas_refuse(ctx *c, int result, const char *what) {
     static const char *const texts[] = {[1] = "not initialized",           [OUT_OF_MEMORY] = "out of memory",
                                         [INVALID_VALUE] = "invalid value", [8] = "architecture mismatch",
                                         [13] = "execution failed",         [14] = "internal error",
@@ -72,11 +44,7 @@ static status refuse(ctx *c, int result, const char *what) {
                 known ? texts[result] : "unknown error");
 }
 
-#define CALL(c, name, ...)                                                                                             \
-    do {                                                                                                               \
-        int result_ = blas.name(__VA_ARGS__);                                                                          \
-        if (result_ != 0) return refuse((c), result_, #name);                                                          \
-    } while (0)
+#define CALL BLAS_CALL
 
 static status load_blas(ctx *c) {
     LIBRARY_ONCE(c, "cuBLASLt", blas, BLAS_FUNCTIONS, "libcublasLt.so.13", "libcublasLt.so.12");
@@ -96,37 +64,19 @@ static status handle_of(ctx *c, int device, void **out) {
 
 /* --- products that are described ---------------------------------------------------------------------------------- */
 
-enum { ALIGNED = 16, SLOTS = 2048, MOST_PRODUCTS = SLOTS / 2 };
+enum { SLOTS = 2048, MOST_PRODUCTS = SLOTS / 2 };
 
-/* What the library's choice depends on. Operands as the library sees them: A is our B. Without padding, for memcmp. */
-typedef struct key {
-    int32_t device, type, result_type, epilogue, beta, tf32, trans_a, trans_b;
-    int64_t rows, cols, inner, a_ld, b_ld, c_ld;
-    int64_t batch, a_step, b_step, c_step;
-    int64_t a_aligned, b_aligned, c_aligned, added_aligned; /* bytes */
-    uint64_t workspace;
-} key;
-
-enum { A_LAYOUT, B_LAYOUT, C_LAYOUT, LAYOUTS };
-
-typedef struct product {
-    key key;
-    bool used, taken; /* in the table; by the library */
-    void *description, *layout[LAYOUTS];
-    algorithm algorithm;
-} product;
-
-static product products[SLOTS];
+static blas_described products[SLOTS];
 static int n_products;
 
-static void dispose(product *p) {
+static void dispose(blas_described *p) {
     if (p->description) (void)blas.cublasLtMatmulDescDestroy(p->description);
     for (int i = 0; i < LAYOUTS; i++)
         if (p->layout[i]) (void)blas.cublasLtMatrixLayoutDestroy(p->layout[i]);
-    *p = (product){.used = false};
+    *p = (blas_described){.used = false};
 }
 
-static status describe_layout(ctx *c, const key *k, int type, int64_t rows, int64_t cols, int64_t ld, int64_t step,
+static status describe_layout(ctx *c, const blas_key *k, int type, int64_t rows, int64_t cols, int64_t ld, int64_t step,
                               void **out) {
     const int32_t batch = (int32_t)k->batch;
 
@@ -137,23 +87,27 @@ static status describe_layout(ctx *c, const key *k, int type, int64_t rows, int6
     return OK;
 }
 
-/* The library looks at the alignment of the vector's address when it chooses. */
-static status set_vector(ctx *c, const product *p, const void *data) {
-    CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_BIAS, &data, sizeof data);
+status blas_set_addresses(ctx *c, const blas_described *p, const void *vector, const void *extra) {
+    if (p->key.vector_aligned)
+        CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_VECTOR, &vector, sizeof vector);
+    if (p->key.extra_aligned)
+        CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_EXTRA, &extra, sizeof extra);
     return OK;
 }
 
-static status describe(ctx *c, product *p) {
-    const key *k = &p->key;
+static status describe(ctx *c, blas_described *p) {
+    const blas_key *k = &p->key;
     const int type = library_type[k->type], result = library_type[k->result_type];
-    const int32_t trans_a = k->trans_a, trans_b = k->trans_b, epilogue = k->epilogue;
+    const int32_t trans_a = k->trans_a, trans_b = k->trans_b, which = k->epilogue;
     const int compute = k->type == F64 ? COMPUTE_F64 : k->type == F32 && k->tf32 ? COMPUTE_TF32 : COMPUTE_F32;
 
     CALL(c, cublasLtMatmulDescCreate, &p->description, compute, library_type[k->type == F64 ? F64 : F32]);
     CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_TRANS_A, &trans_a, sizeof trans_a);
     CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_TRANS_B, &trans_b, sizeof trans_b);
-    CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_EPILOGUE, &epilogue, sizeof epilogue);
-    if (epilogue == EPILOGUE_BIAS) TRY(set_vector(c, p, (void *)(uintptr_t)k->added_aligned));
+    CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_EPILOGUE, &which, sizeof which);
+    if (k->extra_aligned)
+        CALL(c, cublasLtMatmulDescSetAttribute, p->description, PRODUCT_EXTRA_LD, &k->rows, sizeof k->rows);
+    TRY(blas_set_addresses(c, p, (void *)(uintptr_t)k->vector_aligned, (void *)(uintptr_t)k->extra_aligned));
     TRY(describe_layout(c, k, type, trans_a ? k->inner : k->rows, trans_a ? k->rows : k->inner, k->a_ld, k->a_step,
                         &p->layout[A_LAYOUT]));
     TRY(describe_layout(c, k, type, trans_b ? k->cols : k->inner, trans_b ? k->inner : k->cols, k->b_ld, k->b_step,
@@ -161,7 +115,7 @@ static status describe(ctx *c, product *p) {
     return describe_layout(c, k, result, k->rows, k->cols, k->c_ld, k->c_step, &p->layout[C_LAYOUT]);
 }
 
-static status wish_for(ctx *c, const key *k, void *wish) {
+static status wish_for(ctx *c, const blas_key *k, void *wish) {
     const int64_t added = k->beta ? k->added_aligned : k->c_aligned;
     const uint32_t aligned[] = {(uint32_t)k->a_aligned, (uint32_t)k->b_aligned, (uint32_t)added,
                                 (uint32_t)k->c_aligned};
@@ -175,38 +129,55 @@ static status wish_for(ctx *c, const key *k, void *wish) {
     return OK;
 }
 
-static status ask(ctx *c, void *handle, product *p) {
-    answer found = {.state = NOT_SUPPORTED};
-    void *wish = NULL;
-    int count = 0, result = 0;
+status blas_ask(ctx *c, void *handle, const blas_described *p, int most, blas_answer *answers, int *count) {
+    void *wish = NULL, *const *l = p->layout;
+    int given = 0, result = 0;
     status s;
 
+    *count = 0;
     CALL(c, cublasLtMatmulPreferenceCreate, &wish);
     s = wish_for(c, &p->key, wish);
     if (s == OK)
-        result = blas.cublasLtMatmulAlgoGetHeuristic(handle, p->description, p->layout[A_LAYOUT], p->layout[B_LAYOUT],
-                                                     p->layout[C_LAYOUT], p->layout[C_LAYOUT], wish, 1, &found, &count);
+        result = blas.cublasLtMatmulAlgoGetHeuristic(handle, p->description, l[A_LAYOUT], l[B_LAYOUT], l[C_LAYOUT],
+                                                     l[C_LAYOUT], wish, most, answers, &given);
     (void)blas.cublasLtMatmulPreferenceDestroy(wish);
     TRY(s);
-    if (result != 0 && result != NOT_SUPPORTED && result != INVALID_VALUE)
-        return refuse(c, result, "cublasLtMatmulAlgoGetHeuristic");
-    p->taken = result == 0 && count > 0 && found.state == 0 && found.workspace <= p->key.workspace;
+    if (result != 0) return blas_is_no(result) ? OK : blas_refuse(c, result, "cublasLtMatmulAlgoGetHeuristic");
+    for (int i = 0; i < given; i++)
+        if (answers[i].state == 0 && answers[i].workspace <= p->key.workspace) answers[(*count)++] = answers[i];
+    return OK;
+}
+
+/* What measuring has chosen, now or in an earlier process, if the library still takes it; else its best guess. */
+static status take_algorithm(ctx *c, void *handle, blas_described *p) {
+    const blas_algorithm *chosen = blas_choice_get(&p->key);
+    void *const *l = p->layout;
+    blas_answer found = {.state = NOT_SUPPORTED};
+    int count = 0, result;
+
+    if (chosen) {
+        result = blas.cublasLtMatmulAlgoCheck(handle, p->description, l[A_LAYOUT], l[B_LAYOUT], l[C_LAYOUT],
+                                              l[C_LAYOUT], chosen, &found);
+        p->taken = p->settled = result == 0 && found.state == 0 && found.workspace <= p->key.workspace;
+        p->algorithm = *chosen;
+        if (p->taken) return OK;
+        if (result != 0 && !blas_is_no(result)) return blas_refuse(c, result, "cublasLtMatmulAlgoCheck");
+    }
+    TRY(blas_ask(c, handle, p, 1, &found, &count));
+    p->taken = count > 0;
     p->algorithm = found.algorithm;
     return OK;
 }
 
-static uint64_t hash(const key *k) {
-    uint64_t words[sizeof *k / sizeof(uint64_t)], h = 14695981039346656037u;
-    _Static_assert(sizeof *k % sizeof(uint64_t) == 0, "a key is made of words");
-    memcpy(words, k, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) h = (h ^ words[i]) * 1099511628211u;
-    return h ^ h >> 32;
+static void forget_products(void) {
+    for (int i = 0; i < SLOTS; i++) dispose(&products[i]);
+    n_products = 0;
 }
 
 /* Its place in the table, described when it was not. A full table is forgotten. */
-static status find(ctx *c, void *handle, const key *k, product **out) {
-    uint64_t at = hash(k);
-    product *p = NULL;
+static status find(ctx *c, void *handle, const blas_key *k, blas_described **out) {
+    uint64_t at = blas_hash(k);
+    blas_described *p = NULL;
     status s;
 
     for (; (p = &products[at % SLOTS])->used; at++)
@@ -215,13 +186,12 @@ static status find(ctx *c, void *handle, const key *k, product **out) {
             return OK;
         }
     if (n_products == MOST_PRODUCTS) {
-        for (int i = 0; i < SLOTS; i++) dispose(&products[i]);
-        n_products = 0;
-        p = &products[hash(k) % SLOTS];
+        forget_products();
+        p = &products[blas_hash(k) % SLOTS];
     }
     p->key = *k;
     s = describe(c, p);
-    if (s == OK) s = ask(c, handle, p);
+    if (s == OK) s = take_algorithm(c, handle, p);
     if (s != OK) {
         dispose(p);
         return s;
@@ -234,9 +204,9 @@ static status find(ctx *c, void *handle, const key *k, product **out) {
 
 /* --- starting ----------------------------------------------------------------------------------------------------- */
 
-/* The largest power of two, of at most ALIGNED, that divides an address and the steps from it. */
+/* The largest power of two, of at most BLAS_ALIGNED, that divides an address and the steps from it. */
 static int64_t alignment(const void *data, const gemm *g, const int64_t *step, dtype type) {
-    uintptr_t all = (uintptr_t)data | ALIGNED;
+    uintptr_t all = (uintptr_t)data | BLAS_ALIGNED;
     for (int i = 0; i < g->n_batch; i++) all |= (uintptr_t)step[i] * dtype_size(type);
     return (int64_t)(all & (~all + 1));
 }
@@ -256,20 +226,51 @@ static void longest_last(gemm *g) {
     }
 }
 
-static bool describes(const call *k, const gemm *g, const addend *plus, size_t workspace, key *out) {
+/* The largest power of two, of at most BLAS_ALIGNED, that divides an address. */
+static int64_t address_alignment(const void *data) {
+    const uintptr_t all = (uintptr_t)data | BLAS_ALIGNED;
+    return (int64_t)(all & (~all + 1));
+}
+
+enum { GELU_COLUMNS = 8 };
+
+/* False where the library has no such epilogue. The biases that it adds and the totals that it leaves are both its
+ * vector, so none has two of them. */
+static bool describe_epilogue(const gemm *g, const addend *plus, const epilogue *then, blas_key *out) {
+    const bool is_gelu = then->kind == GELU_OF_SUMS || then->kind == GELU_SLOPE;
+    const bool may_add = then->kind == NO_EPILOGUE || then->kind == GELU_OF_SUMS;
+    const void *vector = plus->kind == ADD_VECTOR ? plus->data : then->totals;
+    int which = plus->kind == ADD_VECTOR ? EPILOGUE_BIAS : EPILOGUE_NONE;
+
+    if (plus->kind == ADD_VECTOR && (!may_add || gemm_pairs(g) > 1 || g->type == F64 || g->wide_c)) return false;
+    if (then->kind != NO_EPILOGUE && (gemm_pairs(g) > 1 || g->type == F64 || plus->kind == ADD_MATRIX)) return false;
+    if ((then->kind == LEFT_TOTALS || then->kind == RIGHT_TOTALS) && g->alpha != 1) return false;
+    if (is_gelu && (g->wide_c || (then->has_extra && g->n % GELU_COLUMNS != 0))) return false;
+    if (then->kind == GELU_OF_SUMS)
+        which = EPILOGUE_GELU | (which == EPILOGUE_BIAS ? EPILOGUE_BIAS : 0) | (then->has_extra ? WITH_EXTRA : 0);
+    else if (then->kind == GELU_SLOPE) which = EPILOGUE_GELU_SLOPE | (then->has_totals ? WITH_TOTALS : 0);
+    else if (then->kind == LEFT_TOTALS) which = EPILOGUE_LEFT_TOTALS;
+    else if (then->kind == RIGHT_TOTALS) which = EPILOGUE_RIGHT_TOTALS;
+    out->epilogue = which;
+    if (plus->kind == ADD_VECTOR || then->has_totals) out->vector_aligned = address_alignment(vector);
+    if (then->has_extra) out->extra_aligned = address_alignment(then->extra);
+    return true;
+}
+
+static bool describes(const call *k, const gemm *g, const addend *plus, const epilogue *then, size_t workspace,
+                      blas_key *out) {
     const int last = g->n_batch - 1;
     gemm_stored a, b;
 
     if (!dtype_is_float(g->type) || g->wide_a || g->wide_b || g->k == 0) return false;
     if (!gemm_as_stored(g->k, g->n, g->b_row, g->b_col, &a) || !gemm_as_stored(g->m, g->k, g->a_row, g->a_col, &b))
         return false;
-    if (plus->kind == ADD_VECTOR && (gemm_pairs(g) > 1 || g->type == F64 || g->wide_c)) return false;
     if (g->n_batch && (g->batch[last] > INT32_MAX || g->a_step[last] < 0 || g->b_step[last] < 0)) return false;
     memset(out, 0, sizeof *out);
+    if (!describe_epilogue(g, plus, then, out)) return false;
     out->device = k->cuda->device;
     out->type = g->type;
     out->result_type = gemm_type_c(g);
-    out->epilogue = plus->kind == ADD_VECTOR ? EPILOGUE_BIAS : EPILOGUE_NONE;
     out->beta = plus->kind == ADD_MATRIX;
     out->tf32 = (k->cuda->tf32 & TF32_PRODUCTS) != 0;
     out->trans_a = a.transposed == 'T';
@@ -281,7 +282,7 @@ static bool describes(const call *k, const gemm *g, const addend *plus, size_t w
     out->a_aligned = alignment(g->b, g, g->b_step, g->type);
     out->b_aligned = alignment(g->a, g, g->a_step, g->type);
     out->c_aligned = alignment(g->c, g, g->c_step, gemm_type_c(g));
-    if (plus->kind != ADD_NOTHING) out->added_aligned = alignment(plus->data, g, g->c_step, gemm_type_c(g));
+    if (plus->kind == ADD_MATRIX) out->added_aligned = alignment(plus->data, g, g->c_step, gemm_type_c(g));
     out->workspace = workspace;
     return out->c_ld >= g->n;
 }
@@ -291,7 +292,7 @@ static const void *moved(const void *data, int64_t elements, dtype type) {
 }
 
 /* *done is false where the library finds only now that it does not take the product. */
-static status start(ctx *c, const call *k, void *handle, const product *p, const gemm *g, const addend *plus,
+static status start(ctx *c, const call *k, void *handle, const blas_described *p, const gemm *g, const addend *plus,
                     int64_t pair, bool *done) {
     const gemm_offsets at = gemm_batch_at(g, pair);
     const float alpha = (float)g->alpha, beta = p->key.beta ? 1 : 0;
@@ -306,39 +307,82 @@ static status start(ctx *c, const call *k, void *handle, const product *p, const
         p->layout[C_LAYOUT], d, p->layout[C_LAYOUT], &p->algorithm, k->work, (size_t)p->key.workspace, k->cuda->stream);
 
     *done = result == 0;
-    return result == 0 || result == NOT_SUPPORTED ? OK : refuse(c, result, "cublasLtMatmul");
+    return result == 0 || result == NOT_SUPPORTED ? OK : blas_refuse(c, result, "cublasLtMatmul");
 }
 
+/* --- choices ------------------------------------------------------------------------------------------------------ */
+
+static status read_version(ctx *c, char text[BLAS_VERSION]) {
+    int number[3];
+
+    TRY(load_blas(c));
+    for (int i = 0; i < 3; i++) CALL(c, cublasLtGetProperty, i, &number[i]);
+    (void)snprintf(text, BLAS_VERSION, "%d.%d.%d", number[0], number[1], number[2]);
+    return OK;
+}
+
+status blas_version(ctx *c, char text[BLAS_VERSION]) {
+    (void)pthread_mutex_lock(&lock);
+    const status s = read_version(c, text);
+    (void)pthread_mutex_unlock(&lock);
+    return s;
+}
+
+bool blas_choose(const blas_key *k, const blas_algorithm *a) {
+    (void)pthread_mutex_lock(&lock);
+    const bool done = blas_choice_set(k, a);
+    (void)pthread_mutex_unlock(&lock);
+    return done;
+}
+
+void blas_forget(void) {
+    (void)pthread_mutex_lock(&lock);
+    if (n_products) forget_products();
+    blas_choices_clear();
+    (void)pthread_mutex_unlock(&lock);
+}
+
+/* --- running ------------------------------------------------------------------------------------------------------ */
+
 /* With the lock. */
-static status run(ctx *c, const call *k, const gemm *g, const addend *plus, const key *of, bool *done) {
+static status run(ctx *c, const call *k, const gemm *g, const addend *plus, const epilogue *then, const blas_key *of,
+                  bool *done) {
     void *handle = NULL;
-    product *p = NULL;
+    blas_described *p = NULL;
 
     TRY(handle_of(c, k->cuda->device, &handle));
     TRY(find(c, handle, of, &p));
+    if (!p->settled && blas_choice_get(of)) TRY(take_algorithm(c, handle, p)); /* chosen since it was described */
     *done = p->taken;
+    if (p->taken && k->cuda->tuning && !p->settled) return blas_tune(c, handle, p, k->cuda->tuning);
     if (!p->taken || k->cuda->dry) return OK;
-    if (plus->kind == ADD_VECTOR) TRY(set_vector(c, p, plus->data));
+    p->settled = true;
+    TRY(blas_set_addresses(c, p, plus->kind == ADD_VECTOR ? plus->data : then->totals, then->extra));
     for (int64_t i = 0; i < gemm_pairs(g) && *done; i += of->batch) TRY(start(c, k, handle, p, g, plus, i, done));
     return OK;
 }
 
-status blas_product(ctx *c, const call *k, const gemm *given, const addend *plus, bool *done) {
+status blas_product_and(ctx *c, const call *k, const gemm *given, const addend *plus, const epilogue *then,
+                        bool *done) {
     gemm g = *given;
-    key of;
+    blas_key of;
     status s;
 
     *done = false;
     gemm_simplify(&g);
     longest_last(&g);
-    if (g.m == 0 || g.n == 0 || gemm_pairs(&g) == 0) *done = true;
-    else if (describes(k, &g, plus, blas_workspace(given->m * given->n * gemm_pairs(given)), &of)) {
+    if (g.m == 0 || g.n == 0 || gemm_pairs(&g) == 0) *done = !then->has_totals;
+    else if (describes(k, &g, plus, then, blas_workspace(given->m * given->n * gemm_pairs(given)), &of)) {
         (void)pthread_mutex_lock(&lock);
-        s = run(c, k, &g, plus, &of, done);
+        s = run(c, k, &g, plus, then, &of, done);
         (void)pthread_mutex_unlock(&lock);
         return s;
     }
     return OK;
+}
+
+status blas_product(ctx *c, const call *k, const gemm *g, const addend *plus, bool *done) {
+    return blas_product_and(c, k, g, plus, &(epilogue){.kind = NO_EPILOGUE}, done);
 }
 
 /* Room for some parts of each sum. */

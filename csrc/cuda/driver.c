@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- entry points ------------------------------------------------------------------------------------------------- */
@@ -23,6 +25,7 @@ typedef struct update_result {
     F(cuGetErrorString, (int result, const char **out))                                                                \
     F(cuDeviceGetCount, (int *out))                                                                                    \
     F(cuDeviceGet, (int *out, int ordinal))                                                                            \
+    F(cuDeviceGetName, (char *out, int length, int device))                                                            \
     F(cuDeviceGetAttribute, (int *out, int attribute, int device))                                                     \
     F(cuDevicePrimaryCtxRetain, (void **out, int device))                                                              \
     F(cuDevicePrimaryCtxRelease_v2, (int device))                                                                      \
@@ -42,7 +45,14 @@ typedef struct update_result {
     F(cuMemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t bytes, void *stream))                                  \
     F(cuMemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t bytes, void *stream))                               \
     F(cuMemsetD32Async, (uint64_t memory, unsigned value, size_t count, void *stream))                                 \
+    F(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t bytes, void *stream))                                     \
     F(cuStreamSynchronize, (void *stream))                                                                             \
+    F(cuStreamIsCapturing, (void *stream, int *out))                                                                   \
+    F(cuEventCreate, (void **out, unsigned flags))                                                                     \
+    F(cuEventRecord, (void *event, void *stream))                                                                      \
+    F(cuEventSynchronize, (void *event))                                                                               \
+    F(cuEventElapsedTime, (float *milliseconds, void *from, void *to))                                                 \
+    F(cuEventDestroy_v2, (void *event))                                                                                \
     F(cuStreamCreate, (void **out, unsigned flags))                                                                    \
     F(cuStreamBeginCapture_v2, (void *stream, int mode))                                                               \
     F(cuStreamEndCapture, (void *stream, void **graph))                                                                \
@@ -60,7 +70,7 @@ static bool is_loaded;
 
 enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
-enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
+enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
 
 /* --- errors ------------------------------------------------------------------------------------------------------- */
 
@@ -205,9 +215,6 @@ static status look(ctx *c, const device *d) {
     case FAULT_COUNT:
         return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before (node %d)",
                     f.value, f.limit, f.node);
-    case FAULT_ROWS:
-        return fail(c, E_RUNTIME, "%" PRId64 " rows matter; the plan is for %" PRId64 " (node %d)", f.value, f.limit,
-                    f.node);
     case FAULT_LENGTH:
         return fail(c, E_RUNTIME, "a sequence of length %" PRId64 " in %" PRId64 " steps (node %d)", f.value, f.limit,
                     f.node);
@@ -309,6 +316,131 @@ status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t
     if (bytes == 0) return OK;
     CALL(c, cuMemcpyHtoDAsync_v2, (uintptr_t)to, from, bytes, r->stream);
     CALL(c, cuStreamSynchronize, r->stream);
+    return OK;
+}
+
+/* --- numbers that come back --------------------------------------------------------------------------------------- */
+
+struct cuda_number {
+    int device;
+    void *event;
+    int64_t *here; /* pinned */
+    bool coming;
+    struct cuda_number *next; /* of those that nobody uses */
+};
+static cuda_number *unused[MOST_DEVICES];
+
+static status new_number(ctx *c, int index, cuda_number **out) {
+    cuda_number *n = calloc(1, sizeof *n);
+    void *here = NULL;
+    int result;
+
+    if (!n) return fail(c, E_NOMEM, "no memory for a number from cuda:%d", index);
+    n->device = index;
+    if ((result = driver.cuEventCreate(&n->event, EVENT_WITHOUT_TIME)) != 0) {
+        free(n);
+        return refuse(c, result, "cuEventCreate");
+    }
+    if ((result = driver.cuMemHostAlloc(&here, sizeof *n->here, HOST_ALLOC_PORTABLE | HOST_ALLOC_MAPPED)) != 0) {
+        (void)driver.cuEventDestroy_v2(n->event);
+        free(n);
+        return refuse(c, result, "cuMemHostAlloc");
+    }
+    n->here = here;
+    *out = n;
+    return OK;
+}
+
+static void put_back(cuda_number *n) {
+    (void)pthread_mutex_lock(&lock);
+    n->next = unused[n->device];
+    unused[n->device] = n;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+status cuda_number_read(ctx *c, const cuda_run *r, const void *from, cuda_number **out) {
+    cuda_number *n;
+    int result;
+
+    (void)pthread_mutex_lock(&lock);
+    if ((n = unused[r->device])) unused[r->device] = n->next;
+    (void)pthread_mutex_unlock(&lock);
+    if (!n) TRY(new_number(c, r->device, &n));
+    if ((result = driver.cuMemcpyDtoHAsync_v2(n->here, (uintptr_t)from, sizeof *n->here, r->stream)) != 0) {
+        put_back(n);
+        return refuse(c, result, "cuMemcpyDtoHAsync");
+    }
+    if ((result = driver.cuEventRecord(n->event, r->stream)) != 0) {
+        (void)driver.cuStreamSynchronize(r->stream);
+        put_back(n);
+        return refuse(c, result, "cuEventRecord");
+    }
+    n->coming = true;
+    *out = n;
+    return OK;
+}
+
+status cuda_number_get(ctx *c, cuda_number *n, int64_t *out) {
+    if (n->coming) CALL(c, cuEventSynchronize, n->event);
+    n->coming = false;
+    *out = *n->here;
+    return OK;
+}
+
+void cuda_number_free(cuda_number *n) {
+    void *previous = NULL;
+
+    if (!n) return;
+    if (n->coming && driver.cuCtxGetCurrent(&previous) == 0) {
+        (void)driver.cuCtxSetCurrent(devices[n->device].context);
+        n->coming = driver.cuEventSynchronize(n->event) != 0;
+        (void)driver.cuCtxSetCurrent(previous);
+    }
+    if (!n->coming) put_back(n); /* otherwise its memory may be written any time: nobody gets it again */
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+static status between(ctx *c, const cuda_run *r, cuda_work *work, void *arg, void *const mark[2], double *seconds) {
+    float milliseconds = 0;
+
+    CALL(c, cuEventRecord, mark[0], r->stream);
+    TRY(work(c, arg));
+    CALL(c, cuEventRecord, mark[1], r->stream);
+    CALL(c, cuEventSynchronize, mark[1]);
+    CALL(c, cuEventElapsedTime, &milliseconds, mark[0], mark[1]);
+    *seconds = (double)milliseconds / 1000;
+    return OK;
+}
+
+status cuda_seconds(ctx *c, const cuda_run *r, cuda_work *work, void *arg, double *seconds) {
+    void *mark[2] = {NULL, NULL};
+    int result = driver.cuEventCreate(&mark[0], 0);
+    status s;
+
+    if (result == 0) result = driver.cuEventCreate(&mark[1], 0);
+    s = result == 0 ? between(c, r, work, arg, mark, seconds) : refuse(c, result, "cuEventCreate");
+    for (int i = 0; i < 2; i++)
+        if (mark[i]) (void)driver.cuEventDestroy_v2(mark[i]);
+    return s;
+}
+
+status cuda_is_captured(ctx *c, const cuda_run *r, bool *out) {
+    int state = 0;
+
+    CALL(c, cuStreamIsCapturing, r->stream, &state);
+    *out = state != 0;
+    return OK;
+}
+
+/* With the device open. */
+status cuda_name(ctx *c, int index, char name[CUDA_NAME]) {
+    char model[CUDA_NAME / 2] = "";
+    int handle;
+
+    CALL(c, cuDeviceGet, &handle, index);
+    CALL(c, cuDeviceGetName, model, (int)sizeof model - 1, handle);
+    (void)snprintf(name, CUDA_NAME, "%s (sm_%d)", model, devices[index].architecture);
     return OK;
 }
 

@@ -17,12 +17,13 @@ typedef enum tf32_use { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2 } tf32_use;
 /* A stretch of a run on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
-    void *stream;         /* torch's; NULL is the default stream */
-    cuda_fault *fault;    /* as kernels see it */
-    bool dry;             /* everything but launching: can this node run here? */
-    int tf32;             /* what may round operands of float32 to 19 bits: enum tf32_use */
-    void *previous;       /* the thread's context before */
-    const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
+    void *stream;               /* torch's; NULL is the default stream */
+    cuda_fault *fault;          /* as kernels see it */
+    bool dry;                   /* everything but launching: can this node run here? */
+    int tf32;                   /* what may round operands of float32 to 19 bits: enum tf32_use */
+    void *previous;             /* the thread's context before */
+    const uint64_t *seed;       /* where kernels find the run's seed; NULL: it goes with each of them */
+    struct blas_tuning *tuning; /* of a dry run: products are measured besides (cuda/blas.h); NULL: they are not */
 } cuda_run;
 
 /* Sets `out` up: the device opened when it was not, its context current. E_UNSUPPORTED where there is no such device
@@ -65,6 +66,30 @@ MUST_USE status cuda_clear(ctx *c, const call *k, void *memory, size_t bytes);
 MUST_USE status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *from, size_t bytes);
 /* `bytes` of host memory, which may change when this returns, to the device. Waits. */
 MUST_USE status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
+
+/* --- numbers that come back ---------------------------------------------------------------------------------------- */
+
+/* An int64 of the device's on its way to the host. */
+typedef struct cuda_number cuda_number;
+
+/* Starts reading what is at `from` when the run's stream gets there. Waits for nothing. *out: to be freed. */
+MUST_USE status cuda_number_read(ctx *c, const cuda_run *r, const void *from, cuda_number **out);
+/* Waits until it is there, not for what the stream was given since; between cuda_begin and cuda_end. */
+MUST_USE status cuda_number_get(ctx *c, cuda_number *n, int64_t *out);
+/* Waits for one that is still under way. NULL is nothing. */
+void cuda_number_free(cuda_number *n);
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+/* What is to be measured: starts something on the run's stream. */
+typedef status cuda_work(ctx *c, void *arg);
+/* Seconds that the device takes for it. Waits. */
+MUST_USE status cuda_seconds(ctx *c, const cuda_run *r, cuda_work *work, void *arg, double *seconds);
+/* Whether the run's stream is being captured, by whomever: then nothing may wait. */
+MUST_USE status cuda_is_captured(ctx *c, const cuda_run *r, bool *out);
+/* "NVIDIA H200 (sm_90)" */
+enum { CUDA_NAME = 160 };
+MUST_USE status cuda_name(ctx *c, int device, char name[CUDA_NAME]);
 
 /* --- graphs: what was started once, to be started again as a whole ------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* each_float.h -- includes the file TEMPLATE once for each float type, for kernels; then forgets TEMPLATE.
  *
  * T is an element in memory, A what is computed with (float for the 16-bit types), GET and PUT go from T to A and back,
- * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; SUM and MOST are block_sum and block_max of A,
+ * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; NARROW is there for the 16-bit types; SUM and MOST are block_sum and block_max of A,
  * NUMBER_AT reads an A from an element of any float type. */
 #define JOIN_NAMES(f, suffix) f##_##suffix
 
@@ -23,6 +23,7 @@
 #undef GET
 #undef PUT
 
+#define NARROW
 #define T bf16
 #define NAME(f) JOIN_NAMES(f, bf16)
 #define GET(x) bf16_to_f32(x)
@@ -42,7 +43,7 @@
 #undef NAME
 #undef GET
 #undef PUT
-
+#undef NARROW
 #undef A
 #undef SUM
 #undef MOST

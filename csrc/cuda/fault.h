@@ -18,7 +18,6 @@ typedef enum cuda_fault_kind {
     FAULT_LABEL,
     FAULT_DIVISOR,
     FAULT_COUNT,
-    FAULT_ROWS,
     FAULT_LENGTH,
     FAULT_PROBABILITY, /* limit: the bits of what is none */
     FAULT_LOG_PROBABILITIES

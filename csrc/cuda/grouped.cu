@@ -73,12 +73,46 @@ typedef struct group_tile {
     int64_t m0, m, n0, n, k, a_i, a_t, b_t, b_j;
 } group_tile;
 
+#include "cuda/tensor.h"
+
 #define TEMPLATE "cuda/grouped.cu"
 #include "cuda/each_float.h"
 #endif
 
 #else /* the template */
 
+#ifdef NARROW
+/* A warp has 32 x 16 results: two by two steps. The next terms are on their way while these are multiplied. */
+DEVICE void NAME(group_product)(const group_tile *t, const T *a, const T *b, T *y) {
+    SHARED(tensor_pair, left, TENSOR_SIDE * TENSOR_LINE);
+    SHARED(tensor_pair, right, TENSOR_SIDE * TENSOR_LINE);
+    const tensor_operand rows = {a, t->a_i, t->a_t, t->m, t->k}, columns = {b, t->b_j, t->b_t, t->n, t->k};
+    const int warp = threadIdx.x / WARP, row = warp / 4 * 32, column = warp % 4 * 16;
+    tensor_eight next_a = tensor_fetch(&rows, t->m0, 0), next_b = tensor_fetch(&columns, t->n0, 0);
+    float sum[2][2][4];
+
+    for (int e = 0; e < 16; e++) sum[e / 8][e / 4 % 2][e % 4] = 0;
+    for (int64_t k = 0; k < t->k; k += TENSOR_DEPTH) {
+        __syncthreads(); /* what was there before has been read */
+        tensor_stage(left, &rows, next_a);
+        tensor_stage(right, &columns, next_b);
+        __syncthreads();
+        next_a = tensor_fetch(&rows, t->m0, k + TENSOR_DEPTH);
+        next_b = tensor_fetch(&columns, t->n0, k + TENSOR_DEPTH);
+        UNROLL for (int at = 0; at < TENSOR_DEPTH / 2; at += 8) {
+            uint32_t of_rows[2][4], of_columns[2][2];
+            UNROLL for (int i = 0; i < 2; i++) tensor_rows(left, row + 16 * i, at, of_rows[i]);
+            UNROLL for (int j = 0; j < 2; j++) tensor_columns(right, column + 8 * j, at, of_columns[j]);
+            UNROLL for (int e = 0; e < 4; e++) NAME(tensor_add)(sum[e / 2][e % 2], of_rows[e / 2], of_columns[e % 2]);
+        }
+    }
+    UNROLL for (int e = 0; e < 16; e++) {
+        const int64_t m = t->m0 + row + 16 * (e / 8) + 8 * (e / 2 % 2) + threadIdx.x % WARP / 4;
+        const int64_t n = t->n0 + column + 8 * (e / 4 % 2) + 2 * (threadIdx.x % 4) + e % 2;
+        if (m < t->m && n < t->n) y[m * t->n + n] = PUT(sum[e / 8][e / 4 % 2][e % 4]);
+    }
+}
+#else
 DEVICE void NAME(group_product)(const group_tile *t, const T *a, const T *b, T *y) {
     SHARED(A, left, GROUP_DEPTH * (GROUP_SIDE + 1));
     SHARED(A, right, GROUP_DEPTH * (GROUP_SIDE + 1));
@@ -112,6 +146,7 @@ DEVICE void NAME(group_product)(const group_tile *t, const T *a, const T *b, T *
             if (m < t->m && n < t->n) y[m * t->n + n] = PUT(sum[i][j]);
         }
 }
+#endif
 
 KERNEL(NAME(grouped), grouped_args) {
     const int64_t across = (a.n + GROUP_SIDE - 1) / GROUP_SIDE;

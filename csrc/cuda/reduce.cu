@@ -13,16 +13,20 @@ typedef struct reduce_args {
     int64_t outputs, length, inner, parts;                /* results; elements in each; neighbouring results */
     int64_t kept[8], kept_step[8], gone[8], gone_step[8]; /* the dimensions but `inner`, and their strides */
     int32_t n_kept, n_gone;
+    int32_t wide, unused; /* wide: `out` is float32 */
     double divisor;
 } reduce_args;
 
 enum { LANES = 8 };
 
 #ifdef ORT_HOST
+#include "cuda/reduce.h"
 #include "ops/reduce_kernel.h"
 
 kernel_fn reduce_sum_cuda, reduce_mean_cuda, fold_sum_cuda; /* the last in fold.cu */
 size_t reduce_cuda_workspace(const node *n);
+
+static int64_t parts_of(int64_t length) { return length / 64 < 1 ? 1 : length / 64 < 64 ? length / 64 : 64; }
 
 static reduce_args args_of(const node *n) {
     const shape *s = &n->in[0]->shape;
@@ -50,7 +54,7 @@ static reduce_args args_of(const node *n) {
         }
         stride *= size;
     }
-    if (a.inner > 1) a.parts = a.length / 64 < 1 ? 1 : a.length / 64 < 64 ? a.length / 64 : 64;
+    if (a.inner > 1) a.parts = parts_of(a.length);
     return a;
 }
 
@@ -59,21 +63,45 @@ size_t reduce_cuda_workspace(const node *n) {
     return a.inner > 1 ? (size_t)(a.parts * a.outputs) * sizeof(double) : 0;
 }
 
-static status run(ctx *c, const call *k, bool mean) {
+/* What `a` says, of elements of `type`. */
+static status start(ctx *c, const call *k, dtype type, reduce_args *a) {
     static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(reduce_rows), columns[DTYPE_COUNT] = FLOAT_KERNELS(reduce_columns),
                   join[DTYPE_COUNT] = FLOAT_KERNELS(reduce_join);
-    const dtype type = k->in[0].type;
+
+    a->partial = k->work;
+    if (a->inner == 1) return cuda_launch(c, k, &rows[type], geometry_rows(a->outputs, a->length), a);
+    int64_t tasks = a->outputs / a->inner * ((a->inner + WARP - 1) / WARP) * a->parts;
+    TRY(cuda_launch(c, k, &columns[type], geometry_over(tasks, 1, WARP * LANES), a));
+    return cuda_launch(c, k, &join[type], geometry_over(a->outputs, 128, 128), a);
+}
+
+static status run(ctx *c, const call *k, bool mean) {
     reduce_args a = args_of(k->node);
 
-    if (!dtype_is_float(type)) return fold_sum_cuda(c, k); /* means are of floats */
+    if (!dtype_is_float(k->in[0].type)) return fold_sum_cuda(c, k); /* means are of floats */
     a.x = k->in[0].data;
     a.out = k->out[0].data;
-    a.partial = k->work;
     a.divisor = mean ? (double)a.length : 1;
-    if (a.inner == 1) return cuda_launch(c, k, &rows[type], geometry_rows(a.outputs, a.length), &a);
-    int64_t tasks = a.outputs / a.inner * ((a.inner + WARP - 1) / WARP) * a.parts;
-    TRY(cuda_launch(c, k, &columns[type], geometry_over(tasks, 1, WARP * LANES), &a));
-    return cuda_launch(c, k, &join[type], geometry_over(a.outputs, 128, 128), &a);
+    return start(c, k, k->in[0].type, &a);
+}
+
+size_t cuda_totals_workspace(int64_t lines, int64_t length) {
+    return (size_t)(parts_of(length) * lines) * sizeof(double);
+}
+
+status cuda_totals(ctx *c, const call *k, const matrix *x, dtype out_type, void *out) {
+    reduce_args a = {.x = x->data, .out = out, .outputs = x->lines, .length = x->length, .inner = 1, .parts = 1};
+
+    a.wide = out_type != x->type;
+    a.divisor = 1;
+    a.n_gone = 1, a.gone[0] = x->length, a.gone_step[0] = x->step;
+    if (x->line == 1 && x->lines > 1) {
+        a.inner = x->lines;
+        a.parts = parts_of(x->length);
+    } else {
+        a.n_kept = 1, a.kept[0] = x->lines, a.kept_step[0] = x->line;
+    }
+    return start(c, k, x->type, &a);
 }
 
 status reduce_sum_cuda(ctx *c, const call *k) { return run(c, k, false); }
@@ -91,6 +119,13 @@ DEVICE int64_t walk(int64_t i, int n, const int64_t *dim, const int64_t *step) {
     return offset;
 }
 
+#define STORE_TOTAL(o, total)                                                                                          \
+    do {                                                                                                               \
+        const A x_ = (A)(total);                                                                                       \
+        if (a.wide) ((float *)a.out)[o] = (float)x_;                                                                   \
+        else ((T *)a.out)[o] = PUT(x_);                                                                                \
+    } while (0)
+
 #define TEMPLATE "cuda/reduce.cu"
 #include "cuda/each_float.h"
 #endif
@@ -107,7 +142,7 @@ KERNEL(NAME(reduce_rows), reduce_args) {
             FOR_THREADS(i, a.length) total += GET(x[walk(i, a.n_gone, a.gone, a.gone_step)]);
         }
         total = SUM(total);
-        if (threadIdx.x == 0) ((T *)a.out)[o] = PUT((A)((double)total / a.divisor));
+        if (threadIdx.x == 0) STORE_TOTAL(o, (double)total / a.divisor);
     }
 }
 
@@ -140,7 +175,7 @@ KERNEL(NAME(reduce_join), reduce_args) {
     FOR_EACH(o, a.outputs) {
         double total = 0;
         for (int64_t part = 0; part < a.parts; part++) total += a.partial[part * a.outputs + o];
-        ((T *)a.out)[o] = PUT((A)(total / a.divisor));
+        STORE_TOTAL(o, total / a.divisor);
     }
 }
 #endif

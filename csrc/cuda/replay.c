@@ -1,6 +1,8 @@
 /* replay.c -- which stretches there are, what addresses they were recorded with, and when to record. */
 #include "cuda/replay.h"
 
+#include "cuda/torch_attention.h"
+
 #include <alloca.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -51,9 +53,10 @@ enum { ARENA, CONSTANTS, TF32, COMMON }; /* of a key, before the slots */
 
 /* --- stretches ---------------------------------------------------------------------------------------------------- */
 
-static bool runs_on_host(const node *n) {
+/* What the host runs, and what torch does, whose results lie in memory of its own. */
+static bool runs_elsewhere(const node *n) {
     return strcmp(n->op->name, "HostCall") == 0 || strcmp(n->op->name, "HostGrad") == 0 ||
-           strcmp(n->op->name, "HostProbe") == 0;
+           strcmp(n->op->name, "HostProbe") == 0 || torch_attention_is(n);
 }
 
 static int fixed_of(const plan *p, const operand *o) {
@@ -90,7 +93,9 @@ static bool find_slots(const plan *p, stretch *s) {
     return true;
 }
 
-static bool ends(const plan *p, int t) { return t == p->n_code || t == p->n_forward || runs_on_host(p->code[t].node); }
+static bool ends(const plan *p, int t) {
+    return t == p->n_code || t == p->n_forward || runs_elsewhere(p->code[t].node);
+}
 
 static bool find_stretches(const plan *p, replay *of) {
     int from = 0;
@@ -102,7 +107,7 @@ static bool find_stretches(const plan *p, replay *of) {
             *s = (stretch){.from = from, .to = t};
             if (!find_slots(p, s)) return false;
         }
-        from = t == p->n_code || !runs_on_host(p->code[t].node) ? t : t + 1;
+        from = t == p->n_code || !runs_elsewhere(p->code[t].node) ? t : t + 1;
     }
     return true;
 }

@@ -6,8 +6,9 @@
 #include <stddef.h>
 #include <string.h>
 
-static torch_lib lib;
+static torch_lib lib, cuda_lib;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const struct {
     const char *name;
@@ -18,19 +19,42 @@ static const struct {
 #undef TORCH_LIB_ROW
 };
 
-static void look_up(void) {
-    /* Only what is loaded already: whether there is a torch is the program's business. */
-    lib.handle = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
-    if (!lib.handle) return;
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-        void *found = dlsym(lib.handle, symbols[i].name);
-        memcpy((char *)&lib + symbols[i].member, &found, sizeof found); /* ISO C has no cast between the two */
+/* Only what is loaded already: whether there is a torch is the program's business. */
+static void look_into(const char *soname, torch_lib *out) {
+    out->handle = dlopen(soname, RTLD_NOLOAD | RTLD_LAZY);
+    for (size_t i = 0; out->handle && i < sizeof symbols / sizeof symbols[0]; i++) {
+        void *found = dlsym(out->handle, symbols[i].name);
+        memcpy((char *)out + symbols[i].member, &found, sizeof found); /* ISO C has no cast between the two */
     }
 }
+
+static void look_up(void) { look_into("libtorch_cpu.so", &lib); }
 
 const torch_lib *torch_lib_get(void) {
     pthread_once(&once, look_up);
     return &lib;
+}
+
+const torch_lib *torch_cuda_get(void) {
+    (void)pthread_mutex_lock(&lock);
+    if (!cuda_lib.handle) look_into("libtorch_cuda.so", &cuda_lib);
+    (void)pthread_mutex_unlock(&lock);
+    return &cuda_lib;
+}
+
+bool torch_has_attention(void) {
+    const torch_lib *t = torch_cuda_get();
+    torch_quiet q;
+
+    if (!t->aoti_torch_cuda__efficient_attention_forward || !t->aoti_torch_cuda__efficient_attention_backward)
+        return false;
+    if (!t->aoti_torch_get_current_cuda_stream || !t->aoti_torch_device_type_cuda || !t->aoti_torch_get_data_ptr ||
+        !t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object || !t->aoti_torch_get_numel ||
+        !t->aoti_torch_is_contiguous)
+        return false;
+    if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
+    torch_leave(&q);
+    return true;
 }
 
 /* torch's number of an element type; the numbers are asked for, since only the functions' names are stable. */
@@ -46,17 +70,27 @@ static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
     return true;
 }
 
-aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
-                  const int64_t *stride) {
+static aten tensor_on(const torch_lib *t, int32_t (*type_of_device)(void), int32_t index, dtype type, const void *data,
+                      int rank, const int64_t *dim, const int64_t *stride) {
     aten x = NULL;
     int32_t number;
 
     if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object) return NULL;
-    if (!t->aoti_torch_device_type_cpu || !torch_dtype(t, type, &number)) return NULL;
-    if (t->aoti_torch_create_tensor_from_blob((void *)(uintptr_t)data, rank, dim, stride, 0, number,
-                                              t->aoti_torch_device_type_cpu(), 0, &x))
+    if (!type_of_device || !torch_dtype(t, type, &number)) return NULL;
+    if (t->aoti_torch_create_tensor_from_blob((void *)(uintptr_t)data, rank, dim, stride, 0, number, type_of_device(),
+                                              index, &x))
         return NULL;
     return x;
+}
+
+aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
+                  const int64_t *stride) {
+    return tensor_on(t, t->aoti_torch_device_type_cpu, 0, type, data, rank, dim, stride);
+}
+
+aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *data, int rank, const int64_t *dim,
+                        const int64_t *stride) {
+    return tensor_on(t, t->aoti_torch_device_type_cuda, device, type, data, rank, dim, stride);
 }
 
 aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {

@@ -27,6 +27,7 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
     F(int32_t, aoti_torch_dtype_bfloat16, (void))                                                                      \
     F(int32_t, aoti_torch_dtype_float16, (void))                                                                       \
     F(int32_t, aoti_torch_device_type_cpu, (void))                                                                     \
+    F(int32_t, aoti_torch_device_type_cuda, (void))                                                                    \
     F(int32_t, aoti_torch_create_tensor_from_blob,                                                                     \
       (void *data, int64_t rank, const int64_t *dim, const int64_t *stride, int64_t offset, int32_t type,              \
        int32_t device_type, int32_t device_index, aten *out))                                                          \
@@ -43,7 +44,18 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
       (aten dy, aten x, aten w, const int64_t **bias_size, int64_t n_bias_size, const int64_t *stride,                 \
        int64_t n_stride, const int64_t *pad, int64_t n_pad, const int64_t *dilation, int64_t n_dilation,               \
        int32_t transposed, const int64_t *out_pad, int64_t n_out_pad, int64_t groups, const int32_t *mask,             \
-       int64_t n_mask, aten *dx, aten *dw, aten *db))
+       int64_t n_mask, aten *dx, aten *dw, aten *db))                                                                  \
+    F(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device, void **out))                                       \
+    F(int32_t, aoti_torch_cuda__efficient_attention_forward,                                                           \
+      (aten q, aten k, aten v, const aten *bias, const aten *starts_q, const aten *starts_k, const int64_t *longest_q, \
+       const int64_t *longest_k, double dropout, int64_t mask, int32_t with_lse, const double *scale,                  \
+       const aten *lengths_k, const int64_t *window, aten *y, aten *lse, aten *seed, aten *offset,                     \
+       int64_t *longest_q_out, int64_t *longest_k_out))                                                                \
+    F(int32_t, aoti_torch_cuda__efficient_attention_backward,                                                          \
+      (aten dy, aten q, aten k, aten v, const aten *bias, aten y, const aten *starts_q, const aten *starts_k,          \
+       int64_t longest_q, int64_t longest_k, aten lse, double dropout, aten seed, aten offset, int64_t mask,           \
+       int32_t with_dbias, const double *scale, const int64_t *splits, const int64_t *window, int32_t shared,          \
+       aten *dq, aten *dk, aten *dv, aten *dbias))
 
 typedef struct torch_lib {
     void *handle; /* of the library, NULL without torch */
@@ -54,11 +66,18 @@ typedef struct torch_lib {
 
 /* Looked up at the first call, from any thread; never NULL. */
 const torch_lib *torch_lib_get(void);
+/* The same functions as torch's library for GPUs has them; its handle is NULL as long as that is not loaded. */
+const torch_lib *torch_cuda_get(void);
+/* Whether it has all that attention by torch needs (cuda/torch_attention.cu). */
+bool torch_has_attention(void);
 
 /* A tensor over memory of ours, which must outlive it; NULL when torch cannot make one. */
 aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
                   const int64_t *stride);
-/* The same for a contiguous tensor. */
+/* The same on a GPU; a handle of torch_cuda_get. */
+aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *data, int rank, const int64_t *dim,
+                        const int64_t *stride);
+/* The first for a contiguous tensor. */
 aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s);
 void torch_tensor_free(const torch_lib *t, aten x); /* NULL is fine */
 /* The elements of a contiguous tensor that torch made, of which there should be `count`; NULL when it is no such. */

@@ -55,13 +55,17 @@ status attr_check(ctx *c, const op_def *op, const attr *a) {
     return OK;
 }
 
-status value_ints(graph *g, const value *v, const char *what, int *count, const int64_t **out) {
+status value_known(graph *g, value *v, const char *what) {
+    if (value_is_constant(v)) return OK;
+    g->asked = v;
+    return fail(g->c, E_DATA, "%s is computed from data, not from shapes: its size is unknown before running", what);
+}
+
+status value_ints(graph *g, value *v, const char *what, int *count, const int64_t **out) {
     int64_t n;
     int64_t *copy;
 
-    if (!value_is_constant(v))
-        return fail(g->c, E_UNSUPPORTED,
-                    "%s is computed from data, not from shapes: its size is unknown before running", what);
+    TRY(value_known(g, v, what));
     if (dtype_is_float(v->type)) return fail(g->c, E_TYPE, "%s must be integers, not %s", what, dtype_name(v->type));
     n = shape_count(&v->shape);
     if (n > 1 << 20) return fail(g->c, E_INVALID, "%s has %lld elements", what, (long long)n);

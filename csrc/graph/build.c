@@ -6,7 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { FOLD_BYTES = 1 << 20, SMALL_CONSTANT = 256, FOLD_WORK = 1 << 16 };
+enum { FOLD_BYTES = 1 << 20, SMALL_CONSTANT = 256, FOLD_WORK = 1 << 16, MAX_NUMBERS = 16 };
 
 /* --- equality of nodes -------------------------------------------------------------------------------------------- */
 
@@ -220,17 +220,75 @@ static status emit_node(graph *g, node *n, value **out) {
     return OK;
 }
 
+/* Element `i` of `v` as an int64 scalar, from where it was before it was put into a list of sizes: one number in
+ * several lists is found once. */
+static status element_of(graph *g, value *v, int64_t i, value **out) {
+    value *at;
+
+    for (;;) {
+        const bool joined = v->def && strcmp(v->def->op->name, "Concat") == 0 && v->shape.rank == 1;
+        if (joined) {
+            const node *n = v->def;
+            int k = 0;
+            while (i >= shape_count(&n->in[k]->shape)) i -= shape_count(&n->in[k++]->shape);
+            v = n->in[k];
+        } else if (v->def && strcmp(v->def->op->name, "Reshape") == 0) {
+            v = v->def->in[0];
+        } else {
+            break;
+        }
+    }
+    if (v->shape.rank > 0) {
+        TRY(emit_reshape(g, v, &SHAPE(shape_count(&v->shape)), &v));
+        TRY(graph_scalar(g, I64, (double)i, &at));
+        TRY(emit(g, &v, "Gather", v, at));
+    }
+    return emit_cast(g, v, I64, out);
+}
+
+/* A constant with the numbers that `v` holds when this plan runs. */
+static status numbers_of(graph *g, value *v, value **out) {
+    int64_t numbers[MAX_NUMBERS], count = shape_count(&v->shape);
+    value *one;
+
+    for (int64_t i = 0; i < count; i++) {
+        TRY(element_of(g, v, i, &one));
+        if (one->data) numbers[i] = *(const int64_t *)one->data;
+        else TRY(graph_data_size(g, one, &numbers[i]));
+    }
+    TRY(graph_ints(g, (int)count, numbers, &one));
+    TRY(emit_cast(g, one, v->type, &one));
+    return emit_reshape(g, one, &v->shape, out);
+}
+
+/* `n` with numbers in the place of the operand that was asked for. E_UNSUPPORTED when they cannot be found: the operand
+ * is not the node's, or too large to be sizes. */
+static status with_numbers(graph *g, node **n) {
+    value *asked = g->asked, **in, *numbers;
+    bool found = false;
+
+    for (int i = 0; i < (*n)->n_in; i++) found |= (*n)->in[i] == asked;
+    if (!found || shape_count(&asked->shape) > MAX_NUMBERS || !dtype_is_int(asked->type)) return E_UNSUPPORTED;
+    TRY(numbers_of(g, asked, &numbers));
+    TRY(NEW(g->c, in, (*n)->n_in));
+    for (int i = 0; i < (*n)->n_in; i++) in[i] = (*n)->in[i] == asked ? numbers : (*n)->in[i];
+    return graph_make_node(g, (*n)->op, (*n)->name, (*n)->attrs, (*n)->n_in, in, (*n)->n_out, n);
+}
+
 status graph_emit_op(graph *g, const op_def *op, const attr *attrs, int n_in, value *const *in, int n_out,
                      value **out) {
     int outputs = op->max_out == VARIADIC || n_out > op->max_out ? n_out : op->max_out;
     value **results;
     node *n;
+    status s;
 
     while (n_in > op->min_in && !in[n_in - 1]) n_in--; /* trailing absent operands */
     TRY_AT(g->c, check_operands(g, op, n_in, in), "emitting %s", g->emit_name ? g->emit_name : op->name);
     TRY(graph_make_node(g, op, g->emit_name, attrs, n_in, in, outputs, &n));
     TRY(NEW(g->c, results, outputs));
-    TRY_AT(g->c, emit_node(g, n, results), "emitting %s (%s)", op->name, g->emit_name ? g->emit_name : "-");
+    while ((s = emit_node(g, n, results)) == E_DATA)
+        if ((s = with_numbers(g, &n)) != OK) break;
+    TRY_AT(g->c, s, "emitting %s (%s)", op->name, g->emit_name ? g->emit_name : "-");
     for (int i = 0; i < n_out; i++) out[i] = results[i];
     return OK;
 }

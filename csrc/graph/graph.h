@@ -103,6 +103,7 @@ struct graph {
     value **sized; /* [n_sized] the values that hold them */
     int n_sized;
     const host *host;    /* runs nodes of its own, or NULL (graph/host.h) */
+    value *asked;        /* the operand whose numbers an inference wants (E_DATA) */
     value *pending;      /* the value that holds the first size that is not known */
     bool padding_unseen; /* nobody looks at results for tokens that are padding */
     bool cuda;           /* it will run on a GPU */
@@ -180,8 +181,11 @@ MUST_USE status attr_check(ctx *c, const struct op_def *op, const attr *a);
 
 static inline value *node_in(const node *n, int i) { return i < n->n_in ? n->in[i] : NULL; }
 static inline bool value_is_constant(const value *v) { return v && v->data; }
-/* A constant integer tensor as int64; `*count` elements. E_UNSUPPORTED naming the operand when it is not constant. */
-MUST_USE status value_ints(graph *g, const value *v, const char *what, int *count, const int64_t **out);
+/* E_DATA, with a sentence that names the operand, unless its elements are known while the graph is made. Where it is an
+ * operand of the node that is emitted, emit finds its numbers, as sizes that data decides, and goes on with these. */
+MUST_USE status value_known(graph *g, value *v, const char *what);
+/* A constant integer tensor as int64; `*count` elements. E_DATA as from value_known. */
+MUST_USE status value_ints(graph *g, value *v, const char *what, int *count, const int64_t **out);
 /* True when `v` is a constant all of whose elements equal one number. */
 bool value_is_filled(const value *v, double *x);
 

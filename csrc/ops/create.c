@@ -92,10 +92,7 @@ static status infer_range(graph *g, node *n) {
 
     for (int i = 0; i < 3; i++) {
         TRY(require(g, n, i));
-        if (!value_is_constant(n->in[i]))
-            return fail(g->c, E_UNSUPPORTED,
-                        "the bounds of Range are computed from data, not from shapes: "
-                        "its size is unknown before running");
+        TRY(value_known(g, n->in[i], "a bound of Range"));
         if (shape_count(&n->in[i]->shape) != 1)
             return fail(g->c, E_SHAPE, "the bounds of Range are not single numbers");
     }

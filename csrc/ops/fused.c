@@ -25,7 +25,7 @@ enum { NAME_LENGTH = 64 };
 static bool native(const fused_step *s) { return tile_is_native(s->type); }
 
 /* The next name of a list with spaces. */
-static const op_def *next_operator(const char **names) {
+const op_def *fused_operator(const char **names) {
     char name[NAME_LENGTH];
     size_t length = strcspn(*names, " ");
 
@@ -53,7 +53,7 @@ static status read_steps(ctx *c, const call *k, fused_program *p) {
     p->n_steps = types->count;
     for (int i = 0; i < p->n_steps; i++) {
         fused_step *s = &p->steps[i];
-        const op_def *op = next_operator(&names);
+        const op_def *op = fused_operator(&names);
         if (!op || !op->pointwise) return fail(c, E_INVALID, "step %d of a fused chain has no operator", i);
         *s = (fused_step){.op = op, .type = (dtype)types->ints[i], .n_in = op->min_in, .draws = op->pointwise->draws};
         s->last = s->result = s->buffer = NOWHERE;
@@ -67,13 +67,19 @@ static status read_steps(ctx *c, const call *k, fused_program *p) {
 
 /* From the results that somebody wants back to the steps and operands that they need. */
 static void find_wanted(const call *k, fused_program *p) {
-    const attr *results = list_of(k->node, "results");
+    const attr *results = list_of(k->node, "results"), *folded = list_of(k->node, "folded");
     const bool in_place = p->n_in && k->n_out && k->out[0].data && k->out[0].data == k->in[0].data;
 
     for (int i = 0; i < k->n_out; i++) {
-        fused_step *s = &p->steps[results->ints[i]];
+        const bool folds = i >= results->count;
+        fused_step *s = &p->steps[folds ? folded->ints[i - results->count] : results->ints[i]];
         if (!tensor_present(&k->out[i])) continue;
         s->wanted = true;
+        if (folds) {
+            s->folded = true;
+            s->last = p->n_steps;
+            continue;
+        }
         s->result = i;
         s->late = in_place && i == 0;
         if (s->late) s->last = p->n_steps;
@@ -125,19 +131,12 @@ typedef union buffer {
     _Alignas(64) char bytes[TILE * 8];
 } buffer;
 
-typedef struct job {
-    fused_program program;
-    tile_source in[FUSED_OPERANDS];
-    char *out[FUSED_RESULTS];
-    int64_t count;
-    uint64_t seed;
-} job;
-
+/* Followed by the tiles of operands and the buffers of steps. */
 typedef struct scratch {
+    _Alignas(64) uint32_t bits[TILE + PHILOX_GROUP];
+    const void *at[FUSED_OPERANDS + FUSED_STEPS]; /* the tile of each operand and step */
     tile_buffer *in;
     buffer *steps;
-    uint32_t *bits;
-    const void *at[FUSED_OPERANDS + FUSED_STEPS]; /* the tile of each operand and fused_step */
 } scratch;
 
 static void store(const fused_step *s, const void *tile, int64_t n, char *to) {
@@ -145,17 +144,18 @@ static void store(const fused_step *s, const void *tile, int64_t n, char *to) {
     else tile_store(s->type, tile, n, to);
 }
 
-static void run_step(const job *j, int index, int64_t start, int64_t n, scratch *w) {
-    const fused_program *p = &j->program;
+static void run_step(const fused_run *r, int index, int64_t start, int64_t n, scratch *w) {
+    const fused_program *p = &r->program;
     const fused_step *s = &p->steps[index];
     const void *in[TILE_OPERANDS + 1];
-    char *place = s->result < 0 ? NULL : j->out[s->result] + start * (int64_t)dtype_size(s->type);
+    char *place = s->result < 0 ? NULL : r->out[s->result] + start * (int64_t)dtype_size(s->type);
     void *out = s->buffer < 0 ? (void *)place : w->steps[s->buffer].bytes;
 
     for (int i = 0; i < s->n_in; i++) in[i] = w->at[s->in[i]];
     if (s->draws) {
-        philox_fill(j->seed, (uint32_t)s->param[1], start / PHILOX_GROUP, TILE / PHILOX_GROUP, w->bits);
-        in[s->n_in] = w->bits;
+        const int64_t skipped = start % PHILOX_GROUP, groups = (skipped + n + PHILOX_GROUP - 1) / PHILOX_GROUP;
+        philox_fill(r->seed, (uint32_t)s->param[1], start / PHILOX_GROUP, groups, w->bits);
+        in[s->n_in] = w->bits + skipped;
     }
     if (s->table) lookup_tile(s->table, n, s->n_in > 1 ? in[0] : NULL, in[s->n_in - 1], out);
     else s->fn(n, out, in, s->param);
@@ -164,29 +164,49 @@ static void run_step(const job *j, int index, int64_t start, int64_t n, scratch 
     w->at[p->n_in + index] = out;
 }
 
-static void run_tiles(void *arg, int64_t begin, int64_t end) {
-    const job *j = arg;
-    const fused_program *p = &j->program;
-    uint32_t bits[TILE];
-    scratch w = {.bits = bits};
-    const int64_t most = j->count < TILE ? j->count : TILE;
+size_t fused_scratch_bytes(const fused_run *r) {
+    return sizeof(scratch) + sizeof(tile_buffer) * (size_t)r->program.n_in +
+           sizeof(buffer) * (size_t)r->program.n_buffers;
+}
 
-    w.in = alloca(sizeof *w.in * (size_t)(p->n_in + 1) + 64);
-    w.in = (tile_buffer *)(((uintptr_t)w.in + 63) & ~(uintptr_t)63);
-    w.steps = alloca(sizeof *w.steps * (size_t)(p->n_buffers + 1) + 64);
-    w.steps = (buffer *)(((uintptr_t)w.steps + 63) & ~(uintptr_t)63);
+void fused_begin(const fused_run *r, void *memory) {
+    const fused_program *p = &r->program;
+    scratch *w = memory;
+
+    w->in = (tile_buffer *)(w + 1);
+    w->steps = (buffer *)(w->in + p->n_in);
     for (int i = 0; i < p->n_in; i++)
-        if (p->read[i]) tile_begin(&j->in[i], most, &w.in[i]);
+        if (p->read[i]) tile_begin(&r->in[i], r->count < TILE ? r->count : TILE, &w->in[i]);
+}
+
+void fused_tile(const fused_run *r, int64_t start, int64_t n, void *memory) {
+    const fused_program *p = &r->program;
+    scratch *w = memory;
+
+    for (int i = 0; i < p->n_in; i++)
+        if (p->read[i]) w->at[i] = tile_read(&r->in[i], start, n, &w->in[i]);
+    for (int i = 0; i < p->n_steps; i++)
+        if (p->steps[i].wanted) run_step(r, i, start, n, w);
+    for (int i = 0; i < p->n_steps; i++) {
+        const fused_step *s = &p->steps[i];
+        if (s->late) store(s, w->at[p->n_in + i], n, r->out[s->result] + start * (int64_t)dtype_size(s->type));
+    }
+}
+
+const void *fused_made(const fused_run *r, const void *memory, int step) {
+    const scratch *w = memory;
+    return w->at[r->program.n_in + step];
+}
+
+static void run_tiles(void *arg, int64_t begin, int64_t end) {
+    const fused_run *r = arg;
+    char *memory = alloca(fused_scratch_bytes(r) + 64);
+
+    memory = (char *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
+    fused_begin(r, memory);
     for (int64_t tile = begin; tile < end; tile++) {
-        const int64_t start = tile * TILE, n = j->count - start < TILE ? j->count - start : TILE;
-        for (int i = 0; i < p->n_in; i++)
-            if (p->read[i]) w.at[i] = tile_read(&j->in[i], start, n, &w.in[i]);
-        for (int i = 0; i < p->n_steps; i++)
-            if (p->steps[i].wanted) run_step(j, i, start, n, &w);
-        for (int i = 0; i < p->n_steps; i++) {
-            const fused_step *s = &p->steps[i];
-            if (s->late) store(s, w.at[p->n_in + i], n, j->out[s->result] + start * (int64_t)dtype_size(s->type));
-        }
+        const int64_t start = tile * TILE;
+        fused_tile(r, start, r->count - start < TILE ? r->count - start : TILE, memory);
     }
 }
 
@@ -198,14 +218,14 @@ status fused_read(ctx *c, const call *k, fused_program *p) {
 }
 
 /* Tables for steps that are looked up. */
-static size_t fused_workspace(const node *n) {
+size_t fused_table_bytes(const node *n, const shape *s) {
     const attr *types = list_of(n, "types"), *operands = list_of(n, "operands");
     const char *names = node_string(n, "steps");
     size_t bytes = 0;
 
-    if (n->n_out == 0 || shape_count(&n->out[0]->shape) < LOOKUP_LEAST) return 0;
+    if (shape_count(s) < LOOKUP_LEAST) return 0;
     for (int i = 0, at = 0; i < types->count; i++) {
-        const op_def *op = next_operator(&names);
+        const op_def *op = fused_operator(&names);
         if (!op) return 0;
         at += op->min_in;
         const int64_t last = operands->ints[at - 1];
@@ -215,10 +235,10 @@ static size_t fused_workspace(const node *n) {
     return bytes;
 }
 
-static void make_tables(const call *k, fused_program *p) {
-    char *work = k->work;
+static size_t fused_workspace(const node *n) { return n->n_out ? fused_table_bytes(n, &n->out[0]->shape) : 0; }
 
-    for (int i = 0; work && i < p->n_steps; i++) {
+static void make_tables(const call *k, char *work, fused_program *p) {
+    for (int i = 0; i < p->n_steps; i++) {
         fused_step *s = &p->steps[i];
         const lookup_kind kind = lookup_of(s->op, operand_type(p, k->in, s->in[s->n_in - 1]), s->type);
         if (kind == NO_LOOKUP || !s->wanted) continue;
@@ -228,22 +248,28 @@ static void make_tables(const call *k, fused_program *p) {
     }
 }
 
-static status fused_cpu(ctx *c, const call *k) {
-    const tensor *any = NULL;
-    job j = {.seed = k->seed};
+status fused_prepare(ctx *c, const call *k, const shape *s, void *work, fused_run *r) {
+    const int n_results = list_of(k->node, "results")->count;
 
-    TRY(fused_read(c, k, &j.program));
-    assign_buffers(&j.program);
+    *r = (fused_run){.count = shape_count(s), .seed = k->seed};
+    TRY(fused_read(c, k, &r->program));
+    assign_buffers(&r->program);
+    for (int i = 0; i < n_results; i++)
+        if (tensor_present(&k->out[i])) r->out[i] = k->out[i].data;
+    for (int i = 0; i < k->n_in; i++) r->in[i] = tile_source_of(&k->in[i], s);
+    if (r->count >= LOOKUP_LEAST) make_tables(k, work, &r->program);
+    return OK;
+}
+
+static status fused_cpu(ctx *c, const call *k) {
+    fused_run r;
+
     for (int i = 0; i < k->n_out; i++) {
         if (!tensor_present(&k->out[i])) continue;
-        any = &k->out[i];
-        j.out[i] = any->data;
+        TRY(fused_prepare(c, k, &k->out[i].shape, k->work, &r));
+        parallel_for((r.count + TILE - 1) / TILE, 1 + GRAIN / TILE / r.program.n_steps, run_tiles, &r);
+        return OK;
     }
-    if (!any) return OK;
-    for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &any->shape);
-    j.count = tensor_count(any);
-    make_tables(k, &j.program);
-    parallel_for((j.count + TILE - 1) / TILE, 1 + GRAIN / TILE / j.program.n_steps, run_tiles, &j);
     return OK;
 }
 
@@ -283,28 +309,68 @@ static int find(value *const *list, int count, const value *v) {
     return NOWHERE;
 }
 
-static bool used_elsewhere(const value *v, node *const *steps, int n_steps) {
+static bool used_elsewhere(const value *v, const fused_chain *ch) {
     for (const use *u = v->uses; u; u = u->next) {
         bool inside = false;
-        for (int i = 0; i < n_steps; i++) inside |= steps[i] == u->user;
+        for (int i = 0; i < ch->n_steps; i++) inside |= ch->steps[i] == u->user;
         if (!inside) return true;
     }
     return false;
 }
 
-/* The operand whose memory the first result may take goes first. */
-static void prefer_first(value **in, int n_in, const value *result, node *const *steps, int n_steps) {
+/* The operand whose memory the first result may take goes first. Without a result, one of the chain's own shape: a total
+ * must not take the memory of what is still read. */
+static void prefer_first(value **in, int n_in, const fused_chain *ch) {
+    const value *result = ch->n_results ? ch->steps[ch->results[0]]->out[0] : NULL;
+    const shape *s = &ch->steps[0]->out[0]->shape;
+
     for (int i = 0; i < n_in; i++) {
         value *v = in[i];
-        if (!v->def || v->type != result->type || !shape_equal(&v->shape, &result->shape)) continue;
-        if (used_elsewhere(v, steps, n_steps)) continue;
+        if (!shape_equal(&v->shape, s)) continue;
+        if (result && (!v->def || v->type != result->type || used_elsewhere(v, ch))) continue;
         in[i] = in[0];
         in[0] = v;
         return;
     }
 }
 
-status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, const int *results, value **out) {
+/* The totals of FusedReduce have all axes; the node's may have lost some. */
+static status emit_reduced(graph *g, const fused_chain *ch, const attr *attrs, int n_in, value *const *in, bool random,
+                           value **out) {
+    int64_t folded[FUSED_FOLDS], axes[MAX_RANK];
+    char names[FUSED_FOLDS * NAME_LENGTH];
+    size_t length = 0;
+    int n_axes = 0;
+
+    for (int i = 0; i < ch->n_folds; i++) {
+        const char *name = ch->folds[i]->op->name;
+        for (int j = 0; j < ch->n_steps; j++)
+            if (ch->steps[j]->out[0] == ch->folds[i]->in[0]) folded[i] = j;
+        if (i) names[length++] = ' ';
+        memcpy(names + length, name, strlen(name) + 1);
+        length += strlen(name);
+    }
+    for (int d = 0; d < MAX_RANK; d++)
+        if (ch->axes >> d & 1) axes[n_axes++] = d;
+    const attr all[] = {attrs[0],
+                        attrs[1],
+                        attrs[2],
+                        attrs[3],
+                        attrs[4],
+                        STRING("folds", names),
+                        INTS("folded", ch->n_folds, folded),
+                        INTS("axes", n_axes, axes),
+                        {.name = NULL}};
+    TRY(graph_emit(g, random ? "FusedReduceRandom" : "FusedReduce", all, n_in, in, ch->n_results + ch->n_folds, out));
+    for (int i = 0; i < ch->n_folds; i++) {
+        value **y = &out[ch->n_results + i];
+        TRY(emit_reshape(g, *y, &ch->folds[i]->out[0]->shape, y));
+    }
+    return OK;
+}
+
+status fused_emit(graph *g, const fused_chain *ch, value **out) {
+    node *const *steps = ch->steps;
     value *in[FUSED_OPERANDS], *made[FUSED_STEPS];
     int64_t operands[FUSED_STEPS * TILE_OPERANDS], types[FUSED_STEPS], ends[FUSED_RESULTS];
     double params[FUSED_STEPS * TILE_PARAMS];
@@ -313,8 +379,8 @@ status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, cons
     size_t length = 0;
     bool random = false;
 
-    for (int i = 0; i < n_steps; i++) made[i] = steps[i]->out[0];
-    for (int i = 0; i < n_steps; i++)
+    for (int i = 0; i < ch->n_steps; i++) made[i] = steps[i]->out[0];
+    for (int i = 0; i < ch->n_steps; i++)
         for (int j = 0; j < steps[i]->n_in; j++) {
             value *v = steps[i]->in[j];
             if (find(made, i, v) < 0 && find(in, n_in, v) < 0) {
@@ -322,8 +388,8 @@ status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, cons
                 in[n_in++] = v;
             }
         }
-    prefer_first(in, n_in, made[results[0]], steps, n_steps);
-    for (int i = 0; i < n_steps; i++) {
+    prefer_first(in, n_in, ch);
+    for (int i = 0; i < ch->n_steps; i++) {
         size_t more = strlen(steps[i]->op->name);
         if (i) names[length++] = ' ';
         memcpy(names + length, steps[i]->op->name, more);
@@ -337,16 +403,17 @@ status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, cons
         random |= is_random(steps[i]);
     }
     names[length] = '\0';
-    for (int i = 0; i < n_results; i++) ends[i] = results[i];
+    for (int i = 0; i < ch->n_results; i++) ends[i] = ch->results[i];
     const attr attrs[] = {
         STRING("steps", names),
         INTS("operands", n_operands, operands),
-        INTS("types", n_steps, types),
-        {.name = "params", .kind = ATTR_FLOATS, .count = n_steps * TILE_PARAMS, .floats = params},
-        INTS("results", n_results, ends),
+        INTS("types", ch->n_steps, types),
+        {.name = "params", .kind = ATTR_FLOATS, .count = ch->n_steps * TILE_PARAMS, .floats = params},
+        INTS("results", ch->n_results, ends),
         {.name = NULL},
     };
-    return graph_emit(g, random ? "FusedRandom" : "Fused", attrs, n_in, in, n_results, out);
+    if (ch->n_folds) return emit_reduced(g, ch, attrs, n_in, in, random, out);
+    return graph_emit(g, random ? "FusedRandom" : "Fused", attrs, n_in, in, ch->n_results, out);
 }
 
 static status infer_fused(graph *g, node *n) {
@@ -367,15 +434,26 @@ static const attr fused_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("oper
                                    NO_DEFAULT("types", INTS),   NO_DEFAULT("params", FLOATS),
                                    NO_DEFAULT("results", INTS), {.name = NULL}};
 
+static const attr reduce_attrs[] = {
+    NO_DEFAULT("steps", STRING),  NO_DEFAULT("operands", INTS), NO_DEFAULT("types", INTS),
+    NO_DEFAULT("params", FLOATS), NO_DEFAULT("results", INTS),  NO_DEFAULT("folds", STRING),
+    NO_DEFAULT("folded", INTS),   NO_DEFAULT("axes", INTS),     {.name = NULL}};
+
 #define CHAIN(name_, flags_)                                                                                           \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
     .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .workspace = fused_workspace, \
     .cpu = fused_cpu, .cuda = fused_cuda
+#define REDUCED(name_, flags_)                                                                                         \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
+    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs, .infer = infer_fused_reduce,                       \
+    .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
 
 /* clang-format off */
 const op_def fused_ops[] = {
     {CHAIN("Fused", 0)},
     {CHAIN("FusedRandom", RANDOM)},
+    {REDUCED("FusedReduce", 0)},
+    {REDUCED("FusedReduceRandom", RANDOM)},
     {0},
 };
 /* clang-format on */

@@ -16,6 +16,7 @@ typedef struct fused_step {
     int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
     const float *table;          /* instead of fn: looked up (ops/lookup.h), or NULL */
     bool draws, wanted, late;    /* late: written when all steps have run */
+    bool folded;                 /* FusedReduce: read when all steps have run */
 } fused_step;
 
 typedef struct fused_program {
@@ -27,6 +28,34 @@ typedef struct fused_program {
 /* From the node's attributes, and the results that somebody wants. Buffers are not assigned. */
 MUST_USE status fused_read(ctx *c, const call *k, fused_program *p);
 
+/* The next operator of a list of names with spaces between them; NULL: there is none. */
+const op_def *fused_operator(const char **names);
+
+/* A program on the CPU, with what it reads and writes. */
+typedef struct fused_run {
+    fused_program program;
+    tile_source in[FUSED_OPERANDS];
+    char *out[FUSED_RESULTS];
+    int64_t count; /* elements of its shape */
+    uint64_t seed;
+} fused_run;
+
+/* `s`: the shape of its elements; `work`: fused_table_bytes. */
+MUST_USE status fused_prepare(ctx *c, const call *k, const shape *s, void *work, fused_run *r);
+size_t fused_table_bytes(const node *n, const shape *s);
+/* Bytes of memory, 64-byte aligned, that a thread runs tiles in; what is to be done once before the first of them. */
+size_t fused_scratch_bytes(const fused_run *r);
+void fused_begin(const fused_run *r, void *scratch);
+/* Elements [start, start + n), at most TILE. */
+void fused_tile(const fused_run *r, int64_t start, int64_t n, void *scratch);
+/* What the last tile made of a step, in the class of its type. */
+const void *fused_made(const fused_run *r, const void *scratch, int step);
+
 kernel_fn fused_cuda; /* cuda/fused.cu */
+
+/* fused_reduce.c */
+size_t fused_reduce_workspace(const node *n);
+kernel_fn fused_reduce_cpu;
+MUST_USE status infer_fused_reduce(graph *g, node *n);
 
 #endif

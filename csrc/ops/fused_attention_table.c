@@ -14,11 +14,13 @@
  * and it keeps nothing of size S x S. With 16-bit floats it needs sums that stay float32, which only our kernels give.
  *
  * On a GPU nothing has been measured. There our kernel has no tensor cores, which products of 16-bit floats have: with
- * those it is for scores that take much memory. */
+ * those it is for scores that take much memory. torch's kernels have them; calling them ends a CUDA graph, so they are
+ * for scores that take a GPU longer than that takes the host. */
 #include "exec/gemm.h"
+#include "exec/torch_lib.h"
 #include "ops/op.h"
 
-enum { MUCH = 4096 };
+enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 23 };
 
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked) {
     const bool narrow = type == BF16 || type == F16;
@@ -26,4 +28,11 @@ bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t k
 
     if (!g->cuda && narrow && !gemm_sums_wide(type)) return false;
     return keys >= from && queries >= 64;
+}
+
+bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width) {
+    if (!g->cuda || (type != BF16 && type != F16) || shape_count(scores) < MANY) return false;
+    if (width % EIGHT || value_width % EIGHT || width > FUSED_ATTENTION_WIDTH || value_width > FUSED_ATTENTION_WIDTH)
+        return false; /* a row of a head is not aligned */
+    return torch_has_attention();
 }

@@ -94,7 +94,7 @@ static status sampling_of(ctx *c, const node *n, dtype type, const shape *x, con
 }
 
 status infer_grid_sample(graph *g, node *n) {
-    sampling s;
+    sampling s = {.axes = 0};
     shape y;
 
     TRY(require(g, n, 0));
@@ -116,13 +116,16 @@ status infer_grid_sample_grad_grid(graph *g, node *n) { return set_out(g, n, 0, 
 
 status grad_grid_sample(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *x = n->in[0], *grid = n->in[1];
+    manner m;
     const attr *const as =
         NODE_ATTRS(STRING("mode", node_string(n, "mode")), STRING("padding_mode", node_string(n, "padding_mode")),
                    INT("align_corners", node_int(n, "align_corners")), INTS("shape", x->shape.rank, x->shape.dim));
 
     if (need(n, 0)) TRY(emit_with(g, &dx[0], "GridSampleGradInput", as, dy[0], grid));
-    if (need(n, 1)) TRY(emit_with(g, &dx[1], "GridSampleGradGrid", as, dy[0], x, grid));
-    return OK;
+    if (!need(n, 1)) return OK;
+    TRY(manner_of(g->c, n, &m));
+    if (m.mode == NEAREST) return zeros_like(g, grid, &dx[1]);
+    return emit_with(g, &dx[1], "GridSampleGradGrid", as, dy[0], x, grid);
 }
 
 /* Work of one point in one channel. */

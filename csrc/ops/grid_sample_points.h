@@ -21,9 +21,11 @@ SIMD_PART void NAME(reflect)(double low, double high, int64_t n, T *x, T *dx) {
     }
 }
 
-/* Brought into the image as the padding says. */
-SIMD_PART void NAME(bring_in)(const manner *m, int64_t size, int64_t n, T *x, T *dx) {
-    const T last = (T)(size - 1);
+/* Brought into the image as the padding says; what is no number, and what cannot be mirrored, to its begin, or in a
+ * volume to its end. */
+SIMD_PART void NAME(bring_in)(const sampling *s, int64_t size, int64_t n, T *x, T *dx) {
+    const manner *m = &s->manner;
+    const T last = (T)(size - 1), unknown = s->axes > 2 ? last : 0;
 
     if (m->padding == ZEROS) return;
     if (m->padding == REFLECTION) {
@@ -31,8 +33,9 @@ SIMD_PART void NAME(bring_in)(const manner *m, int64_t size, int64_t n, T *x, T 
         else NAME(reflect)(-0.5, (T)last + 0.5, n, x, dx);
     }
     for (int64_t p = 0; p < n; p++) {
-        dx[p] = (x[p] <= 0) | (x[p] >= last) ? 0 : dx[p];
-        x[p] = x[p] < 0 ? 0 : x[p] > last ? last : x[p];
+        const T inside = x[p] < 0 ? 0 : x[p] > last ? last : x[p];
+        dx[p] = (x[p] > 0) & (x[p] < last) ? dx[p] : 0;
+        x[p] = x[p] == x[p] ? inside : unknown;
     }
 }
 
@@ -71,7 +74,7 @@ SIMD_PART T NAME(far_weight)(T x) { return (((T)-0.75 * x + (T)3.75) * x - 6) * 
 SIMD_PART T NAME(far_slope)(T x) { return ((T)-2.25 * x + (T)7.5) * x - 6; }
 
 /* Here it is the elements, not the points, that padding brings in. */
-SIMD_PART void NAME(cubic_taps)(const manner *m, int64_t size, bool slopes, int64_t n, NAME(axis_taps) * t) {
+SIMD_PART void NAME(cubic_taps)(const sampling *s, int64_t size, bool slopes, int64_t n, NAME(axis_taps) * t) {
     T base[SEGMENT], ignored[SEGMENT] = {0};
 
     t->count = AXIS_TAPS;
@@ -84,26 +87,28 @@ SIMD_PART void NAME(cubic_taps)(const manner *m, int64_t size, bool slopes, int6
             if (slopes)
                 t->slope[i][p] = t->dx[p] * side * (far ? NAME(far_slope)(distance) : NAME(near_slope)(distance));
         }
-        NAME(bring_in)(m, size, n, base, ignored);
+        NAME(bring_in)(s, size, n, base, ignored);
         NAME(set_places)(size, n, base, t->at[i]);
     }
 }
 
-/* From the grid's coordinates in t->x. */
+/* From the grid's coordinates in t->x. One that is infinite or NaN has taps of weight NaN in an image of zeros around,
+ * and none in such a volume, as in PyTorch. */
 SIMD_PART void NAME(fill_axis)(const sampling *s, int64_t size, int64_t n, NAME(axis_taps) * t) {
     const manner *m = &s->manner;
     const T half = (T)(m->align_corners ? size - 1 : size) / 2, shift = (T)(m->align_corners ? 0 : 0.5);
+    const bool outside = s->axes > 2 && m->padding == ZEROS;
 
     for (int64_t p = 0; p < n; p++) {
         T x = (t->x[p] + 1) * half - shift;
         if (s->narrow) x = (T)((float)(t->x[p] + 1) * (float)half - (float)shift);
-        t->x[p] = x - x == 0 ? x : -100; /* neither infinite nor NaN */
+        t->x[p] = x - x == 0 || !outside ? x : -100;
         t->dx[p] = half;
     }
-    if (m->mode != CUBIC) NAME(bring_in)(m, size, n, t->x, t->dx);
+    if (m->mode != CUBIC) NAME(bring_in)(s, size, n, t->x, t->dx);
     if (m->mode == NEAREST) NAME(nearest_taps)(size, s->slopes, n, t);
     else if (m->mode == LINEAR) NAME(linear_taps)(size, s->slopes, n, t);
-    else NAME(cubic_taps)(m, size, s->slopes, n, t);
+    else NAME(cubic_taps)(s, size, s->slopes, n, t);
 }
 
 /* --- taps of a segment of points ---------------------------------------------------------------------------------- */
@@ -185,8 +190,8 @@ SIMD_PART void NAME(pull)(const T *x, const NAME(segment_taps) * t, const int co
         T sum = 0;
         for (int k = 0; k < count; k++) {
             const int32_t at = t->at[k][p];
-            const T term = t->weight[k][p] * x[at < 0 ? 0 : at];
-            sum += at < 0 ? 0 : term;
+            const T element = x[at < 0 ? 0 : at];
+            sum += t->weight[k][p] * (at < 0 ? 0 : element);
         }
         y[p] = sum;
     }

@@ -507,6 +507,7 @@ size_t gather_workspace(const node *n);
 kernel_fn gather_cuda, gather_grad_cuda; /* cuda/index.cu */
 size_t gather_grad_cuda_workspace(const node *n);
 kernel_fn gather_elements_cuda, gather_nd_cuda, gather_nd_grad_cuda; /* cuda/scatter.cu */
+size_t gather_nd_grad_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -530,7 +531,8 @@ const op_def index_ops[] = {
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
      .grad = grad_gather_nd, .cpu = gather_nd_cpu, .cuda = gather_nd_cuda},
     {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .attrs = NODE_ATTRS(INT("batch_dims", 0), NO_DEFAULT("shape", INTS)),
-     .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu, .cuda = gather_nd_grad_cuda},
+     .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu,
+     .cuda = gather_nd_grad_cuda, .cuda_workspace = gather_nd_grad_cuda_workspace},
     {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},
     {0},
 };

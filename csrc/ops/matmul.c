@@ -3,6 +3,7 @@
  *     MatMul              y = a b
  *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional; without it, and `wide`, y is float32
  *                                                where a and b are 16-bit floats: the sums as they are
+ *     MatMulAdd           y = c + alpha a b      operands c, a, b; y may be c's memory
  *     GroupedMatMul       y[r] = a[r] b[e]       rows r of group e: from ends[e - 1] to ends[e]; others are 0
  *     GroupedMatMulOuter  y[e] = sum of a[r]' b[r] over the rows r of group e: the gradient of GroupedMatMul's b
  *
@@ -34,7 +35,7 @@ static shape with_matrix(shape batch, int64_t rows, int64_t cols) {
     return batch;
 }
 
-static status infer_matmul(graph *g, node *n) {
+status infer_matmul(graph *g, node *n) {
     char ta[SHAPE_TEXT], tb[SHAPE_TEXT];
     shape a, b, y;
 
@@ -61,7 +62,7 @@ static status infer_matmul(graph *g, node *n) {
     return set_out(g, n, 0, wide ? F32 : n->in[0]->type, &y);
 }
 
-static status infer_matmul_bias(graph *g, node *n) {
+status infer_matmul_bias(graph *g, node *n) {
     char ty[SHAPE_TEXT], tc[SHAPE_TEXT];
     const value *c = node_in(n, 2), *y = n->out[0];
     shape both;
@@ -273,6 +274,32 @@ static void matmul_products(const call *k, product_fn *each, void *arg) {
     each(arg, &g);
 }
 
+/* --- into what is there --------------------------------------------------------------------------------------------- */
+
+/* The product of operands 1 and 2. */
+static gemm added_gemm(const call *k) {
+    call product = *k;
+
+    product.in++;
+    product.n_in--;
+    return matmul_gemm(&product);
+}
+
+static status matmul_add_cpu(ctx *c, const call *k) {
+    gemm g = added_gemm(k);
+
+    (void)c;
+    if (k->in[0].data != k->out[0].data) copy_elements(&k->out[0], &k->in[0]);
+    g.beta = 1;
+    gemm_run(&g);
+    return OK;
+}
+
+static void matmul_add_products(const call *k, product_fn *each, void *arg) {
+    const gemm g = added_gemm(k);
+    each(arg, &g);
+}
+
 /* --- groups of rows ----------------------------------------------------------------------------------------------- */
 
 /* A mixture of experts multiplies the rows that it sends to each expert, sorted by expert, by that expert's matrix. */
@@ -375,6 +402,8 @@ const op_def matmul_ops[] = {
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
+    {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | APART, NODE_ATTRS(FLOAT("alpha", 1)),
+     .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

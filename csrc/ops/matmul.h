@@ -5,7 +5,11 @@
 #include "exec/gemm.h"
 #include "ops/op.h"
 
-/* The product of a MatMul or a MatMulBias, into its result; beta is 0. Batch dimensions are the result's. */
+/* Of every operator whose first two operands are multiplied into out[0]. */
+status infer_matmul(graph *g, node *n);
+status infer_matmul_bias(graph *g, node *n); /* and whose third is added */
+
+/* The product of any of them, into out[0]; beta is 0. Batch dimensions are the result's. */
 gemm matmul_gemm(const call *k);
 
 #endif

@@ -97,6 +97,9 @@ MUST_USE status index_of_lanes(graph *g, value *index, int axis, value **out);
 
 typedef enum combining { COMBINE_NONE, COMBINE_ADD, COMBINE_MUL, COMBINE_MAX, COMBINE_MIN } combining;
 
+/* What the attribute "reduction" says. */
+combining scatter_combining(const node *n);
+
 /* out[o][r] = base[o][r] (zeros without a base), combined with updates[o][k] for every k with row(k) = r in order of
  * k: so results do not depend on the number of threads. Sums and products of 16-bit floats are kept in float32. */
 typedef struct row_scatter {

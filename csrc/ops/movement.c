@@ -230,7 +230,7 @@ static status pad_axes(graph *g, value *x, pad_mode mode, int first, int last, c
 }
 
 /* Not worth a list of more places than this. */
-enum { MOST_PLACES = 1 << 16 };
+enum { MOST_PLACES = 1 << 20 };
 
 static status lower_pad(graph *g, const node *n, value **out) {
     static const char *const names[PAD_MODES] = {"constant", "reflect", "edge", "wrap"};

@@ -33,6 +33,7 @@ typedef enum op_flag {
     KEEP = 1 << 8,        /* never constant-folded although deterministic */
     IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
     COSTLY = 1 << 10,     /* pointwise, and takes longer than loading its result */
+    APART = 1 << 11,      /* with INPLACE: no other operand may lie in that memory */
 } op_flag;
 
 enum { VARIADIC = -1 };
@@ -84,14 +85,25 @@ static inline bool need(const node *n, int i) { return i < n->n_in && n->in[i] &
 
 /* --- chains of pointwise operators (ops/fused.c) -------------------------------------------------------------------- */
 
-/* The most steps, operands and results of one chain. */
-enum { FUSED_STEPS = 24, FUSED_OPERANDS = 12, FUSED_RESULTS = 8 };
+/* The most steps, operands, results and totals of one chain. */
+enum { FUSED_STEPS = 24, FUSED_OPERANDS = 12, FUSED_RESULTS = 8, FUSED_FOLDS = 4 };
+
+/* Steps are nodes in an order in which operands come first and whose results are of one shape; results[] counts among
+ * them. Folds are reductions of a step each, all along the same axes, a bit set. */
+typedef struct fused_chain {
+    int n_steps, n_results, n_folds;
+    node *steps[FUSED_STEPS], *folds[FUSED_FOLDS];
+    int results[FUSED_STEPS];
+    unsigned axes;
+} fused_chain;
 
 /* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */
 bool fused_holds(const node *n);
-/* One node that computes `steps`, nodes in an order in which operands come first and whose results are of one shape;
- * out[i] is what stands for the result of the step results[i]. Bit for bit what the nodes compute one by one. */
-MUST_USE status fused_emit(graph *g, int n_steps, node *const *steps, int n_results, const int *results, value **out);
+/* Whether `n` may fold a step's result on the CPU, and along which axes. */
+bool fused_folds(const node *n, unsigned *axes);
+/* One node that computes the chain: out[i] is what stands for the result of the step results[i], out[n_results + i] for
+ * that of folds[i]. Bit for bit what the nodes compute one by one. Without a result some operand has the steps' shape. */
+MUST_USE status fused_emit(graph *g, const fused_chain *ch, value **out);
 
 /* --- attention as one operator (ops/fused_attention.c) -------------------------------------------------------------- */
 
@@ -99,6 +111,10 @@ MUST_USE status fused_emit(graph *g, int n_steps, node *const *steps, int n_resu
 enum { FUSED_ATTENTION_WIDTH = 256 };
 /* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden. */
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked);
+/* Its attribute "torch": which keys torch's own kernels are asked for on a GPU. */
+typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
+/* Whether they take it, for scores [B, H, Q, K] of heads of these widths without dropout or bias. */
+bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width);
 
 /* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 

@@ -51,7 +51,8 @@ static status emit_gradient(graph *g, const char *op, const node *n, int n_in, v
 /* A plane has one window, all of it. */
 static inline bool is_whole(const window *w) {
     for (int i = 0; i < SPATIAL; i++)
-        if (w->kernel[i] != w->in[i] || w->out[i] != 1 || w->before[i]) return false;
+        if (w->kernel[i] != w->in[i] || w->out[i] != 1 || w->before[i] || (w->kernel[i] > 1 && w->dilation[i] > 1))
+            return false;
     return volume(w->in) > 0;
 }
 

@@ -6,194 +6,12 @@
  * on the number of threads. */
 #include "ops/reduce_kernel.h"
 
-#include "core/half.h"
 #include "core/parallel.h"
-#include "core/vmath.h"
 
+#include <math.h>
+
+#include <alloca.h>
 #include <string.h>
-
-/* --- folds -------------------------------------------------------------------------------------------------------- */
-
-#define PRAGMA(text) _Pragma(#text)
-#define NO_SHIFT(A, i) 0
-#define SHIFT(A, i) (((const A *)shift)[i])
-
-/* One fold in one class: elements of type C, totals of type A. `step` makes the new total from the old one `t`, the
- * element `x` and the shift `s`; `op` puts two totals together, of which `unit` is the neutral one. A row's tile is
- * folded in type L before it joins the total. */
-#define FOLD(name, C, L, A, op, unit, SHIFT_OR_NOT, step)                                                              \
-    SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        L t = unit;                                                                                                    \
-        const A s = SHIFT_OR_NOT(A, 0);                                                                                \
-        (void)shift, (void)s;                                                                                          \
-        PRAGMA(omp simd reduction(op : t))                                                                             \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            L x = (L)p[i];                                                                                             \
-            t = step;                                                                                                  \
-        }                                                                                                              \
-        A tile = (A)t;                                                                                                 \
-        *total = *total op tile;                                                                                       \
-    }                                                                                                                  \
-    SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            const A s = SHIFT_OR_NOT(A, i);                                                                            \
-            (void)s;                                                                                                   \
-            total[i] = step;                                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            const A s = SHIFT_OR_NOT(A, i);                                                                            \
-            (void)s;                                                                                                   \
-            t = step, x = (A)p[i + stride];                                                                            \
-            t = step, x = (A)p[i + 2 * stride];                                                                        \
-            t = step, x = (A)p[i + 3 * stride];                                                                        \
-            total[i] = step;                                                                                           \
-        }                                                                                                              \
-    }
-
-/* Maximum and minimum: a NaN wins, and stays. NaNs of a tile are counted in an N, an integer as wide as C. */
-#define FOLD_EXTREME(name, C, N, A, op, beats)                                                                         \
-    SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        C t = p[0];                                                                                                    \
-        N nans = 0;                                                                                                    \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd reduction(op : t) reduction(+ : nans))                                                         \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            nans += p[i] != p[i];                                                                                      \
-            t = p[i] beats t ? p[i] : t;                                                                               \
-        }                                                                                                              \
-        const A tile = nans ? (A)NAN : (A)t, old = *total;                                                             \
-        *total = tile beats old || tile != tile ? tile : old;                                                          \
-    }                                                                                                                  \
-    SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            total[i] = x beats t || x != x ? x : t;                                                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            const C x = p[i], y = p[i + stride], z = p[i + 2 * stride], w = p[i + 3 * stride];                         \
-            const C first = x beats y ? x : y, second = z beats w ? z : w;                                             \
-            const int nans = (x != x) | (y != y) | (z != z) | (w != w);                                                \
-            const A four = nans ? (A)NAN : (A)(first beats second ? first : second), t = total[i];                     \
-            total[i] = (four beats t) | (four != four) ? four : t;                                                     \
-        }                                                                                                              \
-    }
-
-/* Sums have error enough to spare for float in a tile; squares and products need the range of double. */
-#define FOLD_FLOATS(name, L, op, unit, SHIFT_OR_NOT, step)                                                             \
-    FOLD(name##_f32, float, L, double, op, unit, SHIFT_OR_NOT, step)                                                   \
-    FOLD(name##_f64, double, double, double, op, unit, SHIFT_OR_NOT, step)
-/* Integers wrap around as they do in PyTorch: their sums are made of unsigned numbers, where that is defined. */
-#define FOLD_NUMBERS(name, L, op, unit, step)                                                                          \
-    FOLD_FLOATS(name, L, op, unit, NO_SHIFT, step)                                                                     \
-    FOLD(name##_i64, int64_t, uint64_t, uint64_t, op, unit, NO_SHIFT, step)
-
-/* clang-format off */
-FOLD_NUMBERS(sum,         float,  +, 0, t + x)
-FOLD_NUMBERS(square,      double, +, 0, t + x * x)
-FOLD_NUMBERS(prod,        double, *, 1, t * x)
-FOLD_FLOATS(count_equal,  double, +, 0, SHIFT, t + (x == s ? 1 : 0))
-FOLD_FLOATS(prod_nonzero, double, *, 1, NO_SHIFT, t * (x == 0 ? 1 : x))
-FOLD(l1_f32,      float,   float,    double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
-FOLD(l1_f64,      double,  double,   double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
-FOLD(l1_i64,      int64_t, uint64_t, uint64_t, +, 0, NO_SHIFT, t + ((int64_t)x < 0 ? -x : x))
-FOLD(sum_exp_f32, float,   double,   double,   +, 0, SHIFT, t + v_exp((float)(x - s)))
-FOLD(sum_exp_f64, double,  double,   double,   +, 0, SHIFT, t + v_exp(x - s))
-FOLD_EXTREME(max_f32, float,   int32_t, double,  max, >)
-FOLD_EXTREME(max_f64, double,  int64_t, double,  max, >)
-FOLD_EXTREME(max_i64, int64_t, int64_t, int64_t, max, >)
-FOLD_EXTREME(min_f32, float,   int32_t, double,  min, <)
-FOLD_EXTREME(min_f64, double,  int64_t, double,  min, <)
-FOLD_EXTREME(min_i64, int64_t, int64_t, int64_t, min, <)
-/* clang-format on */
-
-#define FORMS_FLOAT(name, form) [FOLD_F32] = name##_f32_##form, [FOLD_F64] = name##_f64_##form
-#define FORMS(name, form) {FORMS_FLOAT(name, form), [FOLD_I64] = name##_i64_##form}
-#define NUMBER_FOLD(name) .rows = FORMS(name, rows), .columns = FORMS(name, columns), .lines = FORMS(name, lines)
-#define FLOAT_FOLD(name)                                                                                               \
-    .rows = {FORMS_FLOAT(name, rows)}, .columns = {FORMS_FLOAT(name, columns)}, .lines = {FORMS_FLOAT(name, lines)}
-
-static const fold fold_sum = {NUMBER_FOLD(sum), .start = 0, .start_int = 0};
-static const fold fold_square = {NUMBER_FOLD(square), .start = 0, .start_int = 0};
-static const fold fold_l1 = {NUMBER_FOLD(l1), .start = 0, .start_int = 0};
-static const fold fold_prod = {NUMBER_FOLD(prod), .start = 1, .start_int = 1};
-static const fold fold_count_equal = {FLOAT_FOLD(count_equal), .start = 0};
-static const fold fold_prod_nonzero = {FLOAT_FOLD(prod_nonzero), .start = 1};
-static const fold fold_sum_exp = {FLOAT_FOLD(sum_exp), .start = 0};
-const fold fold_max = {NUMBER_FOLD(max), .start = -INFINITY, .start_int = INT64_MIN};
-const fold fold_min = {NUMBER_FOLD(min), .start = INFINITY, .start_int = INT64_MAX};
-
-/* --- narrow types ------------------------------------------------------------------------------------------------- */
-
-typedef void convert_fn(void *to, const void *from, int64_t n);
-
-#define CONVERT(name, From, To, expr)                                                                                  \
-    SIMD static void name(void *to, const void *from, int64_t n) {                                                     \
-        const From *p = from;                                                                                          \
-        To *q = to;                                                                                                    \
-        for (int64_t i = 0; i < n; i++) q[i] = (To)(expr);                                                             \
-    }
-CONVERT(widen_bf16, bf16, float, bf16_to_f32(p[i]))
-CONVERT(widen_i32, int32_t, int64_t, p[i])
-CONVERT(widen_i16, int16_t, int64_t, p[i])
-CONVERT(widen_i8, int8_t, int64_t, p[i])
-CONVERT(widen_u8, uint8_t, int64_t, p[i])
-CONVERT(narrow_f32, double, float, p[i])
-CONVERT(narrow_f64, double, double, p[i])
-CONVERT(narrow_bf16, double, bf16, f32_to_bf16((float)p[i]))
-CONVERT(narrow_f16, double, f16, (float)p[i])
-CONVERT(narrow_i64, int64_t, int64_t, p[i])
-CONVERT(narrow_i32, int64_t, int32_t, p[i])
-CONVERT(narrow_i16, int64_t, int16_t, p[i])
-CONVERT(narrow_i8, int64_t, int8_t, p[i])
-CONVERT(narrow_u8, int64_t, uint8_t, p[i])
-static void widen_f16(void *to, const void *from, int64_t n) { f16_widen(from, n, to); }
-
-static const struct {
-    fold_class as;
-    convert_fn *widen;  /* elements to their class; NULL: they are of it */
-    convert_fn *narrow; /* totals to elements */
-} conversions[DTYPE_COUNT] = {
-    [F32] = {FOLD_F32, NULL, narrow_f32},         [F64] = {FOLD_F64, NULL, narrow_f64},
-    [BF16] = {FOLD_F32, widen_bf16, narrow_bf16}, [F16] = {FOLD_F32, widen_f16, narrow_f16},
-    [I64] = {FOLD_I64, NULL, narrow_i64},         [I32] = {FOLD_I64, widen_i32, narrow_i32},
-    [I16] = {FOLD_I64, widen_i16, narrow_i16},    [I8] = {FOLD_I64, widen_i8, narrow_i8},
-    [U8] = {FOLD_I64, widen_u8, narrow_u8},       [BOOL] = {FOLD_I64, widen_u8, narrow_u8},
-};
-
-fold_class fold_class_of(dtype t) { return conversions[t].as; }
-
-const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, fold_tile *buffer) {
-    const void *from = (const char *)x + at * (int64_t)dtype_size(t);
-    if (!conversions[t].widen) return from;
-    conversions[t].widen(buffer, from, n);
-    return buffer;
-}
 
 /* --- layout ------------------------------------------------------------------------------------------------------- */
 
@@ -222,7 +40,8 @@ typedef struct layout {
     int64_t outputs;       /* numbers made */
 } layout;
 
-enum { PART = 32768, MOST_PARTS = 32 };
+/* Elements; a number; lines whose totals are written once. */
+enum { PART = 32768, MOST_PARTS = 32, LINES_A_PART = 64, ROWS_TOGETHER = 32 };
 
 static void add_axis(odometer *o, int64_t dim, int64_t stride) {
     o->dim[o->rank] = dim;
@@ -261,7 +80,7 @@ static layout layout_of(const shape *s, unsigned axes) {
     l.length = l.folded.count * (l.inner_folded ? l.inner : 1);
     if (l.inner_folded) {
         l.outputs = l.kept.count;
-        l.width = clamp(PART / 4 / clamp(l.length, 1, PART), 1, FOLD_TILE);
+        l.width = clamp(PART / 4 / clamp(l.length, 1, PART), l.folded.rank ? ROWS_TOGETHER : 1, FOLD_TILE);
         l.pieces = (l.outputs + l.width - 1) / l.width;
         l.tasks = l.pieces;
     } else {
@@ -274,26 +93,63 @@ static layout layout_of(const shape *s, unsigned axes) {
     return l;
 }
 
+/* The totals of tasks are made in memory of their own first. */
+static bool is_joined(const layout *l) { return l->parts > 1 || l->width > FOLD_TILE; }
+
+/* A source is asked for elements in the order of their places, or memory would be slow where it reads and writes: a line
+ * of columns is not cut, however long it is. */
+static layout layout_of_source(const shape *s, unsigned axes) {
+    layout l = layout_of(s, axes);
+    int64_t most;
+
+    if (l.inner_folded || l.inner <= FOLD_TILE) return l;
+    most = clamp(l.length / LINES_A_PART, 1, clamp(MOST_PARTS / clamp(l.kept.count, 1, MOST_PARTS), 1, MOST_PARTS));
+    l.width = l.inner;
+    l.pieces = 1;
+    l.tasks = l.kept.count;
+    l.parts = clamp(l.length * l.width / PART, 1, most);
+    return l;
+}
+
 /* --- running ------------------------------------------------------------------------------------------------------ */
+
+/* One number for each place that is kept. */
+typedef struct end {
+    const reduction *r;
+    const tensor *out;
+    fold_class as, totals; /* classes of the elements and of totals */
+    char *partial;         /* [tasks, parts, width] totals, when there are several parts */
+} end;
 
 typedef struct job {
     layout l;
-    const reduction *r;
-    const tensor *x;
-    fold_class as, totals; /* classes of the elements and of totals */
-    const char *shift;     /* [outputs] totals, or NULL */
-    char *partial;         /* [tasks, parts, width] totals, when there are several parts */
-    char *raw;             /* [outputs] where totals go unfinished; NULL: finished, to `out` */
-    const tensor *out;
+    const tensor *x;           /* elements in memory */
+    const fold_source *source; /* NULL, or what makes them */
+    int n_ends;
+    end ends[FOLD_ENDS];
+    const char *shift; /* [outputs] totals, or NULL */
+    char *raw;         /* [outputs] where totals go unfinished; NULL: finished, to the ends' outputs */
 } job;
 
-enum { TOTAL = 8, SHORT_LINE = 64 }; /* bytes; elements */
+/* The elements a thread has at hand, for each end; made by a source: those of [from, to). */
+typedef struct window {
+    fold_tile buffer;
+    const char *at[FOLD_ENDS], *made[FOLD_ENDS];
+    int64_t from, to;
+    void *scratch;
+} window;
 
-SIMD static void start(const job *j, const fold *f, void *acc, int64_t n) {
+typedef struct totals {
+    char *of[FOLD_ENDS];
+} totals;
+
+enum { TOTAL = 8, SHORT_LINE = 64, SHORT_ROW = 32 }; /* bytes; elements */
+
+SIMD static void start(const end *e, const fold *f, void *acc, int64_t n) {
     double *floats = acc;
     int64_t *ints = acc;
 
-    if (j->totals == FOLD_I64)
+    if (e->totals == FOLD_I64)
         for (int64_t i = 0; i < n; i++) ints[i] = f->start_int;
     else
         for (int64_t i = 0; i < n; i++) floats[i] = f->start;
@@ -301,34 +157,88 @@ SIMD static void start(const job *j, const fold *f, void *acc, int64_t n) {
 
 /* Where in the results a task's totals belong, and how many there are. */
 static int64_t place(const layout *l, int64_t task, int64_t *n) {
-    int64_t from = task % l->pieces * l->width, end = l->inner_folded ? l->outputs : l->inner;
-    *n = clamp(end - from, 0, l->width);
+    int64_t from = task % l->pieces * l->width, last = l->inner_folded ? l->outputs : l->inner;
+    *n = clamp(last - from, 0, l->width);
     return l->inner_folded ? from : task / l->pieces * l->inner + from;
 }
 
-static void deliver(const job *j, int64_t at, void *acc, int64_t n) {
+static void deliver(const job *j, const end *e, int64_t at, void *acc, int64_t n) {
     const char *shift = j->shift ? j->shift + at * TOTAL : NULL;
     if (j->raw) {
         memcpy(j->raw + at * TOTAL, acc, (size_t)n * TOTAL);
         return;
     }
-    if (j->r->finish) j->r->finish(acc, n, (double)j->l.length, (const double *)(const void *)shift);
-    conversions[j->out->type].narrow((char *)j->out->data + at * (int64_t)dtype_size(j->out->type), acc, n);
+    if (e->r->finish) e->r->finish(acc, n, (double)j->l.length, (const double *)(const void *)shift);
+    fold_store(e->out->type, e->out->data, at, acc, n);
 }
 
-/* Elements [from, to) of the folded axes, flattened, into one total. */
-static void fold_row(const job *j, int64_t base, int64_t from, int64_t to, void *acc, const void *shift) {
-    const layout *l = &j->l;
-    fold_fn *f = j->r->each->rows[j->as];
-    fold_tile buffer;
+/* Elements [at, at + n). A source makes all that follow before `limit`, as many as fit into a tile. */
+static const char *const *elements(const job *j, window *w, int64_t at, int64_t n, int64_t limit) {
+    if (!j->source) {
+        w->at[0] = fold_load(j->x->type, j->x->data, at, n, &w->buffer);
+        return w->at;
+    }
+    if (at < w->from || at + n > w->to) {
+        const int64_t count = limit - at <= FOLD_TILE ? limit - at : FOLD_TILE / n * n;
+        j->source->make(j->source->arg, w->scratch, at, count, w->made);
+        w->from = at;
+        w->to = at + count;
+    }
+    for (int i = 0; i < j->n_ends; i++) w->at[i] = w->made[i] + (at - w->from) * (j->ends[i].as == FOLD_F32 ? 4 : 8);
+    return w->at;
+}
 
-    while (from < to) {
-        int64_t row = l->folded.rank ? from / l->inner : 0, end = (row + 1) * l->inner < to ? (row + 1) * l->inner : to;
-        int64_t at = base + offset_at(&l->folded, row) + from - row * l->inner;
-        for (int64_t n; from < end; from += n, at += n) {
-            n = end - from < FOLD_TILE ? end - from : FOLD_TILE;
-            f(acc, fold_load(j->x->type, j->x->data, at, n, &buffer), n, shift);
+/* Rows that lie one after the other, each no more than a tile. */
+static bool rows_are_adjacent(const layout *l) {
+    return l->parts == 1 && l->inner <= FOLD_TILE && l->folded.rank == 0 &&
+           (l->kept.rank == 0 || (l->kept.rank == 1 && l->kept.stride[0] == l->inner));
+}
+
+/* Elements [from, to) of the folded axes, flattened, into n totals from `at` on. Where there is a piece of a row for all
+ * of them the next one comes after: memory is read as it lies. */
+static void fold_rows(const job *j, window *w, int64_t at, int64_t n, int64_t from, int64_t to, const totals *acc,
+                      const char *shift) {
+    const layout *l = &j->l;
+    const end *first = &j->ends[0];
+    const char *whole = j->source || !fold_is_stored(j->x->type) ? NULL : j->x->data;
+    const int64_t size = whole ? (int64_t)dtype_size(j->x->type) : 0;
+    const bool adjacent = rows_are_adjacent(l);
+    int64_t base[FOLD_TILE];
+
+    for (int64_t k = 0; k < n; k++) base[k] = offset_at(&l->kept, at + k);
+    for (int64_t last; from < to; from = last) {
+        const int64_t row = l->folded.rank ? from / l->inner : 0,
+                      start_of = offset_at(&l->folded, row) - row * l->inner;
+        last = (row + 1) * l->inner < to ? (row + 1) * l->inner : to;
+        if (whole && last - from <= FOLD_TILE) {
+            const char *x = whole + (start_of + from) * size;
+            for (int64_t k = 0; k < n; k++)
+                first->r->each->rows[first->as](acc->of[0] + k * TOTAL, x + base[k] * size, last - from,
+                                                shift ? shift + k * TOTAL : NULL);
+            continue;
         }
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t i = from, count; i < last; i += count) {
+                const int64_t limit = base[k] + (adjacent ? (n - k) * l->inner : start_of + last);
+                count = last - i < FOLD_TILE ? last - i : FOLD_TILE;
+                const char *const *x = elements(j, w, base[k] + start_of + i, count, limit);
+                for (int e = 0; e < j->n_ends; e++)
+                    j->ends[e].r->each->rows[j->ends[e].as](acc->of[e] + k * TOTAL, x[e], count,
+                                                            shift ? shift + k * TOTAL : NULL);
+            }
+    }
+}
+
+/* The same of short rows that lie one after the other: an element of each at a time. */
+static void fold_short_rows(const job *j, window *w, int64_t at, int64_t n, const totals *acc, const char *shift) {
+    const int64_t length = j->l.inner, most = FOLD_TILE / length;
+
+    for (int64_t k = 0, count; k < n; k += count) {
+        count = n - k < most ? n - k : most;
+        const char *const *x = elements(j, w, (at + k) * length, count * length, (at + n) * length);
+        for (int e = 0; e < j->n_ends; e++)
+            j->ends[e].r->each->short_rows[j->ends[e].as](acc->of[e] + k * TOTAL, x[e], count, length,
+                                                          shift ? shift + k * TOTAL : NULL);
     }
 }
 
@@ -342,79 +252,102 @@ static int64_t lines_together(const layout *l, int64_t n, int64_t lines) {
 }
 
 /* Into as many lines of totals, which are joined. */
-static void fold_lines(const job *j, int64_t base, int64_t from, int64_t to, char *acc, int64_t n, int64_t together) {
-    fold_fn *f = j->r->each->columns[j->as];
-    fold_tile buffer, totals;
+static void fold_lines(const job *j, window *w, int64_t base, int64_t from, int64_t to, const totals *acc, int64_t n,
+                       int64_t together) {
+    fold_tile lines[FOLD_ENDS];
 
-    start(j, j->r->each, &totals, together * n);
+    for (int i = 0; i < j->n_ends; i++) start(&j->ends[i], j->ends[i].r->each, &lines[i], together * n);
     for (int64_t line = from; line < to; line += together) {
         const int64_t count = (to - line < together ? to - line : together) * n;
-        f(&totals, fold_load(j->x->type, j->x->data, base + line * n, count, &buffer), count, NULL);
+        const char *const *x = elements(j, w, base + line * n, count, base + to * n);
+        for (int i = 0; i < j->n_ends; i++) j->ends[i].r->each->columns[j->ends[i].as](&lines[i], x[i], count, NULL);
     }
-    for (int64_t i = 0; i < together; i++)
-        j->r->join->columns[j->totals](acc, (const char *)&totals + i * n * TOTAL, n, NULL);
+    for (int i = 0; i < j->n_ends; i++)
+        for (int64_t k = 0; k < together; k++)
+            j->ends[i].r->join->columns[j->ends[i].totals](acc->of[i], (const char *)&lines[i] + k * n * TOTAL, n,
+                                                           NULL);
 }
 
-static void fold_columns(const job *j, int64_t base, int64_t from, int64_t to, void *acc, int64_t n,
+static void fold_columns(const job *j, window *w, int64_t base, int64_t from, int64_t to, const totals *acc, int64_t n,
                          const void *shift) {
-    fold_fn *f = j->r->each->columns[j->as];
-    const int64_t together = shift ? 1 : lines_together(&j->l, n, to - from);
-    fold_tile buffer;
+    const layout *l = &j->l;
+    const int64_t together = shift ? 1 : lines_together(l, n, to - from);
+    const bool adjacent = n == l->inner && l->folded.rank == 1 && l->folded.stride[0] == n;
 
     if (together > 1) {
-        fold_lines(j, base, from, to, acc, n, together);
+        fold_lines(j, w, base, from, to, acc, n, together);
         return;
     }
-    if (j->l.folded.rank == 1 && !conversions[j->x->type].widen)
-        for (const int64_t stride = j->l.folded.stride[0]; from + FOLD_LINES <= to; from += FOLD_LINES)
-            j->r->each->lines[j->as](acc, fold_load(j->x->type, j->x->data, base + from * stride, n, &buffer), n,
-                                     stride, shift);
+    if (l->folded.rank == 1 && !j->source && fold_is_stored(j->x->type))
+        for (const int64_t stride = l->folded.stride[0]; from + FOLD_LINES <= to; from += FOLD_LINES)
+            j->ends[0].r->each->lines[j->ends[0].as](
+                acc->of[0], fold_load(j->x->type, j->x->data, base + from * stride, n, &w->buffer), n, stride, shift);
     for (int64_t row = from; row < to; row++) {
-        int64_t at = base + offset_at(&j->l.folded, row);
-        f(acc, fold_load(j->x->type, j->x->data, at, n, &buffer), n, shift);
+        const int64_t at = base + offset_at(&l->folded, row);
+        for (int64_t k = 0, some; k < n; k += some) {
+            some = n - k < FOLD_TILE ? n - k : FOLD_TILE;
+            const char *const *x = elements(j, w, at + k, some, adjacent && some == n ? base + to * n : at + k + some);
+            for (int i = 0; i < j->n_ends; i++)
+                j->ends[i].r->each->columns[j->ends[i].as](acc->of[i] + k * TOTAL, x[i], some, shift);
+        }
     }
 }
 
-static void fold_parts(void *arg, int64_t begin, int64_t end) {
+static void fold_parts(void *arg, int64_t begin, int64_t stop) {
     const job *j = arg;
     const layout *l = &j->l;
-    fold_tile local;
+    fold_tile local[FOLD_ENDS];
+    window w = {.to = 0};
 
-    for (int64_t i = begin; i < end; i++) {
+    if (j->source) {
+        w.scratch = alloca(j->source->bytes + 64);
+        w.scratch = (void *)(((uintptr_t)w.scratch + 63) & ~(uintptr_t)63);
+        j->source->begin(j->source->arg, w.scratch);
+    }
+    for (int64_t i = begin; i < stop; i++) {
         int64_t part = i % l->parts, task = i / l->parts, n, at = place(l, task, &n);
         int64_t from = l->length * part / l->parts, to = l->length * (part + 1) / l->parts;
-        char *acc = l->parts > 1 ? j->partial + i * l->width * TOTAL : (char *)&local;
         const char *shift = j->shift ? j->shift + at * TOTAL : NULL;
+        totals acc;
 
-        start(j, j->r->each, acc, n);
-        if (l->inner_folded)
-            for (int64_t k = 0; k < n; k++)
-                fold_row(j, offset_at(&l->kept, at + k), from, to, acc + k * TOTAL, shift ? shift + k * TOTAL : NULL);
+        for (int e = 0; e < j->n_ends; e++) {
+            acc.of[e] = is_joined(l) ? j->ends[e].partial + i * l->width * TOTAL : (char *)&local[e];
+            start(&j->ends[e], j->ends[e].r->each, acc.of[e], n);
+        }
+        if (l->inner_folded && !l->folded.rank && l->inner && l->inner <= SHORT_ROW)
+            fold_short_rows(j, &w, at, n, &acc, shift);
+        else if (l->inner_folded) fold_rows(j, &w, at, n, from, to, &acc, shift);
         else
-            fold_columns(j, offset_at(&l->kept, task / l->pieces) + task % l->pieces * l->width, from, to, acc, n,
+            fold_columns(j, &w, offset_at(&l->kept, task / l->pieces) + task % l->pieces * l->width, from, to, &acc, n,
                          shift);
-        if (l->parts == 1) deliver(j, at, acc, n);
+        for (int e = 0; e < j->n_ends && !is_joined(l); e++) deliver(j, &j->ends[e], at, acc.of[e], n);
     }
 }
 
-static void join_parts(void *arg, int64_t begin, int64_t end) {
+static void join_parts(void *arg, int64_t begin, int64_t stop) {
     const job *j = arg;
     const layout *l = &j->l;
     fold_tile acc;
 
-    for (int64_t task = begin; task < end; task++) {
-        int64_t n, at = place(l, task, &n);
-        start(j, j->r->join, &acc, n);
-        for (int64_t part = 0; part < l->parts; part++)
-            j->r->join->columns[j->totals](&acc, j->partial + (task * l->parts + part) * l->width * TOTAL, n, NULL);
-        deliver(j, at, &acc, n);
-    }
+    for (int64_t task = begin; task < stop; task++)
+        for (int i = 0; i < j->n_ends; i++) {
+            const end *e = &j->ends[i];
+            int64_t n, at = place(l, task, &n);
+            for (int64_t k = 0, some; k < n; k += some) {
+                some = n - k < FOLD_TILE ? n - k : FOLD_TILE;
+                start(e, e->r->join, &acc, some);
+                for (int64_t part = 0; part < l->parts; part++)
+                    e->r->join->columns[e->totals](&acc, e->partial + ((task * l->parts + part) * l->width + k) * TOTAL,
+                                                   some, NULL);
+                deliver(j, e, at + k, &acc, some);
+            }
+        }
 }
 
 static void run_job(job *j) {
     const layout *l = &j->l;
     parallel_for(l->tasks * l->parts, parallel_rows(l->length / l->parts * l->width), fold_parts, j);
-    if (l->parts > 1) parallel_for(l->tasks, parallel_rows(l->parts * l->width), join_parts, j);
+    if (is_joined(l)) parallel_for(l->tasks, parallel_rows(l->parts * l->width), join_parts, j);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
@@ -443,7 +376,7 @@ unsigned reduced_axes(const node *n) {
 }
 
 static size_t partial_bytes(const layout *l) {
-    return l->parts > 1 ? (size_t)(l->tasks * l->parts * l->width) * TOTAL : 0;
+    return is_joined(l) ? (size_t)(l->tasks * l->parts * l->width) * TOTAL : 0;
 }
 
 static layout layout_of_node(const node *n) { return layout_of(&n->in[0]->shape, reduced_axes(n)); }
@@ -459,11 +392,17 @@ size_t reduce_shift_workspace(const node *n) {
     return partial_bytes(&l) + (size_t)l.outputs * TOTAL;
 }
 
+static end end_of(const reduction *r, dtype type, const tensor *out, char *partial) {
+    end e = {.r = r, .out = out, .as = fold_class_of(type), .partial = partial};
+    e.totals = e.as == FOLD_I64 ? FOLD_I64 : FOLD_F64;
+    return e;
+}
+
 static job job_of(const call *k, const reduction *r) {
-    job j = {.l = layout_of_node(k->node), .r = r, .x = &k->in[0], .out = &k->out[0], .partial = k->work};
-    j.as = fold_class_of(j.x->type);
-    j.totals = j.as == FOLD_I64 ? FOLD_I64 : FOLD_F64;
-    return j;
+    return (job){.l = layout_of_node(k->node),
+                 .x = &k->in[0],
+                 .n_ends = 1,
+                 .ends = {end_of(r, k->in[0].type, &k->out[0], k->work)}};
 }
 
 static status reduce(const call *k, const reduction *r) {
@@ -494,10 +433,10 @@ static void finish_log(double *t, int64_t n, double count, const double *shift) 
 }
 
 #define REDUCTION(name, each_, join_, finish_)                                                                         \
+    static const reduction name##_reduction = {&fold_##each_, &fold_##join_, finish_};                                 \
     status name(ctx *c, const call *k) {                                                                               \
-        static const reduction r = {&fold_##each_, &fold_##join_, finish_};                                            \
         (void)c;                                                                                                       \
-        return reduce(k, &r);                                                                                          \
+        return reduce(k, &name##_reduction);                                                                           \
     }
 REDUCTION(reduce_sum_cpu, sum, sum, NULL)
 REDUCTION(reduce_mean_cpu, sum, sum, finish_mean)
@@ -509,6 +448,52 @@ REDUCTION(reduce_l1_cpu, l1, sum, NULL)
 REDUCTION(reduce_l2_cpu, square, sum, finish_sqrt)
 REDUCTION(reduce_sum_square_cpu, square, sum, NULL)
 REDUCTION(reduce_log_sum_cpu, sum, sum, finish_log)
+
+/* --- of what is not in memory --------------------------------------------------------------------------------------- */
+
+const reduction *reduction_of(const op_def *op) {
+#define OF(name)                                                                                                       \
+    {                                                                                                                  \
+        name, &name##_reduction                                                                                        \
+    }
+    static const struct {
+        kernel_fn *kernel;
+        const reduction *r;
+    } known[] = {OF(reduce_sum_cpu), OF(reduce_mean_cpu),       OF(reduce_max_cpu),
+                 OF(reduce_min_cpu), OF(reduce_prod_cpu),       OF(reduce_l1_cpu),
+                 OF(reduce_l2_cpu),  OF(reduce_sum_square_cpu), OF(reduce_log_sum_cpu)};
+#undef OF
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (op->cpu == known[i].kernel) return known[i].r;
+    return NULL;
+}
+
+int64_t fold_run(const shape *s, unsigned axes) {
+    const layout l = layout_of_source(s, axes);
+    const int last = l.kept.rank - 1;
+
+    /* What is kept is outside of all that is folded, or inside. */
+    if (l.inner_folded ? l.folded.rank > 0 : l.folded.rank != 1) return 0;
+    if (!l.inner_folded && last >= 0 && l.kept.stride[last] < l.folded.stride[0]) return 0;
+    if (l.inner > FOLD_TILE) return FOLD_TILE;
+    return clamp(FOLD_TILE / clamp(l.inner, 1, FOLD_TILE), 1, l.inner_folded ? l.width : l.length) * l.inner;
+}
+
+size_t fold_source_workspace(const shape *s, unsigned axes, int n_ends) {
+    layout l = layout_of_source(s, axes);
+    return partial_bytes(&l) * (size_t)n_ends;
+}
+
+void fold_from(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
+               const tensor *const *out, void *work) {
+    job j = {.l = layout_of_source(s, axes), .source = source, .n_ends = n_ends};
+
+    for (int i = 0; i < n_ends; i++)
+        j.ends[i] = end_of(r[i], out[i]->type, out[i], (char *)work + (size_t)i * partial_bytes(&j.l));
+    run_job(&j);
+}
+
+/* --- with a shift --------------------------------------------------------------------------------------------------- */
 
 status reduce_count_equal_cpu(ctx *c, const call *k) {
     static const reduction r = {&fold_count_equal, &fold_sum, NULL};
@@ -533,7 +518,7 @@ status reduce_log_sum_exp_cpu(ctx *c, const call *k) {
     run_job(&j);
     for (int64_t i = 0; i < j.l.outputs; i++)
         if (isinf(shift[i])) shift[i] = 0;
-    j.r = &sum;
+    j.ends[0].r = &sum;
     j.shift = (const char *)shift;
     j.raw = NULL;
     run_job(&j);

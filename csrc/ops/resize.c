@@ -297,7 +297,7 @@ static void forget_factors(const node *n, const shape *x, const int *axes, int c
     }
 }
 
-static status scales_request(graph *g, const node *n, const value *scales, request *r) {
+static status scales_request(graph *g, const node *n, value *scales, request *r) {
     const shape *x = &n->in[0]->shape;
     int count, axes[MAX_RANK];
 
@@ -336,7 +336,7 @@ static void keep_aspect_ratio(const node *n, const shape *x, const int *axes, in
     }
 }
 
-static status sizes_request(graph *g, const node *n, const value *sizes, request *r) {
+static status sizes_request(graph *g, const node *n, value *sizes, request *r) {
     const shape *x = &n->in[0]->shape;
     const int64_t *given;
     int count, axes[MAX_RANK], n_sizes;
@@ -415,7 +415,7 @@ static status resize(graph *g, const node *n, const request *r, const axis_plan 
 static bool has_elements(const value *v) { return v && shape_count(&v->shape) > 0; }
 
 static status lower_resize(graph *g, const node *n, value **out) {
-    const value *scales = node_in(n, 2), *sizes = node_in(n, 3);
+    value *scales = node_in(n, 2), *sizes = node_in(n, 3);
     axis_plan a = {.mode = node_string(n, "mode"),
                    .transform = node_string(n, "coordinate_transformation_mode"),
                    .nearest = node_string(n, "nearest_mode"),

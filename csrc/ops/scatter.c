@@ -233,7 +233,7 @@ void row_scatter_run(row_scatter *s) {
 
 /* --- both operators ----------------------------------------------------------------------------------------------- */
 
-static combining combining_of(const node *n) {
+combining scatter_combining(const node *n) {
     static const char *const names[] = {"none", "add", "mul", "max", "min"};
     const char *how = node_string(n, "reduction");
     int i = COMBINE_MIN;
@@ -248,9 +248,9 @@ static status infer_scatter(graph *g, node *n) {
     if (n->in[0]->type != n->in[2]->type)
         return fail(g->c, E_TYPE, "%s of %s into %s", n->op->name, dtype_name(n->in[2]->type),
                     dtype_name(n->in[0]->type));
-    if (combining_of(n) == COMBINE_NONE && how[0] && strcmp(how, "none") != 0)
+    if (scatter_combining(n) == COMBINE_NONE && how[0] && strcmp(how, "none") != 0)
         return fail(g->c, E_UNSUPPORTED, "%s with the reduction \"%s\"", n->op->name, how);
-    if (combining_of(n) != COMBINE_NONE && n->in[0]->type == BOOL)
+    if (scatter_combining(n) != COMBINE_NONE && n->in[0]->type == BOOL)
         return fail(g->c, E_TYPE, "%s does not combine booleans", n->op->name);
     return infer_same(g, n);
 }
@@ -348,7 +348,7 @@ static status simplify_scatter_elements(graph *g, const node *n, value **out) {
 }
 
 static status grad_scatter(graph *g, const node *n, value *const dy[], value *dx[]) {
-    combining how = combining_of(n);
+    combining how = scatter_combining(n);
     value *zeros;
 
     if (how == COMBINE_MUL) return grad_product(g, n, dy[0], dx);
@@ -390,7 +390,7 @@ static size_t scatter_elements_bytes(const node *n) {
     int64_t axis = node_int(n, "axis"), length, size;
     dtype type = n->in[0]->type;
 
-    if (combining_of(n) == COMBINE_NONE || type == F32 || type == F64 || type == I64 || s->rank == 0)
+    if (scatter_combining(n) == COMBINE_NONE || type == F32 || type == F64 || type == I64 || s->rank == 0)
         return sizeof(int64_t);
     if (axis < 0) axis += s->rank;
     length = index->dim[axis];
@@ -436,7 +436,7 @@ static status scatter_elements_cpu(ctx *c, const call *k) {
     tensor x = at_least_1d(&k->in[0]), index = at_least_1d(&k->in[1]), updates = at_least_1d(&k->in[2]);
     tensor out = at_least_1d(&k->out[0]);
     element_scatter s = {
-        .how = combining_of(k->node), .index = &index, .updates = &updates, .out = &out, .work = k->work};
+        .how = scatter_combining(k->node), .index = &index, .updates = &updates, .out = &out, .work = k->work};
 
     TRY(shape_axis(c, node_int(k->node, "axis"), out.shape.rank, &s.axis));
     TRY(check_indices(c, &index, x.shape.dim[s.axis]));
@@ -482,7 +482,7 @@ static size_t scatter_nd_bytes(const node *n) {
 static status scatter_nd_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
     tuples t = tuples_of(&k->in[1], &x->shape, 0);
-    row_scatter s = {.how = combining_of(k->node),
+    row_scatter s = {.how = scatter_combining(k->node),
                      .type = x->type,
                      .out = k->out[0].data,
                      .base = x->data,
@@ -502,14 +502,14 @@ static status scatter_nd_cpu(ctx *c, const call *k) {
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 kernel_fn scatter_elements_cuda, scatter_nd_cuda; /* cuda/scatter.cu */
-size_t scatter_nd_cuda_workspace(const node *n);
+size_t scatter_elements_cuda_workspace(const node *n), scatter_nd_cuda_workspace(const node *n);
 
 /* clang-format off */
 const op_def scatter_ops[] = {
     {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
      .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
      .simplify = simplify_scatter_elements, .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
-     .cuda = scatter_elements_cuda},
+     .cuda = scatter_elements_cuda, .cuda_workspace = scatter_elements_cuda_workspace},
     {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("reduction", "none")),
      .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu,
      .cuda = scatter_nd_cuda, .cuda_workspace = scatter_nd_cuda_workspace},

@@ -35,7 +35,7 @@ static double log_gamma(double x) {
 
 /* The logarithmic derivative of the gamma function: reflected to the right, moved up to where the series holds. NaN at
  * negative integers, an infinity at zero. */
-static double digamma(double x) {
+SIMD_PART double digamma(double x) {
     double result = 0, square;
 
     if (x == 0) return copysign(INFINITY, -x);
@@ -51,7 +51,7 @@ static double digamma(double x) {
 }
 
 /* Its derivative. */
-static double trigamma(double x) {
+SIMD_PART double trigamma(double x) {
     double result = 0, sign = 1, square;
 
     if (x < 0.5) {

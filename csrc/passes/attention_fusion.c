@@ -22,6 +22,7 @@ typedef struct attention {
     double scale, ratio;
     int64_t key;
     bool safe;
+    torch_attention torch;
 } attention;
 
 static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
@@ -174,8 +175,12 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
     value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[2];
 
     TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
-    TRY(before_repeat(g, k, &fewer_k));
-    TRY(before_repeat(g, v, &fewer_v));
+    fewer_k = k;
+    fewer_v = v;
+    if (!a->torch) { /* torch's kernels want as many heads of keys as of queries */
+        TRY(before_repeat(g, k, &fewer_k));
+        TRY(before_repeat(g, v, &fewer_v));
+    }
     if (fewer_k->shape.dim[1] == fewer_v->shape.dim[1]) {
         k = fewer_k;
         v = fewer_v;
@@ -185,10 +190,10 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
     TRY(tokens_first(g, v, &in[2]));
     in[3] = a->allowed;
     in[4] = a->bias;
-    TRY(graph_emit(
-        g, "FusedAttention",
-        NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe)), 5, in,
-        2, y));
+    TRY(graph_emit(g, "FusedAttention",
+                   NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
+                              INT("safe", a->safe), INT("torch", a->torch)),
+                   5, in, 2, y));
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
         if (is_turned(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
@@ -200,6 +205,47 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
 static bool of_some_rows(const value *v) {
     return value_is(v, "Transpose") && value_is(v->def->in[0], "Reshape") &&
            value_is(v->def->in[0]->def->in[0], "UnpackRows");
+}
+
+/* bool, all true. */
+static bool is_all(const value *v) {
+    double x;
+    if (value_is(v, "Expand")) v = v->def->in[0];
+    return value_is_filled(v, &x) && x != 0;
+}
+
+/* A triangle of true elements: Trilu(all, k, upper). */
+static bool is_triangle(const value *v, bool upper, int64_t from) {
+    if (!value_is(v, "Trilu") || (node_int(v->def, "upper") != 0) != upper || !is_all(v->def->in[0])) return false;
+    const value *k = node_in(v->def, 1);
+    const int64_t found = k && k->data && k->type == I64 ? *(const int64_t *)k->data : k ? from + 1 : 0;
+    return found == from;
+}
+
+/* A query sees the keys up to its own place: the same for all heads and sequences, as data or, if that is large, as
+ * it is made. */
+static bool is_causal(const value *allowed, int64_t length) {
+    const shape *s = &allowed->shape;
+    const uint8_t *x = allowed->data;
+
+    if (s->rank < 2 || shape_count(s) != length * length || s->dim[s->rank - 1] != length) return false;
+    if (s->dim[s->rank - 2] != length) return false;
+    if (value_is(allowed, "Not")) return is_triangle(allowed->def->in[0], true, 1);
+    if (!x) return is_triangle(allowed, false, 0);
+    for (int64_t q = 0; q < length; q++)
+        for (int64_t k = 0; k < length; k++)
+            if ((x[q * length + k] != 0) != (k <= q)) return false;
+    return true;
+}
+
+static torch_attention by_torch(const graph *g, const attention *a) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+
+    if (a->ratio > 0 || a->bias || of_some_rows(a->q)) return TORCH_NONE;
+    if (!fused_attention_by_torch(g, a->q->type, &scores, q->dim[3], v->dim[3])) return TORCH_NONE;
+    if (!a->allowed) return TORCH_ALL;
+    return q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2]) ? TORCH_CAUSAL : TORCH_NONE;
 }
 
 enum { LONG = 1024 };
@@ -215,7 +261,8 @@ static status fuse(graph *g, value *const v[], const node *root, bool always, va
 
     if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     TRY(bias_to_mask(g, &a));
-    return always || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
+    a.torch = by_torch(g, &a);
+    return always || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 
 static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {

@@ -1,40 +1,66 @@
 /* concat_gradient.c -- Place(a) + Place(b) + ... + rest  ->  Concat(a, b, ...) + rest
  *
- * where the pieces lie side by side along one axis and fill it. That is the gradient of a value that was split, or cut
- * into slices: each piece alone is a tensor of the whole size, nearly all zeros, and so are their sums. */
+ * where the pieces lie side by side along one axis, with zeros between them. That is the gradient of a value that was
+ * split, or cut into slices, one for each step of a loop: each piece alone is a tensor of the whole size, nearly all
+ * zeros, and so are their sums. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
 
-enum { MAX_TERMS = 16 };
+#include <stdlib.h>
+#include <string.h>
 
 /* --- the terms of a sum --------------------------------------------------------------------------------------------- */
 
-typedef struct sum {
-    value *terms[MAX_TERMS];
-    int count;
-} sum;
+typedef struct list {
+    value **items;
+    int count, room;
+} list;
 
-/* An addition of two tensors of the result's shape, that nothing else looks at. */
-static bool is_inner_sum(const graph *g, const value *v, const shape *s) {
-    return value_is(v, "Add") && v->n_uses == 1 && !value_is_end(g, v) && shape_equal(&v->def->in[0]->shape, s) &&
-           shape_equal(&v->def->in[1]->shape, s);
+static status append(ctx *c, list *l, value *v) {
+    if (l->count == l->room) {
+        value **items;
+        l->room = l->room ? 2 * l->room : 16;
+        TRY(NEW(c, items, l->room));
+        for (int i = 0; i < l->count; i++) items[i] = l->items[i];
+        l->items = items;
+    }
+    l->items[l->count++] = v;
+    return OK;
 }
 
-static bool add_terms(const graph *g, const node *n, sum *s) {
-    for (int i = 0; i < 2; i++) {
-        value *v = n->in[i];
-        if (is_inner_sum(g, v, &n->out[0]->shape)) {
-            if (!add_terms(g, v->def, s)) return false;
-        } else {
-            if (s->count == MAX_TERMS) return false;
-            s->terms[s->count++] = v;
-        }
+/* An addition of two tensors of the result's shape. */
+static bool adds(const node *n, const shape *s) {
+    return strcmp(n->op->name, "Add") == 0 && shape_equal(&n->in[0]->shape, s) && shape_equal(&n->in[1]->shape, s);
+}
+
+/* One that nothing else looks at. */
+static bool is_inner_sum(const graph *g, const value *v, const shape *s) {
+    return v->def && adds(v->def, s) && value_is_private(g, v);
+}
+
+/* In the order in which they are written. */
+static status find_terms(graph *g, const node *n, list *terms) {
+    const shape *s = &n->out[0]->shape;
+    list waiting = {0};
+
+    for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, n->in[i]));
+    while (waiting.count) {
+        value *v = waiting.items[--waiting.count];
+        if (!is_inner_sum(g, v, s)) TRY(append(g->c, terms, v));
+        else
+            for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, v->def->in[i]));
     }
-    return true;
+    return OK;
 }
 
 /* --- pieces --------------------------------------------------------------------------------------------------------- */
+
+typedef struct piece {
+    value *x;
+    int64_t start, size;
+    int term;
+} piece;
 
 /* The only axis along which the piece is smaller than the whole; -1: it is no such piece. */
 static int axis_of_piece(const value *v, const shape *whole) {
@@ -52,59 +78,102 @@ static int axis_of_piece(const value *v, const shape *whole) {
     return axis;
 }
 
-/* The term that is a piece from `start` on along `axis`; -1: none. */
-static int find_piece(const sum *s, int axis, const shape *whole, int64_t start) {
-    for (int i = 0; i < s->count; i++) {
-        const int64_t *starts;
-        if (axis_of_piece(s->terms[i], whole) != axis) continue;
-        if (node_ints(s->terms[i]->def, "starts", &starts) > axis && starts[axis] == start) return i;
-    }
-    return -1;
+static int by_end(const void *a, const void *b) {
+    const piece *x = a, *y = b;
+    const int64_t end = x->start + x->size, other = y->start + y->size;
+    return end != other ? (end < other ? -1 : 1) : x->term - y->term;
 }
 
-/* Takes pieces that fill `axis` out of the sum, in order; returns their number, 0 when they do not fill it. */
-static int take_pieces(sum *s, int axis, const shape *whole, value *pieces[MAX_TERMS]) {
-    sum rest = *s;
-    int64_t at = 0;
+/* The pieces along `axis`, the one first that ends first; returns their number. */
+static int sort_pieces(const list *terms, int axis, const shape *whole, piece *pieces) {
     int count = 0;
 
-    while (at < whole->dim[axis]) {
-        int i = find_piece(&rest, axis, whole, at);
-        if (i < 0) return 0;
-        pieces[count] = rest.terms[i]->def->in[0];
-        at += pieces[count++]->shape.dim[axis];
-        rest.terms[i] = rest.terms[--rest.count];
+    for (int i = 0; i < terms->count; i++) {
+        value *v = terms->items[i];
+        const int64_t *starts;
+        if (axis_of_piece(v, whole) != axis) continue;
+        node_ints(v->def, "starts", &starts);
+        pieces[count++] = (piece){v->def->in[0], starts[axis], v->def->in[0]->shape.dim[axis], i};
     }
-    *s = rest;
+    qsort(pieces, (size_t)count, sizeof *pieces, by_end);
     return count;
+}
+
+/* Keeps as many as do not overlap; returns their number. */
+static int keep_apart(piece *pieces, int count) {
+    int64_t at = 0;
+    int kept = 0;
+
+    for (int i = 0; i < count; i++) {
+        if (pieces[i].start < at) continue;
+        at = pieces[i].start + pieces[i].size;
+        pieces[kept++] = pieces[i];
+    }
+    return kept;
 }
 
 /* --- the pass ------------------------------------------------------------------------------------------------------- */
 
-/* Joins what can be joined; `changed` tells whether anything was. */
-static status join_pieces(graph *g, sum *s, const shape *whole, bool *changed) {
-    *changed = false;
-    for (int axis = 0; axis < whole->rank; axis++) {
-        value *pieces[MAX_TERMS];
-        int count = take_pieces(s, axis, whole, pieces);
-        if (!count) continue;
-        TRY(graph_emit(g, "Concat", NODE_ATTRS(INT("axis", axis)), count, pieces, 1, &s->terms[s->count++]));
-        *changed = true;
-    }
-    return OK;
+static status append_zeros(graph *g, list *parts, dtype type, int axis, const shape *whole, int64_t size) {
+    shape s = *whole;
+    value *zero;
+
+    s.dim[axis] = size;
+    if (size == 0) return OK;
+    TRY(graph_full(g, type, &s, 0, &zero));
+    return append(g->c, parts, zero);
 }
 
+static status concat_pieces(graph *g, const piece *pieces, int count, int axis, const shape *whole, value **out) {
+    list parts = {0};
+    int64_t at = 0;
+
+    for (int i = 0; i < count; i++) {
+        TRY(append_zeros(g, &parts, pieces[0].x->type, axis, whole, pieces[i].start - at));
+        TRY(append(g->c, &parts, pieces[i].x));
+        at = pieces[i].start + pieces[i].size;
+    }
+    TRY(append_zeros(g, &parts, pieces[0].x->type, axis, whole, whole->dim[axis] - at));
+    return graph_emit(g, "Concat", NODE_ATTRS(INT("axis", axis)), parts.count, parts.items, 1, out);
+}
+
+/* Joins what can be joined of at least two pieces; tells whether anything was. */
+static status join_pieces(graph *g, list *terms, int axis, const shape *whole, bool *joined) {
+    value *together;
+    piece *pieces;
+    int count, left = 0;
+
+    TRY(NEW(g->c, pieces, terms->count));
+    count = keep_apart(pieces, sort_pieces(terms, axis, whole, pieces));
+    *joined = count > 1;
+    if (!*joined) return OK;
+    TRY(concat_pieces(g, pieces, count, axis, whole, &together));
+    for (int i = 0; i < count; i++) terms->items[pieces[i].term] = NULL;
+    for (int i = 0; i < terms->count; i++)
+        if (terms->items[i]) terms->items[left++] = terms->items[i];
+    terms->count = left;
+    return append(g->c, terms, together);
+}
+
+/* Of a sum that is a term of another the other takes care. */
+static bool is_term(const graph *g, const value *v) { return value_is_private(g, v) && adds(v->uses->user, &v->shape); }
+
 static status rewrite_sum(graph *g, value *const v[], const node *n, value **out) {
-    sum s = {.count = 0};
+    const shape *whole = &n->out[0]->shape;
+    bool changed = false, joined;
+    list terms = {0};
     value *total;
-    bool changed;
 
     (void)v;
-    if (!add_terms(g, n, &s)) return OK;
-    TRY(join_pieces(g, &s, &n->out[0]->shape, &changed));
+    if (!adds(n, whole) || is_term(g, n->out[0])) return OK;
+    TRY(find_terms(g, n, &terms));
+    for (int axis = 0; axis < whole->rank; axis += !joined) {
+        TRY(join_pieces(g, &terms, axis, whole, &joined));
+        changed |= joined;
+    }
     if (!changed) return OK;
-    total = s.terms[0];
-    for (int i = 1; i < s.count; i++) TRY(emit(g, &total, "Add", total, s.terms[i]));
+    total = terms.items[0];
+    for (int i = 1; i < terms.count; i++) TRY(emit(g, &total, "Add", total, terms.items[i]));
     *out = total;
     return OK;
 }

@@ -4,9 +4,9 @@
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
-    gradient_marks, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion,
-    padding_removal, pointwise_fusion, product_cast, rotary_fusion, row_selection, safe_softmax, shifted_loss,
-    silu_fusion;
+    gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion,
+    norm_fusion, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion, row_selection,
+    safe_softmax, shifted_loss, silu_fusion;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -29,6 +29,8 @@ const pass_def *const passes[] = {
     &gradient_marks,
     &concat_gradient,
     &product_cast,
+    &gradient_sum,
+    &product_epilogue,
     &pointwise_fusion,
     NULL,
 };
@@ -59,6 +61,14 @@ static status run_pass(graph *g, const pass_def *pass, int *fired) {
     *fired = 0;
     TRY(pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired));
     return check(g);
+}
+
+status pass_end(graph *g, status s) {
+    g->before = NULL;
+    g->emit_name = NULL;
+    g->in_backward = false;
+    if (s == OK) graph_remove_dead(g);
+    return s;
 }
 
 status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired) {

@@ -28,5 +28,7 @@ uint32_t passes_above(int level);
 /* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
  * something; `fired` may be NULL. */
 MUST_USE status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired);
+/* What a pass that emits within the graph ends with: nodes are appended again, and what nothing needs is gone. `s`. */
+MUST_USE status pass_end(graph *g, status s);
 
 #endif

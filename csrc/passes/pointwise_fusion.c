@@ -1,8 +1,12 @@
-/* pointwise_fusion.c -- pointwise nodes that are connected  ->  one Fused, which runs them tile by tile in cache
+/* pointwise_fusion.c -- pointwise nodes that are connected  ->  one Fused, which runs them tile by tile in cache; with
+ * reductions of what they compute  ->  one FusedReduce
  *
  * A group begins with a node and takes others of the same shape that read a member's result, are read by a member, or
  * read an operand that a member reads. It stays convex: nothing outside it stands between two of its members, so that it
  * can run at once. It runs where its last member did; what depends on it and stood before that moves behind it.
+ *
+ * A reduction of a member's result joins in the end, on the CPU: it depends on nothing else, and what depends on it moves
+ * behind the group anyway. Those of one group are along the same axes.
  *
  * Forward and backward have groups of their own. A backward group computes a value of forward again when its operands
  * are at hand there and nobody else needs the value in backward: then it is neither written nor kept. The bits are the
@@ -21,6 +25,9 @@ typedef struct group {
     int count;
     const value *operands[FUSED_OPERANDS]; /* what members read of others */
     int n_operands;
+    node *folds[FUSED_FOLDS];
+    int n_folds;
+    unsigned axes; /* of the folds */
     const shape *shape;
 } group;
 
@@ -80,11 +87,17 @@ static bool is_member(const group *gr, const node *n) {
     return false;
 }
 
+static bool is_fold(const group *gr, const node *n) {
+    for (int i = 0; i < gr->n_folds; i++)
+        if (gr->folds[i] == n) return true;
+    return false;
+}
+
 /* Somebody outside the group needs what the member computes. */
 static bool is_result(const fuser *f, const group *gr, const node *member) {
     const value *v = member->out[0];
     for (const use *u = v->uses; u; u = u->next)
-        if (is_live(u->user) && !is_member(gr, u->user)) return true;
+        if (is_live(u->user) && !is_member(gr, u->user) && !is_fold(gr, u->user)) return true;
     return value_is_end(f->g, v);
 }
 
@@ -223,6 +236,35 @@ static status compute_forward_again(fuser *f, group *gr) {
     return OK;
 }
 
+/* --- reductions ----------------------------------------------------------------------------------------------------- */
+
+static bool has_whole_operand(const group *gr) {
+    for (int i = 0; i < gr->n_operands; i++)
+        if (shape_equal(&gr->operands[i]->shape, gr->shape)) return true;
+    return false;
+}
+
+static bool may_fold(const group *gr, const node *n) {
+    const node *first = gr->members[0];
+    unsigned axes;
+
+    if (!is_live(n) || n->mark != first->mark || n->backward != first->backward || is_fold(gr, n)) return false;
+    return fused_folds(n, &axes) && (gr->n_folds == 0 || axes == gr->axes);
+}
+
+/* Of the last members first: what a chain comes to is what is most likely folded. */
+static void take_folds(const fuser *f, group *gr) {
+    int results[FUSED_STEPS];
+
+    for (int i = gr->count - 1; i >= 0 && !f->g->cuda; i--)
+        for (const use *u = gr->members[i]->out[0]->uses; u && gr->n_folds < FUSED_FOLDS; u = u->next) {
+            if (!may_fold(gr, u->user)) continue;
+            if (gr->n_folds == 0) fused_folds(u->user, &gr->axes);
+            gr->folds[gr->n_folds++] = u->user;
+        }
+    if (list_results(f, gr, results) == 0 && !has_whole_operand(gr)) gr->n_folds = 0;
+}
+
 /* --- the pass ------------------------------------------------------------------------------------------------------- */
 
 static status note_step(fuser *f, const value *v, node *n) {
@@ -232,8 +274,8 @@ static status note_step(fuser *f, const value *v, node *n) {
 
 static status replace_group(fuser *f, group *gr, node *first, node *last) {
     graph *g = f->g;
-    value *out[FUSED_RESULTS];
-    int results[FUSED_STEPS], n_results, mark = first->mark;
+    value *out[FUSED_RESULTS + FUSED_FOLDS];
+    int mark = first->mark;
     node *behind, *next;
 
     if (!is_convex(f, gr, first, last)) return OK;
@@ -244,19 +286,24 @@ static status replace_group(fuser *f, group *gr, node *first, node *last) {
         if (n == last) break;
     }
     if (first->backward && mark == PART_BACKWARD) TRY(compute_forward_again(f, gr));
-    n_results = list_results(f, gr, results);
+    fused_chain ch = {.n_steps = gr->count, .n_folds = gr->n_folds, .axes = gr->axes};
+    for (int i = 0; i < gr->count; i++) ch.steps[i] = gr->members[i];
+    for (int i = 0; i < gr->n_folds; i++) ch.folds[i] = gr->folds[i];
+    ch.n_results = list_results(f, gr, ch.results);
     /* In front of what has moved. */
     g->before = last->next;
     g->emit_name = last->name;
     g->in_backward = last->backward;
-    TRY(fused_emit(g, gr->count, gr->members, n_results, results, out));
-    for (int i = 0; i < n_results; i++) {
-        node *n = gr->members[results[i]];
+    TRY(fused_emit(g, &ch, out));
+    for (int i = 0; i < ch.n_results; i++) {
+        node *n = gr->members[ch.results[i]];
         TRY(graph_replace(g, n->out[0], out[i]));
         TRY(note_step(f, out[i], n));
     }
+    for (int i = 0; i < gr->n_folds; i++) TRY(graph_replace(g, gr->folds[i]->out[0], out[ch.n_results + i]));
     for (int i = 0; i < gr->count; i++) gr->members[i]->mark = TAKEN;
-    if (out[0]->def) out[0]->def->mark = mark;
+    for (int i = 0; i < gr->n_folds; i++) gr->folds[i]->mark = TAKEN;
+    for (node *n = last->next; n != g->before; n = n->next) n->mark = mark;
     f->fired++;
     return OK;
 }
@@ -267,8 +314,9 @@ static status fuse_from(fuser *f, node *seed) {
 
     if (seed->n_out != 1 || !fused_holds(seed) || !list_operands(&gr)) return OK;
     for (int i = 0; i < SWEEPS && sweep(f, &gr, seed, &last); i++);
-    if (gr.count < 2) return OK;
     sort_members(&gr, seed);
+    take_folds(f, &gr);
+    if (gr.count + gr.n_folds < 2) return OK;
     return replace_group(f, &gr, seed, last);
 }
 
@@ -286,13 +334,8 @@ static status run(graph *g, int *fired) {
     TRY(NEW(g->c, f.seen, f.n_seen));
     TRY(NEW(g->c, f.steps, f.n_steps));
     s = fuse_all(&f);
-    g->before = NULL;
-    g->emit_name = NULL;
-    g->in_backward = false;
-    TRY(s);
-    graph_remove_dead(g);
     *fired = f.fired;
-    return OK;
+    return pass_end(g, s);
 }
 
 const pass_def pointwise_fusion = {.name = "pointwise_fusion", .stage = LAST, .level = 1, .run = run};

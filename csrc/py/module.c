@@ -23,6 +23,7 @@ PyObject *raise_status(const module_state *m, const err *e) {
     case E_INVALID: type = m->InvalidModelError; break;
     case E_SHAPE: type = PyExc_ValueError; break;
     case E_TYPE: type = PyExc_TypeError; break;
+    case E_DATA:
     case E_UNSUPPORTED: type = m->UnsupportedError; break;
     case E_FOREIGN:
         if (PyErr_Occurred()) return NULL;
@@ -155,9 +156,25 @@ static PyMethodDef methods[] = {
      PyDoc_STR(
          "tuning_set(class, way): products of that class go that way from now on, where they can. ValueError for\n"
          "names that there are not.")},
-    {"tuning_clear", core_tuning_clear, METH_NOARGS, PyDoc_STR("tuning_clear(): the table of ways is empty again")},
+    {"tuning_clear", core_tuning_clear, METH_NOARGS,
+     PyDoc_STR("tuning_clear(): the table of ways is empty again, and that of cuBLASLt's algorithms")},
     {"tuning_uses", core_tuning_uses, METH_NOARGS,
      PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
+    {"read", core_read, METH_VARARGS,
+     PyDoc_STR("read(tensor, device, stream=0) -> Number: an int64 scalar of a GPU's, on its way to the host as soon\n"
+               "as the stream gets there")},
+    {"cuda_tune", core_cuda_tune, METH_VARARGS,
+     PyDoc_STR(
+         "cuda_tune(plan, tf32, seconds=0.0, memory=None, stream=0) -> (bytes, [(product, algorithm, {answer: seconds}),\n"
+         "...]): with memory on its GPU, cuBLASLt's products of a plan that have neither run nor been chosen for are\n"
+         "measured there, and the fastest of the library's answers is used from now on. bytes: how many that takes.\n"
+         "Nothing is measured while the stream is captured. seconds: about the most for one; 0: as long as it takes.")},
+    {"cuda_tuning_set", core_cuda_tuning_set, METH_VARARGS,
+     PyDoc_STR(
+         "cuda_tuning_set(device, product, algorithm): that product is computed so from now on, unless it has run or\n"
+         "the library does not take it. ValueError for texts that are none of cuda_tune's.")},
+    {"cuda_place", core_cuda_place, METH_O,
+     PyDoc_STR("cuda_place(device) -> what algorithms hold for: the GPU's model and the version of cuBLASLt")},
     {"nccl_version", core_nccl_version, METH_NOARGS,
      PyDoc_STR("nccl_version() -> 22809 is NCCL 2.28.9; Error with the reason where it cannot be used")},
     {"cuda_chains", core_cuda_chains, METH_VARARGS,
@@ -198,6 +215,7 @@ static int core_exec(PyObject *module) {
     if (!m->InvalidModelError || PyModule_AddObjectRef(module, "InvalidModelError", m->InvalidModelError) < 0)
         return -1;
     if (add(module, "Model", &m->model_type, model_type_new(module)) < 0) return -1;
+    if (add(module, "Number", &m->number_type, number_type_new(module)) < 0) return -1;
     if (add(module, "Plan", &m->plan_type, plan_type_new(module)) < 0) return -1;
     return add(module, "Watch", &m->watch_type, watch_type_new(module));
 }

@@ -382,6 +382,12 @@ const plan *plan_for_cpu(PyObject *object) {
     return self->device == ON_CPU ? self->p : NULL;
 }
 
+const plan *plan_for_gpu(PyObject *object, int *device) {
+    const plan_object *self = (plan_object *)object;
+    *device = self->device;
+    return self->device == ON_CPU ? NULL : self->p;
+}
+
 static const plan *plan_of(PyObject *object) { return ((plan_object *)object)->p; }
 
 static PyObject *get_outputs(PyObject *object, void *unused) {
@@ -477,6 +483,12 @@ static PyObject *get_prologue(PyObject *object, void *unused) {
     return PyBool_FromLong(plan_of(object)->g->pending != NULL);
 }
 
+static PyObject *get_bounded(PyObject *object, void *unused) {
+    const value *pending = plan_of(object)->g->pending;
+    (void)unused;
+    return PyBool_FromLong(pending && pending->def && strcmp(pending->def->op->name, "RowCount") == 0);
+}
+
 static PyObject *get_probe(PyObject *object, void *unused) {
     const value *pending = plan_of(object)->g->pending;
     (void)unused;
@@ -544,6 +556,7 @@ static PyGetSetDef plan_getset[] = {
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},
     {"foreign", get_foreign, NULL, "ATen operators that instructions run through torch", NULL},
     {"prologue", get_prologue, NULL, "whether this only computes the next size that data decides", NULL},
+    {"bounded", get_bounded, NULL, "whether that size is a bound: a plan for a larger one is right, too", NULL},
     {"probe", get_probe, NULL, "whether it is a prologue for what the host does not know yet", NULL},
     {"random", get_random, NULL, "whether a run needs a seed", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -19,6 +19,7 @@
     X(UnsupportedError)  /* Error: well-formed, but only PyTorch can compute it */                                     \
     X(InvalidModelError) /* Error and ValueError: the bytes are not a model */                                         \
     X(model_type)                                                                                                      \
+    X(number_type)                                                                                                     \
     X(plan_type)                                                                                                       \
     X(watch_type)
 
@@ -67,11 +68,15 @@ PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 
-/* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(). */
+/* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(), and for a GPU
+ * cuda_tune(plan, tf32, ...), cuda_tuning_set(device, product, algorithm), cuda_place(device). */
 PyObject *core_tune(PyObject *module, PyObject *args);
 PyObject *core_tuning_set(PyObject *module, PyObject *args);
 PyObject *core_tuning_clear(PyObject *module, PyObject *unused);
 PyObject *core_tuning_uses(PyObject *module, PyObject *unused);
+PyObject *core_cuda_tune(PyObject *module, PyObject *args);
+PyObject *core_cuda_tuning_set(PyObject *module, PyObject *args);
+PyObject *core_cuda_place(PyObject *module, PyObject *device);
 
 /* Functions of the module: optimize(rule, rows, settings, ...), sums_of_squares(tensors), and those on a GPU. */
 PyObject *core_optimize(PyObject *module, PyObject *args);
@@ -92,6 +97,10 @@ int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b);
 PyObject *model_type_new(PyObject *module);
 PyObject *watch_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);
+PyObject *number_type_new(PyObject *module);
+
+/* Function of the module: read(tensor, device, stream) -> Number. */
+PyObject *core_read(PyObject *module, PyObject *args);
 
 struct plan;
 /* Wraps a plan whose memory is `c` (taken over); keeps `model` alive. */
@@ -99,5 +108,6 @@ PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, struct plan 
 
 /* The plan of a Plan, borrowed; NULL: it is for a GPU. */
 const struct plan *plan_for_cpu(PyObject *plan_object);
+const struct plan *plan_for_gpu(PyObject *object, int *device); /* of a plan for a GPU, else NULL */
 
 #endif

@@ -1,6 +1,10 @@
-/* tuning.c -- the table of measured ways to multiply, for Python, which keeps it in files (ortmodule/tuning.py). */
+/* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/tuning.py). */
+#include "cuda/blas.h"
+#include "exec/exec.h"
 #include "exec/tune.h"
 #include "py/py.h"
+
+#include <stdio.h>
 
 static PyObject *seconds_of(const tuned *t) {
     PyObject *dict = PyDict_New();
@@ -71,6 +75,7 @@ PyObject *core_tuning_set(PyObject *module, PyObject *args) {
 PyObject *core_tuning_clear(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     gemm_table_clear();
+    blas_forget();
     return Py_NewRef(Py_None);
 }
 
@@ -84,4 +89,126 @@ PyObject *core_tuning_uses(PyObject *module, PyObject *unused) {
         Py_XDECREF(count);
     }
     return dict;
+}
+
+/* --- on a GPU ------------------------------------------------------------------------------------------------------- */
+
+/* {number of the library's answer: seconds} of those that run. */
+static PyObject *seconds_there(const blas_measured *m) {
+    PyObject *dict = PyDict_New();
+
+    for (int i = 0; dict && i < m->count; i++) {
+        char name[16];
+        PyObject *seconds = m->seconds[i] > 0 ? PyFloat_FromDouble(m->seconds[i]) : NULL;
+        (void)snprintf(name, sizeof name, "%d", i);
+        if (m->seconds[i] > 0 && (!seconds || PyDict_SetItemString(dict, name, seconds) < 0)) Py_CLEAR(dict);
+        Py_XDECREF(seconds);
+    }
+    return dict;
+}
+
+static PyObject *rows_there(const blas_measured *list) {
+    PyObject *rows = PyList_New(0);
+    char of[BLAS_KEY_TEXT], best[BLAS_ALGORITHM_TEXT];
+
+    for (const blas_measured *m = list; rows && m; m = m->next) {
+        PyObject *seconds = seconds_there(m), *row = NULL;
+        if (seconds)
+            row = Py_BuildValue("(ssN)", blas_key_text(&m->of, of), blas_algorithm_text(&m->best, best), seconds);
+        if (!row || PyList_Append(rows, row) < 0) Py_CLEAR(rows);
+        Py_XDECREF(row);
+    }
+    return rows;
+}
+
+/* A dry run that measures. */
+static status tune_there(ctx *c, const struct plan *p, int device, void *stream, int tf32, blas_tuning *t) {
+    cuda_run where;
+    bool is_captured = false;
+    status s;
+
+    TRY(cuda_begin(c, device, stream, &where));
+    where.tf32 = tf32;
+    t->at = where;
+    s = cuda_is_captured(c, &where, &is_captured);
+    if (s == OK && t->memory && !is_captured) s = blas_fill(c, t);
+    where.dry = true;
+    where.tuning = t;
+    if (s == OK && !is_captured) s = exec_check(c, p, &where);
+    return cuda_end(c, &t->at, s);
+}
+
+PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
+    module_state *m = state_of(module);
+    PyObject *object, *memory = Py_None, *rows = NULL;
+    unsigned long long stream = 0;
+    blas_tuning t = {0};
+    int tf32, device;
+    int64_t bytes = 0;
+    void *at = NULL;
+    ctx c;
+    status s;
+
+    if (!PyArg_ParseTuple(args, "O!i|dOK:cuda_tune", (PyTypeObject *)m->plan_type, &object, &tf32, &t.limit, &memory,
+                          &stream))
+        return NULL;
+    const struct plan *p = plan_for_gpu(object, &device);
+    if (!p) {
+        PyErr_SetString(PyExc_ValueError, "a plan for the CPU has no product for cuBLASLt");
+        return NULL;
+    }
+    if (memory != Py_None && tensor_bytes(memory, device, "the memory to measure in", &at, &bytes) < 0) return NULL;
+    t.memory = at;
+    t.bytes = (size_t)bytes;
+    ctx_init(&c);
+    Py_BEGIN_ALLOW_THREADS s = tune_there(&c, p, device, (void *)(uintptr_t)stream, tf32, &t);
+    Py_END_ALLOW_THREADS if (s == OK) { rows = rows_there(t.found); }
+    else {
+        raise_status(m, &c.err);
+    }
+    ctx_release(&c);
+    return rows ? Py_BuildValue("(nN)", (Py_ssize_t)t.needed, rows) : NULL;
+}
+
+PyObject *core_cuda_tuning_set(PyObject *module, PyObject *args) {
+    const char *text, *name;
+    blas_key of;
+    blas_algorithm algorithm;
+    int device;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iss:cuda_tuning_set", &device, &text, &name)) return NULL;
+    if (device < 0 || device >= MOST_DEVICES || !blas_key_parse(text, device, &of))
+        return PyErr_Format(PyExc_ValueError, "'%s' is no product on cuda:%d", text, device);
+    if (!blas_algorithm_parse(name, &algorithm)) return PyErr_Format(PyExc_ValueError, "'%s' is no algorithm", name);
+    if (!blas_choose(&of, &algorithm)) {
+        PyErr_SetString(PyExc_MemoryError, "the table of cuBLASLt's algorithms is full");
+        return NULL;
+    }
+    return Py_NewRef(Py_None);
+}
+
+static status name_place(ctx *c, int device, char name[CUDA_NAME], char version[BLAS_VERSION]) {
+    cuda_run where;
+    status s;
+
+    TRY(cuda_begin(c, device, NULL, &where));
+    s = cuda_name(c, device, name);
+    if (s == OK) s = blas_version(c, version);
+    return cuda_end(c, &where, s);
+}
+
+PyObject *core_cuda_place(PyObject *module, PyObject *number) {
+    char name[CUDA_NAME], version[BLAS_VERSION];
+    const long device = PyLong_AsLong(number);
+    PyObject *result = NULL;
+    ctx c;
+
+    if (device == -1 && PyErr_Occurred()) return NULL;
+    ctx_init(&c);
+    if (name_place(&c, device < 0 || device >= MOST_DEVICES ? -1 : (int)device, name, version) == OK)
+        result = PyUnicode_FromFormat("%s, cuBLASLt %s", name, version);
+    else raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    return result;
 }

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ortmodule.definitions.layers import index_add
-from ortmodule.definitions.table import Keep, defines, dtype_of
+from ortmodule.definitions.table import Keep, Leave, defines, dtype_of
 
 
 @defines("aten::index", again=True)
@@ -65,13 +65,26 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
 
 
 def _assigned(x, indices, values):
-    """Values that are broadcast."""
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+    """Values that are broadcast; dimensions that are left out, which come last."""
+    masks = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+    places = [d for d, i in enumerate(indices) if i is not None]
+    first = places == list(range(len(places)))
+    if masks and not first:
+        raise Leave("of a mask behind a dimension that is left out")
+    if masks:
         raise Keep
     replaced = x[tuple(slice(None) if i is None else i for i in indices)]
-    if values.shape == replaced.shape:
+    if first and values.shape == replaced.shape:
         raise Keep
-    return x.index_put(indices, values.expand_as(replaced))
+    values = values.expand_as(replaced)
+    if first:
+        return x.index_put(indices, values)
+    index = torch.broadcast_tensors(*(indices[d] for d in places))
+    rank, beginning = index[0].dim(), places[0]
+    if places == list(range(beginning, beginning + len(places))):
+        values = values.movedim(list(range(beginning, beginning + rank)), list(range(rank)))
+    order = places + [d for d in range(x.dim()) if d not in places]
+    return x.permute(order).index_put(index, values).permute([order.index(d) for d in range(x.dim())])
 
 
 @defines("aten::tril_indices")

@@ -89,6 +89,14 @@ def _slice_scatter(x, source, dim=0, start=None, end=None, step=1):
     return x.index_copy(dim, places, source)
 
 
+@defines("aten::select_scatter")
+def _select_scatter(x, source, dim, index):
+    size = x.shape[dim]
+    places = torch.arange(size) - (index if index >= 0 else size + index)
+    hit = (places == 0).reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+    return torch.where(hit, source.unsqueeze(dim), x)
+
+
 @defines("aten::diagonal_scatter")
 def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()

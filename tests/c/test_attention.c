@@ -28,11 +28,12 @@ TEST(attention_is_one_operator_of_tokens) {
     value *v = turned(g, INPUT(g, "v", F32, 2, 7, 3, 5));
 
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
-    check_rewrite(g, "efficient_attention",
-                  THREE("6", "7") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
-                                  "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
-                                  "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
-                                  "output %5\n");
+    check_rewrite(
+        g, "efficient_attention",
+        THREE("6", "7") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
+                        "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                        "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
+                        "output %5\n");
     ctx_release(&c);
 }
 
@@ -52,7 +53,7 @@ TEST(attention_takes_mask_bias_and_dropout) {
                   THREE("6", "7") "input %3 allowed bool[2, 1, 1, 7]\n"
                                   "input %4 bias float32[3, 6, 7] grad\n"
                                   "%5, %6 = FusedAttention(%0 q, %1 k, %2 v, %3 allowed, %4 bias, scale=0.5, "
-                                  "ratio=0.25, key=9, safe=1) float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
+                                  "ratio=0.25, key=9, safe=1, torch=0) float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
                                   "%7 = Transpose(%5, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
                                   "output %7\n");
     ctx_release(&c);
@@ -79,7 +80,7 @@ TEST(attention_takes_keys_before_they_are_repeated) {
                   "input %0 q float32[2, 6, 3, 4] grad\n"
                   "input %1 k float32[2, 7, 1, 4] grad\n"
                   "input %2 v float32[2, 7, 1, 5] grad\n"
-                  "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
+                  "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
                   "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
                   "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
                   "output %5\n");
@@ -105,11 +106,12 @@ TEST(long_attention_is_one_operator) {
     value *v = turned(g, INPUT(g, "v", F32, 2, 700, 3, 5));
 
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
-    check_rewrite(g, "attention_fusion",
-                  THREE("600", "700") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0) "
-                                      "float32[2, 600, 3, 5], float32[2, 600, 3, 2]\n"
-                                      "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 600, 5]\n"
-                                      "output %5\n");
+    check_rewrite(
+        g, "attention_fusion",
+        THREE("600", "700") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
+                            "float32[2, 600, 3, 5], float32[2, 600, 3, 2]\n"
+                            "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 600, 5]\n"
+                            "output %5\n");
     ctx_release(&c);
 }
 

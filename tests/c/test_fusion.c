@@ -61,6 +61,67 @@ TEST(nothing_stands_between_members) {
     ctx_release(&c);
 }
 
+/* The mean of squares: all axes are folded, and nothing else is written. */
+TEST(a_reduction_ends_a_chain) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 8, 64), *y = INPUT(g, "y", F32, 64), *d = NODE(g, "Sub", x, y);
+
+    make_output(g, NODE(g, "ReduceMean", NODE(g, "Mul", d, d)));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[8, 64] grad\n"
+                  "input %1 y float32[64] grad\n"
+                  "%2 = FusedReduce(%0 x, %1 y, steps=\"Sub Mul\", operands=[0, 1, 2, 2], types=[1, 1], params=[" NONE
+                  ", " NONE "], results=[], folds=\"ReduceMean\", folded=[1], axes=[0, 1]) float32[1, 1]\n"
+                  "output %2\n");
+    ctx_release(&c);
+}
+
+/* A Softmax needs the product as it is: it stays a result beside its sum. Sums along other axes are no part of it. */
+TEST(what_is_folded_may_be_a_result) {
+    static const int64_t rows[] = {1}, columns[] = {0};
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 8, 64), *y = INPUT(g, "y", F32, 8, 64), *p = NODE(g, "Mul", x, y), *sum, *other;
+
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", p, 1, rows, false, &sum));
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", p, 1, columns, false, &other));
+    make_output(g, sum);
+    make_output(g, other);
+    make_output(g, NODE(g, "Softmax", p));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[8, 64] grad\n"
+                  "input %1 y float32[8, 64] grad\n"
+                  "%2, %3 = FusedReduce(%0 x, %1 y, steps=\"Mul\", operands=[0, 1], types=[1], params=[" NONE
+                  "], results=[0], folds=\"ReduceSum\", folded=[0], axes=[0]) float32[8, 64], float32[1, 64]\n"
+                  "%4 = Reshape(%3, [64], allowzero=1) float32[64]\n"
+                  "%5 = ReduceSum(%2, [1], keepdims=0) float32[8]\n"
+                  "%6 = Softmax(%2) float32[8, 64]\n"
+                  "output %5\n"
+                  "output %4\n"
+                  "output %6\n");
+    ctx_release(&c);
+}
+
+/* Two operands that only together have the shape of what is folded; a maximum of integers; rows between others. */
+TEST(reductions_that_stay) {
+    static const int64_t middle[] = {0, 2};
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 8, 1), *y = INPUT(g, "y", F32, 64), *i = INPUT(g, "i", I32, 8, 64), *sum;
+    value *z = INPUT(g, "z", F32, 64, 4, 64);
+
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", NODE(g, "Neg", z), 2, middle, false, &sum));
+    make_output(g, NODE(g, "ReduceMean", NODE(g, "Mul", x, y)));
+    make_output(g, NODE(g, "ReduceMax", NODE(g, "Neg", i)));
+    make_output(g, sum);
+    check_untouched(g, PASS);
+    ctx_release(&c);
+}
+
 /* A smaller value that is broadcast later, another shape, a division of integers that may fail, a single node. */
 TEST(what_does_not_go_together_stays) {
     ctx c;

@@ -199,6 +199,147 @@ TEST(products_that_are_seen_or_otherwise_cast_are_rounded) {
     ctx_release(&c);
 }
 
+/* --- product_epilogue --------------------------------------------------------------------------------------------- */
+
+static value *linear_gelu(graph *g, value *x, int64_t columns) {
+    value *w = INPUT(g, "w", F32, 3, columns), *b = INPUT(g, "b", F32, columns);
+    return NODE(g, "GeluTanh", NODE(g, "MatMulBias", x, w, b));
+}
+
+TEST(gelu_is_the_epilogue_of_a_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    g->cuda = true;
+    make_output(g, linear_gelu(g, INPUT(g, "x", F32, 2, 3), 8));
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 w float32[3, 8] grad\n"
+                  "input %2 b float32[8] grad\n"
+                  "%3, %4 = MatMulGelu(%0 x, %1 w, %2 b, alpha=1) float32[2, 8], float32[2, 8]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(a_sum_that_is_seen_is_the_second_result) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *y;
+
+    g->cuda = true;
+    make_output(g, y = linear_gelu(g, INPUT(g, "x", F32, 2, 3), 8));
+    make_output(g, y->def->in[0]);
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 w float32[3, 8] grad\n"
+                  "input %2 b float32[8] grad\n"
+                  "%3, %4 = MatMulGelu(%0 x, %1 w, %2 b, alpha=1) float32[2, 8], float32[2, 8]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(no_epilogue_on_the_cpu_of_other_widths_or_in_a_chain) {
+    for (int other = 0; other < 3; other++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", F32, 2, 3), *y = linear_gelu(g, x, other == 1 ? 12 : 8);
+
+        g->cuda = other > 0;
+        make_output(g, other == 2 ? NODE(g, "Tanh", y) : y);
+        check_untouched(g, "product_epilogue");
+        ctx_release(&c);
+    }
+}
+
+TEST(the_exact_gelu_is_no_epilogue) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3, 8);
+
+    g->cuda = true;
+    make_output(g, NODE(g, "Gelu", NODE(g, "MatMul", x, w)));
+    check_untouched(g, "product_epilogue");
+    ctx_release(&c);
+}
+
+TEST(a_gradient_of_gelu_and_its_totals_are_one_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *dy = INPUT(g, "dy", BF16, 2, 3), *w = INPUT(g, "w", BF16, 3, 8), *x = INPUT(g, "x", BF16, 2, 8), *dx;
+
+    g->cuda = true;
+    dx = NODE(g, "GeluTanhGrad", NODE(g, "MatMul", dy, w), x);
+    make_output(g, dx);
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", dx, 1, (const int64_t[]){0}, false, &dx));
+    make_output(g, dx);
+    check_rewrite(g, "product_epilogue",
+                  "input %0 dy bfloat16[2, 3] grad\n"
+                  "input %1 w bfloat16[3, 8] grad\n"
+                  "input %2 x bfloat16[2, 8] grad\n"
+                  "%3, %4 = MatMulGeluGrad(%0 dy, %1 w, %2 x, alpha=1) bfloat16[2, 8], bfloat16[8]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+/* The totals of dy's rows beside x' dy; `sums`: as they are, in float32. `along`: the axis that they are taken over. */
+static graph *weight_gradient(ctx *c, bool sums, int64_t along) {
+    graph *g = new_graph(c);
+    value *x = INPUT(g, "x", BF16, 4, 3), *dy = INPUT(g, "dy", BF16, 4, 4), *total, *turned;
+
+    g->cuda = true;
+    CHECK_OK(c, emit_transpose(g, x, (const int[]){1, 0}, &turned));
+    CHECK_OK(c, emit_reduce(g, "ReduceSum", dy, 1, &along, false, &total));
+    if (sums) total = widened(g, total, F32);
+    make_output(g, sums ? widened(g, NODE(g, "MatMul", turned, dy), F32) : NODE(g, "MatMul", turned, dy));
+    make_output(g, total);
+    return g;
+}
+
+TEST(a_weights_gradient_leaves_its_biass) {
+    ctx c;
+    ctx_init(&c);
+    check_rewrite(weight_gradient(&c, false, 0), "product_epilogue",
+                  "input %0 x bfloat16[4, 3] grad\n"
+                  "input %1 dy bfloat16[4, 4] grad\n"
+                  "%2 = Transpose(%0 x, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%3, %4 = MatMulTotals(%2, %1 dy, right=1, wide=0) bfloat16[3, 4], bfloat16[4]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(totals_beside_sums_that_stay_wide_are_wide) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = weight_gradient(&c, true, 0);
+    uint32_t only = pass_bit("product_cast") | pass_bit("product_epilogue");
+    int fired[MAX_PASSES] = {0};
+
+    CHECK_OK(&c, passes_run(g, AFTER_GRADIENT, ~only, fired));
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x bfloat16[4, 3] grad\n"
+                  "input %1 dy bfloat16[4, 4] grad\n"
+                  "%2 = Transpose(%0 x, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%3, %4 = MatMulTotals(%2, %1 dy, right=1, wide=1) float32[3, 4], float32[4]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(totals_over_another_axis_are_no_biass_gradient) {
+    ctx c;
+    ctx_init(&c);
+    check_untouched(weight_gradient(&c, false, 1), "product_epilogue");
+    ctx_release(&c);
+}
+
 /* --- rotary_fusion ------------------------------------------------------------------------------------------------ */
 
 /* Columns `from` to `to` of x[3, 6]. */
@@ -549,15 +690,34 @@ TEST(pieces_that_fill_an_axis_are_joined) {
     ctx_release(&c);
 }
 
-TEST(pieces_with_gaps_or_overlaps_stay_a_sum) {
+TEST(gaps_between_pieces_are_zeros) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *a = INPUT(g, "a", F32, 2, 2), *b = INPUT(g, "b", F32, 2, 3), *d = INPUT(g, "d", F32, 2, 4);
+    value *a = INPUT(g, "a", F32, 2, 1), *b = INPUT(g, "b", F32, 2, 2), *d = INPUT(g, "d", F32, 2, 4);
 
-    make_output(g, NODE(g, "Add", place(g, a, 0), place(g, b, 3))); /* a gap */
-    make_output(g, NODE(g, "Add", place(g, d, 0), place(g, b, 3))); /* an overlap */
-    make_output(g, NODE(g, "Add", place(g, a, 0), place(g, b, 2))); /* an end that is missing */
+    /* The third overlaps both of the others. */
+    make_output(g, NODE(g, "Add", NODE(g, "Add", place(g, b, 3), place(g, d, 1)), place(g, a, 1)));
+    check_rewrite(g, "concat_gradient",
+                  "input %0 a float32[2, 1] grad\n"
+                  "input %1 b float32[2, 2] grad\n"
+                  "input %2 d float32[2, 4] grad\n"
+                  "%3 = Place(%2 d, starts=[0, 1], shape=[2, 6], steps=[1, 1]) float32[2, 6]\n"
+                  "%4 = Concat(float32[2, 1] of [0, 0], %0 a, float32[2, 1] of [0, 0], %1 b, "
+                  "float32[2, 1] of [0, 0], axis=1) float32[2, 6]\n"
+                  "%5 = Add(%3, %4) float32[2, 6]\n"
+                  "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(pieces_that_overlap_stay_a_sum) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 4), *b = INPUT(g, "b", F32, 2, 3), *rest = INPUT(g, "rest", F32, 2, 6);
+
+    make_output(g, NODE(g, "Add", place(g, a, 0), place(g, b, 3)));
+    make_output(g, NODE(g, "Add", place(g, a, 0), rest));
     check_untouched(g, "concat_gradient");
     ctx_release(&c);
 }
@@ -566,10 +726,77 @@ TEST(a_sum_that_is_seen_is_not_taken_apart) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *a = INPUT(g, "a", F32, 2, 2), *sum = NODE(g, "Add", place(g, a, 0), place(g, a, 2));
+    value *a = INPUT(g, "a", F32, 2, 2), *rest = INPUT(g, "rest", F32, 2, 6);
+    value *sum = NODE(g, "Add", rest, place(g, a, 2));
 
     make_output(g, sum);
     make_output(g, NODE(g, "Add", sum, place(g, a, 4)));
     check_untouched(g, "concat_gradient");
+    ctx_release(&c);
+}
+
+/* --- gradients that meet ------------------------------------------------------------------------------------------ */
+
+/* `v` is what backward gives back for input i. Called when all inputs are there. */
+static void make_gradient(graph *g, int i, value *v) {
+    if (!g->input_grads) {
+        CHECK_OK(g->c, NEW(g->c, g->input_grads, g->n_inputs));
+        g->n_input_grads = g->n_inputs;
+    }
+    g->input_grads[i] = v;
+}
+
+TEST(a_product_adds_to_the_gradient_that_is_there) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
+    value *k = INPUT(g, "k", F32, 8, 6), *first, *second;
+
+    make_output(g, x);
+    g->in_backward = true;
+    first = NODE(g, "MatMul", dy, q);
+    second = NODE(g, "MatMul", dy, k);
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", second, first)));
+    g->in_backward = false;
+    check_rewrite(g, "gradient_sum",
+                  "input %0 x float32[4, 6] grad\n"
+                  "input %1 dy float32[4, 8] grad\n"
+                  "input %2 q float32[8, 6] grad\n"
+                  "input %3 k float32[8, 6] grad\n"
+                  "backward\n"
+                  "%4 = MatMul(%1 dy, %2 q) float32[4, 6]\n"
+                  "%5 = MatMulAdd(%4, %1 dy, %3 k, alpha=1) float32[4, 6]\n"
+                  "%6 = Softmax(%5) float32[4, 6]\n"
+                  "output %0 x\n"
+                  "grad %0 x <- %6\n");
+    ctx_release(&c);
+}
+
+/* One of 16 bits; with something that comes after the product; with an input; one that a chain reads. */
+TEST(sums_of_gradients_that_stay) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 4, 6), *y = INPUT(g, "y", F32, 4, 6), *z = INPUT(g, "z", F32, 4, 6);
+    value *u = INPUT(g, "u", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
+    value *narrow = INPUT(g, "narrow", BF16, 4, 8), *w = INPUT(g, "w", BF16, 8, 6), *product, *other;
+
+    make_output(g, u);
+    g->in_backward = true;
+    other = NODE(g, "MatMul", narrow, NODE(g, "Neg", w));
+    product = NODE(g, "MatMul", narrow, w);
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", product, other)));
+    product = NODE(g, "MatMul", dy, NODE(g, "Exp", q));
+    other = NODE(g, "LogSoftmax", y);
+    make_gradient(g, 1, NODE(g, "Softmax", NODE(g, "Add", product, other)));
+    product = NODE(g, "MatMul", dy, NODE(g, "Sin", q));
+    make_gradient(g, 2, NODE(g, "Softmax", NODE(g, "Add", product, z)));
+    other = NODE(g, "MatMul", dy, NODE(g, "Cos", q));
+    product = NODE(g, "MatMul", dy, NODE(g, "Tanh", q));
+    make_gradient(g, 3, NODE(g, "Sigmoid", NODE(g, "Add", product, other)));
+    g->in_backward = false;
+    (void)x;
+    check_untouched(g, "gradient_sum");
     ctx_release(&c);
 }

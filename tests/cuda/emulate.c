@@ -8,7 +8,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-enum { MOST_THREADS = 1024, STACK = 256 << 10, WARP = 32, WIDEST = 16 };
+enum { MOST_THREADS = 1024, STACK = 256 << 10, WARP = 32, WIDEST = 32 };
 
 typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
 

@@ -10,6 +10,7 @@ EXPORT int fake_calls(void);
 EXPORT int fake_held(void);
 EXPORT int fake_graphs(void);
 EXPORT const char *fake_complaint(void);
+EXPORT void fake_captured_by_others(int on);
 
 /* For other libraries: counts a call, 0 when it is to fail; writes the first thing down that was wrong; counts what is
  * held; whether the device's context is current. */
@@ -22,6 +23,10 @@ EXPORT int fake_in_context(void);
  * the bytes at `data` for whenever the graph is started. The work returns 0, or what the call is to return. */
 typedef int fake_work(const void *data);
 EXPORT int fake_give(void *stream, fake_work *run, const void *data, unsigned long bytes);
+/* How often a stream was given work that ran: kernels, graphs. */
+EXPORT int fake_given(void);
+/* What the device has done takes so long; events tell. */
+EXPORT void fake_spend(double milliseconds);
 /* Whether this thread is capturing, when it may not wait and not allocate. */
 EXPORT int fake_capturing(void);
 

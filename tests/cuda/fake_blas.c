@@ -2,18 +2,25 @@
  *
  * It checks what it is told: handles, types, sizes, strides, alignments, the order of calls, and that an algorithm is
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
- *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 0: neither
+ *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 3: products are
+ *                           not taken that have an epilogue but the bias, 0: nothing of this
  *     fake_blas_products()  how many products were computed
- *     fake_blas_rounded()   how many of them were allowed TF32 */
-#include "fake.h"
+ *     fake_blas_rounded()   how many of them were allowed TF32
+ *     fake_blas_finished(e) how many had the epilogue e
+ *     fake_blas_fastest(i, j)  from now on answer i of the heuristic's is the fastest, and answer j does not run
+ *     fake_blas_used(i)     how many products ran by answer i */
+enum { SUCCESS, NO_MEMORY = 3, WRONG = 7, NOT_SUPPORTED = 15 };
+
+#include "fake_library.h"
 #include "fake_numbers.h"
 
+#include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 
-enum { SUCCESS, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_TF32 = 77 };
-enum { EPILOGUE_NONE = 1, EPILOGUE_BIAS = 4 };
+/* Bits of an epilogue. */
+enum { NONE = 1, BIAS = 4, COLUMN_TOTALS = 16, GELU = 32, SLOPE = 64, EXTRA = 128, A_TOTALS = 256, B_TOTALS = 512 };
+enum { ANSWERS = 4 };  /* of the heuristic's; the last does not count */
 enum { NEEDED = 256 }; /* bytes of the workspace that it uses */
 
 typedef struct handle {
@@ -22,7 +29,8 @@ typedef struct handle {
 
 typedef struct description {
     int compute, scale, trans[2], epilogue;
-    const void *bias;
+    int64_t extra_ld;
+    void *vector, *extra; /* of the epilogue */
 } description;
 
 typedef struct layout {
@@ -37,7 +45,7 @@ typedef struct preference {
 } preference;
 
 typedef struct algorithm {
-    uint64_t data[8]; /* what it was chosen for, then the alignments */
+    uint64_t data[8]; /* what it was chosen for; the alignments of matrices, vector, extra; which answer it was */
 } algorithm;
 
 typedef struct answer {
@@ -48,37 +56,22 @@ typedef struct answer {
     int reserved[4];
 } answer;
 
-static int refusing, products, rounded;
+static int refusing, products, rounded, finished[B_TOTALS + 1], fastest, broken = -1, used[ANSWERS];
+EXPORT void fake_blas_fastest(int which, int not_running);
+EXPORT int fake_blas_used(int which);
+void fake_blas_fastest(int which, int not_running) {
+    fastest = which;
+    broken = not_running;
+}
+int fake_blas_used(int which) { return used[which]; }
 EXPORT void fake_blas_refuse(int on);
 EXPORT int fake_blas_products(void);
 EXPORT int fake_blas_rounded(void);
+EXPORT int fake_blas_finished(int epilogue);
 void fake_blas_refuse(int on) { refusing = on; }
 int fake_blas_products(void) { return products; }
 int fake_blas_rounded(void) { return rounded; }
-
-static int complain(const char *what) {
-    fake_complain(what);
-    return INVALID_VALUE;
-}
-
-#define ENTER()                                                                                                        \
-    do {                                                                                                               \
-        if (!fake_enter()) return OUT_OF_MEMORY;                                                                       \
-    } while (0)
-
-static int make(void **out, const void *from, size_t size) {
-    if (!(*out = malloc(size))) return OUT_OF_MEMORY;
-    memcpy(*out, from, size);
-    fake_hold(1);
-    return SUCCESS;
-}
-
-static int give_back(void *what) {
-    if (!what) return complain("nothing was given back");
-    free(what);
-    fake_hold(-1);
-    return SUCCESS;
-}
+int fake_blas_finished(int epilogue) { return finished[epilogue]; }
 
 /* --- handles and descriptions ------------------------------------------------------------------------------------- */
 
@@ -106,21 +99,28 @@ int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
     ENTER();
     if (compute == COMPUTE_64F ? scale != R_64F : (compute != COMPUTE_32F && compute != COMPUTE_TF32) || scale != R_32F)
         return complain("the types that a product is computed in");
-    return make(out, &(description){compute, scale, {0, 0}, EPILOGUE_NONE, NULL}, sizeof(description));
+    return make(out, &(description){compute, scale, {0, 0}, NONE, 0, NULL, NULL}, sizeof(description));
 }
 
 int cublasLtMatmulDescSetAttribute(void *p, int attribute, const void *value, size_t size) {
     description *d = p;
-    void *const places[] = {[3] = &d->trans[0], [4] = &d->trans[1], [7] = &d->epilogue, [8] = &d->bias};
-    const size_t sizes[] = {[3] = 4, [4] = 4, [7] = 4, [8] = 8};
+    static const int known[] = {NONE,          BIAS,
+                                GELU,          GELU | BIAS,
+                                GELU | EXTRA,  GELU | EXTRA | BIAS,
+                                SLOPE | EXTRA, SLOPE | EXTRA | COLUMN_TOTALS,
+                                A_TOTALS,      B_TOTALS};
+    void *const places[] = {[3] = &d->trans[0], [4] = &d->trans[1], [7] = &d->epilogue,
+                            [8] = &d->vector,   [11] = &d->extra,   [12] = &d->extra_ld};
+    const size_t sizes[] = {[3] = 4, [4] = 4, [7] = 4, [8] = 8, [11] = 8, [12] = 8};
+    int is_known = 0;
 
     ENTER();
-    if (!p || attribute < 0 || attribute > 8 || !places[attribute] || size != sizes[attribute] || !value)
+    if (!p || attribute < 0 || attribute > 12 || !places[attribute] || size != sizes[attribute] || !value)
         return complain("an attribute of a product");
     memcpy(places[attribute], value, size);
     if (d->trans[0] < 0 || d->trans[0] > 1 || d->trans[1] < 0 || d->trans[1] > 1) return complain("a transposition");
-    if (d->epilogue != EPILOGUE_NONE && d->epilogue != EPILOGUE_BIAS) return complain("an epilogue");
-    return SUCCESS;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) is_known |= known[i] == d->epilogue;
+    return is_known ? SUCCESS : complain("an epilogue");
 }
 
 int cublasLtMatmulDescDestroy(void *p) { return give_back(p); }
@@ -171,7 +171,8 @@ static uint64_t mix(uint64_t h, const void *data, size_t size) {
 
 /* What an algorithm was chosen for. */
 static uint64_t mark_of(const description *p, const layout *const l[4]) {
-    uint64_t h = mix(14695981039346656037u, p, offsetof(description, bias));
+    uint64_t h = mix(14695981039346656037u, p, offsetof(description, epilogue) + sizeof p->epilogue);
+    h = mix(h, &p->extra_ld, sizeof p->extra_ld);
     for (int i = 0; i < 4; i++) {
         h = mix(h, &l[i]->type, sizeof l[i]->type);
         h = mix(h, &l[i]->batch, sizeof l[i]->batch);
@@ -199,6 +200,25 @@ static const char *wrong_sizes(const description *p, const layout *const l[4]) {
     return NULL;
 }
 
+static int has_vector(const description *p) {
+    return (p->epilogue & (BIAS | COLUMN_TOTALS | A_TOTALS | B_TOTALS)) != 0;
+}
+
+/* What the library says of epilogues: vectors are packed and of the result's type, GELU's operand is too, its lines are
+ * a multiple of 8 long; products of two types have no bias and no GELU; float64 has none. */
+static const char *wrong_epilogue(const description *p, const layout *const l[4]) {
+    if (p->epilogue == NONE) return NULL;
+    if (l[0]->type == R_64F) return "an epilogue of float64";
+    if (l[3]->batch > 1) return "an epilogue of a batch";
+    if (has_vector(p) && !p->vector) return "an epilogue without its vector";
+    if (p->epilogue & (BIAS | GELU | SLOPE) && l[0]->type != l[3]->type) return "an epilogue of two types";
+    if (!(p->epilogue & EXTRA)) return NULL;
+    if (!p->extra) return "an epilogue without its matrix";
+    return p->extra_ld % 8 != 0 || p->extra_ld < (int64_t)l[3]->rows ? "the lines of an epilogue's matrix" : NULL;
+}
+
+static uint64_t alignment(const void *p) { return (uintptr_t)p & (0 - (uintptr_t)p); }
+
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, void *d, void *wish, int most,
                                           answer *answers, int *count);
 int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, void *d, void *wish, int most,
@@ -211,18 +231,46 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, 
     ENTER();
     if (!h || !p || !a || !b || !c || !d || !wish || most < 1) return complain("operands of the heuristic");
     if ((wrong = wrong_sizes(p, l))) return complain(wrong);
-    if (of->epilogue == EPILOGUE_BIAS && (!of->bias || l[0]->type == R_64F || l[0]->type != l[3]->type))
-        return complain("a vector that is added");
+    if ((wrong = wrong_epilogue(p, l))) return complain(wrong);
     *count = 0;
     if (refusing == 2 || f->workspace < NEEDED) return NOT_SUPPORTED;
     for (int i = 0; i < 4; i++)
         if (f->aligned[i] < (uint32_t)size_of(l[i]->type)) return complain("an alignment");
-    *count = 1;
-    memset(answers, 0, sizeof *answers);
-    answers->algorithm.data[0] = mark_of(p, l);
-    for (int i = 0; i < 4; i++) answers->algorithm.data[1 + i] = f->aligned[i];
-    answers->algorithm.data[5] = of->epilogue == EPILOGUE_BIAS ? (uintptr_t)of->bias & (0 - (uintptr_t)of->bias) : 1;
-    answers->workspace = NEEDED;
+    *count = most < ANSWERS ? most : ANSWERS;
+    for (int j = 0; j < *count; j++) {
+        answer *to = &answers[j];
+        memset(to, 0, sizeof *to);
+        to->algorithm.data[0] = mark_of(p, l);
+        for (int i = 0; i < 4; i++) to->algorithm.data[1 + i] = f->aligned[i];
+        to->algorithm.data[5] = has_vector(of) ? alignment(of->vector) : 1;
+        to->algorithm.data[6] = of->epilogue & EXTRA ? alignment(of->extra) : 1;
+        to->algorithm.data[7] = (uint64_t)j;
+        to->workspace = NEEDED;
+        to->state = j < ANSWERS - 1 ? SUCCESS : NOT_SUPPORTED;
+    }
+    return SUCCESS;
+}
+
+EXPORT int cublasLtMatmulAlgoCheck(void *h, void *p, void *a, void *b, void *c, void *d, const algorithm *how,
+                                   answer *out);
+int cublasLtMatmulAlgoCheck(void *h, void *p, void *a, void *b, void *c, void *d, const algorithm *how, answer *out) {
+    const layout *const l[] = {a, b, c, d};
+
+    ENTER();
+    if (!h || !p || !a || !b || !c || !d || !how || !out) return complain("operands of a check");
+    memset(out, 0, sizeof *out);
+    out->algorithm = *how;
+    out->workspace = NEEDED;
+    return how->data[0] == mark_of(p, l) && how->data[7] < ANSWERS ? SUCCESS : NOT_SUPPORTED;
+}
+
+EXPORT int cublasLtGetProperty(int which, int *out);
+int cublasLtGetProperty(int which, int *out) {
+    static const int version[] = {13, 1, 0};
+
+    ENTER();
+    if (which < 0 || which > 2) return complain("a property of the library");
+    *out = version[which];
     return SUCCESS;
 }
 
@@ -242,14 +290,46 @@ static double *widened(const layout *l, const void *data, int64_t pair, int tran
     return w;
 }
 
+/* The tanh form, and its slope. */
+static double inner_of(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
+static double gelu(double x) { return 0.5 * x * (1 + tanh(inner_of(x))); }
+static double slope(double x) {
+    const double t = tanh(inner_of(x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
+
+/* What the epilogue makes of a sum; `totals` of rows. */
+static double finish(const description *p, int type, int64_t row, int64_t column, double x, double *totals) {
+    const int64_t at = row + column * p->extra_ld;
+
+    if (p->epilogue & BIAS) x += get(type, p->vector, row);
+    if (p->epilogue & GELU) {
+        if (p->epilogue & EXTRA) put(type, p->extra, at, x);
+        return gelu(x);
+    }
+    if (p->epilogue & SLOPE) x *= slope(get(type, p->extra, at));
+    totals[row] += x;
+    return x;
+}
+
+/* The totals that it leaves, of lines of an operand that is [lines, inner] or, `down`, the other way round. */
+static void leave_totals(const description *p, int type, const double *operand, uint64_t lines, uint64_t inner,
+                         int down) {
+    for (uint64_t i = 0; i < lines; i++) {
+        double total = 0;
+        for (uint64_t k = 0; k < inner; k++) total += operand[down ? k + i * inner : i + k * lines];
+        put(type, p->vector, (int64_t)i, total);
+    }
+}
+
 static int multiply(const description *p, const layout *const l[4], double alpha, const void *a, const void *b,
                     double beta, const void *c, void *d, int64_t pair) {
     uint64_t rows, inner;
     double *left = widened(l[0], a, pair, p->trans[0], &rows), *right = widened(l[1], b, pair, p->trans[1], &inner);
-    double *sums = malloc(sizeof(double) * rows);
+    double *sums = malloc(sizeof(double) * rows), *totals = calloc(rows, sizeof(double));
     const char *added = (const char *)c + pair * l[2]->step * size_of(l[2]->type);
     char *result = (char *)d + pair * l[3]->step * size_of(l[3]->type);
-    int done = left && right && sums;
+    int done = left && right && sums && totals;
 
     for (uint64_t j = 0; done && j < l[3]->cols; j++) {
         for (uint64_t i = 0; i < rows; i++) sums[i] = 0;
@@ -259,11 +339,14 @@ static int multiply(const description *p, const layout *const l[4], double alpha
             const int64_t at = (int64_t)i + (int64_t)j * l[3]->ld;
             double x = alpha * sums[i];
             if (beta != 0) x += beta * get(l[2]->type, added, (int64_t)i + (int64_t)j * l[2]->ld);
-            if (p->epilogue == EPILOGUE_BIAS) x += get(l[3]->type, p->bias, (int64_t)i);
-            put(l[3]->type, result, at, x);
+            put(l[3]->type, result, at, finish(p, l[3]->type, (int64_t)i, (int64_t)j, x, totals));
         }
     }
-    free(left), free(right), free(sums);
+    for (uint64_t i = 0; done && p->epilogue & COLUMN_TOTALS && i < rows; i++)
+        put(l[3]->type, p->vector, (int64_t)i, totals[i]);
+    if (done && p->epilogue & A_TOTALS) leave_totals(p, l[3]->type, left, rows, inner, 0);
+    if (done && p->epilogue & B_TOTALS) leave_totals(p, l[3]->type, right, l[3]->cols, inner, 1);
+    free(left), free(right), free(sums), free(totals);
     return done;
 }
 
@@ -289,6 +372,7 @@ typedef struct job {
     const void *a, *b, *c;
     void *d, *work;
     size_t work_bytes;
+    int answer;
 } job;
 
 static int run_product(const void *data) {
@@ -298,8 +382,11 @@ static int run_product(const void *data) {
     memset(j->work, 0xa5, j->work_bytes);
     products++;
     rounded += j->of.compute == COMPUTE_TF32;
+    finished[j->of.epilogue]++;
+    used[j->answer]++;
+    fake_spend(j->answer == fastest ? 1 : 2 + j->answer);
     for (int64_t pair = 0; pair < j->l[3].batch; pair++)
-        if (!multiply(&j->of, l, j->alpha, j->a, j->b, j->beta, j->c, j->d, pair)) return OUT_OF_MEMORY;
+        if (!multiply(&j->of, l, j->alpha, j->a, j->b, j->beta, j->c, j->d, pair)) return NO_MEMORY;
     return SUCCESS;
 }
 
@@ -319,11 +406,25 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (how->data[0] != mark_of(p, l)) return complain("the algorithm of another product");
     for (int i = 0; i < 4; i++)
         if (misaligned(data[i], how->data[1 + i])) return complain("an operand that is not aligned as was said");
-    if (of->epilogue == EPILOGUE_BIAS && misaligned(of->bias, how->data[5])) return complain("a vector's alignment");
+    if (has_vector(of) && (!of->vector || misaligned(of->vector, how->data[5])))
+        return complain("an epilogue's vector that is not aligned as was said");
+    if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6])))
+        return complain("an epilogue's matrix that is not aligned as was said");
     if (work_bytes < NEEDED || !work || misaligned(work, 16)) return complain("a workspace");
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
-    if (refusing) return NOT_SUPPORTED;
-    const job j = {*of,       {*l[0], *l[1], *l[2], *l[3]}, scalar(of, alpha), scalar(of, beta), a, b, c, d, work,
-                   work_bytes};
+    if (how->data[7] >= ANSWERS - 1) return complain("an answer that does not count");
+    if ((int)how->data[7] == broken) return NOT_SUPPORTED;
+    if (refusing && (refusing != 3 || (of->epilogue != NONE && of->epilogue != BIAS))) return NOT_SUPPORTED;
+    const job j = {*of,
+                   {*l[0], *l[1], *l[2], *l[3]},
+                   scalar(of, alpha),
+                   scalar(of, beta),
+                   a,
+                   b,
+                   c,
+                   d,
+                   work,
+                   work_bytes,
+                   (int)how->data[7]};
     return fake_give(stream, run_product, &j, sizeof j);
 }

@@ -6,13 +6,13 @@
  *     fake_dnn_products()   how many products were computed
  *     fake_dnn_rounded()    how many of them were allowed TF32
  *     fake_dnn_narrow()     how many of them were of 16-bit floats */
-#include "fake.h"
+enum { SUCCESS, WRONG = 2000, NOT_SUPPORTED = 3000, NO_MEMORY = 4003 };
+
+#include "fake_library.h"
 #include "fake_numbers.h"
 
 #include <stddef.h>
-#include <stdlib.h>
 
-enum { SUCCESS, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, NO_MEMORY = 4003 };
 enum { FLOAT, DOUBLE, HALF, BFLOAT16 = 9 };
 enum { DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 3 };
 enum { MOST_RANK = 5, AXES = 3, NEEDED = 512, GOOD = 5, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3 };
@@ -46,29 +46,6 @@ int fake_dnn_products(void) { return products; }
 int fake_dnn_rounded(void) { return rounded; }
 int fake_dnn_narrow(void) { return narrow; }
 
-static int complain(const char *what) {
-    fake_complain(what);
-    return BAD_PARAM;
-}
-
-#define ENTER()                                                                                                        \
-    do {                                                                                                               \
-        if (!fake_enter()) return NO_MEMORY;                                                                           \
-    } while (0)
-
-static int make(void **out, size_t size) {
-    if (!(*out = calloc(1, size))) return NO_MEMORY;
-    fake_hold(1);
-    return SUCCESS;
-}
-
-static int give_back(void *what) {
-    if (!what) return complain("nothing was given back");
-    free(what);
-    fake_hold(-1);
-    return SUCCESS;
-}
-
 /* --- descriptions ------------------------------------------------------------------------------------------------- */
 
 #define MAKES(name, type, destroy)                                                                                     \
@@ -77,7 +54,7 @@ static int give_back(void *what) {
     int name(void **out) {                                                                                             \
         ENTER();                                                                                                       \
         if (!fake_in_context()) return complain(#name " without the device's context");                                \
-        return make(out, sizeof(type));                                                                                \
+        return make(out, NULL, sizeof(type));                                                                          \
     }                                                                                                                  \
     int destroy(void *what) { return give_back(what); }
 MAKES(cudnnCreate, handle, cudnnDestroy)

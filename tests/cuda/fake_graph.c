@@ -35,9 +35,10 @@ typedef struct thing {
 } thing;
 
 static _Thread_local thing *capturing;
-static int started;
+static int started, given;
 
 int fake_graphs(void) { return started; }
+int fake_given(void) { return given; }
 int fake_capturing(void) { return capturing != NULL; }
 
 static int complain(int result, const char *what) {
@@ -92,7 +93,9 @@ int fake_give(void *stream, fake_work *run, const void *data, unsigned long byte
 
     if (t && t->kind != STREAM) return complain(INVALID_HANDLE, "a stream that there is not");
     if (t != capturing) return complain(INVALID_HANDLE, "work outside of the stream that is captured");
-    return t ? add(t, run, data, bytes) : run(data);
+    if (t) return add(t, run, data, bytes);
+    given++;
+    return run(data);
 }
 
 #define ENTER()                                                                                                        \
@@ -196,6 +199,7 @@ int cuGraphLaunch(void *executable, void *stream) {
     if (!e || e->kind != EXECUTABLE) return complain(INVALID_HANDLE, "an executable graph that there is not");
     if (stream || capturing) return complain(INVALID_HANDLE, "a graph is started in a stream that there is not");
     started++;
+    given++;
     for (const item *i = e->first; i; i = i->next) {
         const int result = i->run(i->data);
         if (result != SUCCESS) return result;

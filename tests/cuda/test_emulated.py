@@ -197,25 +197,23 @@ print("passed")
 
 def test_operator_without_a_kernel_is_refused():
     s = session(
-        [("ScatterElements", "x at to", "y", {"reduction": "mul"})],
-        {"x": ("float32", 1), "at": ("int64", 1), "to": ("float32", 1)},
-        ("y", "float32", 1),
+        [("Conv", "x w", "y", {"pads": [1, 2]})],
+        {"x": ("float32", 3), "w": ("float32", 3)},
+        ("y", "float32", 3),
     )
-    with pytest.raises(_core.Error, match="ScatterElements of float32 with the reduction"):
-        s.run([torch.randn(3), torch.tensor([1]), torch.randn(1)], [False, False, False])
+    with pytest.raises(_core.Error, match="Conv of this window has no CUDA kernel"):
+        s.run([torch.randn(1, 2, 5), torch.randn(2, 2, 4)], [False, False])
 
 
 class Multiplied(nn.Module):
-    """What a GPU has kernels for around an operator that it has none for."""
+    """What a GPU has kernels for around an operator that it has none for: padding that differs between the sides."""
 
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(4, 5)
-        self.register_buffer("at", torch.tensor([[0, 1, 0, 2, 1]]))
+        self.linear, self.window = nn.Linear(4, 5), nn.Conv1d(1, 1, 4, padding="same")
 
     def forward(self, x):
-        y = self.linear(x)
-        return torch.tanh(torch.ones_like(y).scatter_reduce(1, self.at.expand_as(y), y, "prod") * 2)
+        return torch.tanh(self.window(self.linear(x)[:, None])[:, 0] * 2)
 
 
 def test_operator_without_a_kernel_is_pytorchs(driver):

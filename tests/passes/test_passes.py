@@ -102,6 +102,15 @@ def split_in_three(x):
     return torch.cat((a.exp(), c.sin(), b * 2), -1) + x
 
 
+def recurrence(x):
+    """A slice for each step, the last of them left out; and a window that slides."""
+    h, parts = x[:, 0], []
+    for i in range(1, x.shape[1] - 1):
+        h = torch.tanh(h + x[:, i])
+        parts.append(h * x[:, i - 1 : i + 2].mean(1))
+    return torch.stack(parts, 1)
+
+
 def rotary(x):
     angle = torch.linspace(0, 1, 8, dtype=x.dtype)
     return x * angle.cos() + rotate_half(x) * angle.sin()
@@ -150,9 +159,25 @@ CASES = [
     Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
     Case("concat_gradient", Function(split_in_three)),
     Case("concat_gradient", Function(rotary)),
+    Case("concat_gradient", Function(recurrence), ((2, 24, 3),)),
     Case("rotary_fusion", Function(rotary)),
     Case("rotary_fusion", Function(rotary_heads), ((2, 5, 24),)),
 ]
+
+
+class Projections(nn.Module):
+    """The gradient of `x` is a sum of three products, which a softmax reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Parameter(torch.ones(8, 6)) for _ in range(3))
+
+    def forward(self, x):
+        x = x.softmax(-1)
+        return torch.tanh(x @ self.first) * (x @ self.second) + (x @ self.third) * 0.5
+
+
+CASES.append(Case("gradient_sum", Projections(), dtypes=(F32, F64)))
 
 
 # --- running it -------------------------------------------------------------------------------------------------------
@@ -222,6 +247,27 @@ def test_pass(case, dtype):
         for ours, theirs in zip(results, expected, strict=True):
             assert torch.isfinite(ours).all()
             assert difference(ours, theirs) <= TOLERANCE[dtype]
+
+
+def test_the_gradient_of_a_weight_that_is_used_again():
+    """y = x + x w, in a loop: dw is a sum of products, and dy is read by the product whose result is added to it."""
+    torch.manual_seed(0)
+
+    def forward(x, w):
+        for _ in range(3):
+            x = x.softmax(-1)
+            x = x + x @ w
+        return x
+
+    operands = [torch.randn(5, 8), torch.randn(8, 8)]
+    session, dy = export(Function(forward), operands), torch.randn(5, 8)
+    leaves = [t.clone().requires_grad_() for t in operands]
+    y = forward(*leaves)
+    expected = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+    fired, results = run(session, operands, dy, ALL_PASSES)
+    assert "gradient_sum" in fired
+    for ours, theirs in zip(results, expected, strict=True):
+        assert difference(ours, theirs) <= TOLERANCE[F32]
 
 
 def test_switched_off():

@@ -29,7 +29,7 @@ def check(module, operands):
     assert "pointwise_fusion" not in apart[0]
     for a, b in zip(apart[1], together[1], strict=True):
         assert a.dtype == b.dtype
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def random_graph(seed):
@@ -110,6 +110,78 @@ def test_sixteen_bits_are_loaded_rather_than_computed_again():
     assert plan.arena_bytes > 0
     assert export(product, operands).model.plan(specs, (True, True), (True,), 0).arena_bytes == 0
     check(product, operands)
+
+
+# --- reductions of what a chain computes ------------------------------------------------------------------------------
+
+LOSSES = {
+    "mse": nn.functional.mse_loss,
+    "huber": nn.functional.huber_loss,
+    "smooth_l1": nn.functional.smooth_l1_loss,
+    "l1": lambda x, y: (x - y).abs().mean(),
+    "chain": lambda x, y: ((x - y).tanh() * x).sum(),
+    "rows": lambda x, y: (x * y).sum(-1) + (x - y).exp().amax(-1),
+    "columns": lambda x, y: (x * y).mean(0) + (x.sin() * y).sum(0),
+    "dropped": lambda x, y: nn.functional.dropout(x * y, 0.3).sum(-1),
+}
+SHAPES = [(3, 5), (40, 300), (9, 37, 64), (3, 1, 1100), (1, 1, 70000), (5000, 2), (37, 2500)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPE, ids=DTYPES.get)
+@pytest.mark.parametrize("name", LOSSES)
+def test_reductions(name, dtype, shape):
+    """The same bits as node by node."""
+    torch.manual_seed(0)
+    check(Function(LOSSES[name]), [torch.randn(shape).to(dtype) for _ in range(2)])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0, 300), (300, 0), (4, 0, 300)], ids=str)
+@pytest.mark.parametrize("name", ["mse", "chain", "columns", "dropped"])
+def test_reductions_of_nothing(name, shape):
+    check(Function(LOSSES[name]), [torch.randn(shape) for _ in range(2)])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_reductions_do_not_depend_on_threads(threads):
+    """Rows, columns, lines longer than a tile, and a sum of all, in parts."""
+    before = torch.get_num_threads()
+    module = Function(lambda x, y: (torch.tanh(x + y) * x).mean(0))
+    operands = [torch.randn(300, 2500), torch.randn(2500)]
+    session, dy = export(module, operands), torch.randn(2500)
+    try:
+        torch.set_num_threads(1)
+        alone = run(session, operands, dy, 0)[1]
+        torch.set_num_threads(threads)
+        together = run(session, operands, dy, 0)[1]
+    finally:
+        torch.set_num_threads(before)
+    leaves = [x.clone().requires_grad_() for x in operands]
+    y = module(*leaves)
+    expected = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+    for a, b, truth in zip(alone, together, expected, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, truth)
+
+
+def test_a_loss_and_the_gradient_of_a_bias_need_no_memory():
+    """What is only folded is nowhere; a bias takes what its sum is made of along with the gradient of the rest."""
+    operands = [torch.randn(64, 128), torch.randn(128)]
+    specs = tuple(("float32", tuple(x.shape)) for x in operands)
+    loss = export(Function(nn.functional.huber_loss), [operands[0]] * 2)
+    plan = loss.model.plan((specs[0],) * 2, (True, True), (True,), 0)
+    forward = plan.text().split("backward\n")[0]
+    assert forward.count("FusedReduce(") == 1 and 'results=[], folds="ReduceMean"' in forward
+    assert plan.arena_bytes < operands[0].nbytes
+    bias = export(Function(lambda x, b: nn.functional.gelu(x + b)), operands)
+    plan = bias.model.plan(specs, (True, True), (True,), 0)
+    backward = plan.text().split("backward\n")[1]
+    assert backward.count(" = FusedReduce(") == 1 and 'folds="ReduceSum"' in backward and "ReduceSum(" not in backward
+    leaves = [x.clone().requires_grad_() for x in operands]
+    dy = torch.randn(64, 128)
+    expected = torch.autograd.grad(nn.functional.gelu(leaves[0] + leaves[1]), leaves, dy)
+    for ours, theirs in zip(run(bias, operands, dy, 0)[1][1:], expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_dropout_is_drawn_once():

@@ -5,6 +5,7 @@ infinities, narrow and mixed types. Results have to be the same to the last type
 """
 
 import copy
+import itertools
 import math
 import warnings
 
@@ -355,6 +356,18 @@ case("group_norm", lambda x, w: F.group_norm(x, 2, w, w + 1), IMAGES, torch.aran
 case("group_norm of rows", lambda x: F.group_norm(x[:, :, 0, 0], 2), IMAGES)
 case("layer_norm of two", lambda x: F.layer_norm(x, (5, 5)), IMAGES)
 case("local_response_norm", lambda x: F.local_response_norm(x, 3), IMAGES)
+
+# --- sampling where there is nothing ----------------------------------------------------------------------------------
+
+NOWHERE = [[[math.nan, 0.1], [0.2, math.nan], [math.inf, 0.3], [-0.4, -math.inf], [math.nan, math.inf], [0.5, -0.6]]]
+for how, around in itertools.product(("nearest", "bilinear", "bicubic"), ("zeros", "border", "reflection")):
+    case(
+        f"grid_sample {how} {around}",
+        lambda x, grid, how=how, around=around: F.grid_sample(x, grid, how, around, align_corners=False),
+        IMAGES[:1],
+        floats(NOWHERE),
+        grad=how != "bilinear" or around == "zeros",  # PyTorch crashes
+    )
 
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}

@@ -1,11 +1,15 @@
 """Graphs that turn out not to do: at other sizes than those of their trace, or in a part of the module."""
 
 import copy
+from types import SimpleNamespace
 
+import onnx
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import ORTModule, _core, explain, symbolics
+from ortmodule.parts import Parts
+from ortmodule.state import Tree
 
 
 def step(module, x):
@@ -58,3 +62,21 @@ def test_an_empty_parameter_has_an_empty_gradient():
         x = torch.randn(rows, 5, 4)
         torch.testing.assert_close(step(ours, x), step(eager, x))
     assert explain(ours).captured and ours.front.grad.shape == (1, 0, 4)
+
+
+def test_kinds_that_did_not_help_are_taken_back(monkeypatch):
+    """The engine refuses a node, and again in the graph where PyTorch runs its kind: what is around it is left."""
+    node = onnx.helper.make_node("Erf", ["x"], ["y"], name="/block/Erf")
+    graph = onnx.helper.make_graph([node], "graph", [], [])
+    captured = SimpleNamespace(model=onnx.helper.make_model(graph), trace=SimpleNamespace(scripted=set()))
+    monkeypatch.setattr(symbolics.record, "made", {"Erf": {"aten::erf"}})
+    error = _core.UnsupportedError("Erf of strings\n  while emitting Erf (/block/Erf)")
+
+    tree = Tree(nn.ModuleDict({"block": nn.Linear(2, 2)}))
+    tree.kinds = frozenset({"aten::histc"})
+    parts = Parts(tree, 0, ())
+    assert parts.grow(error, captured)
+    assert tree.kinds == {"aten::histc", "aten::erf"} and not parts.modules()
+    assert parts.grow(error, captured)
+    assert tree.kinds == {"aten::histc"} and parts.modules() == {"block": "Erf of strings"}
+    assert not parts.grow(error, captured)

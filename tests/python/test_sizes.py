@@ -163,3 +163,80 @@ def test_ends_that_are_sizes_and_a_single_step():
     for n in (6, 1, 5, 2):
         report = pair.check(rows(3, n, 4))
     assert report.exports == 1
+
+
+# --- sizes that data decides ------------------------------------------------------------------------------------------
+
+BY_DATA = {
+    "slice": lambda x, n: x[:, : n.max()],
+    "slices": lambda x, n: x[-n.max() :, n.min() :: n[0]],
+    "narrow": lambda x, n: x.narrow(1, n[1], 1),
+    "zeros": lambda x, n: torch.cat([x, x.new_zeros(x.size(0), n.max(), 4)], 1),
+    "expand": lambda x, n: x.mean(1, keepdim=True).expand(-1, n.sum(), -1),
+    "mask": lambda x, n: x * (torch.arange(5)[None] < n[:1, None]).unsqueeze(-1),
+    "range": lambda x, n: x.sum((0, 1)) * torch.arange(n.max()).sum(),
+    "largest": lambda x, n: x.topk(k=n.min(), dim=1)[0],
+    "one number in two places": lambda x, n: x[:, : n.max()] * x.new_ones(x.size(0), n.max(), 4),
+    "elements of a mask": lambda x, n: x[x.new_zeros(8, 5).index_fill(0, n, 1.0)[: x.size(0)] > 0],
+}
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_sizes_that_data_decides(name):
+    """One graph, whatever they are."""
+    pair = Pair(lambda self, x, n: BY_DATA[name](self.linear(x), n))
+    for shape, numbers in (((3, 5, 4), [2, 3]), ((3, 5, 4), [4, 1]), ((6, 5, 4), [1, 4]), ((3, 5, 4), [4, 1])):
+        report = pair.check(rows(*shape), torch.tensor(numbers))
+    assert report.captured and report.exports == 1 and not report.aten_ops
+
+
+def count(x, chosen):
+    return x[chosen].mean(0) * 2 if x[chosen].shape[0] > 3 else x[chosen].sum(0)
+
+
+def none_chosen(x, chosen):
+    places = chosen.nonzero().flatten()
+    return x.sum() if len(places) == 0 else x[places].square().mean()
+
+
+def sliced(x, chosen):
+    y = x[: chosen.sum()]
+    return y.sum(0) if y.shape[0] > 3 else y.cos().sum(0)
+
+
+def different(x, chosen):
+    found = torch.unique(chosen.long() * 3 + torch.arange(8) % 2)
+    return x.sum() * found.numel() if found.numel() > 2 else x.sum()
+
+
+def through_more(x, chosen):
+    y = torch.cat([x[chosen], x[:1]]).relu().transpose(0, 1)
+    return y.sum(1) if y.size(1) % 2 else y.prod(1)
+
+
+@pytest.mark.parametrize("forward", [count, none_chosen, sliced, different, through_more])
+def test_a_decision_about_a_size_that_data_decides(forward):
+    pair = Pair(lambda self, x, chosen: forward(self.linear(x), chosen))
+    for many in (6, 2, 5, 0 if forward is none_chosen else 1, 8, 3):
+        report = pair.check(rows(8, 4), torch.arange(8) < many)
+    assert report.exports <= 3 or forward is none_chosen  # len() is a number of Python's
+
+
+def number_of_turns(x, chosen):
+    y = x[chosen]
+    return sum(y[i] * (i + 1) for i in range(y.shape[0]))
+
+
+def maybe_squeezed(x, chosen):
+    y = x[chosen.nonzero().squeeze()]
+    return y.sum(0) if y.dim() == 2 else y * 3
+
+
+@pytest.mark.parametrize("forward", [number_of_turns, maybe_squeezed])
+@pytest.mark.parametrize("counts", [(1, 3, 2), (3, 1, 2), (2, 5, 1)])
+def test_a_form_that_data_decides(forward, counts):
+    """Whoever runs it, it is right."""
+    pair = Pair(lambda self, x, chosen: forward(self.linear(x), chosen))
+    for many in counts:
+        operands = rows(8, 4), torch.arange(8) < many
+        torch.testing.assert_close(pair.ours(*operands), pair.eager(*operands))

@@ -388,6 +388,8 @@ IMAGES = {
     "pad, reflected": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
     "pad, replicated": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
     "pad, circular": lambda x: F.pad(x, (1, 1, 1, 1), mode="circular"),
+    "pad, circular and cut": lambda x: F.pad(x, (2, -1, -1, 1), mode="circular"),
+    "pad, circular of all": lambda x: F.pad(x, (x.shape[3], 0, 2, x.shape[2]), mode="circular"),
     "pad, cut": lambda x: F.pad(x, (-1, 0)),
     "unfold of images": lambda x: F.unfold(x, 2),
     "grid_sample": lambda x: F.grid_sample(x, torch.tanh(x[:, :2].permute(0, 2, 3, 1)), align_corners=False),
@@ -455,11 +457,8 @@ LOSSES = {
 for name, function in LOSSES.items():
     case(name, lambda x, t, w, f=function: f(x * w, x, t), classes, (6,))
 
-#: Not in ONNX, or not in the engine, or changed through a view.
-PYTORCH = {
-    "searchsorted", "embedding_bag", "fold", "multi_margin_loss", "in place: through a view",
-    "in place: through a transpose",
-}  # fmt: skip
+#: Not in ONNX, or not in the engine.
+PYTORCH = {"searchsorted", "embedding_bag", "fold", "multi_margin_loss"}
 #: Whose Python asks whether a size is one: that size has a graph of its own.
 TWO_GRAPHS = {"squeeze rows", "squeeze all"}
 

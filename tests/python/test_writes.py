@@ -278,7 +278,7 @@ def test_a_part_of_a_buffer():
         self.c[1] = y.detach().sum()
         return y * self.c.sum()
 
-    steps(made(forward, buffers={"c": torch.zeros(3)}), False)
+    steps(made(forward, buffers={"c": torch.zeros(3)}), True, 1)
 
 
 def test_inputs_in_place():

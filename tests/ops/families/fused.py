@@ -19,6 +19,20 @@ CASTS = [("Cast", "x0", "wide", {"to": 11}), ("Mul", "wide wide", "square"), ("C
 INTEGERS = [("Mul", "x0 x1", "p"), ("Add", "p x0", "s"), ("Neg", "s", "y0")]
 TWO = [("Add", "x0 x1", "y0"), ("Mul", "x0 y0", "y1")]
 DROPPED = [("Dropout", "x0 x2 x3", "d"), ("Add", "d x1", "y0")]
+SQUARES = [("Sub", "x0 x1", "d"), ("Mul", "d d", "s")]
+DROPPED_ROWS = [*DROPPED[:1], ("Mul", "d x1", "p"), ("ReduceSum", "p x4", "y0", {"keepdims": 0})]
+
+
+def folded(name, inputs, ref, op="ReduceMean", axes=None, keepdims=0, **kwargs):
+    """The squares of differences, reduced; with outputs=2 they are a result, too."""
+    rows = SQUARES if kwargs.get("outputs") != 2 else [SQUARES[0], ("Mul", "d d", "y1")]
+    attrs = {"keepdims": keepdims} | ({} if axes is None else {"axes": axes})
+    last = (op, "y1" if kwargs.get("outputs") == 2 else "s", "y0", attrs)
+    return chain(name, inputs, ref, *rows, last, op="ortmodule::FusedReduce", opset=kwargs.pop("opset", 17), **kwargs)
+
+
+def squares(x, y):
+    return (x - y).square()
 
 
 def gated(x, y):
@@ -53,4 +67,20 @@ CASES = [
     chain("empty", [t(0, 4), t(0, 4)], gated, *GATED, resize=False),
     chain("dropout", [t(3, 900), t(900), value(1.0, "float32"), value(True, "bool")], dropped, *DROPPED,
           op="ortmodule::FusedRandom", const=(2, 3), fd=False),
+    folded("mean", [t(3, 5), t(3, 5)], lambda x, y: squares(x, y).mean()),
+    folded("mean", [t(7, 3000), t(3000)], lambda x, y: squares(x, y).mean(), fd=False),
+    folded("rows", [t(4, 300), t(4, 1)], lambda x, y: squares(x, y).mean(-1), axes=[1]),
+    folded("rows", [t(3, 5, 2000), t(2000)], lambda x, y: squares(x, y).mean(-1, True), axes=[-1], keepdims=1,
+           fd=False),
+    folded("columns", [t(2, 40, 9), t(9)], lambda x, y: squares(x, y).mean((0, 1), True), axes=[0, 1], keepdims=1),
+    folded("columns", [t(130, 1500), t(130, 1500)], lambda x, y: squares(x, y).mean(0), axes=[0], fd=False),
+    folded("largest", [t(3, 90), t(3, 90)], lambda x, y: squares(x, y).amax(-1), "ReduceMax", axes=[1]),
+    folded("length", [t(3, 90), t(90)], lambda x, y: squares(x, y).norm(dim=-1), "ReduceL2", axes=[1]),
+    folded("special", [t(7, 40, special=True), t(7, 40)], lambda x, y: squares(x, y).mean(-1), axes=[1]),
+    folded("two-results", [t(6, 20), t(20)], lambda x, y: (squares(x, y).mean(0), squares(x, y)), axes=[0],
+           outputs=2),
+    folded("empty", [t(0, 4), t(0, 4)], lambda x, y: squares(x, y).sum(-1), "ReduceL1", axes=[1], resize=False),
+    chain("rows", [t(3, 900), t(900), value(1.0, "float32"), value(True, "bool"), value([1], "int64")],
+          lambda x, y, *_: (x * 0 * y).sum(-1), *DROPPED_ROWS,
+          op="ortmodule::FusedReduceRandom", const=(2, 3, 4), fd=False),
 ]  # fmt: skip

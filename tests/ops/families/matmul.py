@@ -11,9 +11,9 @@ def matmul(a, b):
 
 def gemm(alpha=1.0, beta=1.0, trans_a=0, trans_b=0):
     def product(a, b, c=None):
-        y = (a.T if trans_a else a) @ (b.T if trans_b else b)
-        y = y if alpha == 1 else alpha * y
-        return y if c is None or beta == 0 else y + (c if beta == 1 else beta * c)
+        a, b = a.T if trans_a else a, b.T if trans_b else b
+        c = a.new_zeros(()) if c is None else c
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)  # rounded once
 
     return product
 

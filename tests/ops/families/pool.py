@@ -58,6 +58,7 @@ CASES = [
     max_pool((1, 1, 3, 600), (2, 3), stride=1, pad=(0, 1)),
     max_pool((1, 1, 3, 600), (2, 3), stride=2, pad=1, indices=True),
     max_pool((2, 3, 8, 8), 3, stride=2, pad=1, special=True, indices=True, name="special"),
+    max_pool((2, 3, 3), 3, stride=3, dilation=2, ceil=True, name="as large as the line, with holes"),
     max_pool((0, 3, 8, 8), 3, stride=2, pad=1),
     max_pool((4, 16, 32, 32), 3, stride=2, pad=1),
     Case(

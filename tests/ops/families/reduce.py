@@ -82,6 +82,7 @@ def forms(op):
 
 # Long folds are cut into parts; few and many totals, in rows and in columns.
 SIZES = [((70000,), [0]), ((3, 40000), [1]), ((50000, 3), [0]), ((300, 1500), [0]), ((9, 40, 300), [0, 2])]
+ROWS = [((700, 5), [1]), ((70, 32), [1]), ((1200, 1), [1]), ((5, 70, 33), [0, 2]), ((3, 4, 50, 2, 9), [2, 4])]  # short
 
 TIES = [[1.0, 3.0, 3.0, -2.0], [0.0, 0.0, 0.0, 0.0], [-1.0, -5.0, -1.0, -1.0]]
 ZEROS = [[2.0, 0.5, -3.0], [0.0, 4.0, 5.0], [0.0, 2.0, 0.0], [-0.0, -1.0, 2.0]]
@@ -147,9 +148,12 @@ def special_cases():
         if op != "ReduceProd":
             for shape, axes in SIZES:
                 yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
+        for shape, axes in ROWS:
+            yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
         if op != "ReduceLogSum":
             yield reduction(op, t(9, 14, special=True), [0])
             yield reduction(op, t(9, 14, special=True), [1])
+            yield reduction(op, t(9, 40, special=True), [1])
     near_one = t(3, 40000, low=0.999, high=1.001)
     yield reduction("ReduceProd", near_one, [1], dtypes=("float32", "float64"), fd=False, resize=False)
 
