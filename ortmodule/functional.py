@@ -43,7 +43,7 @@ class _Alias:
     writes: int
 
 
-#: What the exporter does itself: an assignment to slices.
+#: What the exporter does itself: an assignment to slices, all of it in one line of a program.
 _ASSIGNMENTS = {"aten::copy_", "aten::fill_"}
 _SLICES = {"select", "slice"}
 #: Change what a tensor looks like, not what is in it.
@@ -215,7 +215,7 @@ class _Walk:
         target = self._alias(node.inputsAt(0))
         root, steps = target.root, target.steps
         self.writes[root] += 1
-        assigns = node.kind() in _ASSIGNMENTS and all(step.kind in _SLICES for step in steps)
+        assigns = node.kind() in _ASSIGNMENTS and all(_of_one_line(step, node) for step in steps)
         if self.rewrites and root in self.roots:
             self._rewrite(node, following, target)
         elif steps and (not assigns or root in self.given or node.output().uses()):
@@ -346,6 +346,11 @@ def _is_view(node: torch._C.Node) -> bool:
         return base.view(result.shape).stride() == result.stride()
     except RuntimeError:
         return False
+
+
+def _of_one_line(step: _Step, node: torch._C.Node) -> bool:
+    """A slice that the exporter takes for a part of the assignment `node`."""
+    return step.kind in _SLICES and step.node.sourceRange() == node.sourceRange()
 
 
 def _constant(value: torch._C.Value) -> object:
