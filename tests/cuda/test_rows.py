@@ -118,8 +118,8 @@ def test_errors_while_a_number_is_on_its_way(driver):  # noqa: F811
     wrapped, batch = ORTModule(module), tagged(12, 9, kept=0.3)
     for _ in range(5):
         expected = waits(driver, wrapped, batch)[0]
-    spare = [_core.read(torch.tensor(0), 0) for _ in range(4)]  # places are kept; what an error holds for a while takes one
-    del spare
+    spare = [_core.read(torch.tensor(0), 0) for _ in range(4)]
+    del spare  # their places are kept: what an error holds for a while takes one
     gc.collect()
     held, failed = driver.fake_held(), 0
     for n in range(1, 200):

@@ -106,8 +106,6 @@ def test_a_look_finds_what_pytorch_has(look, always):
         assert "Deferred" not in found and found.splitlines()[0][:12] == wanted.splitlines()[0][:12]
     elif look == "to":  # numbers that differ in their last bits may be rounded to neighbours
         close(found, wanted, rtol=torch.finfo(torch.bfloat16).eps)
-    elif look == "to":  # numbers that differ in their last bits may be rounded to neighbours
-        close(found, wanted, rtol=torch.finfo(torch.bfloat16).eps)
     else:
         close(found, wanted)
     assert type(wrapped(**batch_of()).logits) is torch.Tensor  # from then on
