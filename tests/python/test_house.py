@@ -48,3 +48,9 @@ def test_one_openmp_region():
     for source in SOURCES:
         if source.name != "parallel.c":
             assert "omp parallel" not in source.read_text().replace("`#pragma omp parallel`", ""), source
+
+
+def test_memory_of_a_gpu_is_torchs():
+    """Its allocator counts and limits what there is, so nothing here asks the driver for any."""
+    for source in SOURCES:
+        assert not re.search(r"\b(cuMemAlloc|cuMemCreate|cuMemPool|cudaMalloc)\w*", source.read_text()), source
