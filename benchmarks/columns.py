@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 
@@ -36,10 +37,28 @@ def ort(model):
     return ORTModule(model)
 
 
+def liger(model):
+    """With the Triton kernels of Liger-Kernel, for the kinds of models that it knows."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model)
+    return model
+
+
+def no_liger(model):
+    if find_spec("liger_kernel") is None:
+        return "Liger-Kernel is not installed"
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as KNOWN
+
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    return None if kind in KNOWN else f"Liger-Kernel has nothing for {kind}"
+
+
 @dataclass(frozen=True)
 class Column:
     wrap: Callable = lambda model: model
     optimizer: Callable = adamw
+    missing: Callable = lambda model: None  # why it cannot be measured with this model
 
 
 #: The first column given on the command line is what the others are compared with.
@@ -49,6 +68,7 @@ COLUMNS = {
     "compile": Column(torch.compile),
     "compile-dynamic": Column(partial(torch.compile, dynamic=True)),
     "compile-max": Column(partial(torch.compile, mode="max-autotune")),
+    "liger": Column(liger, missing=no_liger),
     "ort": Column(ort),
 }
 

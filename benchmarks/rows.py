@@ -20,6 +20,8 @@ class Row:
     title: str
     build: Callable
     batch: Callable
+    sized: Callable | None = None  # (number of samples) -> batch
+    samples: int = 0  # of `batch`, where there is `sized`
 
 
 def lengths(length):
@@ -106,6 +108,37 @@ def glosses(batch, longest):
         return dict(batch_of, labels=torch.tensor(labels))
 
     return make
+
+
+def translations(batch, length, vocabulary):
+    """A source and a target each, all of one length."""
+
+    def make(generator, variation=0):
+        tokens, labels = ids(generator, vocabulary, 2, batch, lengths(length)(variation))
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+
+    return make
+
+
+def half_padding(of):
+    """The batches of ``of``, half of whose tokens are padding: lengths from 1 to the longest, which is there. Labels of
+    a length of their own where they are no tokens of the input's (``translations``)."""
+
+    def sized(batch, length, vocabulary):
+        dense = of(batch, length, vocabulary)
+
+        def make(generator, variation=0):
+            found = dense(generator, variation)
+            count, width = found["input_ids"].shape
+            used = torch.randint(1, width + 1, (2, count, 1), generator=generator)
+            used[:, 0] = width
+            mask, other = (torch.arange(width) < used).long()
+            labels = found["labels"].masked_fill((other if of is translations else mask) == 0, -100)
+            return {"input_ids": found["input_ids"] * mask, "attention_mask": mask, "labels": labels}
+
+        return make
+
+    return sized
 
 
 def images(batch, side):
@@ -210,36 +243,41 @@ LLAMA_1B |= {"num_key_value_heads": 8, "intermediate_size": 8192, "max_position_
 SMALL_BERT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024}
 T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0}
 
-#: For GPUs: (scripts/gpu).
-LARGE = {
-    "bert-large": Row(
-        "BERT-large masked LM, 32×512",
-        hf("BertForMaskedLM", "BertConfig", **BERT_LARGE),
-        masked(32, 512, 30_000),
-    ),
-    "gpt2-medium": Row(
-        "GPT-2 355M, 8×1024",
-        hf("GPT2LMHeadModel", "GPT2Config", **GPT2_MEDIUM),
-        language(8, 1024, 50_000),
-    ),
-    "llama-1b": Row(
-        "Llama-style 1B, 4×1024", hf("LlamaForCausalLM", "LlamaConfig", **LLAMA_1B), language(4, 1024, 32_000)
-    ),
-    "t5-base": Row(
-        "T5-base, 32×256 to 32×256, 40 % padding",
-        hf("T5ForConditionalGeneration", "T5Config", **T5_BASE),
-        pairs(32, 256, 32_000),
-    ),
-    "vit-large": Row(
-        "ViT-L/16, 64×224²",
-        hf("ViTForImageClassification", "ViTConfig", num_labels=CLASSES, **BERT_LARGE),
-        images(64, 224),
-    ),
-    "bert-small": Row(
-        "BERT 6×256 classifier, 8×64",
-        hf("BertForSequenceClassification", "BertConfig", num_labels=CLASSES, **SMALL_BERT),
-        sentences(8, 64, 30_000),
-    ),
-}
 
-EVERY = ROWS | MORE | LARGE
+def large(title, build, make, count, *sizes):
+    return Row(title, build, make(count, *sizes), lambda count: make(count, *sizes), count)
+
+
+BERT, GPT2 = hf("BertForMaskedLM", "BertConfig", **BERT_LARGE), hf("GPT2LMHeadModel", "GPT2Config", **GPT2_MEDIUM)
+LLAMA_LM = hf("LlamaForCausalLM", "LlamaConfig", **LLAMA_1B)
+T5 = hf("T5ForConditionalGeneration", "T5Config", **T5_BASE)
+VIT = hf("ViTForImageClassification", "ViTConfig", num_labels=CLASSES, **BERT_LARGE)
+SMALL_CLASSIFIER = hf("BertForSequenceClassification", "BertConfig", num_labels=CLASSES, **SMALL_BERT)
+PADDED = "half padding"
+
+#: For GPUs (benchmarks.large): the count is where looking for a batch that fills memory begins.
+LARGE = {
+    "bert-large": large("BERT-large masked LM, 512 tokens", BERT, masked, 16, 512, 30_000),
+    "gpt2-medium": large("GPT-2 355M, 1024 tokens", GPT2, language, 4, 1024, 50_000),
+    "llama-1b": large("Llama-style 1B, 1024 tokens", LLAMA_LM, language, 2, 1024, 32_000),
+    "t5-base": large("T5-base, 256 to 256 tokens", T5, translations, 16, 256, 32_000),
+    "vit-large": large("ViT-L/16, 224²", VIT, images, 32, 224),
+    "bert-large-padded": large(
+        f"BERT-large masked LM, 512 tokens, {PADDED}", BERT, half_padding(masked), 16, 512, 30_000
+    ),
+    "gpt2-medium-padded": large(f"GPT-2 355M, 1024 tokens, {PADDED}", GPT2, half_padding(language), 4, 1024, 50_000),
+    "llama-1b-padded": large(
+        f"Llama-style 1B, 1024 tokens, {PADDED}", LLAMA_LM, half_padding(language), 2, 1024, 32_000
+    ),
+    "t5-base-padded": large(f"T5-base, 256 to 256 tokens, {PADDED}", T5, half_padding(translations), 16, 256, 32_000),
+}
+#: Small models on GPUs, as they are.
+LITTLE = {
+    "bert-small": large("BERT 6×256 classifier, 64 tokens", SMALL_CLASSIFIER, sentences, 8, 64, 30_000),
+    "gpt2-small": large(
+        "GPT-2 6×256, 64 tokens", hf("GPT2LMHeadModel", "GPT2Config", n_embd=256, n_layer=6, n_head=4),
+        language, 8, 64, 50_000,
+    ),
+}  # fmt: skip
+
+EVERY = ROWS | MORE | LARGE | LITTLE
