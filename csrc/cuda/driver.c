@@ -3,6 +3,7 @@
 
 #include "cuda/image.h"
 #include "cuda/library.h"
+#include "cuda/named.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -201,6 +202,33 @@ status cuda_available(ctx *c, int *count) {
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
+static status tell(ctx *c, const cuda_fault *f) {
+    switch (f->kind) {
+    case FAULT_LABEL:
+        return fail(c, E_RUNTIME, "label %" PRId64 " is out of range: there are %" PRId64 " classes", f->value,
+                    f->limit);
+    case FAULT_COUNT:
+        return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before", f->value,
+                    f->limit);
+    case FAULT_LENGTH:
+        return fail(c, E_RUNTIME, "a sequence of length %" PRId64 " in %" PRId64 " steps", f->value, f->limit);
+    case FAULT_PROBABILITY: {
+        double x;
+        memcpy(&x, &f->limit, sizeof x);
+        return fail(c, E_RUNTIME, "element %" PRId64 " of Bernoulli's operand is %g, which is no probability", f->value,
+                    x);
+    }
+    case FAULT_LOG_PROBABILITIES:
+        return fail(c, E_RUNTIME,
+                    "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
+                    "or nothing that is possible",
+                    f->value);
+    case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0");
+    default:
+        return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64, f->value, f->limit);
+    }
+}
+
 static status look(ctx *c, const device *d) {
     const volatile cuda_fault *there = d->fault;
     cuda_fault f;
@@ -208,32 +236,7 @@ static status look(ctx *c, const device *d) {
     if (there->kind == FAULT_NONE) return OK;
     f = (cuda_fault){there->kind, there->node, there->value, there->limit};
     memset(d->fault, 0, sizeof *d->fault);
-    switch (f.kind) {
-    case FAULT_LABEL:
-        return fail(c, E_RUNTIME, "label %" PRId64 " is out of range: there are %" PRId64 " classes (node %d)", f.value,
-                    f.limit, f.node);
-    case FAULT_COUNT:
-        return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before (node %d)",
-                    f.value, f.limit, f.node);
-    case FAULT_LENGTH:
-        return fail(c, E_RUNTIME, "a sequence of length %" PRId64 " in %" PRId64 " steps (node %d)", f.value, f.limit,
-                    f.node);
-    case FAULT_PROBABILITY: {
-        double x;
-        memcpy(&x, &f.limit, sizeof x);
-        return fail(c, E_RUNTIME, "element %" PRId64 " of Bernoulli's operand is %g, which is no probability (node %d)",
-                    f.value, x, f.node);
-    }
-    case FAULT_LOG_PROBABILITIES:
-        return fail(c, E_RUNTIME,
-                    "row %" PRId64 " of Multinomial's operand holds no log probabilities: it has NaN, infinity, "
-                    "or nothing that is possible (node %d)",
-                    f.value, f.node);
-    case FAULT_DIVISOR: return fail(c, E_RUNTIME, "ZeroDivisionError: a divisor is 0 (node %d)", f.node);
-    default:
-        return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64 " (node %d)",
-                    f.value, f.limit, f.node);
-    }
+    return cuda_blame(c, tell(c, &f), f.node);
 }
 
 status cuda_begin(ctx *c, int index, void *stream, cuda_run *out) {

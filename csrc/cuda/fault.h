@@ -8,7 +8,7 @@
  * device see. Kernels go on with something harmless; the next look of the host's is an error. */
 typedef struct cuda_fault {
     int32_t kind; /* 0: none; else a cuda_fault_kind */
-    int32_t node; /* id of the node */
+    int32_t node; /* its number (cuda/named.h) */
     int64_t value, limit;
 } cuda_fault;
 

@@ -35,7 +35,7 @@ static gather_args args_of(const call *k, const shape *data, int axis) {
                          .width = shape_span(data, axis + 1, data->rank),
                          .padding = -1,
                          .index_type = k->in[1].type,
-                         .node = k->node->id,
+                         .node = cuda_named(k->node),
                          .fault = k->cuda->fault};
 }
 

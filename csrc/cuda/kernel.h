@@ -14,6 +14,7 @@
 
 #ifdef ORT_HOST
 #include "cuda/driver.h"
+#include "cuda/named.h"
 #endif
 
 #ifdef ORT_DEVICE

@@ -25,7 +25,7 @@ loss_args loss_args_of(const call *k, const shape *s, int labels, int weights) {
                    .each = strcmp(node_string(k->node, "reduction"), "none") == 0,
                    .mean = strcmp(node_string(k->node, "reduction"), "mean") == 0,
                    .smoothing = node_has(k->node, "smoothing") ? node_float(k->node, "smoothing") : 0,
-                   .node = k->node->id,
+                   .node = cuda_named(k->node),
                    .fault = k->cuda->fault};
     if (weights < k->n_in && tensor_present(&k->in[weights])) {
         a.weights = k->in[weights].data;

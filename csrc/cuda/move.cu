@@ -120,7 +120,7 @@ status reverse_cuda(ctx *c, const call *k) {
                       .inner = shape_span(&x->shape, 2, x->shape.rank),
                       .second = x->shape.dim[1],
                       .time_first = node_int(k->node, "time_axis") == 0,
-                      .node = k->node->id,
+                      .node = cuda_named(k->node),
                       .fault = k->cuda->fault};
 
     a.steps = x->shape.dim[a.time_first ? 0 : 1];

@@ -20,7 +20,7 @@ static nonzero_args args_of(const call *k) {
 
     a.rank = s->rank;
     for (int d = 0; d < s->rank; d++) a.dim[d] = s->dim[d];
-    a.node = k->node->id;
+    a.node = cuda_named(k->node);
     a.fault = k->cuda->fault;
     return a;
 }

@@ -118,7 +118,8 @@ status pointwise_cuda(ctx *c, const call *k) {
     const tensor *out = &k->out[0];
     tile_class from = tile_class_of(k->in[k->n_in - 1].type), to = tile_class_of(out->type);
     kernel *f = find(k->node->op, from, to);
-    pointwise_args a = {.out = out->data, .type = out->type, .fault = k->cuda->fault, .node = k->node->id};
+    pointwise_args a = {.out = out->data, .type = out->type, .fault = k->cuda->fault};
+    if (!dtype_is_float(out->type)) a.node = cuda_named(k->node); /* integers may be divided by zero */
 
     if (!f)
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name,

@@ -75,7 +75,7 @@ static draw_args draw_of(const call *k) {
                    .key = (uint32_t)node_int(k->node, "key"),
                    .out_type = k->out[0].type,
                    .digits = digits[k->out[0].type],
-                   .node = k->node->id,
+                   .node = cuda_named(k->node),
                    .fault = k->cuda->fault};
 
     if (k->n_in) a.in = k->in[0].data, a.type = k->in[0].type;

@@ -59,7 +59,7 @@ static status element_args_of(ctx *c, const call *k, const tensor *x, const tens
 
     TRY(shape_axis(c, node_int(k->node, "axis"), index->shape.rank, &axis));
     a.index_type = index->type;
-    a.node = k->node->id;
+    a.node = cuda_named(k->node);
     a.fault = k->cuda->fault;
     for (int d = 0; d < index->shape.rank; d++) {
         if (d == axis) {
@@ -145,7 +145,7 @@ static row_args row_args_of(const node *n, const shape *x, int batch) {
         a.part_rows *= x->dim[batch + d];
     }
     a.rows = a.part_rows * shape_span(x, 0, batch);
-    a.node = n->id;
+    a.node = cuda_named(n);
     return a;
 }
 

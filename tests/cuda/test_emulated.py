@@ -126,9 +126,25 @@ def test_dropout_has_the_bits_of_the_cpu(driver, count):
 def test_bad_index_is_an_error(driver):
     s = session([("Gather", "x i", "y", {})], {"x": ("float32", 2), "i": ("int64", 1)}, ("y", "float32", 2))
     x = torch.randn(5, 3)
-    with pytest.raises(_core.Error, match="index 7 is out of range for an axis of size 5"):
+    sentence = r"index 7 is out of range for an axis of size 5\n.*running Gather \(Gather_0\)"
+    with pytest.raises(_core.Error, match=sentence):
         s.run([x, torch.tensor([1, 7])], [False, False])
     assert torch.equal(s.run([x, torch.tensor([4, -5])], [False, False]).outputs[0], x[[4, 0]])
+
+
+def test_late_errors_name_their_node(driver):
+    """What a kernel reports goes by number: the sentence has the operator and the name of the node, whichever it is."""
+    nodes = [("Gather", "x i", "t", {}), ("Gather", "x j", "u", {}), ("Sub", "t u", "y", {})]
+    inputs = {"x": ("float32", 2), "i": ("int64", 1), "j": ("int64", 1)}
+    x, good, bad = torch.randn(5, 3), torch.tensor([1, 2]), torch.tensor([1, 9])
+    for places, name in (((bad, good), "Gather_0"), ((good, bad), "Gather_1")):
+        s = session(nodes, inputs, ("y", "float32", 2))
+        with pytest.raises(_core.Error, match=rf"index 9 is out of range .*\n.*running Gather \({name}\)"):
+            s.run([x, *places], [False] * 3)
+    zero = [("Add", "a b", "s", {}), ("Div", "a b", "q", {}), ("Add", "q s", "y", {})]
+    s = session(zero, {"a": ("int64", 1), "b": ("int64", 1)}, ("y", "int64", 1))
+    with pytest.raises(_core.Error, match=r"ZeroDivisionError: a divisor is 0\n.*running Div \(Div_1\)"):
+        s.run([torch.arange(5), torch.arange(5)], [False] * 2)
 
 
 def test_every_call_may_fail(driver):
