@@ -127,7 +127,8 @@ AVX512 static void enter(void) {
         config.line[i] = TILE_LINE;
         config.lines[i] = TILE_LINES;
     }
-    __asm__ volatile("" : : "r"(&config) : "memory"); /* gcc says of the next line that it reads a pointer's bytes only */
+    /* gcc says of _tile_loadconfig that it reads a pointer's bytes only */
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 
