@@ -144,6 +144,23 @@ def test_memory_and_stream_are_torchs():
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="a GPU is needed (scripts/gpu)")
+def test_a_limit_of_memory_is_torchs():
+    """A process that may have a part of the memory only is told so as by PyTorch, and goes on with more."""
+    model = ORTModule(torch.nn.Sequential(torch.nn.Linear(256, 1 << 14), torch.nn.GELU()).to(DEVICE))
+    x = torch.randn(1 << 13, 256, device=DEVICE)  # results of half a gigabyte
+    y = model(x[:64])
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (128 << 20)) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            model(x)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.testing.assert_close(model(x)[:64], y)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="a GPU is needed (scripts/gpu)")
 def test_inputs_elsewhere_are_an_error(monkeypatch):
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     with pytest.raises(Exception, match="input 0 is on cpu, .* on cuda:0"):
