@@ -46,15 +46,23 @@ static void tile_copy(void *out, int64_t out_line, const void *in, int64_t in_li
 #define MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
 #endif
 
-/* Tiles 0 to 3 are sums, 4 and 5 rows of A, 6 and 7 columns of B. */
-INLINE void multiply(bool tall, bool wide, int64_t units, const uint32_t *a, const uint32_t *b,
-                     float sums[ROWS][PANEL_COLS]) {
-    const int64_t line = PANEL_COLS * sizeof(float);
+/* Tiles 0 to 3 are sums, 4 and 5 rows of A, 6 and 7 columns of B. Sums begin at `from`, NULL: at zero. */
+INLINE void multiply(bool tall, bool wide, int64_t units, const uint32_t *a, const uint32_t *b, const float *from,
+                     int64_t from_row, float *to, int64_t to_row) {
+    const int64_t line = PANEL_COLS * sizeof(float), from_line = from_row * (int64_t)sizeof(float),
+                  to_line = to_row * (int64_t)sizeof(float);
 
-    ZERO(0);
-    if (wide) ZERO(1);
-    if (tall) ZERO(2);
-    if (tall && wide) ZERO(3);
+    if (from) {
+        LOAD(0, from, from_line);
+        if (wide) LOAD(1, from + LANES, from_line);
+        if (tall) LOAD(2, from + TILE_LINES * from_row, from_line);
+        if (tall && wide) LOAD(3, from + TILE_LINES * from_row + LANES, from_line);
+    } else {
+        ZERO(0);
+        if (wide) ZERO(1);
+        if (tall) ZERO(2);
+        if (tall && wide) ZERO(3);
+    }
     for (int64_t u = 0; u < units; u += LANES, a += ROWS * LANES, b += LANES * PANEL_COLS) {
         LOAD(4, a, TILE_LINE);
         LOAD(6, b, line);
@@ -69,35 +77,66 @@ INLINE void multiply(bool tall, bool wide, int64_t units, const uint32_t *a, con
         }
         if (tall && wide) MULTIPLY(3, 5, 7);
     }
-    STORE(0, sums[0], line);
-    if (wide) STORE(1, sums[0] + LANES, line);
-    if (tall) STORE(2, sums[TILE_LINES], line);
-    if (tall && wide) STORE(3, sums[TILE_LINES] + LANES, line);
+    STORE(0, to, to_line);
+    if (wide) STORE(1, to + LANES, to_line);
+    if (tall) STORE(2, to + TILE_LINES * to_row, to_line);
+    if (tall && wide) STORE(3, to + TILE_LINES * to_row + LANES, to_line);
 }
 
+/* What only adds to floats, or puts them somewhere, goes from tile to memory; all else through `sums`. */
 AVX512 static void run_block(int64_t units, const uint32_t *a, const uint32_t *b, int64_t rows, int64_t cols,
                              const gemm_target *t) {
     _Alignas(64) float sums[ROWS][PANEL_COLS];
-    const bool tall = rows > TILE_LINES, wide = cols > LANES;
+    const bool tall = rows > TILE_LINES, wide = cols > LANES, whole = rows == ROWS && cols == PANEL_COLS;
+    gemm_target rest = *t;
 
-    if (tall && wide) multiply(true, true, units, a, b, sums);
-    else if (tall) multiply(true, false, units, a, b, sums);
-    else if (wide) multiply(false, true, units, a, b, sums);
-    else multiply(false, false, units, a, b, sums);
     for (int64_t i = 0; i < rows; i++) {
-        store_sums(t, i, 0, first(cols), _mm512_load_ps(sums[i]));
-        if (wide) store_sums(t, i, LANES, first(cols - LANES), _mm512_load_ps(sums[i] + LANES));
+        char *c = (char *)t->c + i * t->row * (int64_t)dtype_size(t->type);
+        __builtin_prefetch(c, 1);
+        if (t->type == F32) __builtin_prefetch(c + TILE_LINE, 1);
+    }
+    if (whole) {
+        const bool plain = t->type == F32 && t->alpha == 1, adds = plain && t->beta == 1 && !t->more;
+        const float *from = adds ? t->c : t->more;
+        const int64_t from_row = adds ? t->row : t->more_row;
+        if (adds || (plain && t->beta == 0)) {
+            if (from) multiply(true, true, units, a, b, from, from_row, t->c, t->row);
+            else multiply(true, true, units, a, b, NULL, 0, t->c, t->row);
+            return;
+        }
+        if (from) multiply(true, true, units, a, b, from, from_row, sums[0], PANEL_COLS);
+        else multiply(true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        if (t->type == BF16 && t->alpha == 1 && t->beta == 0) { /* tiles have no denormal numbers, which this flushes */
+            for (int i = 0; i < ROWS; i++)
+                _mm512_storeu_si512(
+                    (bf16 *)t->c + i * t->row,
+                    (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums[i] + LANES), _mm512_load_ps(sums[i])));
+            return;
+        }
+        rest.more = NULL;
+    } else if (tall && wide) {
+        multiply(true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+    } else if (tall) {
+        multiply(true, false, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+    } else if (wide) {
+        multiply(false, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+    } else {
+        multiply(false, false, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        store_sums(&rest, i, 0, first(cols), _mm512_load_ps(sums[i]));
+        if (wide) store_sums(&rest, i, LANES, first(cols - LANES), _mm512_load_ps(sums[i] + LANES));
     }
 }
 
 AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
                           int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, true, LANES);
+    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, ROWS, true, LANES);
 }
 
 AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
                           int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, false, LANES);
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, lines, false, LANES);
 }
 
 /* --- the tiles of a thread -------------------------------------------------------------------------------------------- */
@@ -140,6 +179,11 @@ const gemm_kernel gemm_kernel_amx = {
     .per_unit = 2,
     .unit_step = LANES,
     .most_units = 192,
+    .one_slice = 384,
+    .panels = 4,
+    .apart = true,
+    .room = 320 << 10,
+    .room_a = 200 << 10,
     .can = can,
     .pack_a = pack_a,
     .pack_b = pack_b,

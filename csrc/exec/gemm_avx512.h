@@ -68,26 +68,35 @@ INLINE void put_block(uint32_t *out, const __m512 r[LANES], int64_t rows, int64_
         if (i < rows) _mm512_mask_storeu_ps(out + i * step, mask, r[i]);
 }
 
-/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]. */
+/* Panels of lines that lie side by side, laid out as [unit][width]: a line of memory after the other, through all
+ * panels, because neighbouring lines may be pages apart. */
+INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t deep, source s,
+                        int per_unit, int width, int unit_step) {
+    const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
+
+    for (int64_t u = 0; u < padded; u++, out += width, in += per_unit * deep) {
+        const char *next = (u + 1) * per_unit <= depth ? in + deep : NULL; /* the second element */
+        for (int64_t j = 0; j < lines; j += width) {
+#pragma GCC unroll 2
+            for (int i = 0; i < width; i += LANES) {
+                const char *p = in + (j + i) * s.size;
+                const __m512 x =
+                    u < units ? s.across(p, next ? next + (j + i) * s.size : NULL, lines - j - i) : _mm512_setzero_ps();
+                _mm512_mask_storeu_ps(out + j * padded + i, first(width - i), x);
+            }
+        }
+    }
+}
+
+/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]. With line_step 1
+ * there may be more lines, if they are not first: several panels. */
 INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
                        int64_t depth_step, source s, int per_unit, int width, bool lines_first, int unit_step) {
     const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
     const int64_t line = line_step * s.size, deep = depth_step * s.size;
 
-    if (line_step == 1 && !lines_first) { /* as it lies */
-        const int64_t full = depth / per_unit;
-        for (int64_t u = 0; u < padded; u++) {
-            const char *p = in + u * per_unit * deep;
-            if (u < full) {
-#pragma GCC unroll 2
-                for (int i = 0; i < width; i += LANES, p += LANES * s.size)
-                    _mm512_mask_storeu_ps(out + u * width + i, first(width - i), s.across(p, p + deep, lines - i));
-            } else {
-                for (int i = 0; i < width; i += LANES, p += LANES * s.size)
-                    _mm512_mask_storeu_ps(out + u * width + i, first(width - i),
-                                          u < units ? s.across(p, NULL, lines - i) : _mm512_setzero_ps());
-            }
-        }
+    if (line_step == 1 && !lines_first) {
+        pack_across(out, in, lines, depth, deep, s, per_unit, width, unit_step);
         return;
     }
     for (int i = 0; i < width; i += LANES) {

@@ -8,12 +8,12 @@
 
 AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
                           int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, MR, false, 1);
+    pack(out, in, from, lines, depth, line_step, depth_step, MR, MR, false, 1);
 }
 
 AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
                           int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, false, 1);
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, PANEL_COLS, false, 1);
 }
 
 const gemm_kernel gemm_kernel_bf16 = {
@@ -21,6 +21,10 @@ const gemm_kernel gemm_kernel_bf16 = {
     .per_unit = 2,
     .unit_step = 1,
     .most_units = 512,
+    .one_slice = 512,
+    .panels = 1,
+    .room = 448 * 512,
+    .room_a = 448 * 256,
     .can = can_pairs,
     .pack_a = pack_a,
     .pack_b = pack_b,

@@ -18,9 +18,9 @@
 #include <pthread.h>
 
 enum {
-    BLOCK_UNITS = 448 * 256, /* of A: 458 KB */
-    SUM_COLS = 256,
-    MOST_UNITS = 512, /* of a slice of K: a B panel is 64 KB at most */
+    MOST_ROOM = 320 << 10, /* words of a kernel's A and sums: 1.3 MB of a second-level cache of 2 MB */
+    PANEL_UNITS = 768,     /* of all of B's panels: 98 KB */
+    LEAST_COLS = 224,      /* of sums that are kept beside C */
     WORTH_CUTTING = 1 << 18,
     LONG = 1024 /* from here on torch's bfloat16 product is as fast as ours with AVX-512-BF16 */
 };
@@ -35,50 +35,78 @@ typedef struct area {
     int64_t row, col, rows, cols;
 } area;
 
+/* How an area is gone through. */
+typedef struct blocking {
+    int64_t slice, depth; /* of K: units, elements */
+    int64_t rows;         /* of a block of A */
+    int64_t a_units;      /* of K that are laid out at once: a slice, or all of it */
+    int64_t cols;         /* that are done before A's block is laid out again */
+    bool beside;          /* sums of several slices are kept beside C */
+} blocking;
+
+static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
+    const int64_t units = parts(g->k, kn->per_unit), all = whole(r.rows, kn->rows);
+    const int64_t slices = units <= kn->one_slice ? 1 : parts(units, kn->most_units);
+    blocking x = {.slice = whole(parts(units, slices), kn->unit_step), .cols = r.cols};
+
+    x.depth = x.slice * kn->per_unit;
+    x.beside = (kn->apart || gemm_type_c(g) != F32) && x.depth < g->k;
+    x.a_units = x.slice;
+    if (x.beside && all * x.slice * slices <= kn->room_a) x.a_units = x.slice * slices;
+    x.rows = x.beside ? least(kn->room_a / x.a_units, (kn->room - kn->room_a) / LEAST_COLS) : kn->room_a / x.a_units;
+    x.rows = whole(parts(all, parts(all, x.rows / kn->rows * kn->rows)), kn->rows);
+    if (x.beside) x.cols = least((kn->room - x.rows * x.a_units) / x.rows / PANEL_COLS * PANEL_COLS, r.cols);
+    return x;
+}
+
 static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area r) {
     const dtype c_type = gemm_type_c(g);
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
-    const int64_t c_size = (int64_t)dtype_size(c_type), units = parts(g->k, kn->per_unit);
+    const int64_t c_size = (int64_t)dtype_size(c_type);
     const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
     const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
     char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
-    _Alignas(64) uint32_t a_block[BLOCK_UNITS], b_panel[MOST_UNITS * PANEL_COLS];
-    _Alignas(64) float sums[BLOCK_UNITS];
-    const int64_t slice = whole(parts(units, parts(units, kn->most_units)), kn->unit_step),
-                  depth = slice * kn->per_unit;
-    const bool beside = c_type != F32 && depth < g->k;
-    const int64_t most_rows = least(BLOCK_UNITS / slice, beside ? BLOCK_UNITS / SUM_COLS : r.rows + kn->rows);
-    const int64_t block_rows = most_rows / kn->rows * kn->rows, block_cols = beside ? SUM_COLS : r.cols;
+    _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
+    const blocking x = blocking_of(g, kn, r);
+    const int64_t sum_row = x.cols;
+    float *sums = (float *)(room + x.rows * x.a_units);
 
-    for (int64_t top = 0; top < r.rows; top += block_rows)
-        for (int64_t left = 0; left < r.cols; left += block_cols)
-            for (int64_t k = 0; k < g->k; k += depth) {
-                const int64_t rows = least(block_rows, r.rows - top), cols = least(block_cols, r.cols - left);
-                const int64_t deep = least(depth, g->k - k),
+    for (int64_t top = 0; top < r.rows; top += x.rows)
+        for (int64_t left = 0; left < r.cols; left += x.cols)
+            for (int64_t k = 0; k < g->k; k += x.depth) {
+                const int64_t rows = least(x.rows, r.rows - top), cols = least(x.cols, r.cols - left);
+                const int64_t deep = least(x.depth, g->k - k),
                               deep_units = whole(parts(deep, kn->per_unit), kn->unit_step);
-                const bool last = k + depth >= g->k;
+                const bool last = k + x.depth >= g->k, all_of_a = x.a_units > x.slice;
+                const int64_t a_deep = all_of_a ? g->k : deep,
+                              a_units = whole(parts(a_deep, kn->per_unit), kn->unit_step);
+                const uint32_t *a_block = room + (all_of_a ? k / kn->per_unit * kn->rows : 0);
+                const int64_t at_once = least(kn->panels, PANEL_UNITS / deep_units);
                 gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
 
-                if (beside && k > 0) t.more_row = SUM_COLS;
-                if (beside && !last) {
+                if (x.beside && k > 0) t.more_row = sum_row;
+                if (x.beside && !last) {
                     t.type = F32;
-                    t.row = SUM_COLS;
+                    t.row = sum_row;
                     t.alpha = 1;
                     t.beta = 0;
-                } else if (!beside && k > 0) {
+                } else if (!x.beside && k > 0) {
                     t.beta = 1;
                 }
-                kn->pack_a(a_block, a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, deep, g->a_row,
-                           g->a_col);
+                if (!all_of_a || (left == 0 && k == 0))
+                    kn->pack_a(room, a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, a_deep,
+                               g->a_row, g->a_col);
                 for (int64_t j = 0; j < cols; j += PANEL_COLS) {
-                    const int64_t wide = least(PANEL_COLS, cols - j);
-                    kn->pack_b(b_panel, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g), wide, deep,
-                               g->b_col, g->b_row);
+                    const int64_t wide = least(PANEL_COLS, cols - j), panel = j / PANEL_COLS % at_once;
+                    if (panel == 0)
+                        kn->pack_b(b_panels, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g),
+                                   least(at_once * PANEL_COLS, cols - j), deep, g->b_col, g->b_row);
                     for (int64_t i = 0; i < rows; i += kn->rows) {
-                        t.c = beside && !last ? (void *)(sums + i * SUM_COLS + j)
-                                              : c + ((top + i) * g->c_row + left + j) * c_size;
-                        t.more = t.more_row ? sums + i * SUM_COLS + j : NULL;
-                        kn->run(deep_units, a_block + i * deep_units, b_panel, least(kn->rows, rows - i), wide, &t);
+                        t.c = x.beside && !last ? (void *)(sums + i * sum_row + j)
+                                                : c + ((top + i) * g->c_row + left + j) * c_size;
+                        t.more = t.more_row ? sums + i * sum_row + j : NULL;
+                        kn->run(deep_units, a_block + i * a_units, b_panels + panel * PANEL_COLS * deep_units,
+                                least(kn->rows, rows - i), wide, &t);
                     }
                 }
             }

@@ -24,10 +24,14 @@ typedef void gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lin
                           int64_t depth_step);
 
 typedef struct gemm_kernel {
-    int rows;       /* of a panel of A */
-    int per_unit;   /* elements along K */
-    int unit_step;  /* the units of a panel are a multiple of this */
-    int most_units; /* what a slice of K should have at most */
+    int rows;         /* of a panel of A */
+    int per_unit;     /* elements along K */
+    int unit_step;    /* the units of a panel are a multiple of this */
+    int most_units;   /* what a slice of K has at most, of several; */
+    int one_slice;    /* so many units are one slice */
+    int panels;       /* of B that are laid out at once, at most */
+    bool apart;       /* sums of several slices are kept beside C even where C has floats */
+    int room, room_a; /* words for a block of A and sums beside C, and how many of them A may have */
     bool (*can)(void);
     gemm_pack_fn *pack_a, *pack_b; /* panels one after another */
     /* One block of at most rows x PANEL_COLS. */

@@ -36,12 +36,13 @@ INLINE uint32_t f32_one(const void *p, const void *q) {
 }
 
 INLINE void pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                 int64_t depth_step, int width, bool lines_first, int unit_step) {
+                 int64_t depth_step, int width, int64_t at_once, bool lines_first, int unit_step) {
     static const source f32 = {4, f32_along, f32_across, f32_one}, bf16s = {2, bf16_along, bf16_across, bf16_one};
     const int64_t units = ((depth + 1) / 2 + unit_step - 1) / unit_step * unit_step;
+    const int64_t step = line_step == 1 && !lines_first ? at_once : width;
 
-    for (int64_t i = 0; i < lines; i += width, out += width * units) {
-        const int64_t n = least(width, lines - i);
+    for (int64_t i = 0; i < lines; i += step, out += step * units) {
+        const int64_t n = least(step, lines - i);
         if (from == BF16)
             pack_panel(out, (const char *)((const bf16 *)in + i * line_step), n, depth, line_step, depth_step, bf16s, 2,
                        width, lines_first, unit_step);
