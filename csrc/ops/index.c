@@ -201,7 +201,8 @@ static size_t gather_grad_bytes(const node *n) {
     return row_scatter_bytes(s->dim[axis < 0 ? axis + s->rank : axis], shape_count(&n->in[1]->shape));
 }
 
-static status gather_grad_cpu(ctx *c, const call *k) {
+/* The sums of rows of k->in[0], by the index in k->in[1], added to `base`; NULL: to zeros. */
+static status add_rows(ctx *c, const call *k, const void *base) {
     const tensor *index = &k->in[1], *dx = &k->out[0];
     int64_t padding = node_int(k->node, "padding_idx");
     int axis;
@@ -211,6 +212,7 @@ static status gather_grad_cpu(ctx *c, const call *k) {
     row_scatter s = {.how = COMBINE_ADD,
                      .type = dx->type,
                      .out = dx->data,
+                     .base = base,
                      .updates = k->in[0].data,
                      .outer = shape_span(&dx->shape, 0, axis),
                      .rows = dx->shape.dim[axis],
@@ -223,6 +225,31 @@ static status gather_grad_cpu(ctx *c, const call *k) {
     }
     row_scatter_run(&s);
     return OK;
+}
+
+static status gather_grad_cpu(ctx *c, const call *k) { return add_rows(c, k, NULL); }
+
+/* --- GatherGradAdd ------------------------------------------------------------------------------------------------ */
+
+/* c + GatherGrad(dy, index): the gradient of a table whose other readers' is c. */
+static status infer_gather_grad_add(graph *g, node *n) {
+    TRY(require(g, n, 1));
+    TRY(require_index(g, n, 2));
+    return infer_same(g, n);
+}
+
+static size_t gather_grad_add_bytes(const node *n) {
+    const shape *s = &n->out[0]->shape;
+    int64_t axis = node_int(n, "axis");
+    return row_scatter_bytes(s->dim[axis < 0 ? axis + s->rank : axis], shape_count(&n->in[2]->shape));
+}
+
+static status gather_grad_add_cpu(ctx *c, const call *k) {
+    call gradient = *k;
+
+    gradient.in++;
+    gradient.n_in--;
+    return add_rows(c, &gradient, k->in[0].data);
 }
 
 /* --- Embedding ---------------------------------------------------------------------------------------------------- */
@@ -524,6 +551,9 @@ const op_def index_ops[] = {
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda,
      .cuda_workspace = gather_grad_cuda_workspace},
+    {OURS("GatherGradAdd", 3, 3, 1, FLOATS), .flags = INPLACE_0 | APART,
+     .attrs = NODE_ATTRS(INT("axis", 0), INT("padding_idx", -1)), .infer = infer_gather_grad_add,
+     .workspace = gather_grad_add_bytes, .cpu = gather_grad_add_cpu},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("axis", 0)),
      .infer = infer_gather_elements, .simplify = simplify_gather_elements, .grad = grad_gather_elements,
      .cpu = gather_elements_cpu,

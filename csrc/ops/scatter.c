@@ -132,6 +132,7 @@ static void begin_rows(const row_scatter *s, int64_t o, int64_t from, int64_t to
     char *out = (char *)s->out + first;
     const char *base = s->base ? (const char *)s->base + first : NULL;
 
+    if (base == out) return;
     if (n == s->width) {
         bytes *= rows;
         rows = 1;

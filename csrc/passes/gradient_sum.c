@@ -1,7 +1,11 @@
-/* gradient_sum.c -- c + a b, of gradients that meet in one value  ->  MatMulAdd(c, a, b), in the memory of c
+/* gradient_sum.c -- gradients that meet in one value, the second added in the memory of the first:
+ *
+ *     c + a b                  ->  MatMulAdd(c, a, b)
+ *     c + GatherGrad(dy, i)    ->  GatherGradAdd(c, dy, i)
  *
  * Where a value has several readers, as the input of query, key and value has, its gradient is a sum. The product that
- * comes second adds to what the first has made: one buffer and a sweep over three less. Where a chain of pointwise
+ * comes second adds to what the first has made: one buffer and a sweep over three less. So do the few rows of a table of
+ * words that a batch has read, where the table is the weight of the last layer, too. Where a chain of pointwise
  * operators reads the sum, it reads the addends instead (pointwise_fusion), which is faster still. On the CPU, and of
  * float32 and float64: sums of 16 bits are rounded to them one by one, as in PyTorch. */
 #include "passes/pipeline.h"
@@ -16,16 +20,16 @@ static bool stands_before(const node *a, const node *b) {
     return false;
 }
 
-/* A product of backward that only the sum sees. */
+/* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {
-    if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias")) return false;
+    if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias") && !value_is(v, "GatherGrad")) return false;
     return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(g, v);
 }
 
-/* Memory that nobody else looks at, and that is there when `product` runs. */
-static bool may_take(const graph *g, const value *c, const value *product) {
+/* Memory that nobody else looks at, and that is there when `addend` runs. */
+static bool may_take(const graph *g, const value *c, const value *addend) {
     if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(g, c)) return false;
-    return c != product && stands_before(c->def, product->def) && shape_equal(&c->shape, &product->shape);
+    return c != addend && stands_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
 }
 
 static bool is_sum(const node *n) { return n->backward && strcmp(n->op->name, "Add") == 0; }
@@ -41,15 +45,22 @@ static bool is_read_by_a_chain(const node *sum) {
     return false;
 }
 
-static status add_into(graph *g, const node *sum, value *c, const value *product, int *fired) {
-    const node *n = product->def;
+static status emit_into(graph *g, value *c, const node *n, value **y) {
+    if (strcmp(n->op->name, "GatherGrad") == 0)
+        return emit_with(g, y, "GatherGradAdd",
+                         NODE_ATTRS(INT("axis", node_int(n, "axis")), INT("padding_idx", node_int(n, "padding_idx"))),
+                         c, n->in[0], n->in[1]);
     const double alpha = node_attr(n, "alpha") ? node_float(n, "alpha") : 1;
+    return emit_with(g, y, "MatMulAdd", NODE_ATTRS(FLOAT("alpha", alpha)), c, n->in[0], n->in[1]);
+}
+
+static status add_into(graph *g, const node *sum, value *c, const value *addend, int *fired) {
     value *y;
 
-    g->before = product->def;
-    g->emit_name = n->name;
+    g->before = addend->def;
+    g->emit_name = addend->def->name;
     g->in_backward = true;
-    TRY(emit_with(g, &y, "MatMulAdd", NODE_ATTRS(FLOAT("alpha", alpha)), c, n->in[0], n->in[1]));
+    TRY(emit_into(g, c, addend->def, &y));
     TRY(graph_replace(g, sum->out[0], y));
     ++*fired;
     return OK;
@@ -60,9 +71,9 @@ static status add_all(graph *g, int *fired) {
         next = n->next;
         if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || is_read_by_a_chain(n)) continue;
         for (int i = 0; i < 2; i++) {
-            value *product = n->in[i], *c = n->in[1 - i];
-            if (!is_addend(g, product) || !may_take(g, c, product)) continue;
-            TRY(add_into(g, n, c, product, fired));
+            value *addend = n->in[i], *c = n->in[1 - i];
+            if (!is_addend(g, addend) || !may_take(g, c, addend)) continue;
+            TRY(add_into(g, n, c, addend, fired));
             break;
         }
     }

@@ -773,6 +773,36 @@ TEST(a_product_adds_to_the_gradient_that_is_there) {
     ctx_release(&c);
 }
 
+TEST(rows_are_added_to_the_gradient_that_is_there) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 40, 6), *dy = INPUT(g, "dy", F32, 40, 8), *w = INPUT(g, "w", F32, 8, 6);
+    value *rows = INPUT(g, "rows", F32, 5, 6), *index = INPUT(g, "index", I64, 5), *table, *head;
+
+    make_output(g, x);
+    g->in_backward = true;
+    head = NODE(g, "MatMul", dy, w);
+    CHECK_OK(&c, emit_with(g, &table, "GatherGrad",
+                           NODE_ATTRS(INT("axis", 0), INTS("shape", 2, ((int64_t[]){40, 6})), INT("padding_idx", 3)),
+                           rows, index));
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", table, head)));
+    g->in_backward = false;
+    check_rewrite(g, "gradient_sum",
+                  "input %0 x float32[40, 6] grad\n"
+                  "input %1 dy float32[40, 8] grad\n"
+                  "input %2 w float32[8, 6] grad\n"
+                  "input %3 rows float32[5, 6] grad\n"
+                  "input %4 index int64[5]\n"
+                  "backward\n"
+                  "%5 = MatMul(%1 dy, %2 w) float32[40, 6]\n"
+                  "%6 = GatherGradAdd(%5, %3 rows, %4 index, axis=0, padding_idx=3) float32[40, 6]\n"
+                  "%7 = Softmax(%6) float32[40, 6]\n"
+                  "output %0 x\n"
+                  "grad %0 x <- %7\n");
+    ctx_release(&c);
+}
+
 /* One of 16 bits; with something that comes after the product; with an input; one that a chain reads. */
 TEST(sums_of_gradients_that_stay) {
     ctx c;

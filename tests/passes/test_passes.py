@@ -177,7 +177,19 @@ class Projections(nn.Module):
         return torch.tanh(x @ self.first) * (x @ self.second) + (x @ self.third) * 0.5
 
 
-CASES.append(Case("gradient_sum", Projections(), dtypes=(F32, F64)))
+class Tied(nn.Module):
+    """A table of words that is the last layer's weight, too; one word of it has no gradient as a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(11, 8))
+
+    def forward(self, x):
+        words = nn.functional.embedding(x.argmax(-1), self.table, padding_idx=2)
+        return (words + x) @ self.table.t()
+
+
+CASES += [Case("gradient_sum", module, dtypes=(F32, F64)) for module in (Projections(), Tied())]
 
 
 # --- running it -------------------------------------------------------------------------------------------------------
