@@ -7,7 +7,8 @@
  *     B panel: PANEL_COLS columns   one stays near while the block passes by
  *
  * The kernel keeps a block of sums in registers over a slice. Sums over several slices are kept in float32 until the
- * last one: in C itself when that is float32, else, for SUM_COLS columns at a time, beside it. */
+ * last one: in C itself when that is float32 and near, else beside A's block, for as many columns as there is room for.
+ * A's block has all slices where they fit, so that it is laid out once. */
 #include "exec/gemm_packed.h"
 
 #include "core/parallel.h"

@@ -106,7 +106,7 @@ typedef struct row_scatter {
     combining how; /* NONE: the last one stays */
     dtype type;
     void *out;
-    const void *base, *updates; /* base may be out */
+    const void *base, *updates;        /* base may be out */
     int64_t outer, rows, count, width; /* out is [outer, rows, width], updates [outer, count, width] */
     bool straight;                     /* few columns, many blocks: update by update, without lists */
     int32_t *head, *next;              /* [rows] first k of a row, [count] the next k of the same row; -1 ends.

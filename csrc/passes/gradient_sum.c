@@ -80,6 +80,7 @@ static status add_all(graph *g, int *fired) {
     return OK;
 }
 
-static status run(graph *g, int *fired) { return pass_end(g, g->cuda ? OK : add_all(g, fired)); }
+static status run(graph *g, int *fired) { return pass_end(g, add_all(g, fired)); }
 
-const pass_def gradient_sum = {.name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .run = run};
+const pass_def gradient_sum = {
+    .name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .device = FOR_CPUS, .run = run};

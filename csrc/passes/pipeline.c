@@ -57,6 +57,10 @@ uint32_t passes_above(int level) {
     return bits;
 }
 
+static bool is_for(const pass_def *pass, const graph *g) {
+    return pass->device == EVERYWHERE || pass->device == (g->cuda ? FOR_GPUS : FOR_CPUS);
+}
+
 static status run_pass(graph *g, const pass_def *pass, int *fired) {
     *fired = 0;
     TRY(pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired));
@@ -74,7 +78,7 @@ status pass_end(graph *g, status s) {
 status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired) {
     for (int i = 0; passes[i]; i++) {
         int count;
-        if (passes[i]->stage != stage || (disabled >> i & 1)) continue;
+        if (passes[i]->stage != stage || (disabled >> i & 1) || !is_for(passes[i], g)) continue;
         TRY_AT(g->c, run_pass(g, passes[i], &count), "running the pass %s", passes[i]->name);
         if (fired) fired[i] += count;
     }

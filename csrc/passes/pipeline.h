@@ -7,12 +7,15 @@
 /* AFTER_GRADIENT: only where there is one. LAST: always, after all others. */
 typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT, LAST } pass_stage;
 
+typedef enum pass_device { EVERYWHERE, FOR_CPUS, FOR_GPUS } pass_device;
+
 typedef struct pass_def {
     const char *name;
     const rule *rules; /* ended by {0}; NULL for a pass that looks at the whole graph: */
     status (*run)(graph *g, int *fired);
     pass_stage stage;
     int level; /* 0: results would be wrong without it; 1: faster with it */
+    pass_device device;
 } pass_def;
 
 enum { MAX_PASSES = 32 };

@@ -195,8 +195,9 @@ static status visit(graph *g, node *n, int *fired) {
 static status run(graph *g, int *fired) {
     status s = OK;
 
-    for (node *n = g->first; n && g->cuda && s == OK; n = n->next) s = visit(g, n, fired);
+    for (node *n = g->first; n && s == OK; n = n->next) s = visit(g, n, fired);
     return pass_end(g, s);
 }
 
-const pass_def product_epilogue = {.name = "product_epilogue", .stage = LAST, .level = 1, .run = run};
+const pass_def product_epilogue = {
+    .name = "product_epilogue", .stage = LAST, .level = 1, .device = FOR_GPUS, .run = run};

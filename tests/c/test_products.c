@@ -141,10 +141,12 @@ TEST(products_of_every_type_and_layout) {
 TEST(products_larger_than_any_block) {
     static const dtype narrow[] = {F32, BF16, F16, BF16};
 
-    for (int trial = 0; trial < 16; trial++) {
-        int turned = trial % 4;
-        gemm g = {.type = narrow[trial / 4], .m = 470, .n = 291, .k = 531, .alpha = 1, .beta = 1, .c_row = 291};
-        g.wide_c = g.type != F32 && trial < 12;
+    for (int trial = 0; trial < 48; trial++) {
+        int turned = trial % 4, kind = trial / 4 % 4;
+        gemm g = {.type = narrow[kind], .m = 470, .n = 291, .k = 531, .alpha = 1, .beta = 1, .c_row = 291};
+        g.wide_c = g.type != F32 && kind < 3;
+        if (trial >= 16) g.beta = 0;
+        if (trial >= 32) g.m = 130;                 /* all of A's slices fit */
         if (!g.wide_c && g.type != F32) g.k = 1031; /* slices, whose sums are not in C */
         g.a_row = turned & 1 ? 1 : g.k;
         g.a_col = turned & 1 ? g.m : 1;
