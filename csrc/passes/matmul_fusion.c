@@ -3,6 +3,9 @@
  *   (a * s) b,  a (b * s),  (a b) * s      and the same with / s, for a number s
  *   a b + bias                             for a bias along the last axis
  *
+ * and Cast(Transpose(x)) of an operand  ->  Transpose(Cast(x)): the cast goes along memory, the product reads the
+ * transposed where it lies, and the gradient comes back in the layout of x.
+ *
  * Attention is exported as (q * sqrt(s)) (k * sqrt(s))': two passes over the operands, one of which would also copy
  * the transposed k. The library multiplies by alpha for nothing. */
 #include "passes/pipeline.h"
@@ -12,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { A, B, BIAS, FACTOR, SCALED, PRODUCT };
+enum { A, B, BIAS, FACTOR, SCALED, PRODUCT, TURNED };
 
 #define TIMES_FACTOR(x) EITHER(OP_AS(SCALED, "Mul", x, ANYCONST(FACTOR)), OP_AS(SCALED, "Div", x, ANYCONST(FACTOR)))
 #define PRODUCT_OF_A_B EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))
@@ -45,7 +48,27 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(v[PRODUCT]->def))), v[A], v[B], v[BIAS]);
 }
 
+static bool is_read_by_products(const value *v) {
+    for (const use *u = v->uses; u; u = u->next)
+        if (strcmp(u->user->op->name, "MatMul") != 0 && strcmp(u->user->op->name, "MatMulBias") != 0) return false;
+    return v->uses != NULL;
+}
+
+static status cast_before(graph *g, value *const v[], const node *root, value **out) {
+    const int64_t *axes;
+    int perm[MAX_RANK];
+    value *x;
+
+    if (!value_is_private(g, v[TURNED]) || !is_read_by_products(root->out[0])) return OK;
+    const int rank = node_ints(v[TURNED]->def, "perm", &axes);
+    if (rank != v[A]->shape.rank) return OK;
+    for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
+    TRY(emit_cast(g, v[A], root->out[0]->type, &x));
+    return emit_transpose(g, x, perm, out);
+}
+
 static const rule rules[] = {
+    {OP("Cast", OP_AS(TURNED, "Transpose", VAR(A))), cast_before},
     {OP("MatMul", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},
     {OP("MatMul", VAR(A), TIMES_FACTOR(VAR(B))), scale_operand},
     {OP("MatMulBias", TIMES_FACTOR(VAR(A)), VAR(B)), scale_operand},

@@ -645,6 +645,25 @@ TEST(a_bias_goes_into_the_product) {
     ctx_release(&c);
 }
 
+TEST(a_transposed_operand_is_cast_where_it_lies) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *w = INPUT(g, "w", F32, 4, 3), *turned;
+    const int64_t perm[] = {1, 0};
+
+    turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w);
+    make_output(g, NODE(g, "MatMul", a, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[BF16].onnx)), turned)));
+    check_rewrite(g, "matmul_fusion",
+                  "input %0 a bfloat16[2, 3] grad\n"
+                  "input %1 w float32[4, 3] grad\n"
+                  "%2 = Cast(%1 w, to=16) bfloat16[4, 3]\n"
+                  "%3 = Transpose(%2, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%4 = MatMul(%0 a, %3) bfloat16[2, 4]\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
 TEST(what_does_not_fit_stays_outside_the_product) {
     ctx c;
     ctx_init(&c);

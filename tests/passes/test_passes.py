@@ -111,6 +111,10 @@ def recurrence(x):
     return torch.stack(parts, 1)
 
 
+def cast_product(x, w):
+    return x.double() @ w.t().double()
+
+
 def rotary(x):
     angle = torch.linspace(0, 1, 8, dtype=x.dtype)
     return x * angle.cos() + rotate_half(x) * angle.sin()
@@ -157,6 +161,7 @@ CASES = [
     Case("attention_fusion", Function(attention), ((1, 2, 64, 8), *((1, 2, 512, 8),) * 2), (F32, F64)),
     Case("matmul_fusion", nn.Linear(8, 6)),
     Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
+    Case("matmul_fusion", Function(cast_product), ((3, 5, 8), (6, 8)), (F32,)),
     Case("concat_gradient", Function(split_in_three)),
     Case("concat_gradient", Function(rotary)),
     Case("concat_gradient", Function(recurrence), ((2, 24, 3),)),
