@@ -53,10 +53,23 @@ def one_hot(index, depth, axis, values=(0, 1), **kwargs):
     )  # fmt: skip
 
 
+def tied(rows, width, index):
+    """A table of words that multiplies the last layer's rows, too."""
+    return Case(
+        "ortmodule::GatherGradAdd", [t(rows, width), index], lambda w, i: w[i.long()] @ w.T, resize=False,
+        dtypes=("float32", "float64"),
+        nodes=[("Gather", "x0 x1", "words"), ("Transpose", "x0", "turned", {"perm": [1, 0]}),
+               ("MatMul", "words turned", "y0")],
+    )  # fmt: skip
+
+
 RUNS = [*range(-10, 12), 3, *range(2, 20)]  # as a padded image is read
 JUMPS = [5, -1, 0, 0, 23, 7, 5, -24, 11]
 
 CASES = [
+    tied(9, 8, ints(2, 3, high=9)),
+    tied(5, 33, value([-1, 4, 0, 0, -5, 4], I64)),
+    tied(3, 1, ints(0, high=3)),
     gather((5, 24), value(RUNS, I64), 1, dtypes=ALL, name="runs"),
     gather((5, 24), value(RUNS, "int32"), 1, name="runs_int32"),
     gather((80, 24), value(JUMPS, I64), 1, dtypes=ALL, name="jumps"),
