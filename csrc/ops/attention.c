@@ -1,10 +1,12 @@
-/* attention.c -- owns MaskedSoftmax. Along the last axis, over the elements that the mask allows:
+/* attention.c -- owns MaskedSoftmax, and MaskedSoftmaxDropout, which is to it what SoftmaxDropout is to Softmax
+ * (ops/softmax.c). Along the last axis, over the elements that the mask allows:
  *     y = exp(x - m) / s, and 0 elsewhere        dx = y * (dy - Σ dy y), which is SoftmaxGrad
  * with m = max x and s = Σ exp(x - m). A row in which nothing is allowed, or nothing but -∞ is, gives zeros, and zeros
  * as its gradient. Without a mask everything is allowed. The mask is broadcast and read where it lies: it is never made
  * as large as x. Backward needs y only. */
 #include "core/parallel.h"
 #include "core/vmath.h"
+#include "ops/dropout.h"
 #include "ops/op.h"
 
 #include <string.h>
@@ -21,6 +23,8 @@ typedef struct job {
     int64_t length, size;
     hide_fn *hide;
     softmax_fn *softmax;
+    void *dropped; /* or NULL */
+    dropout_run drop;
 } job;
 
 #define TEMPLATE "ops/attention_rows.h"
@@ -79,23 +83,35 @@ static void rows_range(void *arg, int64_t begin, int64_t end) {
         if (masked) hide_rows(j, from, to);
         for (int64_t at = from * j->length; at < to * j->length; at += j->length)
             j->softmax(x + at * j->size, j->y + at * j->size, j->length);
+        if (j->dropped) dropout_part(&j->drop, j->y, j->dropped, from * j->length, to * j->length);
     }
 }
 
-static status masked_softmax_cpu(ctx *c, const call *k) {
+static status run(const call *k, void *y, void *dropped) {
     static hide_fn *const hide[DTYPE_COUNT] = FLOAT_TABLE(hide_row);
     static softmax_fn *const softmax[DTYPE_COUNT] = FLOAT_TABLE(softmax_row);
     const tensor *x = &k->in[0];
     const shape *s = &x->shape;
-    job j = {.x = x->data, .y = k->out[0].data, .hide = hide[x->type], .softmax = softmax[x->type]};
+    job j = {.x = x->data, .y = y, .hide = hide[x->type], .softmax = softmax[x->type], .dropped = dropped};
 
-    (void)c;
     if (tensor_count(x) == 0) return OK;
     j.length = s->dim[s->rank - 1];
     j.size = (int64_t)dtype_size(x->type);
     if (k->n_in > 1 && tensor_present(&k->in[1])) j.mask = tensor_expand(&k->in[1], s);
+    if (dropped) j.drop = dropout_of(k);
     parallel_for(shape_span(s, 0, s->rank - 1), parallel_rows(8 * j.length), rows_range, &j);
     return OK;
+}
+
+static status masked_softmax_cpu(ctx *c, const call *k) {
+    (void)c;
+    return run(k, k->out[0].data, NULL);
+}
+
+static status masked_softmax_dropout_cpu(ctx *c, const call *k) {
+    const bool keeps = k->n_out > 1 && tensor_present(&k->out[1]);
+    (void)c;
+    return run(k, k->out[keeps].data, k->out[0].data);
 }
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
@@ -119,18 +135,23 @@ static status grad_masked_softmax(graph *g, const node *n, value *const dy[], va
     return emit_with(g, &dx[0], "SoftmaxGrad", NODE_ATTRS(INT("axis", -1)), dy[0], n->out[0]);
 }
 
-kernel_fn masked_softmax_cuda; /* cuda/softmax.cu */
+kernel_fn masked_softmax_cuda, masked_softmax_dropout_cuda; /* cuda/softmax.cu */
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
-#define OURS(name_, least, most)                                                                                       \
-    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = least, .max_in = most, .max_out = 1, .dtypes = FLOATS
+static const attr dropout_attrs[] = {NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), {.name = NULL}};
+
+#define OURS(name_, results)                                                                                           \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = 2, .max_out = results, .dtypes = FLOATS
 
 /* clang-format off */
 const op_def attention_ops[] = {
-    {OURS("MaskedSoftmax", 1, 2), .flags = INPLACE_0 | IN_MODELS, .infer = infer_masked_softmax,
+    {OURS("MaskedSoftmax", 1), .flags = INPLACE_0 | IN_MODELS, .infer = infer_masked_softmax,
      .grad = grad_masked_softmax,
      .cpu = masked_softmax_cpu, .cuda = masked_softmax_cuda},
+    {OURS("MaskedSoftmaxDropout", 2), .flags = RANDOM | INPLACE_0, .attrs = dropout_attrs,
+     .infer = infer_softmax_dropout, .grad = grad_softmax_dropout,
+     .cpu = masked_softmax_dropout_cpu, .cuda = masked_softmax_dropout_cuda},
     {0},
 };
 /* clang-format on */

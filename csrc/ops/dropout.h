@@ -2,6 +2,8 @@
 #ifndef ORT_OPS_DROPOUT_H
 #define ORT_OPS_DROPOUT_H
 
+#include "ops/op.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -10,5 +12,21 @@ static inline uint32_t dropout_threshold(double ratio) {
 }
 
 static inline double dropout_factor(double ratio) { return ratio < 1 ? 1 / (1 - ratio) : 0; }
+
+/* What a run of a node with "ratio" and "key" does to an element, which its place in the tensor decides. */
+typedef struct dropout_run {
+    double factor;
+    uint64_t seed;
+    uint32_t key, threshold;
+    dtype type;
+} dropout_run;
+
+dropout_run dropout_of(const call *k);
+/* y[i] of a tensor from x[i], i in [from, to); y may be x. With the bits of DropoutTrain. */
+void dropout_part(const dropout_run *d, const void *x, void *y, int64_t from, int64_t to);
+
+/* Of SoftmaxDropout and MaskedSoftmaxDropout (ops/softmax.c). */
+status infer_softmax_dropout(graph *g, node *n);
+status grad_softmax_dropout(graph *g, const node *n, value *const dy[], value *dx[]);
 
 #endif

@@ -82,19 +82,25 @@ static void drop_bool(const draw *d, int64_t at, int64_t n, const uint32_t *bits
     for (int64_t i = 0; i < n; i++) y[i] = d->scale != 0 && bits[i] >= d->threshold;
 }
 
-/* Elements of a row stand together among all rows, but need not begin where random words are drawn. */
+/* Elements [at, at + n), with the words of those from `position` on, which need not begin where words are drawn. */
+static void draw_stretch(const draw *d, int64_t position, int64_t at, int64_t n) {
+    uint32_t bits[CHUNK];
+
+    for (int64_t left = n, m; left > 0; left -= m, position += m, at += m) {
+        const int64_t skip = position % PHILOX_GROUP;
+        m = left < CHUNK - skip ? left : CHUNK - skip;
+        philox_fill(d->seed, d->key, position / PHILOX_GROUP, (skip + m + PHILOX_GROUP - 1) / PHILOX_GROUP, bits);
+        d->fn(d, at, m, bits + skip);
+    }
+}
+
+/* Elements of a row stand together among all rows. */
 static void draw_rows(void *arg, int64_t begin, int64_t end) {
     const draw *d = arg;
-    uint32_t bits[CHUNK];
 
     for (int64_t i = begin; i < end; i++) {
         int64_t row = d->rows[i] < 0 ? -1 - d->rows[i] : d->rows[i];
-        for (int64_t at = 0, n; at < d->width; at += n) {
-            int64_t position = row * d->width + at, skip = position % PHILOX_GROUP;
-            n = d->width - at < CHUNK - skip ? d->width - at : CHUNK - skip;
-            philox_fill(d->seed, d->key, position / PHILOX_GROUP, (skip + n + PHILOX_GROUP - 1) / PHILOX_GROUP, bits);
-            d->fn(d, i * d->width + at, n, bits + skip);
-        }
+        draw_stretch(d, row * d->width, i * d->width, d->width);
     }
 }
 
@@ -117,6 +123,28 @@ static status run_dropout(const call *k, draw_fn *fn) {
     return OK;
 }
 
+static draw_fn *const drop[DTYPE_COUNT] = FLOAT_TABLE(drop);
+
+dropout_run dropout_of(const call *k) {
+    const double ratio = node_float(k->node, "ratio");
+    return (dropout_run){.factor = dropout_factor(ratio),
+                         .seed = k->seed,
+                         .key = (uint32_t)node_int(k->node, "key"),
+                         .threshold = dropout_threshold(ratio),
+                         .type = k->in[0].type};
+}
+
+void dropout_part(const dropout_run *r, const void *x, void *y, int64_t from, int64_t to) {
+    const draw d = {.fn = drop[r->type],
+                    .in = x,
+                    .out = y,
+                    .seed = r->seed,
+                    .key = r->key,
+                    .threshold = r->threshold,
+                    .scale = r->factor};
+    draw_stretch(&d, from, from, to - from);
+}
+
 /* As a step of a fused chain: `in[1]` holds the random bits. */
 _Static_assert((int)TILE == (int)CHUNK, "a tile takes one chunk of random words");
 #define DROP_TILE(name, T)                                                                                             \
@@ -131,7 +159,6 @@ DROP_TILE(drop_tile_f32, float)
 DROP_TILE(drop_tile_f64, double)
 
 static status dropout_train_cpu(ctx *c, const call *k) {
-    static draw_fn *const drop[DTYPE_COUNT] = FLOAT_TABLE(drop);
     (void)c;
     return run_dropout(k, drop[k->in[0].type]);
 }

@@ -5,7 +5,14 @@ SIMD static void NAME(drop)(const draw *d, int64_t at, int64_t n, const uint32_t
     T *y = (T *)d->out + at;
     const A scale = (A)d->scale;
     const uint32_t threshold = d->threshold;
+#if DIGITS == 11
+    /* float16 is converted one by one: a choice in that loop would be a branch, which nobody can predict. */
+    A factor[CHUNK];
+    for (int64_t i = 0; i < n; i++) factor[i] = bits[i] >= threshold ? scale : 0;
+    for (int64_t i = 0; i < n; i++) y[i] = PUT(GET(x[i]) * factor[i]);
+#else
     for (int64_t i = 0; i < n; i++) y[i] = PUT(GET(x[i]) * (bits[i] >= threshold ? scale : 0));
+#endif
 }
 
 /* As many random bits as T has digits: every number is exact, and none rounds up to `high`. */

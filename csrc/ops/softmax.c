@@ -1,15 +1,19 @@
 /* softmax.c -- owns Softmax, LogSoftmax, Hardmax and the gradients SoftmaxGrad, LogSoftmaxGrad. Along one axis:
  *     Softmax      y = exp(x - m) / s          dx = y * (dy - Σ dy y)
  *     LogSoftmax   y = x - m - log s           dx = dy - exp(y) Σ dy
- * with m = max x and s = Σ exp(x - m). Backward needs y only. A row of nothing but -∞ is NaN, as in PyTorch. */
+ * with m = max x and s = Σ exp(x - m). Backward needs y only. A row of nothing but -∞ is NaN, as in PyTorch.
+ *
+ * Also SoftmaxDropout, along the last axis: dropout(y), and y for its gradient SoftmaxDropoutGrad, which is SoftmaxGrad of
+ * dropout(dy). Rows are dropped while they are in cache; bits are those of the operators one by one. */
 #include "core/parallel.h"
 #include "core/vmath.h"
+#include "ops/dropout.h"
 #include "ops/op.h"
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Columns worked on together; elements of a row that a thread keeps. */
-enum { COLUMNS = 256, BUFFER = 4096 };
+/* Columns worked on together; elements of a row that a thread keeps; of rows between which and dropout it alternates. */
+enum { COLUMNS = 256, BUFFER = 4096, BLOCK = 2048 };
 
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
@@ -22,6 +26,8 @@ struct job {
     int64_t length, inner; /* of the axis; elements behind it */
     rows_fn *rows;
     columns_fn *columns;
+    void *dropped;
+    dropout_run drop;
 };
 
 #define TEMPLATE "ops/softmax_rows.h"
@@ -78,7 +84,79 @@ KERNEL(log_softmax)
 KERNEL(softmax_grad)
 KERNEL(log_softmax_grad)
 
+/* --- with dropout --------------------------------------------------------------------------------------------------- */
+
+static int64_t block_end(const job *j, int64_t from, int64_t end) {
+    const int64_t rows = j->length < BLOCK ? BLOCK / j->length : 1;
+    return end - from < rows ? end : from + rows;
+}
+
+static void dropout_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    for (int64_t from = begin, to; from < end; from = to) {
+        to = block_end(j, from, end);
+        j->rows(j, from, to);
+        dropout_part(&j->drop, j->out, j->dropped, from * j->length, to * j->length);
+    }
+}
+
+/* The gradient before dropout has its place where the result comes. */
+static void dropout_grad_range(void *arg, int64_t begin, int64_t end) {
+    const job *j = arg;
+    job there = *j;
+
+    there.a = j->out;
+    for (int64_t from = begin, to; from < end; from = to) {
+        to = block_end(j, from, end);
+        dropout_part(&j->drop, j->a, j->out, from * j->length, to * j->length);
+        j->rows(&there, from, to);
+    }
+}
+
+static void run_dropout(const call *k, job *j, range_fn *range) {
+    const shape *s = &k->in[0].shape;
+
+    if (shape_count(s) == 0) return;
+    j->length = s->dim[s->rank - 1];
+    j->drop = dropout_of(k);
+    parallel_for(shape_span(s, 0, s->rank - 1), parallel_rows(10 * j->length), range, j);
+}
+
+static status softmax_dropout_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(softmax_rows);
+    const bool keeps = k->n_out > 1 && tensor_present(&k->out[1]);
+    job j = {.a = k->in[0].data,
+             .out = keeps ? k->out[1].data : k->out[0].data,
+             .dropped = k->out[0].data,
+             .rows = rows[k->in[0].type]};
+
+    (void)c;
+    run_dropout(k, &j, dropout_range);
+    return OK;
+}
+
+static status softmax_dropout_grad_cpu(ctx *c, const call *k) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(softmax_grad_rows);
+    job j = {.a = k->in[0].data, .b = k->in[1].data, .out = k->out[0].data, .rows = rows[k->in[0].type]};
+
+    (void)c;
+    run_dropout(k, &j, dropout_grad_range);
+    return OK;
+}
+
 /* --- rules -------------------------------------------------------------------------------------------------------- */
+
+status infer_softmax_dropout(graph *g, node *n) {
+    TRY(infer_same(g, n));
+    return n->n_out > 1 ? set_out(g, n, 1, n->in[0]->type, &n->in[0]->shape) : OK;
+}
+
+/* Nobody else sees what is before dropout. */
+status grad_softmax_dropout(graph *g, const node *n, value *const dy[], value *dx[]) {
+    return emit_with(g, &dx[0], "SoftmaxDropoutGrad",
+                     NODE_ATTRS(FLOAT("ratio", node_float(n, "ratio")), INT("key", node_int(n, "key"))), dy[0],
+                     n->out[1]);
+}
 
 static status infer_axis(graph *g, node *n) {
     int axis;
@@ -127,12 +205,15 @@ static status lower_hardmax(graph *g, const node *n, value **out) {
     return emit_cast(g, where, x->type, out);
 }
 
-kernel_fn softmax_cuda, log_softmax_cuda, softmax_grad_cuda, log_softmax_grad_cuda; /* cuda/softmax.cu */
+/* cuda/softmax.cu */
+kernel_fn softmax_cuda, log_softmax_cuda, softmax_grad_cuda, log_softmax_grad_cuda, softmax_dropout_cuda,
+    softmax_dropout_grad_cuda;
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr axis_1[] = {INT("axis", 1), {.name = NULL}};
 static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
+static const attr dropout_attrs[] = {NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT), {.name = NULL}};
 
 #define ONNX(name_, since_, attrs_)                                                                                    \
     .name = name_, .domain = "", .since = since_, .min_in = 1, .max_in = 1, .max_out = 1, .dtypes = FLOATS,            \
@@ -140,6 +221,9 @@ static const attr axis_last[] = {INT("axis", -1), {.name = NULL}};
 #define GRAD(name_)                                                                                                    \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = FLOATS,         \
     .flags = INPLACE_0, .attrs = axis_last, .infer = infer_axis
+#define DROPS(name_, operands, results, more)                                                                          \
+    .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands, .max_in = operands, .max_out = results,       \
+    .dtypes = FLOATS, .flags = RANDOM | INPLACE_0 | (more), .attrs = dropout_attrs
 
 /* clang-format off */
 const op_def softmax_ops[] = {
@@ -152,6 +236,10 @@ const op_def softmax_ops[] = {
     {ONNX("Hardmax", 1, axis_1), .lower = lower_flat},
     {ONNX("Hardmax", 13, axis_last), .lower = lower_hardmax},
     {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu, .cuda = softmax_grad_cuda},
+    {DROPS("SoftmaxDropout", 1, 2, 0), .infer = infer_softmax_dropout, .grad = grad_softmax_dropout,
+     .cpu = softmax_dropout_cpu, .cuda = softmax_dropout_cuda},
+    {DROPS("SoftmaxDropoutGrad", 2, 1, APART), .infer = infer_same, .cpu = softmax_dropout_grad_cpu,
+     .cuda = softmax_dropout_grad_cuda},
     {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu, .cuda = log_softmax_grad_cuda},
     {0},
 };

@@ -6,7 +6,7 @@
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
     gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion,
     norm_fusion, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion, row_selection,
-    safe_softmax, shifted_loss, silu_fusion;
+    safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -24,6 +24,7 @@ const pass_def *const passes[] = {
     &attention_fusion,
     &efficient_attention,
     &attention_lengths,
+    &softmax_dropout,
     &linear_loss,
     &loss_gradient,
     &gradient_marks,

@@ -611,6 +611,55 @@ TEST(a_mask_of_another_kind_stays_around_the_softmax) {
     ctx_release(&c);
 }
 
+/* --- softmax_dropout ------------------------------------------------------------------------------------------------ */
+
+static value *dropped(graph *g, value *x, int key) {
+    return NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", key)), x);
+}
+
+TEST(dropout_goes_into_the_softmax_with_its_key) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *y = INPUT(g, "y", F32, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 3);
+
+    make_output(g, dropped(g, NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 1)), x), 7));
+    make_output(g, dropped(g, NODE(g, "MaskedSoftmax", x), 8));
+    make_output(g, dropped(g, NODE(g, "MaskedSoftmax", y, allowed), 9));
+    check_rewrite(g, "softmax_dropout",
+                  "input %0 x float32[4, 3] grad\n"
+                  "input %1 y float32[4, 3] grad\n"
+                  "input %2 allowed bool[3]\n"
+                  "%3, %4 = SoftmaxDropout(%0 x, ratio=0.25, key=7) float32[4, 3], float32[4, 3]\n"
+                  "%5, %6 = MaskedSoftmaxDropout(%0 x, ratio=0.25, key=8) float32[4, 3], float32[4, 3]\n"
+                  "%7, %8 = MaskedSoftmaxDropout(%1 y, %2 allowed, ratio=0.25, key=9) float32[4, 3], float32[4, 3]\n"
+                  "output %3\n"
+                  "output %5\n"
+                  "output %7\n");
+    ctx_release(&c);
+}
+
+TEST(dropout_stays_behind_a_softmax) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *rows = INPUT(g, "rows", I64, 4), *seen = NODE(g, "MaskedSoftmax", x);
+    value *softmax = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 0)), x);
+
+    make_output(g, dropped(g, softmax, 0)); /* along another axis */
+    make_output(g, dropped(g, seen, 1));    /* what is before it is seen, too */
+    make_output(g, seen);
+    make_output(g, NODE(g, "Neg", dropped(g, NODE(g, "MaskedSoftmax", NODE(g, "Abs", x)), 2))); /* a step of a chain */
+    make_output(g, NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 3)),
+                             NODE(g, "MaskedSoftmax", NODE(g, "Exp", x)), rows));            /* of some rows */
+    make_output(g, dropped(g, NODE(g, "MaskedSoftmax", INPUT(g, "narrow", BF16, 4, 3)), 4)); /* on the CPU */
+    check_untouched(g, "softmax_dropout");
+    g->cuda = true;
+    CHECK_OK(&c, passes_run(g, BEFORE_GRADIENT, ~pass_bit("softmax_dropout"), NULL));
+    CHECK(count_nodes(g, "MaskedSoftmaxDropout") == 1);
+    ctx_release(&c);
+}
+
 /* --- matmul_fusion ------------------------------------------------------------------------------------------------ */
 
 #define TWO_MATRICES                                                                                                   \

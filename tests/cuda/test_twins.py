@@ -52,6 +52,35 @@ def test_numbers_are_those_of_the_cpu(driver, op, dtype):  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(5, 1), (7, 47), (2, 3, 64), (9, 65), (3, 200), (2, 2100), (300, 16)], ids=str)
+def test_dropout_within_a_softmax_drops_what_the_cpu_drops(driver, shape, masked, dtype):  # noqa: F811
+    """Where it is two operators for 16-bit floats; over and over, so that the last steps are recorded ones."""
+    generator = torch.Generator().manual_seed(shape[-1])
+    x, dy = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+    allowed = torch.rand(shape, generator=generator) < 0.7
+    constants = [("ratio", torch.tensor(0.4)), ("training", torch.tensor(True)), ("allowed", allowed)]
+    nodes = [helper.make_node("MaskedSoftmax", ["x", "allowed"], ["p"], domain="ortmodule")]
+    if not masked:
+        nodes = [helper.make_node("Softmax", ["x"], ["p"], axis=-1)]
+    nodes.append(helper.make_node("Dropout", ["p", "ratio", "training"], ["y"]))
+    there, here = (session(nodes, {"x": x.dim()}, {"y": ONNX_TYPE[dtype]}, dtype, constants) for _ in range(2))
+    tolerance = torch.finfo(dtype).eps * 8
+    for seed in range(5):
+        run = there.run([x], [True], [True], seed=seed)
+        found = [run.outputs[0], *run.backward([dy])]
+        with on_cpu():
+            run = here.run([x], [True], [True], seed=seed)
+            expected = [run.outputs[0], *run.backward([dy])]
+        assert torch.equal(found[0] == 0, expected[0] == 0)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    (plan,) = there.plans.values()
+    names = [code[0] for code in plan.code()]
+    assert names[-1] == "SoftmaxDropoutGrad" and names[-2].endswith("SoftmaxDropout")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("result", ["float32", "float16", "int64", "int32", "int16", "uint8", "bool"])
 def test_bernoulli_draws_those_of_the_cpu(driver, dtype, result):  # noqa: F811
     kind = ONNX_TYPE[getattr(torch, result)]

@@ -23,7 +23,8 @@ def session(nodes, inputs, outputs, dtype=torch.float32, constants=()):
         [helper.make_tensor_value_info(name, type_, None) for name, type_ in outputs.items()],
         initializer=[tensor_proto(tensor, name) for name, tensor in constants],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ortmodule", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     return Session(model.SerializeToString())
 
 

@@ -327,6 +327,37 @@ def test_a_mask_of_minus_infinity():
     assert all(torch.isfinite(x).all() for x in results)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 48, 48), (5, 70), (1, 129), (131, 1), (3, 0), (1, 9000)], ids=str)
+def test_dropout_within_a_softmax(shape, masked, dtype):
+    """The elements that the two operators drop one after the other, with results and gradients of the same bits."""
+    torch.manual_seed(0)
+    x, allowed = torch.randn(shape, dtype=dtype), torch.rand(shape) < 0.7
+    allowed[1:2] = False  # nothing is left of it
+
+    def weights(x):
+        if not masked:
+            return x.softmax(-1)
+        return torch.where(allowed, torch.where(allowed, x, -math.inf).softmax(-1), 0.0)
+
+    session = export(Function(lambda x: nn.functional.dropout(weights(x), 0.3, True)), [x])
+    dy, bit = torch.randn_like(x), _core.passes()["softmax_dropout"]
+    fired, ours = run(session, [x], dy, ALL_PASSES)
+    assert fired["softmax_dropout"] == 1
+    without, apart = run(session, [x], dy, bit)
+    assert "softmax_dropout" not in without
+    assert all(torch.equal(a, b) for a, b in zip(ours, apart, strict=True))
+    leaf = x.clone().requires_grad_()
+    p = weights(leaf).nan_to_num()
+    kept = (ours[0] != 0) | (p == 0)
+    assert x.numel() < 1000 or 0.65 < kept.double().mean() < (1 if masked else 0.75)
+    expected = p * kept / 0.7
+    expected.backward(dy)
+    for a, b in zip(ours, (expected.detach(), leaf.grad), strict=True):
+        assert x.numel() == 0 or difference(a, b.nan_to_num()) <= TOLERANCE[dtype]
+
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
 
 

@@ -62,4 +62,31 @@ def cases(op):
         yield softmax(op, t(14, 4, special=True), 0, name="special")
 
 
+NEVER, ALWAYS = 1e-15, 1.0
+
+
+def dropped(name, x, axis=-1, rate=NEVER, **kwargs):
+    """With a dropout that leaves nothing to chance; what it draws is tested in tests/ops/test_random.py."""
+    nodes = ("Softmax", "x0", "p", {"axis": axis}), ("Dropout", "p x1 x2", "y0")
+
+    def ref(x, rate, _):
+        return x.softmax(axis) * (0 if rate == ALWAYS else 1)
+
+    inputs = [x, value(rate, "float32"), value(True, "bool")]
+    return Case("ortmodule::SoftmaxDropout", inputs, ref, name=name, nodes=nodes, const=(1, 2), **kwargs)
+
+
 CASES = [case for op in OPS for case in cases(op)]
+CASES += [
+    dropped("rows", t(2, 3, 5), large=[t(96, 128, 128), value(0.1, "float32"), value(True, "bool")]),
+    dropped("axis2", t(2, 3, 70), 2),
+    dropped("nothing-left", t(2, 3, 5), rate=ALWAYS),
+    dropped("column", t(4, 1)),
+    dropped("vector", t(131)),
+    dropped("no-rows", t(0, 3)),
+    dropped("no-columns", t(3, 0), grad=False, resize=False),
+    dropped("long", t(3, 7000), fd=False, resize=False),
+    dropped("blocks", t(7, 50, 48), fd=False, resize=False),
+    dropped("hidden", value(MASKED), grad=False, resize=False),
+    dropped("special", t(4, 14, special=True)),
+]
