@@ -30,8 +30,9 @@ bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t k
     return keys >= from && queries >= 64;
 }
 
-bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width) {
-    if (!g->cuda || (type != BF16 && type != F16) || shape_count(scores) < MANY) return false;
+bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,
+                              bool paying) {
+    if (!g->cuda || (type != BF16 && type != F16) || (paying && shape_count(scores) < MANY)) return false;
     if (width % EIGHT || value_width % EIGHT || width > FUSED_ATTENTION_WIDTH || value_width > FUSED_ATTENTION_WIDTH)
         return false; /* a row of a head is not aligned */
     return torch_has_attention();

@@ -113,8 +113,10 @@ enum { FUSED_ATTENTION_WIDTH = 256 };
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked);
 /* Its attribute "torch": which keys torch's own kernels are asked for on a GPU. */
 typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
-/* Whether they take it, for scores [B, H, Q, K] of heads of these widths without dropout or bias. */
-bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width);
+/* Whether they take it, for scores [B, H, Q, K] of heads of these widths without dropout or bias; `paying`: only so many
+ * that they are faster. */
+bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,
+                              bool paying);
 
 /* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 

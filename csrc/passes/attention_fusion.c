@@ -238,12 +238,12 @@ static bool is_causal(const value *allowed, int64_t length) {
     return true;
 }
 
-static torch_attention by_torch(const graph *g, const attention *a) {
+static torch_attention by_torch(const graph *g, const attention *a, bool paying) {
     const shape *q = &a->q->shape, *v = &a->v->shape;
     const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
 
     if (a->ratio > 0 || a->bias || of_some_rows(a->q)) return TORCH_NONE;
-    if (!fused_attention_by_torch(g, a->q->type, &scores, q->dim[3], v->dim[3])) return TORCH_NONE;
+    if (!fused_attention_by_torch(g, a->q->type, &scores, q->dim[3], v->dim[3], paying)) return TORCH_NONE;
     if (!a->allowed) return TORCH_ALL;
     return q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2]) ? TORCH_CAUSAL : TORCH_NONE;
 }
@@ -261,7 +261,7 @@ static status fuse(graph *g, value *const v[], const node *root, bool always, va
 
     if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     TRY(bias_to_mask(g, &a));
-    a.torch = by_torch(g, &a);
+    a.torch = by_torch(g, &a, !always);
     return always || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 

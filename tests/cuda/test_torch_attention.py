@@ -92,7 +92,6 @@ REFUSED = {
     "another mask": (allowed_later, shapes(), BF16),
     "float32": (attend, shapes(), torch.float32),
     "widths": (attend, shapes(width=9), BF16),
-    "few scores": (attend, shapes(queries=200), BF16),
 }
 
 
@@ -103,6 +102,31 @@ def test_what_it_does_not_take(driver, fake, case):  # noqa: F811
     specs = [(str(dtype).removeprefix("torch."), tuple(x.shape)) for x in tensors]
     text = made.plan(specs, [True] * 3, [True], gpu=torch.device("cpu")).text()
     assert "torch=1" not in text and "torch=2" not in text
+
+
+def test_few_scores_are_taken_where_somebody_asks_for_it(driver, fake):  # noqa: F811
+    made, tensors, dy = made_of(attend, sizes(70, 24, 8), BF16)
+    before = fake.fake_attentions()
+    check(attend, tensors, dy, step(made, tensors, dy))
+    assert fake.fake_attentions() == before + 2
+    made.plans.clear()
+    made.disabled = _core.passes()["efficient_attention"]
+    check(attend, tensors, dy, step(made, tensors, dy))
+    assert fake.fake_attentions() == before + 2
+
+
+def test_the_benchmark_asks_for_it(driver, fake):  # noqa: F811
+    """At any number of scores, beside a plan without it (benchmarks/choices.py)."""
+    from benchmarks import choices
+
+    for masked in (False, True):
+        ways = choices.attention({"dtype": "bfloat16", "batch": 1, "length": 8, "heads": 1, "causal": masked}, "cpu")
+        before = fake.fake_attentions()
+        ways["products"].step()
+        assert fake.fake_attentions() == before
+        ways["one operator"].step()
+        assert fake.fake_attentions() == before + 2
+        assert ways["one operator"].notes == {"kernels": "torch"}
 
 
 def test_it_ends_a_recording(driver, fake):  # noqa: F811

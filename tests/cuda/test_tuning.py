@@ -100,6 +100,22 @@ def test_without_tuning_it_is_the_librarys_guess(blas):
     assert steps_use(blas, model, width).keys() == {0}
 
 
+def test_the_benchmark_goes_back_and_forth(blas):
+    """Between the guess and what was measured, for products that have run (benchmarks/choices.py)."""
+    from benchmarks import choices
+
+    blas.fake_blas_fastest(2, -1)
+    ways = choices.products({"dtype": "bfloat16", "tokens": 8, "width": 16}, "cpu")
+    assert [way.notes.get("other than guessed", 0) > 0 for way in ways.values()] == [False, True, False, True]
+    assert "MatMulGelu(" in ways["epilogues"].plan.text() and "MatMulGelu(" not in ways["chains"].plan.text()
+    for name, way in [*ways.items(), *ways.items()]:
+        way.prepare()
+        before = used(blas)
+        way.step()
+        answers = {i for i, (n, b) in enumerate(zip(used(blas), before, strict=True)) if n != b}
+        assert answers == ({2} if "measured" in name else {0})
+
+
 def test_what_has_run_stays_as_it_is(blas):
     width = next(WIDTHS)
     first = ORTModule(net(width))

@@ -4,12 +4,16 @@ import importlib.util
 import json
 import sys
 import time
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+from ortmodule import _core
+from ortmodule.session import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +56,21 @@ def test_every_part_is_there(gpu):
     from benchmarks.rows import LARGE, LITTLE
 
     assert set(gpu.LARGE) == set(LARGE) and set(gpu.LITTLE) == set(LITTLE)
+
+
+def test_the_page_names_the_parts(gpu):
+    """Figures that are open stand beside the numbers of the parts that measure them."""
+    page = (ROOT / "docs" / "benchmarks-gpu.md").read_text()
+    rows = [line.split("|") for line in page.partition("## Figures that are open")[2].splitlines() if line[:1] == "|"]
+    named = {figure.strip(): part.strip() for _, figure, _, part, _ in rows[2:]}
+    assert not any(part == "none" for part in named.values())
+    numbers = {int(n) for part in named.values() for n in part.replace("to", ",").replace("the same", "1").split(",")}
+    assert max(numbers) == len(gpu.PARTS)
+    names = [name for name, _, _ in gpu.PARTS]
+    for start, words in (("Attention by torch", "attention by torch"), ("Products with", "products: epilogues")):
+        (part,) = (part for figure, part in named.items() if figure.startswith(start))
+        assert names[int(part) - 1].startswith(words)
+    assert [i for i, name in enumerate(names, 1) if name.startswith(gpu.LITTLE[0])] == [21, 32]
 
 
 def test_part_goes_on_where_it_was(gpu, monkeypatch, tmp_path):
@@ -197,3 +216,87 @@ def test_columns_that_are_there_are_not_asked_again(tiny, monkeypatch, tmp_path,
     assert large.run(args) == 0
     assert "| ortmodule | 20 ±0 | 200 | 2.00 | 1.50 |" in (tmp_path / "train.md").read_text()
     assert json.loads((tmp_path / "train.json").read_text())["columns"]["liger"] == answers["liger"]
+
+
+# --- what the engine chooses between (benchmarks/choices.py) ----------------------------------------------------------
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """With small sizes, one of each kind, and short turns."""
+    from benchmarks import choices as module
+
+    small = [{**size, "heads": 2} for size in module.ATTENTION[:1] + module.ATTENTION[-1:]]
+    for size in small:
+        size["length"] = 24
+    sizes = {"attention": small, "products": [{**module.PRODUCTS[0], "tokens": 8, "width": 16}]}
+    for name, subject in module.SUBJECTS.items():
+        monkeypatch.setitem(module.SUBJECTS, name, replace(subject, sizes=sizes[name]))
+    monkeypatch.setattr(module, "A_WHILE", 1e-4)
+    yield module
+    _core.tuning_clear()
+
+
+def choose(choices, subject, tmp_path):
+    code = choices.run(SimpleNamespace(subject=subject, device="cpu", turns=3, out=str(tmp_path / "train")))
+    return code, json.loads((tmp_path / "train.json").read_text())["rows"], (tmp_path / "train.md").read_text()
+
+
+def test_attention_in_both_ways(choices, tmp_path):
+    code, rows, text = choose(choices, "attention", tmp_path)
+    assert code == 0 and len(rows) == 2
+    for row in rows:
+        assert all(way["median"] > 0 for way in row["ways"].values())
+        assert row["ways"]["one operator"]["kernels"] in ("ours", "torch")
+    assert "| bfloat16 | 1 | 24 | False | 2 |" in text and "| float16 | 1 | 24 | True | 2 |" in text
+    assert text.count("one operator is faster") == 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_both_ways_are_attention(choices, causal):
+    size = {"dtype": "bfloat16", "batch": 2, "length": 40, "heads": 2, "causal": causal}
+    ways, results = choices.attention(size, "cpu"), []
+    (a, b), (shape, *_) = [[x.plan.text() for x in ways.values()], [x.dy.shape for x in ways.values()]]
+    assert "FusedAttention(" not in a and "FusedAttentionGrad(" in b
+    inputs = [x.float().transpose(1, 2).requires_grad_() for x in ways["products"].inputs]
+    y = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal).transpose(1, 2)
+    for way in ways.values():
+        way.inputs, way.dy = ways["products"].inputs, torch.ones(shape, dtype=torch.bfloat16)
+        made = Run(way.plan, way.inputs, 0)
+        results.append([made.outputs[0], *made.backward([way.dy])])
+    expected = [y, *(g.transpose(1, 2) for g in torch.autograd.grad(y.sum(), inputs))]
+    for found in results:
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.float() - theirs).abs().max() <= 3e-2 * max(1, theirs.abs().max())
+
+
+def test_products_in_all_ways(choices, tmp_path):
+    code, (row,), text = choose(choices, "products", tmp_path)
+    assert code == 0 and list(row["ways"]) == ["chains", "chains, measured", "epilogues", "epilogues, measured"]
+    assert row["ways"]["epilogues, measured"]["products"] > 0
+    assert "| bfloat16 | 8 | 16 |" in text
+
+
+def test_rows_that_are_there_are_not_measured_again(choices, monkeypatch, tmp_path):
+    """One that failed is, and the table says why."""
+    asked, subject = [], choices.SUBJECTS["attention"]
+
+    def ways(size, device):
+        asked.append(size["dtype"])
+        if len(asked) == 2:
+            raise torch.OutOfMemoryError("no memory for scores")
+        return subject.ways(size, device)
+
+    monkeypatch.setitem(choices.SUBJECTS, "attention", replace(subject, ways=ways))
+    code, _, text = choose(choices, "attention", tmp_path)
+    assert code == 1 and "failed: OutOfMemoryError: no memory for scores" in text and "is faster" not in text
+    code, rows, text = choose(choices, "attention", tmp_path)
+    assert code == 0 and asked == ["bfloat16", "float16", "float16"] and text.count("is faster") == 2
+    assert choose(choices, "attention", tmp_path)[1] == rows and len(asked) == 3
+
+
+def test_from_how_many_scores_on(choices):
+    assert choices.faster_from([(1, 0.5), (4, 1.2), (2, 0.9), (8, 1.5)]) == 4
+    assert choices.faster_from([(1, 1.5), (4, 1.2), (4, 0.9), (8, 1.5)]) == 8
+    assert choices.faster_from([(1, 1.5), (4, 1.2)]) == 1
+    assert choices.faster_from([(1, 1.5), (8, 0.9)]) is None
