@@ -6,6 +6,7 @@ to its :class:`Call`: several may wait for their backward.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ import torch
 
 from ortmodule.again import results_again
 from ortmodule.foreign import Mismatch, Raised
-from ortmodule.session import ENGINE_ERRORS, Run, Session
+from ortmodule.segments import Segment
+from ortmodule.session import CPU, ENGINE_ERRORS, Run, Session
 
 if TYPE_CHECKING:
     from ortmodule.function import Graph
@@ -34,6 +36,7 @@ class Prepared:
     reads_output: list[int]
     session: Session
     defers: bool  # there are hidden states in place of scores
+    segments: list[Segment]  # in which gradients may be handed over; none: all at once
 
 
 class Bridge(torch.autograd.Function):
@@ -43,15 +46,9 @@ class Bridge(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        prepared, run = call.prepared, call.run
-        ctx.save_for_backward(
-            *(call.tensors[i] for i in prepared.reads_input), *(run.outputs[i] for i in prepared.reads_output)
-        )
-        outputs = tuple(call.shown.get(i, run.outputs[i]) for i in call.graph.differentiable)
-        call.shown = {}
-        # An output knows this node; if the node knew the output nothing of both would ever be freed.
-        run.inputs = run.outputs = None
-        return outputs
+        inputs, outputs = call.read(call.prepared.reads_input, call.prepared.reads_output)
+        ctx.save_for_backward(*inputs, *outputs)
+        return call.take_outputs()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -83,46 +80,97 @@ class Call:
         self.inputs, self.tensors = inputs, tensors
         self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
         self.replaced = False  # what `run` was planned for is not so
+        self.device = run.gpu or CPU
         self.generator = generator  # torch's, as the nodes found them that PyTorch runs
         # Of what was written there are copies: it may be written again.
         kept = [h for h, t in zip(held, tensors, strict=True) if h is t or not h.is_contiguous()]
         self.versions = [(t, t._version) for t in kept]
+
+    # --- forward ------------------------------------------------------------------------------------------------------
+
+    def read(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What backward reads of the run's inputs and outputs."""
+        return [self.tensors[i] for i in inputs], [self.run.outputs[i] for i in outputs]
+
+    def take_outputs(self) -> tuple[torch.Tensor, ...]:
+        """The differentiable ones, for the caller."""
+        run = self.run
+        outputs = tuple(self.shown.get(i, run.outputs[i]) for i in self.graph.differentiable)
+        self.shown = {}
+        # An output knows its node; if the node knew the output nothing of both would ever be freed.
+        run.inputs = run.outputs = None
+        return outputs
+
+    # --- backward -----------------------------------------------------------------------------------------------------
+
+    def arrived(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], Flags]:
+        """Gradients of the differentiable outputs as those of all outputs; and which there are, the next forward's
+        prediction."""
+        graph = self.graph
+        output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
+        for i, grad in zip(graph.differentiable, grads, strict=True):
+            output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
+        wanted = tuple(grad is not None for grad in output_grads)
+        graph.prediction = wanted if not graph.writes else graph.prediction
+        return output_grads, wanted
+
+    def lacks(self, wanted: Flags) -> bool:
+        """Was the run planned without one of these?"""
+        return any(want and not have for want, have in zip(wanted, self.prepared.output_grads, strict=True))
+
+    def spread(self, inputs: Sequence[int], outputs: Sequence[int], saved: Sequence) -> tuple[list, list]:
+        """What was `read`, at the places of the run's inputs and outputs."""
+        all_inputs: list[torch.Tensor | None] = [None] * len(self.graph.feeds)
+        all_outputs: list[torch.Tensor | None] = [None] * len(self.graph.session.outputs)
+        for i, tensor in zip(inputs, saved, strict=False):
+            all_inputs[i] = tensor
+        for i, tensor in zip(outputs, saved[len(inputs) :], strict=True):
+            all_outputs[i] = tensor
+        return all_inputs, all_outputs
+
+    def without_gradient(self, wanted: Flags) -> list[bool] | None:
+        """No gradient is not a gradient of zeros: inputs that only other outputs depend on; None: of all outputs."""
+        prepared = self.prepared
+        if wanted == prepared.output_grads:
+            return None
+        other = self.graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers)
+        return [spec is None for spec in other.plan.input_grads]
 
     def backward(
         self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
     ) -> list[torch.Tensor | None]:
         """Gradients of the leaves."""
         graph, prepared = self.graph, self.prepared
-        output_grads: list[torch.Tensor | None] = [None] * len(graph.session.outputs)
-        for i, grad in zip(graph.differentiable, grads, strict=True):
-            output_grads[i] = None if grad is None else grad.contiguous().resolve_neg()
-        wanted = tuple(grad is not None for grad in output_grads)
-        graph.prediction = wanted if not graph.writes else graph.prediction
+        output_grads, wanted = self.arrived(grads)
         if self.run.calls is not None and (self.replaced or wanted != prepared.output_grads):
-            found = self._foreign(wanted, self._again(wanted), output_grads, keep)
-        elif any(want and not have for want, have in zip(wanted, prepared.output_grads, strict=True)):
-            found = self._again(wanted).backward(output_grads)
+            found = self._foreign(wanted, self.again(wanted), output_grads, keep)
+        elif self.lacks(wanted):
+            found = self.again(wanted).backward(output_grads)
         else:
-            inputs: list[torch.Tensor | None] = [None] * len(graph.feeds)
-            outputs: list[torch.Tensor | None] = [None] * len(output_grads)
-            for i, tensor in zip(prepared.reads_input, saved, strict=False):
-                inputs[i] = tensor
-            for i, tensor in zip(prepared.reads_output, saved[len(prepared.reads_input) :], strict=True):
-                outputs[i] = tensor
+            inputs, outputs = self.spread(prepared.reads_input, prepared.reads_output, saved)
             if self.run.calls is None:
                 found = self.run.backward(output_grads, inputs, outputs, keep)
             else:
                 found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
-            if wanted != prepared.output_grads:
-                # No gradient is not a gradient of zeros: what these outputs do not depend on gets none.
-                specs = graph.prepare(self.shapes, wanted, prepared.sizes, None, prepared.defers).plan.input_grads
-                found = [None if spec is None else grad for spec, grad in zip(specs, found, strict=True)]
+            if (none := self.without_gradient(wanted)) is not None:
+                found = [None if flag else grad for flag, grad in zip(none, found, strict=True)]
         for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
             if found[i] is None:
                 found[i] = torch.zeros_like(self.tensors[i])
         if not keep:
-            self.run = self.inputs = self.tensors = self.versions = self.eager = None
+            self._forget()
         return [found[i] for i in graph.leaves]
+
+    def taken(self) -> Call:
+        """All of it for a backward that is the last; raises RuntimeError when there was one."""
+        if self.run is None:
+            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
+        taken = copy.copy(self)
+        self._forget()
+        return taken
+
+    def _forget(self) -> None:
+        self.run = self.inputs = self.tensors = self.versions = self.eager = None
 
     def _foreign(self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence) -> list:
         """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
@@ -131,7 +179,7 @@ class Call:
                 return run.backward(output_grads, *saved, keep=keep)
             except Mismatch:
                 self.graph.session.known.changed()
-                run, saved, self.replaced = self._again(wanted), (), True
+                run, saved, self.replaced = self.again(wanted), (), True
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:
@@ -141,7 +189,7 @@ class Call:
                     f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
                 )
 
-    def _again(self, wanted: Flags) -> Run:
+    def again(self, wanted: Flags) -> Run:
         """The same forward, planned for gradients of other outputs."""
         self._check_versions()
         if self.run.calls is not None:

@@ -25,6 +25,7 @@ from ortmodule.fallback import Cause, NotInEngine
 from ortmodule.foreign import Calls, DryCalls, Node, NotKnown
 from ortmodule.guards import Guards
 from ortmodule.reference import RANDOM
+from ortmodule.segments import Segment, Watch, chain, segments_of
 from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
@@ -42,8 +43,8 @@ class Graph:
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``, ``padding_unseen``, ``graphs``, ``tuning``: as Session takes them. ``defer``: the setting
-    DEFER_LOGITS. Raises what Session raises.
+    ``without``, ``padding_unseen``, ``graphs``, ``tuning``: as Session takes them. ``defer``, ``hand_over``:
+    the settings DEFER_LOGITS and ENABLE_MEM_EFFICIENT_GRAD_MGMT. Raises what Session raises.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Graph:
         defer: str = "0",
         graphs: bool = False,
         tuning: Tuning | None = None,
+        hand_over: str = "0",
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
@@ -95,6 +97,7 @@ class Graph:
                 self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
                 self.session.known.plans.append(self._early.plans)  # they rest on the same knowledge
         self._deferral = self._deferral_of(tensors, without, padding_unseen, defer)
+        self._hand_over, self._watch = hand_over, Watch()
         self._holds: dict[tuple, DoesNotHold | None] = {}
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         self._traced = shapes(trace.tensors)
@@ -175,7 +178,7 @@ class Graph:
 
     def _predicted(self) -> Flags:
         """Which outputs will receive a gradient, probably."""
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        if not _packs():
             return self.prediction
         # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
         return tuple(i in self.differentiable for i in range(len(self.session.outputs)))
@@ -203,10 +206,17 @@ class Graph:
         if self.views and not plan.prologue:
             self._check_views(plan, shapes)
         reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        self.plans[key] = prepared = Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers)
+        prepared = Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers, self._segments(plan))
+        self.plans[key] = prepared
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return prepared
+
+    def _segments(self, plan: Any) -> list[Segment]:
+        """In which gradients may be handed over while backward goes on."""
+        if self._hand_over == "0" or self.capture.trace.nodes or self.empty or not plan.differentiates:
+            return []
+        return segments_of(plan, self.leaves, each=self._hand_over == "1")
 
     def _check_bases(self, inputs: Sequence[torch.Tensor]) -> None:
         for base, view in self.views.values():
@@ -273,7 +283,9 @@ class Graph:
             call = Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
             if self._deferral is not None:
                 call.shown = self._shown(prepared, run, contiguous)
-            for i, output in zip(self.differentiable, Bridge.apply(call, *leaves), strict=True):
+            early = prepared.segments and (self._hand_over == "1" or (not _packs() and self._watch.finds(leaves)))
+            made = chain(call, leaves) if early else Bridge.apply(call, *leaves)
+            for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
 
@@ -434,6 +446,11 @@ class Graph:
         if source.kind == "number":
             return outputs[source.key].tolist()
         return inputs[source.key] if source.kind == "input" else self._states[source.key].get()
+
+
+def _packs() -> bool:
+    """Are there hooks on what autograd saves, as a checkpoint's?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:

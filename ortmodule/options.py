@@ -287,7 +287,10 @@ _TABLE = (
     _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
     _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
-    _later("ENABLE_MEM_EFFICIENT_GRAD_MGMT", FLAG, False, "hand over each gradient as soon as it is computed"),
+    Variable("ENABLE_MEM_EFFICIENT_GRAD_MGMT", AUTO_FLAG, "auto",
+             "gradients of parameters are handed over while backward goes on. `auto`: in parts of about 25 MB, where "
+             "parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is computed; `0`: "
+             "together at its end"),
     Variable("USE_EFFICIENT_ATTENTION", FLAG, False,
              "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
              "that is measured to be faster, or sequences are long"),

@@ -247,6 +247,8 @@ class Runner:
                 self.options["DEFER_LOGITS"],
                 self.options["ENABLE_CUDA_GRAPHS"],
                 self.tuning,
+                # Observers watch one node.
+                "0" if self.observers else self.options["ENABLE_MEM_EFFICIENT_GRAD_MGMT"],
             )
             self.seconds["read"] += time.perf_counter() - start
             start = time.perf_counter()

@@ -106,6 +106,20 @@ class Run:
         if not plan.differentiates:
             self._arena = None
 
+    def begin(
+        self, output_grads: Sequence[torch.Tensor | None], keep: bool
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """For one backward: the arena, and zeros for gradients that the plan is for and that are not there."""
+        plan, arena = self.plan, self._arena
+        if (arena is None and plan.arena_bytes) or (self.calls is not None and not self.calls.done):
+            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
+        if keep and arena is not None:
+            arena = arena.clone()
+        return arena, [
+            None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
+            for spec, grad in zip(plan.output_grads, output_grads, strict=True)
+        ]
+
     def backward(
         self,
         output_grads: Sequence[torch.Tensor | None],
@@ -121,17 +135,10 @@ class Run:
 
         Raises RuntimeError when the memory of this run is gone already.
         """
-        plan, arena = self.plan, self._arena
+        plan = self.plan
         if not plan.differentiates:
             return [None] * len(plan.input_grads)
-        if (arena is None and plan.arena_bytes) or (self.calls is not None and not self.calls.done):
-            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
-        if keep and arena is not None:
-            arena = arena.clone()
-        output_grads = [
-            None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
-            for spec, grad in zip(plan.output_grads, output_grads, strict=True)
-        ]
+        arena, output_grads = self.begin(output_grads, keep)
         if self.gpu is None:
             grads = plan.empty_input_grads(torch.Tensor)
         else:
@@ -166,6 +173,31 @@ class Run:
         self._arena = None
         if self.calls is not None:
             self.calls.release()
+
+
+class Backward:
+    """A backward of ``run`` in parts. ``grads``: of the inputs, as far as it has come."""
+
+    def __init__(self, run: Run, output_grads: Sequence[torch.Tensor | None], keep: bool) -> None:
+        """As in :meth:`Run.backward`. The run has no nodes of PyTorch's, and is told how it goes on by each part."""
+        self._run = run
+        self._arena, self._output_grads = run.begin(output_grads, keep)
+        self.grads: list[torch.Tensor | None] = [None] * len(run.plan.reads_input)
+        if not keep:
+            run.release()
+
+    def run(
+        self, first: int, last: int, new: Iterable[tuple[int, tuple]],
+        inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None],
+    ) -> None:  # fmt: skip
+        """Instructions [first, last), after those before. ``new``: the gradients that they begin, and their specs."""
+        run = self._run
+        for i, spec in new:
+            self.grads[i] = _empty(spec, run.gpu)
+        how = _how(run.gpu, run.graphs)
+        run.plan.backward_part(
+            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *how
+        )
 
 
 def run_planned(

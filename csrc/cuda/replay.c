@@ -39,10 +39,17 @@ typedef struct stretch {
     recording kept[KEPT];
 } stretch;
 
-struct replay {
-    pthread_mutex_t lock;
+/* What is run at one time: the forward, the backward, a part of it. */
+typedef struct range {
+    int from, to;
     stretch *list;
     int count;
+    struct range *next;
+} range;
+
+struct replay {
+    pthread_mutex_t lock;
+    range *ranges;
     const void **last; /* [n_fixed] where a small input was */
     bool *moves;       /* [n_fixed] it has been elsewhere, too */
     int64_t clock;
@@ -93,23 +100,48 @@ static bool find_slots(const plan *p, stretch *s) {
     return true;
 }
 
-static bool ends(const plan *p, int t) {
-    return t == p->n_code || t == p->n_forward || runs_elsewhere(p->code[t].node);
-}
+static bool find_stretches(const plan *p, range *of) {
+    int from = of->from;
 
-static bool find_stretches(const plan *p, replay *of) {
-    int from = 0;
-
-    for (int t = 0; t <= p->n_code; t++) {
-        if (!ends(p, t)) continue;
+    if (!(of->list = calloc((size_t)((of->to - of->from) / LEAST + 2), sizeof *of->list))) return false;
+    for (int t = of->from; t <= of->to; t++) {
+        const bool elsewhere = t < of->to && runs_elsewhere(p->code[t].node);
+        if (t < of->to && !elsewhere) continue;
         if (t - from >= LEAST) {
             stretch *s = &of->list[of->count++];
             *s = (stretch){.from = from, .to = t};
             if (!find_slots(p, s)) return false;
         }
-        from = t == p->n_code || !runs_elsewhere(p->code[t].node) ? t : t + 1;
+        from = t + 1;
     }
     return true;
+}
+
+static void range_free(range *r) {
+    for (int i = 0; i < r->count; i++) {
+        for (int j = 0; j < KEPT; j++) {
+            cuda_graph_forget(r->list[i].kept[j].executable);
+            free(r->list[i].kept[j].key);
+        }
+        free(r->list[i].slots);
+    }
+    free(r->list);
+    free(r);
+}
+
+/* Made when it is first run; NULL: there is no memory for it. */
+static range *find_range(replay *of, const plan *p, int from, int to) {
+    range **at = &of->ranges;
+
+    while (*at && ((*at)->from != from || (*at)->to != to)) at = &(*at)->next;
+    if (*at) return *at;
+    range *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->from = from;
+    made->to = to;
+    if (find_stretches(p, made)) return *at = made;
+    range_free(made);
+    return NULL;
 }
 
 replay *replay_new(const plan *p) {
@@ -117,25 +149,21 @@ replay *replay_new(const plan *p) {
 
     if (!p->cuda || p->g->pending || p->n_code < LEAST || !(of = calloc(1, sizeof *of))) return NULL;
     (void)pthread_mutex_init(&of->lock, NULL);
-    of->list = calloc((size_t)(p->n_code / LEAST + 2), sizeof *of->list);
     of->last = calloc((size_t)p->n_fixed + 1, sizeof *of->last);
     of->moves = calloc((size_t)p->n_fixed + 1, sizeof *of->moves);
-    if (of->list && of->last && of->moves && find_stretches(p, of)) return of;
+    if (of->last && of->moves) return of;
     replay_free(of);
     return NULL;
 }
 
 void replay_free(replay *of) {
-    for (int i = 0; of && i < of->count; i++) {
-        for (int j = 0; j < KEPT; j++) {
-            cuda_graph_forget(of->list[i].kept[j].executable);
-            free(of->list[i].kept[j].key);
-        }
-        free(of->list[i].slots);
-    }
     if (!of) return;
+    while (of->ranges) {
+        range *next = of->ranges->next;
+        range_free(of->ranges);
+        of->ranges = next;
+    }
     (void)pthread_mutex_destroy(&of->lock);
-    free(of->list);
     free(of->last);
     free(of->moves);
     free(of);
@@ -273,9 +301,11 @@ status replay_run(ctx *c, replay *of, const plan *p, int from, int to, run *r, c
     int at = from;
 
     r->cuda = where;
-    for (int i = 0; i < of->count; i++) {
-        stretch *s = &of->list[i];
-        if (s->from < from || s->to > to) continue;
+    (void)pthread_mutex_lock(&of->lock);
+    range *now = find_range(of, p, from, to);
+    (void)pthread_mutex_unlock(&of->lock);
+    for (int i = 0; now && i < now->count; i++) {
+        stretch *s = &now->list[i];
         TRY(exec_run(c, p, at, s->from, r));
         (void)pthread_mutex_lock(&of->lock);
         const bool done = started(c, of, p, s, r, where);

@@ -23,8 +23,8 @@ replay *replay_new(const plan *p);
 /* Gives the graphs back. NULL is nothing. */
 void replay_free(replay *of);
 
-/* exec_run(c, p, from, to, r), where r->cuda is `where`; [from, to) is the forward or the backward. Several threads may
- * be here. */
+/* exec_run(c, p, from, to, r), where r->cuda is `where`; [from, to) is the forward, the backward or a part of it. Several
+ * threads may be here. */
 MUST_USE status replay_run(ctx *c, replay *of, const plan *p, int from, int to, run *r, cuda_run *where);
 
 replay_counts replay_count(replay *of);

@@ -89,7 +89,9 @@ static status own_result(graph *g, value **slot, layout *where, bool backward) {
     if (v->input >= 0 || v->data || where[v->id].root != v || v->mark) {
         value *copy;
         g->in_backward = v->def && v->def->backward;
+        g->before = backward && v->def ? v->def->next : NULL; /* at once: the gradient may be handed over early */
         TRY(emit_copy(g, v, where, &copy));
+        g->before = NULL;
         *slot = copy;
         v = copy;
     }

@@ -72,6 +72,14 @@ typedef struct plan {
  * E_UNSUPPORTED names an operator that has no kernel there. */
 MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 
+/* What instructions [from, to) read or write beside the arena: flags[place][index] becomes true; places may be NULL. */
+void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
+
+/* When backward can let go of each input's gradient: from first[input] to before last[input] it uses that memory, and
+ * last[input] is behind all its reads of the input itself, too. So whoever gets the gradient then may change both.
+ * [inputs of the graph]; -1: there is no gradient. */
+void plan_gradient_lives(const plan *p, int *first, int *last);
+
 /* --- inside this folder -------------------------------------------------------------------------------------------- */
 
 /* Where a value's elements are: strides over the memory of `root` (itself, unless it is a view). */

@@ -1,23 +1,10 @@
-/* plan.c -- _core.Plan: runs forward and backward over memory that Python owns. */
-#include "cuda/replay.h"
-#include "exec/exec.h"
+/* plan.c -- _core.Plan: what it is, and what it can be asked (run.c runs it). */
+#include "py/plan.h"
+
 #include "onnx/write.h"
-#include "py/host.h"
-#include "py/py.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct {
-    PyObject_HEAD ctx c; /* owns the plan */
-    PyObject *model;     /* the plan shares its constants */
-    plan *p;
-    int device;          /* ON_CPU, or the number of a GPU */
-    PyObject *constants; /* a tensor there, or NULL while the plan has none */
-    replay *graphs;      /* of a plan for a GPU, or NULL */
-    double *seconds;     /* NULL until there was profiling; then for as long as the plan: runs may be under way */
-    bool profiling;
-} plan_object;
 
 PyObject *plan_object_new(module_state *m, PyObject *model, ctx *c, plan *p, int device) {
     PyTypeObject *type = (PyTypeObject *)m->plan_type;
@@ -47,212 +34,6 @@ static void plan_dealloc(PyObject *object) {
     Py_XDECREF(self->model);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
-}
-
-/* --- running ---------------------------------------------------------------------------------------------------------- */
-
-/* Tensors of a run: they stay alive while it goes on without the interpreter's lock. */
-typedef struct addresses {
-    void **list;
-    PyObject **owners;
-    int count;
-} addresses;
-
-static void release(addresses *a) {
-    for (int i = 0; a->owners && i < a->count; i++) Py_XDECREF(a->owners[i]);
-    free(a->owners);
-    free(a->list);
-}
-
-static int collect(const plan_object *self, PyObject *tensors, value *const *values, int count, const char *what,
-                   addresses *out) {
-    Py_ssize_t given = PySequence_Size(tensors);
-
-    if (given < 0) return -1;
-    if (given != count) {
-        PyErr_Format(PyExc_ValueError, "%d %ss are needed, %zd were given", count, what, given);
-        return -1;
-    }
-    out->count = count;
-    out->list = calloc((size_t)count + 1, sizeof *out->list);
-    out->owners = calloc((size_t)count + 1, sizeof *out->owners);
-    if (!out->list || !out->owners) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (int i = 0; i < count; i++) {
-        const value *v = values[i];
-        if (!v) continue;
-        if (!(out->owners[i] = PySequence_GetItem(tensors, i))) return -1;
-        if (tensor_address(out->owners[i], self->device, v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
-    }
-    return 0;
-}
-
-static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
-    const plan *p = self->p;
-    int64_t bytes;
-
-    *out = NULL;
-    if (p->arena_bytes == 0) return 0;
-    if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
-    if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
-    return -1;
-}
-
-/* Model inputs come first among the graph's inputs; the outputs' gradients follow. */
-static int model_inputs(const plan *p) {
-    int n = p->g->n_inputs;
-    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
-    return n;
-}
-
-/* How a run goes on a GPU. */
-typedef struct gpu_way {
-    unsigned long long stream; /* its handle */
-    int tf32;                  /* what may round operands of float32: enum tf32_use */
-    int graphs;                /* stretches may be recorded and started as a whole */
-} gpu_way;
-
-static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
-    cuda_run where;
-
-    TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
-    where.tf32 = way.tf32;
-    r->cuda = &where;
-    const bool whole = way.graphs && self->graphs && !r->seconds;
-    return cuda_end(c, &where,
-                    whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
-                          : exec_run(c, self->p, from, to, r));
-}
-
-static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
-    void *constants = NULL;
-    int64_t bytes;
-    ctx c;
-    status s;
-
-    ctx_init(&c);
-    r->seconds = self->profiling ? self->seconds : NULL;
-    if (self->constants &&
-        tensor_bytes(self->constants, self->device, "the memory of constants", &constants, &bytes) < 0) {
-        e->code = E_FOREIGN;
-        return E_FOREIGN;
-    }
-    r->constants = constants;
-    Py_BEGIN_ALLOW_THREADS s =
-        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_there(&c, self, way, r, from, to);
-    Py_END_ALLOW_THREADS *e = c.err;
-    ctx_release(&c);
-    return s;
-}
-
-static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) {
-    if (self->device != ON_CPU || PyTuple_Size(args) <= at) return 0;
-    PyErr_SetString(PyExc_TypeError, "a plan for the CPU takes no stream");
-    return -1;
-}
-
-PyDoc_STRVAR(forward_doc,
-             "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False):\n"
-             "fills outputs and writes.\n\n"
-             "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
-             "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
-             "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
-             "recorded, and started as a whole where memory is what it was.");
-
-static PyObject *plan_forward(PyObject *object, PyObject *args) {
-    plan_object *self = (plan_object *)object;
-    const plan *p = self->p;
-    PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
-    addresses in = {0}, out = {0}, written = {0};
-    value *write_values[64];
-    unsigned long long seed;
-    gpu_way way = {0};
-    python_host from_python;
-    int n = 0;
-    run r = {0};
-    err e;
-
-    if (!PyArg_ParseTuple(args, "OOOOK|OKip:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &way.stream, &way.tf32, &way.graphs))
-        return NULL;
-    if (check_stream(self, args, 6) < 0) return NULL;
-    r.host = python_host_init(&from_python, object_of_host);
-    value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
-    if (!targets) return PyErr_NoMemory();
-    for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
-    if (collect_arena(self, memory, &r.arena) == 0 &&
-        collect(self, inputs, p->g->inputs, model_inputs(p), "input", &in) == 0 &&
-        collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
-        collect(self, writes, targets, n, "write", &written) == 0) {
-        r.memory[AT_INPUT] = in.list;
-        r.memory[AT_OUTPUT] = out.list;
-        r.memory[AT_WRITE] = written.list;
-        r.seed = seed;
-        if (run_stretch(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
-        else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
-    }
-    release(&in);
-    release(&out);
-    release(&written);
-    if (targets != write_values) free(targets);
-    return result;
-}
-
-PyDoc_STRVAR(backward_doc,
-             "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-             "tf32=0, graphs=False): fills input_grads.\n\n"
-             "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.");
-
-static PyObject *plan_backward(PyObject *object, PyObject *args) {
-    plan_object *self = (plan_object *)object;
-    const plan *p = self->p;
-    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
-    addresses in = {0}, out = {0}, dy = {0}, dx = {0};
-    unsigned long long seed;
-    gpu_way way = {0};
-    value **read_in, **read_out;
-    int n = model_inputs(p);
-    python_host from_python;
-    run r = {0};
-    err e;
-
-    if (!PyArg_ParseTuple(args, "OOOOOK|OKip:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &way.stream, &way.tf32, &way.graphs))
-        return NULL;
-    if (check_stream(self, args, 7) < 0) return NULL;
-    r.host = python_host_init(&from_python, object_of_host);
-    if (!p->g->input_grads) {
-        PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
-        return NULL;
-    }
-    /* Only what backward reads is checked: the caller may have dropped the rest. */
-    read_in = calloc((size_t)n + 1, sizeof *read_in);
-    read_out = calloc((size_t)p->g->n_outputs + 1, sizeof *read_out);
-    for (int i = 0; read_in && i < n; i++) read_in[i] = p->reads_input[i] ? p->g->inputs[i] : NULL;
-    for (int i = 0; read_out && i < p->g->n_outputs; i++) read_out[i] = p->reads_output[i] ? p->g->outputs[i] : NULL;
-    if (!read_in || !read_out) PyErr_NoMemory();
-    else if (collect_arena(self, memory, &r.arena) == 0 && collect(self, inputs, read_in, n, "input", &in) == 0 &&
-             collect(self, outputs, read_out, p->g->n_outputs, "output", &out) == 0 &&
-             collect(self, output_grads, p->g->output_grads, p->g->n_outputs, "output gradient", &dy) == 0 &&
-             collect(self, input_grads, p->g->input_grads, p->g->n_input_grads, "input gradient", &dx) == 0) {
-        r.memory[AT_INPUT] = in.list;
-        r.memory[AT_OUTPUT] = out.list;
-        r.memory[AT_OUTPUT_GRAD] = dy.list;
-        r.memory[AT_INPUT_GRAD] = dx.list;
-        r.seed = seed;
-        if (run_stretch(self, way, &r, p->n_forward, p->n_code, &e) == OK) result = Py_NewRef(Py_None);
-        else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
-    }
-    release(&in);
-    release(&out);
-    release(&dy);
-    release(&dx);
-    free(read_in);
-    free(read_out);
-    return result;
 }
 
 PyDoc_STRVAR(keep_doc,
@@ -402,7 +183,7 @@ static PyObject *get_output_grads(PyObject *object, void *unused) {
 
 static PyObject *get_input_grads(PyObject *object, void *unused) {
     (void)unused;
-    return value_specs(plan_of(object)->g->input_grads, model_inputs(plan_of(object)));
+    return value_specs(plan_of(object)->g->input_grads, plan_model_inputs(plan_of(object)));
 }
 
 static PyObject *empty_outputs(PyObject *object, PyObject *tensor_type) {
@@ -410,7 +191,7 @@ static PyObject *empty_outputs(PyObject *object, PyObject *tensor_type) {
 }
 
 static PyObject *empty_input_grads(PyObject *object, PyObject *tensor_type) {
-    return empty_values(tensor_type, plan_of(object)->g->input_grads, model_inputs(plan_of(object)));
+    return empty_values(tensor_type, plan_of(object)->g->input_grads, plan_model_inputs(plan_of(object)));
 }
 
 static PyObject *get_differentiates(PyObject *object, void *unused) {
@@ -437,12 +218,28 @@ static PyObject *get_writes(PyObject *object, void *unused) {
 
 static PyObject *get_reads_input(PyObject *object, void *unused) {
     (void)unused;
-    return flag_list(plan_of(object)->reads_input, model_inputs(plan_of(object)));
+    return flag_list(plan_of(object)->reads_input, plan_model_inputs(plan_of(object)));
 }
 
 static PyObject *get_reads_output(PyObject *object, void *unused) {
     (void)unused;
     return flag_list(plan_of(object)->reads_output, plan_of(object)->g->n_outputs);
+}
+
+static PyObject *get_gradient_lives(PyObject *object, void *unused) {
+    const plan *p = plan_of(object);
+    int count = plan_model_inputs(p), *lives = calloc(2 * (size_t)p->g->n_inputs + 1, sizeof *lives);
+    PyObject *list = lives ? PyList_New(count) : PyErr_NoMemory();
+
+    (void)unused;
+    if (list) plan_gradient_lives(p, lives, lives + p->g->n_inputs);
+    for (int i = 0; list && i < count; i++) {
+        const int *first = &lives[i], *last = first + p->g->n_inputs;
+        PyObject *row = *first < 0 ? Py_NewRef(Py_None) : Py_BuildValue("(ii)", *first, *last);
+        if (!row || PyList_SetItem(list, i, row) < 0) Py_CLEAR(list);
+    }
+    free(lives);
+    return list;
 }
 
 static PyObject *get_arena_bytes(PyObject *object, void *unused) {
@@ -524,8 +321,10 @@ static PyObject *get_foreign(PyObject *object, void *unused) {
 }
 
 static PyMethodDef plan_methods[] = {
-    {"forward", plan_forward, METH_VARARGS, forward_doc},
-    {"backward", plan_backward, METH_VARARGS, backward_doc},
+    {"forward", plan_forward, METH_VARARGS, plan_forward_doc},
+    {"backward", plan_backward, METH_VARARGS, plan_backward_doc},
+    {"backward_part", plan_backward_part, METH_VARARGS, plan_backward_part_doc},
+    {"reads", plan_reads, METH_VARARGS, plan_reads_doc},
     {"empty_outputs", empty_outputs, METH_O, PyDoc_STR("empty_outputs(torch.Tensor) -> a new tensor for each output")},
     {"empty_input_grads", empty_input_grads, METH_O,
      PyDoc_STR("empty_input_grads(torch.Tensor) -> for each input a new tensor for its gradient, or None")},
@@ -543,6 +342,10 @@ static PyGetSetDef plan_getset[] = {
     {"output_grads", get_output_grads, NULL, "(dtype, shape) or None for each output", NULL},
     {"input_grads", get_input_grads, NULL, "(dtype, shape) or None for each input", NULL},
     {"differentiates", get_differentiates, NULL, "whether any input gets a gradient", NULL},
+    {"gradient_lives", get_gradient_lives, NULL,
+     "(first, last) or None for each input: backward is done with input and gradient before instruction `last`, and\n"
+     "uses the gradient's memory from `first` on",
+     NULL},
     {"writes", get_writes, NULL, "[(input index, (dtype, shape)), ...]: inputs whose memory forward changes", NULL},
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},

@@ -255,3 +255,40 @@ def test_training_with_dropout(driver, monkeypatch, on):  # noqa: F811
     found = losses(on)
     assert (driver.fake_graphs() > started) == (on == "1")
     assert found == losses("0")
+
+
+def test_segments_have_their_own_graphs(driver, monkeypatch):  # noqa: F811
+    """Gradients that are handed over while backward goes on, to hooks that make an optimizer's step of each: the same
+    bits as in one piece, kernel by kernel or as a graph a segment."""
+    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.segments.BYTES", 4000)
+
+    def steps(graphs, hand_over):
+        monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", graphs)
+        monkeypatch.setenv("ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT", hand_over)
+        model, order = ORTModule(gpt2()), []
+
+        def update(parameter):
+            order.append(driver.fake_launches(0) + driver.fake_graphs())
+            with torch.no_grad():
+                parameter.add_(parameter.grad, alpha=-0.1)
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        torch.manual_seed(1)
+        tokens = torch.randint(0, 61, (2, 9))
+        found, before = [], driver.fake_graphs()
+        for _ in range(6):
+            order.clear()
+            loss = model(tokens, labels=tokens).loss
+            loss.backward()
+            found.append(loss.item())
+        return found, len(set(order)), driver.fake_graphs() - before
+
+    whole, pieces, started = steps("1", "0")
+    assert pieces == 1 and started > 0
+    for graphs, least in (("1", 2 * started), ("0", 0)):
+        found, pieces, started = steps(graphs, "auto")
+        assert found == whole and pieces > 2
+        assert started > least if graphs == "1" else started == 0

@@ -107,6 +107,7 @@ BAD = {
     "VERIFY": ("-1", "at least 0"),
     "ENABLE_EMBEDDING_SPARSE_OPTIMIZER": ("AUTOMATIC", "auto, 1 or 0"),
     "DEFER_LOGITS": ("YES PLEASE", "auto, 1 or 0"),
+    "ENABLE_MEM_EFFICIENT_GRAD_MGMT": ("AUTOMATIC", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
     "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of masked_softmax, gelu_fusion, silu_fusion,"),

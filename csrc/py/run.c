@@ -1,0 +1,292 @@
+/* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
+#include "py/plan.h"
+
+#include <stdlib.h>
+
+/* Tensors of a run: they stay alive while it goes on without the interpreter's lock. */
+typedef struct addresses {
+    void **list;
+    PyObject **owners;
+    int count;
+} addresses;
+
+static void release(addresses *a) {
+    for (int i = 0; a->owners && i < a->count; i++) Py_XDECREF(a->owners[i]);
+    free(a->owners);
+    free(a->list);
+}
+
+static int collect(const plan_object *self, PyObject *tensors, value *const *values, int count, const char *what,
+                   addresses *out) {
+    Py_ssize_t given = PySequence_Size(tensors);
+
+    if (given < 0) return -1;
+    if (given != count) {
+        PyErr_Format(PyExc_ValueError, "%d %ss are needed, %zd were given", count, what, given);
+        return -1;
+    }
+    out->count = count;
+    out->list = calloc((size_t)count + 1, sizeof *out->list);
+    out->owners = calloc((size_t)count + 1, sizeof *out->owners);
+    if (!out->list || !out->owners) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        const value *v = values[i];
+        if (!v) continue;
+        if (!(out->owners[i] = PySequence_GetItem(tensors, i))) return -1;
+        if (tensor_address(out->owners[i], self->device, v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
+    }
+    return 0;
+}
+
+static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
+    const plan *p = self->p;
+    int64_t bytes;
+
+    *out = NULL;
+    if (p->arena_bytes == 0) return 0;
+    if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
+    if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
+    return -1;
+}
+
+int plan_model_inputs(const plan *p) {
+    int n = p->g->n_inputs;
+    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
+    return n;
+}
+
+/* How a run goes on a GPU. */
+typedef struct gpu_way {
+    unsigned long long stream; /* its handle */
+    int tf32;                  /* what may round operands of float32: enum tf32_use */
+    int graphs;                /* stretches may be recorded and started as a whole */
+} gpu_way;
+
+static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
+    cuda_run where;
+
+    TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
+    where.tf32 = way.tf32;
+    r->cuda = &where;
+    const bool whole = way.graphs && self->graphs && !r->seconds;
+    return cuda_end(c, &where,
+                    whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
+                          : exec_run(c, self->p, from, to, r));
+}
+
+static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
+    void *constants = NULL;
+    int64_t bytes;
+    ctx c;
+    status s;
+
+    ctx_init(&c);
+    r->seconds = self->profiling ? self->seconds : NULL;
+    if (self->constants &&
+        tensor_bytes(self->constants, self->device, "the memory of constants", &constants, &bytes) < 0) {
+        e->code = E_FOREIGN;
+        return E_FOREIGN;
+    }
+    r->constants = constants;
+    Py_BEGIN_ALLOW_THREADS s =
+        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_there(&c, self, way, r, from, to);
+    Py_END_ALLOW_THREADS *e = c.err;
+    ctx_release(&c);
+    return s;
+}
+
+static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) {
+    if (self->device != ON_CPU || PyTuple_Size(args) <= at) return 0;
+    PyErr_SetString(PyExc_TypeError, "a plan for the CPU takes no stream");
+    return -1;
+}
+
+const char plan_forward_doc[] =
+    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False):\n"
+    "fills outputs and writes.\n\n"
+    "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+    "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
+    "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
+    "recorded, and started as a whole where memory is what it was.";
+
+PyObject *plan_forward(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    const plan *p = self->p;
+    PyObject *memory, *inputs, *outputs, *writes, *object_of_host = NULL, *result = NULL;
+    addresses in = {0}, out = {0}, written = {0};
+    value *write_values[64];
+    unsigned long long seed;
+    gpu_way way = {0};
+    python_host from_python;
+    int n = 0;
+    run r = {0};
+    err e;
+
+    if (!PyArg_ParseTuple(args, "OOOOK|OKip:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+                          &way.stream, &way.tf32, &way.graphs))
+        return NULL;
+    if (check_stream(self, args, 6) < 0) return NULL;
+    r.host = python_host_init(&from_python, object_of_host);
+    value **targets = p->n_writes > 64 ? calloc((size_t)p->n_writes, sizeof *targets) : write_values;
+    if (!targets) return PyErr_NoMemory();
+    for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
+    if (collect_arena(self, memory, &r.arena) == 0 &&
+        collect(self, inputs, p->g->inputs, plan_model_inputs(p), "input", &in) == 0 &&
+        collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
+        collect(self, writes, targets, n, "write", &written) == 0) {
+        r.memory[AT_INPUT] = in.list;
+        r.memory[AT_OUTPUT] = out.list;
+        r.memory[AT_WRITE] = written.list;
+        r.seed = seed;
+        if (run_stretch(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
+    }
+    release(&in);
+    release(&out);
+    release(&written);
+    if (targets != write_values) free(targets);
+    return result;
+}
+
+const char plan_backward_doc[] =
+    "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
+    "tf32=0, graphs=False): fills input_grads.\n\n"
+    "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.";
+
+/* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
+typedef struct given {
+    value **values;
+    addresses at;
+    bool *flags; /* for a part of backward */
+} given;
+
+static int collect_used(const plan_object *self, PyObject *tensors, value *const *values, const bool *flags, int count,
+                        const char *what, given *out) {
+    if (!(out->values = calloc((size_t)count + 1, sizeof *out->values))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int i = 0; values && i < count; i++) out->values[i] = !flags || flags[i] ? values[i] : NULL;
+    return collect(self, tensors, out->values, count, what, &out->at);
+}
+
+static void release_given(given *g) {
+    release(&g->at);
+    free(g->values);
+    free(g->flags);
+}
+
+static const place BACKWARD_PLACES[] = {AT_INPUT, AT_OUTPUT, AT_OUTPUT_GRAD, AT_INPUT_GRAD};
+
+/* of[place].flags of what instructions [from, to) use. */
+static int find_used(const plan *p, int from, int to, given *of) {
+    bool *flags[PLACES] = {0};
+    const int room = p->g->n_inputs + p->g->n_outputs;
+
+    for (size_t i = 0; i < sizeof BACKWARD_PLACES / sizeof *BACKWARD_PLACES; i++) {
+        const place where = BACKWARD_PLACES[i];
+        if (!(flags[where] = of[where].flags = calloc((size_t)room + 1, sizeof(bool)))) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    plan_uses(p, from, to, flags);
+    return 0;
+}
+
+/* Instructions [from, to) of backward. */
+static PyObject *run_backward(plan_object *self, PyObject *args, int from, int to) {
+    const plan *p = self->p;
+    const graph *g = p->g;
+    const bool whole = from == p->n_forward && to == p->n_code;
+    PyObject *memory, *inputs, *outputs, *output_grads, *input_grads, *object_of_host = NULL, *result = NULL;
+    given of[PLACES] = {0};
+    unsigned long long seed;
+    gpu_way way = {0};
+    python_host from_python;
+    run r = {0};
+    err e;
+
+    if (!PyArg_ParseTuple(args, "OOOOOK|OKip:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host, &way.stream, &way.tf32, &way.graphs))
+        return NULL;
+    if (check_stream(self, args, 7) < 0) return NULL;
+    r.host = python_host_init(&from_python, object_of_host);
+    if (!g->input_grads) {
+        PyErr_SetString(PyExc_RuntimeError, "this plan is for inference: it has no backward");
+        return NULL;
+    }
+    if ((whole || find_used(p, from, to, of) == 0) && collect_arena(self, memory, &r.arena) == 0 &&
+        collect_used(self, inputs, g->inputs, whole ? p->reads_input : of[AT_INPUT].flags, plan_model_inputs(p),
+                     "input", &of[AT_INPUT]) == 0 &&
+        collect_used(self, outputs, g->outputs, whole ? p->reads_output : of[AT_OUTPUT].flags, g->n_outputs, "output",
+                     &of[AT_OUTPUT]) == 0 &&
+        collect_used(self, output_grads, g->output_grads, of[AT_OUTPUT_GRAD].flags, g->n_outputs, "output gradient",
+                     &of[AT_OUTPUT_GRAD]) == 0 &&
+        collect_used(self, input_grads, g->input_grads, of[AT_INPUT_GRAD].flags, g->n_input_grads, "input gradient",
+                     &of[AT_INPUT_GRAD]) == 0) {
+        for (int i = 0; i < PLACES; i++) r.memory[i] = of[i].at.list;
+        r.seed = seed;
+        if (run_stretch(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);
+        else raise_status(state_of((PyObject *)Py_TYPE((PyObject *)self)), &e);
+    }
+    for (int i = 0; i < PLACES; i++) release_given(&of[i]);
+    return result;
+}
+
+PyObject *plan_backward(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    return run_backward(self, args, self->p->n_forward, self->p->n_code);
+}
+
+const char plan_backward_part_doc[] =
+    "backward_part(first, last, ...): instructions [first, last) of backward, after all before them; the\n"
+    "rest as in backward. Entries that these instructions do not use may be None.";
+
+PyObject *plan_backward_part(PyObject *object, PyObject *args) {
+    plan_object *self = (plan_object *)object;
+    PyObject *range = PyTuple_GetSlice(args, 0, 2), *rest = PyTuple_GetSlice(args, 2, PyTuple_Size(args));
+    PyObject *result = NULL;
+    int first, last;
+
+    if (range && rest && PyArg_ParseTuple(range, "ii:backward_part", &first, &last)) {
+        if (self->p->n_forward <= first && first <= last && last <= self->p->n_code)
+            result = run_backward(self, rest, first, last);
+        else PyErr_Format(PyExc_ValueError, "backward is [%d, %d)", self->p->n_forward, self->p->n_code);
+    }
+    Py_XDECREF(range);
+    Py_XDECREF(rest);
+    return result;
+}
+
+const char plan_reads_doc[] =
+    "reads(first, last) -> indices of the inputs and of the outputs that these instructions use";
+
+static PyObject *indices(const bool *flags, int count) {
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < count; i++) {
+        PyObject *index = flags[i] ? PyLong_FromLong(i) : NULL;
+        if (flags[i] && (!index || PyList_Append(list, index) < 0)) Py_CLEAR(list);
+        Py_XDECREF(index);
+    }
+    return list;
+}
+
+PyObject *plan_reads(PyObject *object, PyObject *args) {
+    const plan *p = ((plan_object *)object)->p;
+    given of[PLACES] = {0};
+    PyObject *result = NULL;
+    int first, last;
+
+    if (!PyArg_ParseTuple(args, "ii:reads", &first, &last)) return NULL;
+    if (first < 0 || last > p->n_code) PyErr_Format(PyExc_ValueError, "there are %d instructions", p->n_code);
+    else if (find_used(p, first, last, of) == 0)
+        result = Py_BuildValue("(NN)", indices(of[AT_INPUT].flags, plan_model_inputs(p)),
+                               indices(of[AT_OUTPUT].flags, p->g->n_outputs));
+    for (int i = 0; i < PLACES; i++) release_given(&of[i]);
+    return result;
+}
