@@ -1,14 +1,21 @@
 /* norm.c -- owns LayerNormalization, RMSNormalization, GroupNormalization, InstanceNormalization, LpNormalization,
- * MeanVarianceNormalization and the gradients of the first four.
+ * MeanVarianceNormalization, the gradients of the first four, and FusedNorm, what passes/norm_residual.c makes of the
+ * first two.
  *
  * A row of n elements is normalised, then scaled:  z = (x - m) r,  y = z scale + bias,  r = 1 / sqrt(var + epsilon),
  * where m is the mean (0 for RMS) and the rows are the last axes (Layer, RMS) or a group of channels with all that is
  * in them (Group, Instance: a group for each channel). Backward keeps x and each row's m and r, and makes in one sweep
  *     dx = r (g - mean g - z mean(g z)),  g = dy scale        (RMS: without mean g)
  *     dscale = Σ dy z,  dbias = Σ dy
+ * FusedNorm makes x itself, as a sum with a residual of what may be left of another value by a dropout
+ * (FusedNormRandom), and gives it back; its result may be narrowed to 16 bits. A gradient may be added to dx, and dy be
+ * of 16 bits where x is float32. What the operators that this stands for would store is rounded to its type.
+ *
  * Rows are summed in parts whose number depends on the shape alone, and the parts in order: the bits do not depend on
  * the number of threads. */
 #include "core/parallel.h"
+#include "core/philox.h"
+#include "ops/dropout.h"
 #include "ops/op.h"
 
 #include <math.h>
@@ -20,13 +27,21 @@ typedef void rows_fn(const job *j, int64_t begin, int64_t end);
 typedef void part_fn(const job *j, int64_t part, int64_t begin, int64_t end);
 typedef void join_fn(const job *j, int64_t which, int64_t from, int64_t width, double *sums);
 
+/* Random words that are drawn at a time. */
+enum { WORDS = 1024 };
+
 struct job {
     const void *x, *dy;
+    const void *other;        /* what is added to x, or to dx; NULL: nothing */
     void *out;                /* y or dx */
+    void *sum, *narrow;       /* x and the other; y in 16 bits */
+    dtype from, to;           /* of x, or of dy; of `narrow` */
     const void *scale, *bias; /* as the kernel computes: float, or double for float64 */
     void *means, *inverses;   /* [rows] of the same type; means may be NULL where they are 0 */
-    bool centred;
-    double epsilon;
+    bool centred, drops;
+    double epsilon, factor; /* of what the dropout keeps */
+    uint64_t seed;
+    uint32_t key, threshold;
     int64_t rows, width;            /* elements of a row */
     int64_t groups, channels, size; /* rows of a sample; channels of a row, elements of a channel */
     int64_t parts;                  /* of the rows */
@@ -86,34 +101,80 @@ static size_t layer_workspace(const node *n) {
     return 2 * dtype_size(computed_in(n->in[0]->type)) * (size_t)shape_count(&n->in[1]->shape);
 }
 
-static status run_layer(const call *k, bool centred, const tensor *means, const tensor *inverses) {
-    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(norm_rows);
-    const tensor *x = &k->in[0];
-    dtype type = computed_in(x->type);
-    job j = {.x = x->data, .out = k->out[0].data, .centred = centred, .epsilon = node_float(k->node, "epsilon")};
+/* For all that the last axes have, of rows in `type`. */
+static job layer_job(const call *k, bool centred, dtype type, const tensor *means, const tensor *inverses) {
+    const dtype computed = computed_in(type);
+    job j = {.x = k->in[0].data, .centred = centred, .epsilon = node_float(k->node, "epsilon")};
 
-    set_rows(&j, k->node, &x->shape);
-    j.scale = as_computed(operand(k, 1), type, k->work);
-    j.bias = as_computed(operand(k, 2), type, (char *)k->work + (size_t)j.width * dtype_size(type));
+    set_rows(&j, k->node, &k->in[0].shape);
+    j.out = tensor_present(&k->out[0]) ? k->out[0].data : NULL;
+    j.scale = as_computed(operand(k, 1), computed, k->work);
+    j.bias = as_computed(operand(k, 2), computed, (char *)k->work + (size_t)j.width * dtype_size(computed));
     j.means = tensor_present(means) ? means->data : NULL;
     j.inverses = tensor_present(inverses) ? inverses->data : NULL;
-    j.fn = rows[x->type];
-    parallel_for(j.rows, parallel_rows(4 * j.width), rows_range, &j);
+    return j;
+}
+
+static status run_layer(job *j, dtype type) {
+    static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(norm_rows);
+    j->fn = rows[type];
+    parallel_for(j->rows, parallel_rows(4 * j->width), rows_range, j);
     return OK;
 }
 
 static status layer_norm_cpu(ctx *c, const call *k) {
+    job j = layer_job(k, true, k->in[0].type, result(k, 1), result(k, 2));
     (void)c;
-    return run_layer(k, true, &k->out[1], &k->out[2]);
+    return run_layer(&j, k->in[0].type);
 }
 
 static status rms_norm_cpu(ctx *c, const call *k) {
+    job j = layer_job(k, false, k->in[0].type, &absent, result(k, 1));
     (void)c;
-    return run_layer(k, false, &absent, &k->out[1]);
+    return run_layer(&j, k->in[0].type);
 }
 
-/* Operands of both gradients: dy, x, scale, inverses, means. */
-enum { DY, X, SCALE, INVERSES, MEANS };
+/* FusedNorm: x, scale, bias, residual -> y, means, inverses, x + residual, y in 16 bits. */
+enum { RESIDUAL = 3, Y = 0, SUM_OUT = 3, NARROW = 4 };
+
+static bool is_unused(const node *n, int i) { return i >= n->n_out || n->out[i]->n_uses == 0; }
+
+/* The sum, where it is neither wanted nor has y's memory. */
+static size_t sum_bytes(const node *n) {
+    const value *residual = node_in(n, RESIDUAL);
+    if (!residual || !is_unused(n, SUM_OUT) || !is_unused(n, Y)) return 0;
+    return (size_t)shape_count(&residual->shape) * dtype_size(residual->type);
+}
+
+static size_t fused_norm_scales(const node *n) { return (layer_workspace(n) + 63) & ~(size_t)63; }
+static size_t fused_norm_workspace(const node *n) { return fused_norm_scales(n) + sum_bytes(n); }
+
+static status fused_norm_cpu(ctx *c, const call *k) {
+    const tensor *x = &k->in[0], *residual = operand(k, RESIDUAL), *sum = result(k, SUM_OUT);
+    const dtype type = tensor_present(residual) ? residual->type : x->type;
+    const double ratio = node_float(k->node, "ratio");
+    job j = layer_job(k, node_int(k->node, "centred"), type, result(k, 1), result(k, 2));
+
+    (void)c;
+    j.from = x->type;
+    j.drops = ratio > 0;
+    j.factor = dropout_factor(ratio);
+    j.threshold = dropout_threshold(ratio);
+    j.seed = k->seed;
+    j.key = (uint32_t)node_int(k->node, "key");
+    if (tensor_present(residual)) {
+        j.other = residual->data;
+        j.sum = tensor_present(sum) ? sum->data : j.out ? j.out : (char *)k->work + fused_norm_scales(k->node);
+    }
+    if (tensor_present(result(k, NARROW))) {
+        j.narrow = k->out[NARROW].data;
+        j.to = k->out[NARROW].type;
+    }
+    return run_layer(&j, type);
+}
+
+/* Operands of both gradients: dy, x, scale, inverses, means, and what dx is added to. */
+enum { DY, X, SCALE, INVERSES, MEANS, ADDED };
 
 typedef struct join {
     const job *j;
@@ -148,9 +209,10 @@ static status run_layer_grad(const call *k, bool centred) {
     static join_fn *const joins[DTYPE_COUNT] = FLOAT_TABLE(join_columns);
     const tensor *x = &k->in[X], *dscale = result(k, 1), *dbias = result(k, 2);
     dtype type = computed_in(x->type);
-    job j = {.x = x->data, .dy = k->in[DY].data, .centred = centred};
+    job j = {.x = x->data, .dy = k->in[DY].data, .from = k->in[DY].type, .centred = centred};
 
     if (tensor_present(&k->out[0])) j.out = k->out[0].data;
+    if (tensor_present(operand(k, ADDED))) j.other = k->in[ADDED].data;
     set_rows(&j, k->node, &x->shape);
     j.scale = as_computed(&k->in[SCALE], type, k->work);
     j.inverses = k->in[INVERSES].data;
@@ -290,14 +352,14 @@ static status lower_rms(graph *g, const node *n, value **out) {
     return emit_cast(g, x, n->in[1]->type, out);
 }
 
-static status infer_rows(graph *g, node *n, shape *per_row) {
+static status infer_rows(graph *g, node *n, dtype type, shape *per_row) {
     char tx[SHAPE_TEXT], ts[SHAPE_TEXT];
     int axis;
 
     TRY(check_axis(g, n));
     *per_row = n->in[0]->shape;
     axis = first_axis(n, per_row);
-    for (int i = 1; i < n->n_in; i++) {
+    for (int i = 1; i < n->n_in && i < RESIDUAL; i++) {
         if (!n->in[i]) continue;
         if (!dtype_is_float(n->in[i]->type))
             return fail(g->c, E_TYPE, "%s scales with %s", n->op->name, dtype_name(n->in[i]->type));
@@ -306,24 +368,46 @@ static status infer_rows(graph *g, node *n, shape *per_row) {
                         n->op->name, axis, shape_text(per_row, tx), shape_text(&n->in[i]->shape, ts));
     }
     for (int i = axis; i < per_row->rank; i++) per_row->dim[i] = 1;
-    return set_out(g, n, 0, n->in[0]->type, &n->in[0]->shape);
+    return set_out(g, n, 0, type, &n->in[0]->shape);
 }
 
 static status infer_layer(graph *g, node *n) {
     shape per_row;
-    TRY(infer_rows(g, n, &per_row));
+    TRY(infer_rows(g, n, n->in[0]->type, &per_row));
     TRY(set_out(g, n, 1, computed_in(n->in[0]->type), &per_row));
     return set_out(g, n, 2, computed_in(n->in[0]->type), &per_row);
 }
 
 static status infer_rms(graph *g, node *n) {
     shape per_row;
-    TRY(infer_rows(g, n, &per_row));
+    TRY(infer_rows(g, n, n->in[0]->type, &per_row));
     return set_out(g, n, 1, computed_in(n->in[0]->type), &per_row);
+}
+
+/* Only of what the kernels have: a type, or 16 bits where that is float32. */
+static status check_narrow(graph *g, const node *n, dtype type, dtype other) {
+    if (other == type || (type == F32 && (other == BF16 || other == F16))) return OK;
+    return fail(g->c, E_TYPE, "%s of %s does not take or make %s", n->op->name, dtype_name(type), dtype_name(other));
+}
+
+static status infer_fused_norm(graph *g, node *n) {
+    const value *residual = node_in(n, RESIDUAL);
+    const dtype type = (residual ? residual : n->in[0])->type, narrow = (dtype)node_int(n, "narrow");
+    shape per_row;
+
+    TRY(infer_rows(g, n, type, &per_row));
+    TRY(check_narrow(g, n, type, n->in[0]->type));
+    TRY(set_out(g, n, 1, computed_in(type), &per_row));
+    TRY(set_out(g, n, 2, computed_in(type), &per_row));
+    if (residual) TRY(set_out(g, n, SUM_OUT, type, &residual->shape));
+    if (narrow == DT_NONE) return OK;
+    TRY(check_narrow(g, n, type, narrow));
+    return set_out(g, n, NARROW, narrow, &n->in[0]->shape);
 }
 
 static status infer_grad(graph *g, node *n) {
     for (int i = 0; i <= INVERSES; i++) TRY(require(g, n, i));
+    TRY(check_narrow(g, n, n->in[X]->type, n->in[DY]->type));
     TRY(set_out(g, n, 0, n->in[X]->type, &n->in[X]->shape));
     TRY(set_out(g, n, 1, n->in[SCALE]->type, &n->in[SCALE]->shape));
     return set_out(g, n, 2, n->in[SCALE]->type, &n->in[SCALE]->shape);
@@ -430,7 +514,7 @@ static status lower_mean_variance(graph *g, const node *n, value **out) {
     return emit(g, out, "Div", centred, deviation);
 }
 
-kernel_fn layer_norm_cuda, rms_norm_cuda, layer_norm_grad_cuda, rms_norm_grad_cuda; /* cuda/norm.cu */
+kernel_fn layer_norm_cuda, rms_norm_cuda, fused_norm_cuda, layer_norm_grad_cuda, rms_norm_grad_cuda; /* cuda/norm.cu */
 size_t norm_grad_cuda_workspace(const node *n);
 kernel_fn group_norm_cuda, group_norm_grad_cuda; /* cuda/groupnorm.cu */
 size_t group_norm_grad_cuda_workspace(const node *n);
@@ -439,6 +523,14 @@ size_t group_norm_grad_cuda_workspace(const node *n);
 
 static const int64_t images[] = {0, 2, 3};
 static const attr layer_attrs[] = {INT("axis", -1), FLOAT("epsilon", 1e-5), INT("stash_type", 1), {.name = NULL}};
+/* `narrow` is a type of 16 bits, or 0. */
+static const attr fused_attrs[] = {NO_DEFAULT("axis", INT),
+                                   NO_DEFAULT("epsilon", FLOAT),
+                                   NO_DEFAULT("centred", INT),
+                                   INT("narrow", DT_NONE),
+                                   FLOAT("ratio", 0),
+                                   INT("key", 0),
+                                   {.name = NULL}};
 static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
 static const attr group_attrs[] = {
     FLOAT("epsilon", 1e-5), NO_DEFAULT("num_groups", INT), INT("stash_type", 1), {.name = NULL}};
@@ -450,21 +542,26 @@ static const attr mean_variance_attrs[] = {INTS("axes", 3, images), {.name = NUL
 #define OP(name_, domain_, since_, least, most, outputs, attrs_)                                                       \
     .name = name_, .domain = domain_, .since = since_, .min_in = least, .max_in = most, .max_out = outputs,            \
     .dtypes = FLOATS, .attrs = attrs_
+#define FUSED(name_, flags_)                                                                                           \
+    OP(name_, ORT_DOMAIN, 1, 2, 4, 5, fused_attrs), .flags = INPLACE_0 | (flags_), .infer = infer_fused_norm,          \
+        .workspace = fused_norm_workspace, .cpu = fused_norm_cpu, .cuda_workspace = sum_bytes, .cuda = fused_norm_cuda
 
 /* clang-format off */
 const op_def norm_ops[] = {
     {OP("LayerNormalization", "", 17, 2, 3, 3, layer_attrs), .flags = INPLACE_0, .lower = lower_layer,
      .infer = infer_layer, .grad = grad_layer, .workspace = layer_workspace, .cpu = layer_norm_cpu,
      .cuda = layer_norm_cuda},
-    {OP("LayerNormGrad", ORT_DOMAIN, 1, 5, 5, 3, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
+    {OP("LayerNormGrad", ORT_DOMAIN, 1, 5, 6, 3, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
      .workspace = layer_grad_workspace, .cpu = layer_norm_grad_cpu,
      .cuda_workspace = norm_grad_cuda_workspace, .cuda = layer_norm_grad_cuda},
     /* The second output, each row's r, is ours. */
     {OP("RMSNormalization", "", 23, 2, 2, 2, layer_attrs), .flags = INPLACE_0, .lower = lower_rms, .infer = infer_rms,
      .grad = grad_rms, .workspace = layer_workspace, .cpu = rms_norm_cpu, .cuda = rms_norm_cuda},
-    {OP("RMSNormGrad", ORT_DOMAIN, 1, 4, 4, 2, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
+    {OP("RMSNormGrad", ORT_DOMAIN, 1, 4, 6, 2, axis_attrs), .flags = INPLACE_0, .infer = infer_grad,
      .workspace = layer_grad_workspace, .cpu = rms_norm_grad_cpu,
      .cuda_workspace = norm_grad_cuda_workspace, .cuda = rms_norm_grad_cuda},
+    {FUSED("FusedNorm", 0)},
+    {FUSED("FusedNormRandom", RANDOM)},
 
     {OP("InstanceNormalization", "", 6, 3, 3, 1, instance_attrs), .lower = lower_instance},
     /* The form of opset 18, with a scale for each group, was withdrawn. */

@@ -19,66 +19,163 @@ SIMD_PART void NAME(moments)(const T *x, int64_t n, bool centred, double epsilon
     *inverse = (A)(1 / sqrt((variance < 0 ? 0 : variance) + epsilon));
 }
 
+/* --- elements of another type --------------------------------------------------------------------------------------
+ * Where T is float some operands and results may have 16 bits. `t` is their type, a constant wherever these are
+ * inlined; any other than these two stands for T. */
+
+SIMD_PART A NAME(load)(const void *p, dtype t, int64_t i) {
+#if DIGITS == 24
+    if (t == BF16) return bf16_to_f32(((const bf16 *)p)[i]);
+    if (t == F16) return (A)((const f16 *)p)[i];
+#endif
+    (void)t;
+    return GET(((const T *)p)[i]);
+}
+
+SIMD_PART void NAME(save)(void *p, dtype t, int64_t i, A x) {
+#if DIGITS == 24
+    if (t == BF16) ((bf16 *)p)[i] = f32_to_bf16(x);
+    else if (t == F16) ((f16 *)p)[i] = (f16)x;
+    else
+#endif
+        ((T *)p)[i] = PUT(x);
+    (void)t;
+}
+
+SIMD_PART A NAME(rounded)(dtype t, A x) {
+#if DIGITS == 24
+    if (t == BF16) return bf16_to_f32(f32_to_bf16(x));
+    if (t == F16) return (A)(f16)x;
+#endif
+    (void)t;
+    return GET(PUT(x));
+}
+
+/* f, for the type `t`. */
+#if DIGITS == 24
+#define BY_TYPE(t, f, ...)                                                                                             \
+    do {                                                                                                               \
+        if ((t) == BF16) f(BF16, __VA_ARGS__);                                                                         \
+        else if ((t) == F16) f(F16, __VA_ARGS__);                                                                      \
+        else f(F32, __VA_ARGS__);                                                                                      \
+    } while (0)
+#else
+#define BY_TYPE(t, f, ...) f(DT_NONE, __VA_ARGS__)
+#endif
+
 /* --- one scale for each element of a row -------------------------------------------------------------------------- */
 
-SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
-    const int64_t n = j->width;
-    const A *scale = j->scale, *bias = j->bias;
-    for (int64_t row = begin; row < end; row++) {
-        const T *x = (const T *)j->x + row * n;
-        T *y = (T *)j->out + row * n;
-        A m, r;
+/* A row of x, of which a dropout may have left some, and the other operand. */
+SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
+    const int64_t n = j->width, first = row * n;
+    const T *other = (const T *)j->other + first;
+    const A factor = (A)j->factor;
+    const uint32_t threshold = j->threshold;
 
-        NAME(moments)(x, n, j->centred, j->epsilon, &m, &r);
-        if (j->means) ((A *)j->means)[row] = m;
-        if (j->inverses) ((A *)j->inverses)[row] = r;
-        if (bias) {
+    if (!j->drops) {
 #pragma omp simd
-            for (int64_t i = 0; i < n; i++) y[i] = PUT((GET(x[i]) - m) * r * scale[i] + bias[i]);
-        } else {
+        for (int64_t i = 0; i < n; i++) sum[i] = PUT(NAME(load)(j->x, from, first + i) + GET(other[i]));
+        return;
+    }
+    for (int64_t at = 0, count; at < n; at += count) {
+        uint32_t words[WORDS];
+        const int64_t skipped = (first + at) % PHILOX_GROUP;
+        count = n - at < WORDS - skipped ? n - at : WORDS - skipped;
+        philox_fill(j->seed, j->key, (first + at) / PHILOX_GROUP, (skipped + count + PHILOX_GROUP - 1) / PHILOX_GROUP,
+                    words);
 #pragma omp simd
-            for (int64_t i = 0; i < n; i++) y[i] = PUT((GET(x[i]) - m) * r * scale[i]);
+        for (int64_t i = 0; i < count; i++) {
+            const A x = NAME(load)(j->x, from, first + at + i) * (words[skipped + i] >= threshold ? factor : 0);
+            sum[at + i] = PUT(NAME(rounded)(from, x) + GET(other[at + i]));
         }
     }
 }
 
+SIMD_PART void NAME(scale_row)(dtype to, const job *j, int64_t row, const T *x, A m, A r, void *out) {
+    const int64_t n = j->width, first = row * n;
+    const A *scale = j->scale, *bias = j->bias;
+    if (bias) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) NAME(save)(out, to, first + i, (GET(x[i]) - m) * r * scale[i] + bias[i]);
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++) NAME(save)(out, to, first + i, (GET(x[i]) - m) * r * scale[i]);
+    }
+}
+
+/* y may lie where x or the sum does: it is written last. */
+SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+        const T *x = (const T *)j->x + row * j->width;
+        A m, r;
+
+        if (j->other) {
+            T *sum = (T *)j->sum + row * j->width;
+            BY_TYPE(j->from, NAME(add_row), j, row, sum);
+            x = sum;
+        }
+        NAME(moments)(x, j->width, j->centred, j->epsilon, &m, &r);
+        if (j->means) ((A *)j->means)[row] = m;
+        if (j->inverses) ((A *)j->inverses)[row] = r;
+#if DIGITS == 24
+        if (j->narrow) BY_TYPE(j->to, NAME(scale_row), j, row, x, m, r, j->narrow);
+#endif
+        if (j->out) NAME(scale_row)(DT_NONE, j, row, x, m, r, j->out);
+    }
+}
+
+/* dx, or what it makes with another gradient, to which it is added as a number of T. */
+SIMD_PART void NAME(save_dx)(const job *j, bool adds, int64_t i, A dx) {
+    ((T *)j->out)[i] = adds ? PUT(GET(PUT(dx)) + GET(((const T *)j->other)[i])) : PUT(dx);
+}
+
 /* The rows of one part: dx, and what they add to the gradients of scale and bias. */
-SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin, int64_t end) {
+SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part, int64_t begin, int64_t end) {
     const int64_t n = j->width;
     const A *scale = j->scale;
     A *dscale = j->partial ? (A *)j->partial + 2 * part * n : NULL, *dbias = dscale + (dscale ? n : 0);
 
     for (int64_t i = 0; dscale && i < 2 * n; i++) dscale[i] = 0;
     for (int64_t row = begin; row < end; row++) {
-        const T *x = (const T *)j->x + row * n, *dy = (const T *)j->dy + row * n;
+        const int64_t first = row * n;
+        const T *x = (const T *)j->x + first;
         const A m = j->means ? ((const A *)j->means)[row] : 0, r = ((const A *)j->inverses)[row];
 
         if (j->out) {
-            T *dx = (T *)j->out + row * n;
             double sum = 0, dot = 0;
-            SUM_2(n, sum, GET(dy[i]) * scale[i], dot, GET(dy[i]) * scale[i] * ((GET(x[i]) - m) * r));
+            SUM_2(n, sum, NAME(load)(j->dy, from, first + i) * scale[i], dot,
+                  NAME(load)(j->dy, from, first + i) * scale[i] * ((GET(x[i]) - m) * r));
             const A a = j->centred ? (A)(sum / (double)n) : 0, b = (A)(dot / (double)n);
             if (dscale) {
 #pragma omp simd
                 for (int64_t i = 0; i < n; i++) {
-                    A d = GET(dy[i]), normed = (GET(x[i]) - m) * r;
+                    A d = NAME(load)(j->dy, from, first + i), normed = (GET(x[i]) - m) * r;
                     dscale[i] += d * normed;
                     dbias[i] += d;
-                    dx[i] = PUT(r * (d * scale[i] - a - normed * b));
+                    NAME(save_dx)(j, adds, first + i, r * (d * scale[i] - a - normed * b));
                 }
             } else {
 #pragma omp simd
-                for (int64_t i = 0; i < n; i++) dx[i] = PUT(r * (GET(dy[i]) * scale[i] - a - (GET(x[i]) - m) * r * b));
+                for (int64_t i = 0; i < n; i++)
+                    NAME(save_dx)(j, adds, first + i,
+                                  r * (NAME(load)(j->dy, from, first + i) * scale[i] - a - (GET(x[i]) - m) * r * b));
             }
         } else if (dscale) {
 #pragma omp simd
             for (int64_t i = 0; i < n; i++) {
-                dscale[i] += GET(dy[i]) * ((GET(x[i]) - m) * r);
-                dbias[i] += GET(dy[i]);
+                const A d = NAME(load)(j->dy, from, first + i);
+                dscale[i] += d * ((GET(x[i]) - m) * r);
+                dbias[i] += d;
             }
         }
     }
 }
+
+SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin, int64_t end) {
+    if (j->other) BY_TYPE(j->from, NAME(grad_rows), true, j, part, begin, end);
+    else BY_TYPE(j->from, NAME(grad_rows), false, j, part, begin, end);
+}
+#undef BY_TYPE
 
 /* The parts of the gradient of scale (0) or bias (1) added up, for some of its elements. */
 SIMD static void NAME(join_columns)(const job *j, int64_t which, int64_t from, int64_t width, double *sums) {

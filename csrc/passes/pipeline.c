@@ -5,8 +5,8 @@
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
     gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion,
-    norm_fusion, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion, row_selection,
-    safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
+    norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
+    row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -32,6 +32,7 @@ const pass_def *const passes[] = {
     &product_cast,
     &gradient_sum,
     &product_epilogue,
+    &norm_residual,
     &pointwise_fusion,
     NULL,
 };

@@ -71,7 +71,7 @@ static int check_gradients(uint32_t disabled_passes) {
     return fired;
 }
 
-TEST(gradients_are_slopes) { CHECK(check_gradients(0) == 7); }
+TEST(gradients_are_slopes) { CHECK(check_gradients(0) == 8); }
 /* But for the one pass without which the rows that see nothing have no gradient. */
 TEST(gradients_are_slopes_without_passes) { CHECK(check_gradients(~pass_bit("safe_softmax")) == 1); }
 

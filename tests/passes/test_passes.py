@@ -194,6 +194,22 @@ class Tied(nn.Module):
         return (words + x) @ self.table.t()
 
 
+class Block(nn.Module):
+    """A norm after a residual addition whose sum goes on, too, as before every layer of most models."""
+
+    def __init__(self, width, bias=True):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, bias=bias)
+
+    def forward(self, x, residual):
+        s = x + residual
+        return s.softmax(-1) @ s.transpose(1, 2) + self.norm(s) @ s.transpose(1, 2)
+
+
+CASES += [
+    Case("norm_residual", Block(8), ((3, 5, 8),) * 2),
+    Case("norm_residual", Block(1030, bias=False), ((2, 3, 1030),) * 2, dtypes=(F32, F64)),
+]
 CASES += [Case("gradient_sum", module, dtypes=(F32, F64)) for module in (Projections(), Tied())]
 
 
@@ -314,6 +330,42 @@ def test_sums_that_stay_wide(narrow, rows, width, columns):
     assert fired["product_cast"] == 3
     for ours, truth in zip(results, exact, strict=True):
         assert ours.dtype == F32 and difference(ours, truth) <= 1e-5
+
+
+class Autocast(nn.Module):
+    """What autocast makes of a layer between two norms: 16 bits around products, float32 in norms and the residual."""
+
+    def __init__(self, norm, width, dropout, narrow):
+        super().__init__()
+        self.first, self.second, self.weight = norm(width), norm(width), nn.Parameter(torch.eye(width))
+        self.dropout, self.narrow = nn.Dropout(dropout), narrow
+
+    def product(self, x):
+        return x.to(self.narrow) @ self.weight.to(self.narrow)
+
+    def forward(self, x):
+        s = self.dropout(self.product(self.first(x))).float() + x
+        return torch.cat((self.product(self.second(s)).float(), s), -1)
+
+
+@pytest.mark.parametrize("width", [3, 70, 1030])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("narrow", [BF16, torch.float16, F32])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, LlamaRMSNorm])
+def test_norms_and_residuals_of_autocast(norm, narrow, dropout, width):
+    """As without the pass, whose results are those of PyTorch: the same masks, and as many roundings."""
+    torch.manual_seed(0)
+    module = Autocast(norm, width, dropout, narrow)
+    x, dy = torch.randn(3, 5, width), torch.randn(3, 5, 2 * width)
+    session = export(module, [x])
+    tensors = [x if name == "x0" else dict(module.named_parameters())[name].detach() for name in session.inputs]
+    fired, results = run(session, tensors, dy, ALL_PASSES)
+    without, expected = run(session, tensors, dy, _core.passes()["norm_residual"])
+    assert fired["norm_residual"] == (2 if narrow == F32 else 3) and "norm_residual" not in without
+    for ours, theirs in zip(results, expected, strict=True):
+        assert difference(ours, theirs) <= (1e-5 if narrow == F32 else 2e-2)
+    if dropout:
+        assert torch.equal(results[0][..., width:] == x, expected[0][..., width:] == x)
 
 
 def test_a_mask_of_minus_infinity():

@@ -81,7 +81,76 @@ def mean_variance(shape, axes=None):
     return Case("MeanVarianceNormalization", [t(*shape)], ref, attrs=attrs, opset=13, dtypes=FEW, resize=False)
 
 
+ADD = ("Add", "x0 x1", "s")
+DROPPED = [("Dropout", "x0 x4 x5", "d"), ("Add", "d x1", "s")]
+TO = {"float32": 1, "float16": 10, "bfloat16": 16}
+
+
+def fused(name, x, residual, nodes=(ADD,), axis=-1, outputs="y s", centred=True, narrow=None, more=(), **kwargs):
+    """What passes/norm_residual.c makes of a norm and its neighbours: `outputs` are the norm's result, that in 16 bits,
+    the sum that it is of."""
+    op, opset = ("LayerNormalization", 17) if centred else ("RMSNormalization", 23)
+    made = {name: f"y{i}" for i, name in enumerate(outputs.split())}
+    operands = "s x2 x3" if centred else "s x2"
+    rows = [*nodes, (op, operands, "y", {"axis": axis, "epsilon": 1e-3})]
+    if narrow:
+        rows.append(("Cast", "y", "narrow", {"to": TO[narrow]}))
+    rows = [
+        (op, *(" ".join(made.get(v, v) for v in values.split()) for values in row[:2]), *row[2:]) for op, *row in rows
+    ]
+
+    def ref(a, b, w, bias=None, *_):
+        s = sum_of(a, b, nodes)
+        over = s.shape[axis:]
+        if centred:
+            y = F.layer_norm(s, over, w, bias, 1e-3)
+        else:
+            y = s * (s.square().mean(tuple(range(-len(over), 0)), keepdim=True) + 1e-3).rsqrt() * w
+        found = {"y": y, "s": s, "narrow": y.to(getattr(torch, narrow or "float32"))}
+        return tuple(found[name] for name in outputs.split())
+
+    scale = [t(*residual.shape[axis:], dtype=residual.dtype)] * (2 if centred else 1)
+    options = {"dtypes": FLOAT, "opset": opset, "outputs": len(made), "name": f"{name}-axis{axis}", **kwargs}
+    kind = "FusedNormRandom" if more else "FusedNorm"
+    return Case(f"ortmodule::{kind}", [x, residual, *scale, *more], ref, nodes=tuple(rows), **options)
+
+
+def sum_of(x, residual, nodes):
+    """At a rate of 1 dropout leaves nothing of x; `s` is x itself where nothing is added."""
+    if not nodes:
+        return x
+    return (x * 0 if nodes[0][0] == "Dropout" else x).to(residual.dtype) + residual
+
+
+def residual_cases():
+    ones = [value(1.0, "float32"), value(True, "bool")]
+    wide = {"dtypes": ("bfloat16", "float16"), "fd": False}
+    widened = [("Cast", "x0", "c", {"to": 1}), ("Add", "x1 c", "s")]
+    dropped = [*DROPPED[:1], ("Cast", "d", "c", {"to": 1}), ("Add", "c x1", "s")]
+    return [
+        fused("sum", t(6, 5), t(6, 5), large=[t(1024, 768), t(1024, 768), t(768), t(768)]),
+        fused("sum", t(6, 5), t(6, 5), centred=False),
+        fused("sum", t(2, 3, 5), t(2, 3, 5), axis=-2),
+        fused("sum", t(4, 1), t(4, 1)),
+        fused("sum", t(300, 70), t(300, 70), dtypes=("float32", "float64"), fd=False),
+        fused("sum", t(5, 3000), t(5, 3000), centred=False, fd=False),
+        fused("empty", t(0, 5), t(0, 5), resize=False),
+        fused("no-sum", t(6, 5), t(6, 5), outputs="y"),
+        fused("no-sum", t(3, 70), t(3, 70), outputs="y", centred=False),
+        fused("special", t(7, 14, special=True), t(7, 14), grad=False),
+        fused("widened", t(6, 5), t(6, 5, dtype="float32"), nodes=widened, **wide),
+        fused("widened", t(3, 1030), t(3, 1030, dtype="float32"), nodes=widened, centred=False, **wide),
+        *(fused(f"narrow-{to}", t(6, 5), t(6, 5), outputs=outputs, narrow=to, centred=centred, dtypes="float32")
+          for to in ("bfloat16", "float16") for centred in (True, False)
+          for outputs in ("narrow", "y narrow", "narrow s")),
+        fused("dropout", t(3, 900), t(3, 900), nodes=DROPPED, more=ones, const=(4, 5), fd=False),
+        fused("dropout", t(4, 7), t(4, 7), nodes=DROPPED, more=ones, const=(4, 5), outputs="y", fd=False),
+        fused("dropout-widened", t(3, 70), t(3, 70, dtype="float32"), nodes=dropped, more=ones, const=(4, 5), **wide),
+    ]  # fmt: skip
+
+
 CASES = [
+    *residual_cases(),
     layer((6, 5), dtypes=FLOAT, large=[t(1024, 768), t(768), t(768)]),
     layer((2, 3, 5)),
     layer((2, 3, 5), bias=False),

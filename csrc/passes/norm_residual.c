@@ -1,0 +1,212 @@
+/* norm_residual.c -- a norm and what stands around it as one operator, so that rows are read and written once:
+ *
+ *   s = x + residual, Norm(s)                     ->  FusedNorm(x, residual): the norm's results and s
+ *   s = Dropout(x) + residual, Norm(s)            ->  FusedNormRandom(x, residual)
+ *   Cast(Norm(x), to 16 bits)                     ->  FusedNorm(x): the norm's result in 16 bits
+ *   NormGrad(dy, ...) + gradient                  ->  NormGrad(dy, ..., gradient)
+ *   NormGrad(Cast(dy, to float32), ...)           ->  NormGrad(dy, ...)
+ *
+ * The norms are LayerNormalization and RMSNormalization; x may be widened from 16 bits on its way, as autocast does,
+ * and reshapes may stand before the casts. Values are rounded to their types as by the operators one by one; within
+ * float32 and float64 a product and the sum after it may be rounded once. An addition stays where a chain of pointwise
+ * operators makes what it adds, which would have to be stored then, or where it reads through strides. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
+
+/* An addition had better read `v` itself: a chain of pointwise operators need not store it, and reads through strides
+ * where a norm would have a copy made. */
+static bool suits_a_chain(const graph *g, const value *v) {
+    if (!v->def || !v->def->op) return false;
+    if (v->def->op->view) return strcmp(v->def->op->name, "Reshape") != 0;
+    return fused_holds(v->def) && value_is_private(g, v);
+}
+
+/* Someone other than a chain of the same shape reads it, or the graph gives it back. */
+static bool is_stored(const graph *g, const value *v) {
+    for (const use *u = v->uses; u; u = u->next)
+        if (u->user->n_out != 1 || !shape_equal(&u->user->out[0]->shape, &v->shape) || !fused_holds(u->user))
+            return true;
+    return value_is_end(g, v);
+}
+
+static bool stands_before(const node *a, const node *b) {
+    for (const node *n = a->next; n; n = n->next)
+        if (n == b) return true;
+    return false;
+}
+
+/* Of the nodes that read `v`. */
+static node *first_reader(const value *v) {
+    for (node *m = v->def->next; m; m = m->next)
+        for (int i = 0; i < m->n_in; i++)
+            if (m->in[i] == v) return m;
+    return NULL;
+}
+
+/* Whether what the norm `n` scales with is there when `at` runs. */
+static bool is_ready(const node *n, const node *at) {
+    for (int i = 1; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->def && !stands_before(n->in[i]->def, at)) return false;
+    return true;
+}
+
+static void emit_for(graph *g, node *before, const node *n) {
+    g->before = before;
+    g->emit_name = n->name;
+    g->in_backward = n->backward;
+}
+
+/* --- forward ------------------------------------------------------------------------------------------------------ */
+
+/* x + residual, of which the dropout (NULL: there is none) has left some. */
+typedef struct sum {
+    value *x, *residual;
+    const node *dropout;
+} sum;
+
+/* Takes the steps between x and the sum off an addend. */
+static void peel(const graph *g, value *v, sum *s) {
+    s->x = v;
+    s->dropout = NULL;
+    if (value_is(v, "Cast") && v->type == F32 && is_narrow(v->def->in[0]->type) && value_is_private(g, v))
+        s->x = v->def->in[0];
+    v = s->x;
+    if (!value_is(v, "DropoutTrain") || node_in(v->def, 1) || !value_is_private(g, v)) return;
+    s->dropout = v->def;
+    s->x = v->def->in[0];
+}
+
+static bool read_sum(const graph *g, const value *v, const node *norm, sum *s) {
+    const node *n = v->def;
+
+    if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, first_reader(v))) return false;
+    for (int i = 0; i < 2; i++) {
+        if (!shape_equal(&n->in[i]->shape, &v->shape) || !shape_equal(&n->in[1 - i]->shape, &v->shape)) return false;
+        peel(g, n->in[i], s);
+        s->residual = n->in[1 - i];
+        if (!suits_a_chain(g, s->x) && !suits_a_chain(g, s->residual)) return true;
+    }
+    return false;
+}
+
+enum { MOST_CASTS = 4 };
+
+typedef struct casts {
+    value *to[MOST_CASTS]; /* what is narrowed, maybe behind reshapes */
+    int count;
+} casts;
+
+/* Casts of `v` to 16 bits, all to one type, whose results are in memory. */
+static void find_casts(const graph *g, const value *v, casts *found) {
+    for (const use *u = v->uses; u && found->count < MOST_CASTS; u = u->next) {
+        value *y = u->user->n_out ? u->user->out[0] : NULL;
+        if (!y || u->index != 0) continue;
+        if (value_is(y, "Reshape")) find_casts(g, y, found);
+        else if (value_is(y, "Cast") && is_narrow(y->type) && is_stored(g, y) &&
+                 (!found->count || found->to[0]->type == y->type))
+            found->to[found->count++] = y;
+    }
+}
+
+enum { Y, MEANS, INVERSES, SUM, NARROW, RESULTS };
+
+static status fuse_norm(graph *g, node *n, int *fired) {
+    const bool centred = value_is(n->out[0], "LayerNormalization");
+    value *in[] = {n->in[0], n->in[1], node_in(n, 2), NULL}, *out[RESULTS] = {NULL};
+    sum s = {.x = NULL};
+    casts found = {.count = 0};
+
+    if (n->in[0]->type == F32) find_casts(g, n->out[0], &found);
+    const bool adds = read_sum(g, n->in[0], n, &s);
+    if (!adds && !found.count) return OK;
+    if (adds) in[0] = s.x, in[3] = s.residual;
+    emit_for(g, adds ? first_reader(n->in[0]) : n, n);
+    TRY(graph_emit(g, adds && s.dropout ? "FusedNormRandom" : "FusedNorm",
+                   NODE_ATTRS(INT("axis", node_int(n, "axis")), FLOAT("epsilon", node_float(n, "epsilon")),
+                              INT("centred", centred), INT("narrow", found.count ? found.to[0]->type : DT_NONE),
+                              FLOAT("ratio", s.dropout ? node_float(s.dropout, "ratio") : 0),
+                              INT("key", s.dropout ? node_int(s.dropout, "key") : 0)),
+                   adds ? 4 : 3, in, RESULTS, out));
+    for (int i = 0; i < found.count; i++) {
+        value *y;
+        TRY(emit_reshape(g, out[NARROW], &found.to[i]->shape, &y));
+        TRY(graph_replace(g, found.to[i], y));
+    }
+    if (adds) TRY(graph_replace(g, n->in[0], out[SUM]));
+    TRY(graph_replace(g, n->out[0], out[Y]));
+    if (n->n_out > 1 && n->out[1]) TRY(graph_replace(g, n->out[1], out[centred ? MEANS : INVERSES]));
+    if (n->n_out > 2 && n->out[2]) TRY(graph_replace(g, n->out[2], out[INVERSES]));
+    ++*fired;
+    return OK;
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+/* What arrived before it was widened to float32, reshaped as `v`; `v` itself where it was not. */
+static status before_cast(graph *g, value *v, value **out) {
+    const shape *s = &v->shape;
+
+    *out = v;
+    while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(g, v) || !value_is(v, "Cast") || v->type != F32 || !is_narrow(v->def->in[0]->type)) return OK;
+    return emit_reshape(g, v->def->in[0], s, out);
+}
+
+/* The addition of dx and a gradient that is there before; NULL: none, or a chain makes that gradient. */
+static node *addition_to(const graph *g, const value *dx, value **other) {
+    node *n = value_is_private(g, dx) ? dx->uses->user : NULL;
+
+    if (!n || !value_is(n->out[0], "Add") || !n->backward) return NULL;
+    *other = n->in[0] == dx ? n->in[1] : n->in[0];
+    if (!shape_equal(&(*other)->shape, &dx->shape) || suits_a_chain(g, *other)) return NULL;
+    if ((*other)->def && !stands_before((*other)->def, dx->def)) return NULL;
+    return n;
+}
+
+enum { DY, X, SCALE, GRAD_INVERSES, GRAD_MEANS, ADDED, GRAD_OPERANDS };
+
+static status fuse_gradient(graph *g, node *n, int *fired) {
+    value *in[GRAD_OPERANDS] = {NULL}, *out[3] = {NULL};
+    node *addition = n->n_in <= ADDED ? addition_to(g, n->out[0], &in[ADDED]) : NULL;
+
+    for (int i = 0; i < n->n_in; i++) in[i] = n->in[i];
+    if (!addition) in[ADDED] = node_in(n, ADDED);
+    emit_for(g, n, n);
+    TRY(before_cast(g, in[DY], &in[DY]));
+    if (!addition && in[DY] == n->in[DY]) return OK;
+    TRY(graph_emit_op(g, n->op, n->attrs, in[ADDED] ? GRAD_OPERANDS : n->n_in, in, n->n_out, out));
+    TRY(graph_replace(g, addition ? addition->out[0] : n->out[0], out[0]));
+    for (int i = 1; i < n->n_out; i++) TRY(graph_replace(g, n->out[i], out[i]));
+    ++*fired;
+    return OK;
+}
+
+/* --- the pass ----------------------------------------------------------------------------------------------------- */
+
+static bool is_wanted(const graph *g, const node *n) {
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && (n->out[i]->n_uses || value_is_end(g, n->out[i]))) return true;
+    return false;
+}
+
+static bool is_any_of(const node *n, const char *a, const char *b) {
+    return strcmp(n->op->name, a) == 0 || strcmp(n->op->name, b) == 0;
+}
+
+static status run(graph *g, int *fired) {
+    status s = OK;
+
+    for (node *n = g->first; n && s == OK; n = n->next) {
+        if (!is_wanted(g, n)) continue;
+        if (is_any_of(n, "LayerNormalization", "RMSNormalization")) s = fuse_norm(g, n, fired);
+        else if (is_any_of(n, "LayerNormGrad", "RMSNormGrad")) s = fuse_gradient(g, n, fired);
+    }
+    return pass_end(g, s);
+}
+
+const pass_def norm_residual = {.name = "norm_residual", .stage = LAST, .level = 1, .run = run};

@@ -1,0 +1,160 @@
+/* test_norms.c -- norm_residual: what stands around a norm, as text before and after. */
+#include "build.h"
+#include "test.h"
+
+static value *cast(graph *g, value *x, dtype t) {
+    return NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[t].onnx)), x);
+}
+
+static value *dropped(graph *g, value *x) {
+    return NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 7)), x);
+}
+
+static value *layer_norm(graph *g, value *x, value *w, value *b) {
+    return NODE_WITH(g, "LayerNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", 0.5)), x, w, b);
+}
+
+static value *rms_norm(graph *g, value *x, value *w) {
+    return NODE_WITH(g, "RMSNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", 0.5)), x, w);
+}
+
+TEST(a_residual_goes_into_the_norm) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *r = INPUT(g, "r", F32, 2, 3), *w = INPUT(g, "w", F32, 3);
+    value *b = INPUT(g, "b", F32, 3), *sum = NODE(g, "Add", x, r);
+
+    make_output(g, layer_norm(g, sum, w, b));
+    make_output(g, NODE(g, "Softmax", sum));
+    check_rewrite(g, "norm_residual",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 r float32[2, 3] grad\n"
+                  "input %2 w float32[3] grad\n"
+                  "input %3 b float32[3] grad\n"
+                  "%4, %5, %6, %7, %8 = FusedNorm(%0 x, %2 w, %3 b, %1 r, axis=-1, epsilon=0.5, centred=1, narrow=0, "
+                  "ratio=0, key=0) float32[2, 3], float32[2, 1], float32[2, 1], float32[2, 3]\n"
+                  "%9 = Softmax(%7) float32[2, 3]\n"
+                  "output %4\n"
+                  "output %9\n");
+    ctx_release(&c);
+}
+
+TEST(a_dropout_and_a_cast_before_the_residual_go_too) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3), *r = INPUT(g, "r", F32, 2, 3), *w = INPUT(g, "w", F32, 3);
+
+    make_output(g, rms_norm(g, NODE(g, "Add", r, cast(g, dropped(g, x), F32)), w));
+    check_rewrite(g, "norm_residual",
+                  "input %0 x bfloat16[2, 3] grad\n"
+                  "input %1 r float32[2, 3] grad\n"
+                  "input %2 w float32[3] grad\n"
+                  "%3, %4, %5, %6, %7 = FusedNormRandom(%0 x, %2 w, -, %1 r, axis=-1, epsilon=0.5, centred=0, "
+                  "narrow=0, ratio=0.25, key=7) float32[2, 3], float32[2, 1], float32[2, 1], float32[2, 3]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(a_norm_is_stored_in_16_bits) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *w = INPUT(g, "w", F32, 3), *y = rms_norm(g, x, w);
+
+    make_output(g, NODE(g, "Softmax", cast(g, NODE(g, "Reshape", y, INT_LIST(g, 8, 3)), BF16)));
+    make_output(g, NODE(g, "Softmax", cast(g, y, BF16)));
+    check_rewrite(g, "norm_residual",
+                  "input %0 x float32[2, 4, 3] grad\n"
+                  "input %1 w float32[3] grad\n"
+                  "%2, %3, %4, %5, %6 = FusedNorm(%0 x, %1 w, axis=-1, epsilon=0.5, centred=0, narrow=3, ratio=0, "
+                  "key=0) float32[2, 4, 3], float32[2, 4, 1], float32[2, 4, 1], bfloat16[2, 4, 3]\n"
+                  "%7 = Reshape(%6, [8, 3], allowzero=1) bfloat16[8, 3]\n"
+                  "%8 = Softmax(%7) bfloat16[8, 3]\n"
+                  "%9 = Softmax(%6) bfloat16[2, 4, 3]\n"
+                  "output %8\n"
+                  "output %9\n");
+    ctx_release(&c);
+}
+
+/* What a chain makes; what is broadcast; what a Transpose leaves where it is; a sum that is read before the norm is
+ * there; a norm that only a chain reads in 16 bits, and one that is wider than float32. */
+TEST(norms_that_stay) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 3, 3), *r = INPUT(g, "r", F32, 3, 3), *w = INPUT(g, "w", F32, 3);
+    value *wide = INPUT(g, "wide", F64, 3, 3), *w64 = INPUT(g, "w64", F64, 3), *sum;
+
+    make_output(g, rms_norm(g, NODE(g, "Add", NODE(g, "Exp", x), r), w));
+    make_output(g, rms_norm(g, NODE(g, "Add", x, w), w));
+    make_output(g, rms_norm(g, NODE(g, "Add", x, NODE(g, "Transpose", r)), w));
+    sum = NODE(g, "Add", x, r);
+    make_output(g, rms_norm(g, sum, NODE(g, "ReduceMax", sum, INT_LIST(g, 0))));
+    make_output(g, NODE(g, "Tanh", cast(g, rms_norm(g, r, w), BF16)));
+    make_output(g, cast(g, rms_norm(g, wide, w64), BF16));
+    check_untouched(g, "norm_residual");
+    ctx_release(&c);
+}
+
+/* --- backward ----------------------------------------------------------------------------------------------------- */
+
+static value *layer_norm_grad(graph *g, value *dy, value *x, value *w, value *row) {
+    return NODE_WITH(g, "LayerNormGrad", NODE_ATTRS(INT("axis", -1)), dy, x, w, row, row);
+}
+
+/* `v` is what backward gives back for input i. */
+static void make_gradient(graph *g, int i, value *v) {
+    if (!g->input_grads) {
+        CHECK_OK(g->c, NEW(g->c, g->input_grads, g->n_inputs));
+        g->n_input_grads = g->n_inputs;
+    }
+    g->input_grads[i] = v;
+}
+
+#define GRADIENT_INPUTS                                                                                                \
+    "input %0 x float32[2, 3] grad\n"                                                                                  \
+    "input %1 w float32[3] grad\n"                                                                                     \
+    "input %2 row float32[2, 1] grad\n"                                                                                \
+    "input %3 dy bfloat16[2, 3] grad\n"                                                                                \
+    "input %4 ds float32[2, 3] grad\n"
+
+TEST(the_gradient_along_the_residual_is_added_by_the_norm) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3), *row = INPUT(g, "row", F32, 2, 1);
+    value *dy = INPUT(g, "dy", BF16, 2, 3), *ds = INPUT(g, "ds", F32, 2, 3);
+
+    make_output(g, x);
+    g->in_backward = true;
+    make_gradient(g, 0, NODE(g, "Add", ds, layer_norm_grad(g, cast(g, dy, F32), x, w, row)));
+    g->in_backward = false;
+    check_rewrite(g, "norm_residual",
+                  GRADIENT_INPUTS
+                  "backward\n"
+                  "%5, %6, %7 = LayerNormGrad(%3 dy, %0 x, %1 w, %2 row, %2 row, %4 ds, axis=-1) float32[2, 3], "
+                  "float32[3], float32[3]\n"
+                  "output %0 x\n"
+                  "grad %0 x <- %5\n");
+    ctx_release(&c);
+}
+
+/* One that a chain makes; one that is there later. */
+TEST(gradients_that_stay_beside_the_norm) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3), *row = INPUT(g, "row", F32, 2, 1);
+    value *ds = INPUT(g, "ds", F32, 2, 3), *dx;
+
+    make_output(g, x);
+    g->in_backward = true;
+    make_gradient(g, 0, NODE(g, "Add", NODE(g, "Exp", ds), layer_norm_grad(g, ds, x, w, row)));
+    dx = layer_norm_grad(g, x, x, w, row);
+    make_gradient(g, 3, NODE(g, "Add", dx, NODE(g, "Softmax", ds)));
+    g->in_backward = false;
+    check_untouched(g, "norm_residual");
+    ctx_release(&c);
+}
