@@ -35,13 +35,24 @@ static shape with_matrix(shape batch, int64_t rows, int64_t cols) {
     return batch;
 }
 
+/* What is multiplied: where an operand is float32 and the other of 16 bits, it is rounded to these. */
+static dtype narrower(dtype a, dtype b) { return b == BF16 || b == F16 ? b : a; }
+
+/* Only a pass has written that (passes/wide_operands.c). */
+static bool rounds_an_operand(const node *n) {
+    const dtype a = n->in[0]->type, b = n->in[1]->type, narrow = narrower(a, b);
+
+    if (strcmp(n->op->name, "MatMulBias") != 0 || a == b || (narrow != BF16 && narrow != F16)) return false;
+    return (a == F32 || b == F32) && (!node_in(n, 2) || n->in[2]->type == narrow);
+}
+
 status infer_matmul(graph *g, node *n) {
     char ta[SHAPE_TEXT], tb[SHAPE_TEXT];
     shape a, b, y;
 
     TRY(require(g, n, 0));
     TRY(require(g, n, 1));
-    TRY(same_types(g, n, 0));
+    if (!rounds_an_operand(n)) TRY(same_types(g, n, 0));
     if (n->in[0]->shape.rank == 0 || n->in[1]->shape.rank == 0)
         return fail(g->c, E_SHAPE, "%s multiplies matrices and vectors, not a tensor without dimensions", n->op->name);
     a = left_matrix(&n->in[0]->shape);
@@ -56,10 +67,10 @@ status infer_matmul(graph *g, node *n) {
     if (n->in[0]->shape.rank > 1) y.dim[y.rank++] = a.dim[a.rank - 2];
     if (n->in[1]->shape.rank > 1) y.dim[y.rank++] = b.dim[b.rank - 1];
     bool wide = node_attr(n, "wide") && node_int(n, "wide");
-    if (wide && n->in[0]->type != BF16 && n->in[0]->type != F16)
-        return fail(g->c, E_TYPE, "%s leaves float32 sums of 16-bit floats, not of %s", n->op->name,
-                    dtype_name(n->in[0]->type));
-    return set_out(g, n, 0, wide ? F32 : n->in[0]->type, &y);
+    const dtype type = narrower(n->in[0]->type, n->in[1]->type);
+    if (wide && type != BF16 && type != F16)
+        return fail(g->c, E_TYPE, "%s leaves float32 sums of 16-bit floats, not of %s", n->op->name, dtype_name(type));
+    return set_out(g, n, 0, wide ? F32 : type, &y);
 }
 
 status infer_matmul_bias(graph *g, node *n) {
@@ -231,10 +242,12 @@ gemm matmul_gemm(const call *k) {
     const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
     const bool row = a->shape.rank == 1, column = b->shape.rank == 1;
     const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
-    gemm g = {.type = a->type, .alpha = 1, .a = a->data, .b = b->data, .c = y->data};
+    gemm g = {.type = narrower(a->type, b->type), .alpha = 1, .a = a->data, .b = b->data, .c = y->data};
     shape batch = y->shape;
 
-    g.wide_c = y->type != a->type;
+    g.wide_a = a->type != g.type;
+    g.wide_b = b->type != g.type;
+    g.wide_c = y->type != g.type;
     batch.rank -= !row + !column;
     if (node_attr(k->node, "alpha")) g.alpha = node_float(k->node, "alpha");
     g.m = row ? 1 : a->shape.dim[a_last - 1];

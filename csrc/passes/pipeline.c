@@ -6,6 +6,8 @@
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
     gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion,
     norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
+    row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
+norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
     row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
 
 /* clang-format off */
@@ -32,6 +34,7 @@ const pass_def *const passes[] = {
     &product_cast,
     &gradient_sum,
     &product_epilogue,
+    &wide_operands,
     &norm_residual,
     &pointwise_fusion,
     NULL,

@@ -1,5 +1,6 @@
 /* test_passes.c -- the table of passes, and each pass as text before and after. */
 #include "build.h"
+#include "exec/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -726,6 +727,46 @@ TEST(what_does_not_fit_stays_outside_the_product) {
     make_output(g,
                 NODE(g, "Div", number(g, F32, 2), NODE(g, "MatMul", a, NODE(g, "Neg", b)))); /* the other way round */
     check_untouched(g, "matmul_fusion");
+    ctx_release(&c);
+}
+
+/* --- wide_operands ------------------------------------------------------------------------------------------------ */
+
+TEST(weights_are_rounded_on_their_way) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *w = INPUT(g, "w", F32, 4, 3), *b = INPUT(g, "b", BF16, 4), *narrow;
+    const int64_t perm[] = {1, 0};
+
+    narrow = cast(g, w, BF16);
+    narrow = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), a,
+                       NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), narrow), b);
+    make_output(g, NODE(g, "MatMul", narrow, cast(g, w, BF16)));
+    if (gemm_rounds(BF16))
+        check_rewrite(g, "wide_operands",
+                      "input %0 a bfloat16[2, 3] grad\n"
+                      "input %1 w float32[4, 3] grad\n"
+                      "input %2 b bfloat16[4] grad\n"
+                      "%3 = Transpose(%1 w, perm=[1, 0]) float32[3, 4]\n"
+                      "%4 = MatMulBias(%0 a, %3, %2 b, alpha=0.5, wide=0) bfloat16[2, 4]\n"
+                      "%5 = MatMulBias(%4, %1 w, alpha=1, wide=0) bfloat16[2, 3]\n"
+                      "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(what_is_no_weight_is_cast) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 3, 3), *w = INPUT(g, "w", F32, 3, 3), *v = INPUT(g, "v", F32, 3, 3), *narrow;
+
+    make_output(g, NODE(g, "MatMul", a, cast(g, NODE(g, "Neg", w), BF16))); /* computed */
+    make_output(g, NODE(g, "MatMul", cast(g, w, F16), cast(g, w, F16)));    /* by itself */
+    narrow = cast(g, v, BF16);
+    make_output(g, NODE(g, "MatMul", a, narrow));
+    make_output(g, narrow); /* seen */
+    check_untouched(g, "wide_operands");
     ctx_release(&c);
 }
 

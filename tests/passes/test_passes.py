@@ -332,6 +332,44 @@ def test_sums_that_stay_wide(narrow, rows, width, columns):
         assert ours.dtype == F32 and difference(ours, truth) <= 1e-5
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "columns"), [(5, 7, 9), (64, 40, 48), (1, 33, 2), (70, 900, 33), (40, 65, 300)]
+)
+def test_weights_that_are_rounded_on_their_way(rows, width, columns, turned):
+    """As under autocast, with a bias: the bits are those of a weight that was cast."""
+    torch.manual_seed(0)
+
+    def forward(x, w, b):
+        return x.bfloat16() @ (w.t() if turned else w).bfloat16() + b.bfloat16()
+
+    x, w = torch.randn(2, rows, width), torch.randn(*((columns, width) if turned else (width, columns)))
+    operands = [x, w, torch.randn(columns)]
+    session, dy = export(Function(forward), operands), torch.randn(2, rows, columns).bfloat16()
+    fired, ours = run(session, operands, dy, ALL_PASSES)
+    without, cast = run(session, operands, dy, _core.passes()["wide_operands"])
+    assert "wide_operands" not in without
+    for a, b in zip(ours, cast, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    if not fired.get("wide_operands"):
+        pytest.skip("this CPU has no kernel that rounds")
+
+
+def test_weights_that_others_read_are_cast_once():
+    """A fourth product, or an operator that is none."""
+
+    def fourth(x, w):
+        w = w.bfloat16()
+        return x @ w @ w @ w @ w
+
+    def other(x, w):
+        w = w.bfloat16()
+        return (x @ w) * w.sum()
+
+    for function in (fourth, other):
+        operands = [torch.randn(3, 8).bfloat16(), torch.randn(8, 8)]
+        fired, _ = run(export(Function(function), operands), operands, torch.ones(3, 8).bfloat16(), ALL_PASSES)
+        assert "wide_operands" not in fired
 class Autocast(nn.Module):
     """What autocast makes of a layer between two norms: 16 bits around products, float32 in norms and the residual."""
 

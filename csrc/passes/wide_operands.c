@@ -1,0 +1,90 @@
+/* wide_operands.c -- a product that reads weights in float32, and rounds them to 16 bits on its way:
+ *
+ *     w' = Cast(w);  a w'  ->  a w          and by a transpose of w'
+ *
+ * Under autocast every weight is cast once a step, written, and read by one product of forward and one of backward. Our
+ * own products lay an operand out before they multiply; that they round it meanwhile costs a quarter of what the cast
+ * does, and the copy is not there. What more products read than MOST is cast once, and so is what others read, too.
+ * Only where the CPU has a kernel that rounds (gemm_rounds). */
+#include "passes/pipeline.h"
+
+#include "exec/gemm.h"
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { MOST = 3 };
+
+static bool is_op(const node *n, const char *name) { return strcmp(n->op->name, name) == 0; }
+
+static bool is_product_by(const use *u, dtype narrow) {
+    const node *n = u->user;
+
+    if (u->index > 1 || (!is_op(n, "MatMul") && !is_op(n, "MatMulBias"))) return false;
+    return n->in[0] != n->in[1] && n->in[1 - u->index]->type == narrow; /* which is what is multiplied */
+}
+
+/* How many products read `v`; more than MOST where others do. */
+static int products_of(const graph *g, const value *v) {
+    int n = 0;
+
+    if (value_is_end(g, v)) return MOST + 1;
+    for (const use *u = v->uses; u && n <= MOST; u = u->next) {
+        if (is_op(u->user, "Transpose")) n += products_of(g, u->user->out[0]);
+        else n += is_product_by(u, v->type) ? 1 : MOST + 1;
+    }
+    return n;
+}
+
+static void emit_behind(graph *g, const node *n) {
+    g->before = n->next;
+    g->emit_name = n->name;
+    g->in_backward = n->backward;
+}
+
+static status multiply(graph *g, const node *n, int side, value *wide) {
+    const double alpha = node_attr(n, "alpha") ? node_float(n, "alpha") : 1;
+    const bool leaves_sums = node_attr(n, "wide") && node_int(n, "wide");
+    value *in[] = {n->in[0], n->in[1], node_in(n, 2)}, *y = NULL;
+
+    in[side] = wide;
+    emit_behind(g, n);
+    TRY(graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha), INT("wide", leaves_sums)), n->n_in, in, 1, &y));
+    return graph_replace(g, n->out[0], y);
+}
+
+/* What reads `narrow` reads `wide`. */
+static status read_wide(graph *g, const value *narrow, value *wide) {
+    for (const use *u = narrow->uses; u; u = u->next) {
+        value *turned;
+        int perm[MAX_RANK];
+        const int64_t *axes;
+        if (!is_op(u->user, "Transpose")) {
+            TRY(multiply(g, u->user, u->index, wide));
+            continue;
+        }
+        const int rank = node_ints(u->user, "perm", &axes);
+        for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
+        emit_behind(g, u->user);
+        TRY(emit_transpose(g, wide, perm, &turned));
+        TRY(read_wide(g, u->user->out[0], turned));
+    }
+    return OK;
+}
+
+static bool is_weight(const value *v) { return !v->def && !value_is_constant(v) && v->type == F32; }
+
+static status run_all(graph *g, int *fired) {
+    for (node *n = g->first; n; n = n->next) {
+        if (!is_op(n, "Cast") || !is_weight(n->in[0]) || !gemm_rounds(n->out[0]->type)) continue;
+        const int count = products_of(g, n->out[0]);
+        if (count == 0 || count > MOST) continue;
+        TRY(read_wide(g, n->out[0], n->in[0]));
+        ++*fired;
+    }
+    return OK;
+}
+
+static status run(graph *g, int *fired) { return pass_end(g, run_all(g, fired)); }
+
+const pass_def wide_operands = {.name = "wide_operands", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
