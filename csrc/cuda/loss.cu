@@ -67,7 +67,7 @@ status cross_entropy_cuda(ctx *c, const call *k) {
     a.divisor = k->n_out > 2 && tensor_present(&k->out[2]) ? k->out[2].data : NULL;
     a.out = k->out[0].data;
     TRY(loss_run(c, k, type, &a));
-    return loss_join_run(c, k, type, &a);
+    return loss_join_run(c, k, k->out[0].type, &a);
 }
 
 /* Operands: dloss, logits, labels, lse, divisor, weights. */

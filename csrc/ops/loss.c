@@ -313,6 +313,7 @@ static status infer_loss(graph *g, node *n, shape *samples) {
 static status infer_cross_entropy(graph *g, node *n) {
     shape samples;
     TRY(infer_loss(g, n, &samples));
+    if (node_int(n, "wide")) TRY(set_out(g, n, 0, F32, &n->out[0]->shape)); /* of scores of 16 bits */
     TRY(set_out(g, n, 1, F64, &samples));
     return set_out(g, n, 2, F64, &SCALAR);
 }
@@ -429,11 +430,9 @@ size_t nll_cuda_workspace(const node *n);
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr onnx_attrs[] = {NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), {.name = NULL}};
-static const attr our_attrs[] = {NO_DEFAULT("ignore_index", INT),
-                                 NO_DEFAULT("reduction", STRING),
-                                 NO_DEFAULT("shape", INTS),
-                                 NO_DEFAULT("smoothing", FLOAT),
-                                 {.name = NULL}};
+static const attr our_attrs[] = {NO_DEFAULT("ignore_index", INT), NO_DEFAULT("reduction", STRING),
+                                 NO_DEFAULT("shape", INTS),       NO_DEFAULT("smoothing", FLOAT),
+                                 NO_DEFAULT("wide", INT),         {.name = NULL}};
 static const attr smoothed_attrs[] = {
     NO_DEFAULT("ignore_index", INT), STRING("reduction", "mean"), FLOAT("smoothing", 0), {.name = NULL}};
 

@@ -4,9 +4,12 @@
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
-    gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion,
+    gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax, matmul_fusion,
     norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
     row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
+gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion,
+    norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion, row_selection,
+    safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
 norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
     row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
 
@@ -28,6 +31,7 @@ const pass_def *const passes[] = {
     &attention_lengths,
     &softmax_dropout,
     &linear_loss,
+    &loss_cast,
     &loss_gradient,
     &gradient_marks,
     &concat_gradient,

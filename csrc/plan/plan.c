@@ -100,7 +100,9 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
     tx = layout_tensor(x, pl->where);
     if (b->place != AT_ARENA || b->last != t || pl->where[x->id].offset != 0 || !tensor_contiguous(&tx)) return false;
     if (x->type != y->type || !shape_equal(&x->shape, &y->shape)) return false;
-    if (b->bytes != pl->blocks[y->id].bytes) return false;
+    if (b->bytes != shape_count(&y->shape) * (int64_t)dtype_size(y->type)) return false;
+    /* The memory of a gradient that is given back is there in backward. */
+    if (pl->blocks[y->id].place == AT_INPUT_GRAD && b->first < pl->n_forward) return false;
     for (int i = 0; i < n->n_in; i++) {
         if (i == index || !n->in[i] || root_of(pl, n->in[i]) != root_of(pl, x)) continue;
         if (n->op->flags & APART) return false;
@@ -112,20 +114,23 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
     return true;
 }
 
+/* What the result has is the operand's, and where the result is given back, the operand is made there. */
 static void merge_in_place(planner *pl) {
     for (int t = 0; t < pl->count; t++) {
         const node *n = pl->order[t];
         value *y = n->out[0];
+        const place there = pl->blocks[y->id].place;
         int index = -1;
 
-        if (pl->blocks[y->id].place != AT_ARENA || !wanted(pl, y) || pl->where[y->id].root != y) continue;
+        if ((there != AT_ARENA && there != AT_INPUT_GRAD) || !wanted(pl, y) || pl->where[y->id].root != y) continue;
         if (n->op->flags & INPLACE_0 && may_overwrite(pl, n, t, 0)) index = 0;
         else if (n->op->flags & INPLACE_1 && may_overwrite(pl, n, t, 1)) index = 1;
         if (index < 0) continue;
         value *x = root_of(pl, n->in[index]);
-        int last = pl->blocks[y->id].last;
+        pl->blocks[x->id].place = there;
+        pl->blocks[x->id].index = pl->blocks[y->id].index;
+        pl->blocks[x->id].last = pl->blocks[y->id].last;
         pl->blocks[y->id].merged = x;
-        pl->blocks[x->id].last = last;
     }
 }
 

@@ -770,6 +770,46 @@ TEST(what_is_no_weight_is_cast) {
     ctx_release(&c);
 }
 
+/* --- loss_cast ---------------------------------------------------------------------------------------------------- */
+
+static value *loss_of(graph *g, value *scores, value *labels) {
+    value *in[] = {scores, labels}, *loss = NULL;
+    CHECK(graph_emit(g, "CrossEntropy", NODE_ATTRS(STRING("reduction", "mean"), INT("ignore_index", -1)), 2, in, 1,
+                     &loss) == OK);
+    return loss;
+}
+
+TEST(scores_reach_the_loss_as_they_are) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3, 5), *labels = INPUT(g, "labels", I64, 6), *flat = NULL;
+
+    CHECK(emit_reshape(g, cast(g, x, F32), &SHAPE(6, 5), &flat) == OK);
+    make_output(g, loss_of(g, flat, labels));
+    check_rewrite(g, "loss_cast",
+                  "input %0 x bfloat16[2, 3, 5] grad\n"
+                  "input %1 labels int64[6]\n"
+                  "%2 = Reshape(%0 x, [6, 5], allowzero=1) bfloat16[6, 5]\n"
+                  "%3, %4, %5 = CrossEntropy(%2, %1 labels, reduction=\"mean\", ignore_index=-1, wide=1) float32[], "
+                  "float64[6], float64[]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(scores_that_are_seen_in_float32_stay) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 6, 5), *labels = INPUT(g, "labels", I64, 6), *wide = cast(g, x, F32);
+
+    make_output(g, loss_of(g, wide, labels));
+    make_output(g, wide);
+    make_output(g, loss_of(g, cast(g, INPUT(g, "y", F64, 6, 5), F32), labels)); /* of more digits */
+    check_untouched(g, "loss_cast");
+    ctx_release(&c);
+}
+
 /* --- concat_gradient ------------------------------------------------------------------------------------------------ */
 
 /* `x` as columns `from` on of [2, 6]. */

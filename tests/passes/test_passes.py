@@ -355,6 +355,52 @@ def test_weights_that_are_rounded_on_their_way(rows, width, columns, turned):
         pytest.skip("this CPU has no kernel that rounds")
 
 
+@pytest.mark.parametrize("narrow", [BF16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("shape", [(7, 33), (2, 5, 300), (3, 9, 4), (40, 2)], ids=str)
+def test_scores_that_are_widened_for_the_loss(shape, smoothing, reduction, narrow):
+    """Loss in float32, with and without weights; the gradient is rounded once."""
+    torch.manual_seed(0)
+    flat = shape == (2, 5, 300)  # as of words
+    classes, samples = (shape[-1], (10,)) if flat else (shape[1], (shape[0], *shape[2:]))
+    labels = torch.randint(0, classes, samples)
+    labels.view(-1)[::4] = -100
+    weight = torch.rand(classes) if smoothing else None
+
+    def forward(x):
+        x = x.float()
+        x = x.view(-1, classes) if flat else x
+        return nn.functional.cross_entropy(
+            x, labels, reduction=reduction, label_smoothing=smoothing, **({} if weight is None else {"weight": weight})
+        )
+
+    x = torch.randn(shape).to(narrow)
+    leaf = x.clone().requires_grad_()
+    loss = forward(leaf)
+    dy = torch.randn(loss.shape)
+    expected = [loss.detach(), *torch.autograd.grad(loss, [leaf], dy)]
+    session = export(Function(forward), [x])
+    fired, results = run(session, [x], dy, ALL_PASSES)
+    assert fired["loss_cast"] == 1
+    assert results[0].dtype == F32 and difference(results[0], expected[0]) <= TOLERANCE[F32]
+    assert results[1].dtype == narrow and difference(results[1], expected[1]) <= (4e-3 if narrow == BF16 else 5e-4)
+    bits = results[1] == expected[1]
+    assert bits.float().mean() > 0.98  # what is not the same was between two numbers
+
+
+def test_a_gradient_that_is_added_to_lies_where_it_is_given_back():
+    module = Tied()
+    module.table = nn.Parameter(torch.randn(5000, 64))
+    x = torch.randn(3, 64)
+    session = export(module, [x])
+    tensors = [x, module.table.detach()]
+    specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
+    plan = session.model.plan(specs, (True,) * 2, (True,), ALL_PASSES)
+    assert plan.fired["gradient_sum"] == 1
+    assert plan.arena_bytes < module.table.numel() * 4
+
+
 def test_weights_that_others_read_are_cast_once():
     """A fourth product, or an operator that is none."""
 

@@ -23,6 +23,17 @@ def cross_entropy(x, labels, weights=None, reduction="mean", ignore=None, output
     return Case("SoftmaxCrossEntropyLoss", [x, labels] + ([weights] if weights else []), ref, attrs=attrs, **options)
 
 
+def widened(x, labels, reduction="mean"):
+    def ref(x, labels):
+        return F.cross_entropy(x.float() if x.dtype.itemsize == 2 else x, labels.long(), reduction=reduction)
+
+    loss = ("SoftmaxCrossEntropyLoss", "wide x1", "y0", {"reduction": reduction})
+    return Case(
+        "ortmodule::CrossEntropy", [x, labels], ref, dtypes=("bfloat16", "float16"), resize=False,
+        nodes=[("Cast", "x0", "wide", {"to": 1}), loss], name=f"widened {reduction}",
+    )  # fmt: skip
+
+
 def smoothed(x, labels, weights=None, reduction="mean", ignore=-100, smoothing=0.1, **kwargs):
     def ref(x, labels, weights=None):
         how = {"ignore_index": ignore, "reduction": reduction, "label_smoothing": smoothing}
@@ -121,6 +132,8 @@ CASES = [
          lambda h, w, labels: F.cross_entropy(h @ w.T, labels), resize=False, fd=False, dtypes=("float32", "float64"),
          nodes=[("Transpose", "x1", "turned", {"perm": [1, 0]}), ("MatMul", "x0 turned", "logits"),
                 ("SoftmaxCrossEntropyLoss", "logits x2", "y0")]),
+    widened(t(6, 9), ints(6, high=9)),
+    widened(t(4, 3, 5), ints(4, 5, high=3), "none"),
     # Two results with a gradient each: what arrives for a row is only known in backward.
     Case("ortmodule::LinearCrossEntropy", [t(1024, 8), t(1024, 8), ints(1024, high=1024)],
          lambda h, w, labels: (each_loss(h, w, labels).sum(), each_loss(h, w, labels).mean()), resize=False, fd=False,
