@@ -7,11 +7,6 @@ extern const pass_def attention_fusion, attention_lengths, concat_gradient, effi
     gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax, matmul_fusion,
     norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
     row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
-gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_gradient, masked_softmax, matmul_fusion, norm_fusion,
-    norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion, row_selection,
-    safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
-norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, rotary_fusion,
-    row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout;
 
 /* clang-format off */
 const pass_def *const passes[] = {

@@ -416,6 +416,8 @@ def test_weights_that_others_read_are_cast_once():
         operands = [torch.randn(3, 8).bfloat16(), torch.randn(8, 8)]
         fired, _ = run(export(Function(function), operands), operands, torch.ones(3, 8).bfloat16(), ALL_PASSES)
         assert "wide_operands" not in fired
+
+
 class Autocast(nn.Module):
     """What autocast makes of a layer between two norms: 16 bits around products, float32 in norms and the residual."""
 
