@@ -39,10 +39,22 @@ value *number(graph *g, dtype type, double x) {
     return v;
 }
 
+value *cast(graph *g, value *x, dtype type) {
+    return NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[type].onnx)), x);
+}
+
 value *int_list(graph *g, int count, const int64_t *x) {
     value *v = NULL;
     must(g->c, graph_ints(g, count, x, &v));
     return v;
+}
+
+void make_gradient(graph *g, int i, value *v) {
+    if (!g->input_grads) {
+        must(g->c, NEW(g->c, g->input_grads, g->n_inputs));
+        g->n_input_grads = g->n_inputs;
+    }
+    g->input_grads[i] = v;
 }
 
 void make_output(graph *g, value *v) { must(g->c, graph_add_output(g, v)); }

@@ -17,7 +17,10 @@ value *make_input(graph *g, const char *name, dtype type, shape s); /* needs a g
 value *make_node(graph *g, const char *op, const attr *attrs, int n_in, value *const *in);
 value *number(graph *g, dtype type, double x);
 value *int_list(graph *g, int count, const int64_t *x);
+value *cast(graph *g, value *x, dtype type);
 void make_output(graph *g, value *v);
+/* `v` is what backward gives back for input i. Called when all inputs are there. */
+void make_gradient(graph *g, int i, value *v);
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 #define INPUT(g, name, type, ...) make_input(g, name, type, SHAPE(__VA_ARGS__))

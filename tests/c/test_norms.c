@@ -2,10 +2,6 @@
 #include "build.h"
 #include "test.h"
 
-static value *cast(graph *g, value *x, dtype t) {
-    return NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[t].onnx)), x);
-}
-
 static value *dropped(graph *g, value *x) {
     return NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 7)), x);
 }
@@ -102,15 +98,6 @@ TEST(norms_that_stay) {
 
 static value *layer_norm_grad(graph *g, value *dy, value *x, value *w, value *row) {
     return NODE_WITH(g, "LayerNormGrad", NODE_ATTRS(INT("axis", -1)), dy, x, w, row, row);
-}
-
-/* `v` is what backward gives back for input i. */
-static void make_gradient(graph *g, int i, value *v) {
-    if (!g->input_grads) {
-        CHECK_OK(g->c, NEW(g->c, g->input_grads, g->n_inputs));
-        g->n_input_grads = g->n_inputs;
-    }
-    g->input_grads[i] = v;
 }
 
 #define GRADIENT_INPUTS                                                                                                \

@@ -1,6 +1,6 @@
 """Each pass on the PyTorch code it is for: it changes the graph, and neither results nor gradients.
 
-What a pass does to the text of a graph is tested in tests/c/test_passes.c.
+What a pass does to the text of a graph is tested in tests/c (docs/passes.md says where).
 """
 
 import io

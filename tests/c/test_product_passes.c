@@ -1,0 +1,413 @@
+/* test_product_passes.c -- the passes around matrix products and the loss behind the last one: their graphs before and
+ * after, as text. */
+#include "build.h"
+#include "exec/gemm.h"
+#include "passes/pipeline.h"
+#include "test.h"
+
+/* --- matmul_fusion ------------------------------------------------------------------------------------------------ */
+
+#define TWO_MATRICES                                                                                                   \
+    "input %0 a float32[2, 3] grad\n"                                                                                  \
+    "input %1 b float32[3, 4] grad\n"
+
+TEST(factors_go_into_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *half = number(g, F32, 0.5), *product;
+
+    product = NODE(g, "MatMul", NODE(g, "Mul", a, half), NODE(g, "Div", b, number(g, F32, 4)));
+    make_output(g, NODE(g, "Div", NODE(g, "Mul", number(g, F32, 3), product), number(g, F32, 2)));
+    check_rewrite(g, "matmul_fusion",
+                  TWO_MATRICES "%2 = MatMulBias(%0 a, %1 b, alpha=0.1875) float32[2, 4]\n"
+                               "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(a_bias_goes_into_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *bias = INPUT(g, "bias", F32, 4);
+
+    make_output(g, NODE(g, "Add", bias, NODE(g, "Mul", NODE(g, "MatMul", a, b), number(g, F32, 0.5))));
+    check_rewrite(g, "matmul_fusion",
+                  TWO_MATRICES "input %2 bias float32[4] grad\n"
+                               "%3 = MatMulBias(%0 a, %1 b, %2 bias, alpha=0.5) float32[2, 4]\n"
+                               "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(a_transposed_operand_is_cast_where_it_lies) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *w = INPUT(g, "w", F32, 4, 3), *turned;
+    const int64_t perm[] = {1, 0};
+
+    turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w);
+    make_output(g, NODE(g, "MatMul", a, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[BF16].onnx)), turned)));
+    check_rewrite(g, "matmul_fusion",
+                  "input %0 a bfloat16[2, 3] grad\n"
+                  "input %1 w float32[4, 3] grad\n"
+                  "%2 = Cast(%1 w, to=16) bfloat16[4, 3]\n"
+                  "%3 = Transpose(%2, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%4 = MatMul(%0 a, %3) bfloat16[2, 4]\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(what_does_not_fit_stays_outside_the_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", F32, 2, 3), *b = INPUT(g, "b", F32, 3, 4), *row = INPUT(g, "row", F32, 2, 4);
+    value *i = INPUT(g, "i", I32, 2, 3), *k = INPUT(g, "k", I32, 3, 4);
+
+    make_output(g, NODE(g, "Add", NODE(g, "MatMul", a, b), row)); /* no bias: a second matrix */
+    make_output(g, NODE(g, "Mul", NODE(g, "MatMul", NODE(g, "Neg", a), b), number(g, F32, 0))); /* no alpha */
+    make_output(g, NODE(g, "Div", NODE(g, "MatMul", i, k), number(g, I32, 2)));                 /* integer division */
+    make_output(g,
+                NODE(g, "Div", number(g, F32, 2), NODE(g, "MatMul", a, NODE(g, "Neg", b)))); /* the other way round */
+    check_untouched(g, "matmul_fusion");
+    ctx_release(&c);
+}
+
+/* --- product_cast ------------------------------------------------------------------------------------------------- */
+
+TEST(a_widened_product_keeps_its_sums) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *b = INPUT(g, "b", BF16, 3, 4);
+
+    make_output(g, cast(g, NODE(g, "MatMul", a, b), F32));
+    check_rewrite(g, "product_cast",
+                  "input %0 a bfloat16[2, 3] grad\n"
+                  "input %1 b bfloat16[3, 4] grad\n"
+                  "%2 = MatMulBias(%0 a, %1 b, alpha=1, wide=1) float32[2, 4]\n"
+                  "output %2\n");
+    ctx_release(&c);
+}
+
+TEST(products_that_are_seen_or_otherwise_cast_are_rounded) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *b = INPUT(g, "b", BF16, 3, 4), *x = INPUT(g, "x", F64, 2, 3), *seen;
+
+    make_output(g, seen = NODE(g, "MatMul", a, b));
+    make_output(g, cast(g, seen, F32));
+    make_output(g, cast(g, NODE(g, "MatMul", b, INPUT(g, "d", BF16, 4, 2)), F64));
+    make_output(g, cast(g, NODE(g, "MatMul", x, INPUT(g, "y", F64, 3, 2)), F32));
+    check_untouched(g, "product_cast");
+    ctx_release(&c);
+}
+
+/* --- gradients that meet ------------------------------------------------------------------------------------------ */
+
+TEST(a_product_adds_to_the_gradient_that_is_there) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
+    value *k = INPUT(g, "k", F32, 8, 6), *first, *second;
+
+    make_output(g, x);
+    g->in_backward = true;
+    first = NODE(g, "MatMul", dy, q);
+    second = NODE(g, "MatMul", dy, k);
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", second, first)));
+    g->in_backward = false;
+    check_rewrite(g, "gradient_sum",
+                  "input %0 x float32[4, 6] grad\n"
+                  "input %1 dy float32[4, 8] grad\n"
+                  "input %2 q float32[8, 6] grad\n"
+                  "input %3 k float32[8, 6] grad\n"
+                  "backward\n"
+                  "%4 = MatMul(%1 dy, %2 q) float32[4, 6]\n"
+                  "%5 = MatMulAdd(%4, %1 dy, %3 k, alpha=1) float32[4, 6]\n"
+                  "%6 = Softmax(%5) float32[4, 6]\n"
+                  "output %0 x\n"
+                  "grad %0 x <- %6\n");
+    ctx_release(&c);
+}
+
+TEST(rows_are_added_to_the_gradient_that_is_there) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 40, 6), *dy = INPUT(g, "dy", F32, 40, 8), *w = INPUT(g, "w", F32, 8, 6);
+    value *rows = INPUT(g, "rows", F32, 5, 6), *index = INPUT(g, "index", I64, 5), *table, *head;
+
+    make_output(g, x);
+    g->in_backward = true;
+    head = NODE(g, "MatMul", dy, w);
+    CHECK_OK(&c, emit_with(g, &table, "GatherGrad",
+                           NODE_ATTRS(INT("axis", 0), INTS("shape", 2, ((int64_t[]){40, 6})), INT("padding_idx", 3)),
+                           rows, index));
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", table, head)));
+    g->in_backward = false;
+    check_rewrite(g, "gradient_sum",
+                  "input %0 x float32[40, 6] grad\n"
+                  "input %1 dy float32[40, 8] grad\n"
+                  "input %2 w float32[8, 6] grad\n"
+                  "input %3 rows float32[5, 6] grad\n"
+                  "input %4 index int64[5]\n"
+                  "backward\n"
+                  "%5 = MatMul(%1 dy, %2 w) float32[40, 6]\n"
+                  "%6 = GatherGradAdd(%5, %3 rows, %4 index, axis=0, padding_idx=3) float32[40, 6]\n"
+                  "%7 = Softmax(%6) float32[40, 6]\n"
+                  "output %0 x\n"
+                  "grad %0 x <- %7\n");
+    ctx_release(&c);
+}
+
+/* One of 16 bits; with something that comes after the product; with an input; one that a chain reads. */
+TEST(sums_of_gradients_that_stay) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 4, 6), *y = INPUT(g, "y", F32, 4, 6), *z = INPUT(g, "z", F32, 4, 6);
+    value *u = INPUT(g, "u", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
+    value *narrow = INPUT(g, "narrow", BF16, 4, 8), *w = INPUT(g, "w", BF16, 8, 6), *product, *other;
+
+    make_output(g, u);
+    g->in_backward = true;
+    other = NODE(g, "MatMul", narrow, NODE(g, "Neg", w));
+    product = NODE(g, "MatMul", narrow, w);
+    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", product, other)));
+    product = NODE(g, "MatMul", dy, NODE(g, "Exp", q));
+    other = NODE(g, "LogSoftmax", y);
+    make_gradient(g, 1, NODE(g, "Softmax", NODE(g, "Add", product, other)));
+    product = NODE(g, "MatMul", dy, NODE(g, "Sin", q));
+    make_gradient(g, 2, NODE(g, "Softmax", NODE(g, "Add", product, z)));
+    other = NODE(g, "MatMul", dy, NODE(g, "Cos", q));
+    product = NODE(g, "MatMul", dy, NODE(g, "Tanh", q));
+    make_gradient(g, 3, NODE(g, "Sigmoid", NODE(g, "Add", product, other)));
+    g->in_backward = false;
+    (void)x;
+    check_untouched(g, "gradient_sum");
+    ctx_release(&c);
+}
+/* --- product_epilogue --------------------------------------------------------------------------------------------- */
+
+static value *linear_gelu(graph *g, value *x, int64_t columns) {
+    value *w = INPUT(g, "w", F32, 3, columns), *b = INPUT(g, "b", F32, columns);
+    return NODE(g, "GeluTanh", NODE(g, "MatMulBias", x, w, b));
+}
+
+TEST(gelu_is_the_epilogue_of_a_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    g->cuda = true;
+    make_output(g, linear_gelu(g, INPUT(g, "x", F32, 2, 3), 8));
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 w float32[3, 8] grad\n"
+                  "input %2 b float32[8] grad\n"
+                  "%3, %4 = MatMulGelu(%0 x, %1 w, %2 b, alpha=1) float32[2, 8], float32[2, 8]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(a_sum_that_is_seen_is_the_second_result) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *y;
+
+    g->cuda = true;
+    make_output(g, y = linear_gelu(g, INPUT(g, "x", F32, 2, 3), 8));
+    make_output(g, y->def->in[0]);
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x float32[2, 3] grad\n"
+                  "input %1 w float32[3, 8] grad\n"
+                  "input %2 b float32[8] grad\n"
+                  "%3, %4 = MatMulGelu(%0 x, %1 w, %2 b, alpha=1) float32[2, 8], float32[2, 8]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(no_epilogue_on_the_cpu_of_other_widths_or_in_a_chain) {
+    for (int other = 0; other < 3; other++) {
+        ctx c;
+        ctx_init(&c);
+        graph *g = new_graph(&c);
+        value *x = INPUT(g, "x", F32, 2, 3), *y = linear_gelu(g, x, other == 1 ? 12 : 8);
+
+        g->cuda = other > 0;
+        make_output(g, other == 2 ? NODE(g, "Tanh", y) : y);
+        check_untouched(g, "product_epilogue");
+        ctx_release(&c);
+    }
+}
+
+TEST(the_exact_gelu_is_no_epilogue) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *w = INPUT(g, "w", F32, 3, 8);
+
+    g->cuda = true;
+    make_output(g, NODE(g, "Gelu", NODE(g, "MatMul", x, w)));
+    check_untouched(g, "product_epilogue");
+    ctx_release(&c);
+}
+
+TEST(a_gradient_of_gelu_and_its_totals_are_one_product) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *dy = INPUT(g, "dy", BF16, 2, 3), *w = INPUT(g, "w", BF16, 3, 8), *x = INPUT(g, "x", BF16, 2, 8), *dx;
+
+    g->cuda = true;
+    dx = NODE(g, "GeluTanhGrad", NODE(g, "MatMul", dy, w), x);
+    make_output(g, dx);
+    CHECK_OK(&c, emit_reduce(g, "ReduceSum", dx, 1, (const int64_t[]){0}, false, &dx));
+    make_output(g, dx);
+    check_rewrite(g, "product_epilogue",
+                  "input %0 dy bfloat16[2, 3] grad\n"
+                  "input %1 w bfloat16[3, 8] grad\n"
+                  "input %2 x bfloat16[2, 8] grad\n"
+                  "%3, %4 = MatMulGeluGrad(%0 dy, %1 w, %2 x, alpha=1) bfloat16[2, 8], bfloat16[8]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+/* The totals of dy's rows beside x' dy; `sums`: as they are, in float32. `along`: the axis that they are taken over. */
+static graph *weight_gradient(ctx *c, bool sums, int64_t along) {
+    graph *g = new_graph(c);
+    value *x = INPUT(g, "x", BF16, 4, 3), *dy = INPUT(g, "dy", BF16, 4, 4), *total, *turned;
+
+    g->cuda = true;
+    CHECK_OK(c, emit_transpose(g, x, (const int[]){1, 0}, &turned));
+    CHECK_OK(c, emit_reduce(g, "ReduceSum", dy, 1, &along, false, &total));
+    if (sums) total = cast(g, total, F32);
+    make_output(g, sums ? cast(g, NODE(g, "MatMul", turned, dy), F32) : NODE(g, "MatMul", turned, dy));
+    make_output(g, total);
+    return g;
+}
+
+TEST(a_weights_gradient_leaves_its_biass) {
+    ctx c;
+    ctx_init(&c);
+    check_rewrite(weight_gradient(&c, false, 0), "product_epilogue",
+                  "input %0 x bfloat16[4, 3] grad\n"
+                  "input %1 dy bfloat16[4, 4] grad\n"
+                  "%2 = Transpose(%0 x, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%3, %4 = MatMulTotals(%2, %1 dy, right=1, wide=0) bfloat16[3, 4], bfloat16[4]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(totals_beside_sums_that_stay_wide_are_wide) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = weight_gradient(&c, true, 0);
+    uint32_t only = pass_bit("product_cast") | pass_bit("product_epilogue");
+    int fired[MAX_PASSES] = {0};
+
+    CHECK_OK(&c, passes_run(g, AFTER_GRADIENT, ~only, fired));
+    check_rewrite(g, "product_epilogue",
+                  "input %0 x bfloat16[4, 3] grad\n"
+                  "input %1 dy bfloat16[4, 4] grad\n"
+                  "%2 = Transpose(%0 x, perm=[1, 0]) bfloat16[3, 4]\n"
+                  "%3, %4 = MatMulTotals(%2, %1 dy, right=1, wide=1) float32[3, 4], float32[4]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(totals_over_another_axis_are_no_biass_gradient) {
+    ctx c;
+    ctx_init(&c);
+    check_untouched(weight_gradient(&c, false, 1), "product_epilogue");
+    ctx_release(&c);
+}
+
+/* --- wide_operands ------------------------------------------------------------------------------------------------ */
+
+TEST(weights_are_rounded_on_their_way) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 2, 3), *w = INPUT(g, "w", F32, 4, 3), *b = INPUT(g, "b", BF16, 4), *narrow;
+    const int64_t perm[] = {1, 0};
+
+    narrow = cast(g, w, BF16);
+    narrow = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), a,
+                       NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), narrow), b);
+    make_output(g, NODE(g, "MatMul", narrow, cast(g, w, BF16)));
+    if (gemm_rounds(BF16))
+        check_rewrite(g, "wide_operands",
+                      "input %0 a bfloat16[2, 3] grad\n"
+                      "input %1 w float32[4, 3] grad\n"
+                      "input %2 b bfloat16[4] grad\n"
+                      "%3 = Transpose(%1 w, perm=[1, 0]) float32[3, 4]\n"
+                      "%4 = MatMulBias(%0 a, %3, %2 b, alpha=0.5, wide=0) bfloat16[2, 4]\n"
+                      "%5 = MatMulBias(%4, %1 w, alpha=1, wide=0) bfloat16[2, 3]\n"
+                      "output %5\n");
+    ctx_release(&c);
+}
+
+TEST(what_is_no_weight_is_cast) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 3, 3), *w = INPUT(g, "w", F32, 3, 3), *v = INPUT(g, "v", F32, 3, 3), *narrow;
+
+    make_output(g, NODE(g, "MatMul", a, cast(g, NODE(g, "Neg", w), BF16))); /* computed */
+    make_output(g, NODE(g, "MatMul", cast(g, w, F16), cast(g, w, F16)));    /* by itself */
+    narrow = cast(g, v, BF16);
+    make_output(g, NODE(g, "MatMul", a, narrow));
+    make_output(g, narrow); /* seen */
+    check_untouched(g, "wide_operands");
+    ctx_release(&c);
+}
+
+/* --- loss_cast ---------------------------------------------------------------------------------------------------- */
+
+static value *loss_of(graph *g, value *scores, value *labels) {
+    value *in[] = {scores, labels}, *loss = NULL;
+    CHECK(graph_emit(g, "CrossEntropy", NODE_ATTRS(STRING("reduction", "mean"), INT("ignore_index", -1)), 2, in, 1,
+                     &loss) == OK);
+    return loss;
+}
+
+TEST(scores_reach_the_loss_as_they_are) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 3, 5), *labels = INPUT(g, "labels", I64, 6), *flat = NULL;
+
+    CHECK(emit_reshape(g, cast(g, x, F32), &SHAPE(6, 5), &flat) == OK);
+    make_output(g, loss_of(g, flat, labels));
+    check_rewrite(g, "loss_cast",
+                  "input %0 x bfloat16[2, 3, 5] grad\n"
+                  "input %1 labels int64[6]\n"
+                  "%2 = Reshape(%0 x, [6, 5], allowzero=1) bfloat16[6, 5]\n"
+                  "%3, %4, %5 = CrossEntropy(%2, %1 labels, reduction=\"mean\", ignore_index=-1, wide=1) float32[], "
+                  "float64[6], float64[]\n"
+                  "output %3\n");
+    ctx_release(&c);
+}
+
+TEST(scores_that_are_seen_in_float32_stay) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 6, 5), *labels = INPUT(g, "labels", I64, 6), *wide = cast(g, x, F32);
+
+    make_output(g, loss_of(g, wide, labels));
+    make_output(g, wide);
+    make_output(g, loss_of(g, cast(g, INPUT(g, "y", F64, 6, 5), F32), labels)); /* of more digits */
+    check_untouched(g, "loss_cast");
+    ctx_release(&c);
+}
