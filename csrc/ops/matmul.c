@@ -268,6 +268,8 @@ gemm matmul_gemm(const call *k) {
     return g;
 }
 
+bool product_rounds(dtype narrow) { return gemm_rounds(narrow); }
+
 /* MatMul and MatMulBias. */
 static status matmul_cpu(ctx *c, const call *k) {
     gemm g = matmul_gemm(k);

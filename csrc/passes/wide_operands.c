@@ -5,10 +5,9 @@
  * Under autocast every weight is cast once a step, written, and read by one product of forward and one of backward. Our
  * own products lay an operand out before they multiply; that they round it meanwhile costs a quarter of what the cast
  * does, and the copy is not there. What more products read than MOST is cast once, and so is what others read, too.
- * Only where the CPU has a kernel that rounds (gemm_rounds). */
+ * Only where the CPU has a kernel that rounds (product_rounds). */
 #include "passes/pipeline.h"
 
-#include "exec/gemm.h"
 #include "ops/op.h"
 
 #include <string.h>
@@ -76,7 +75,7 @@ static bool is_weight(const value *v) { return !v->def && !value_is_constant(v) 
 
 static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) {
-        if (!is_op(n, "Cast") || !is_weight(n->in[0]) || !gemm_rounds(n->out[0]->type)) continue;
+        if (!is_op(n, "Cast") || !is_weight(n->in[0]) || !product_rounds(n->out[0]->type)) continue;
         const int count = products_of(g, n->out[0]);
         if (count == 0 || count > MOST) continue;
         TRY(read_wide(g, n->out[0], n->in[0]));

@@ -1,7 +1,6 @@
 /* test_product_passes.c -- the passes around matrix products and the loss behind the last one: their graphs before and
  * after, as text. */
 #include "build.h"
-#include "exec/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -345,7 +344,7 @@ TEST(weights_are_rounded_on_their_way) {
     narrow = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), a,
                        NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), narrow), b);
     make_output(g, NODE(g, "MatMul", narrow, cast(g, w, BF16)));
-    if (gemm_rounds(BF16))
+    if (product_rounds(BF16))
         check_rewrite(g, "wide_operands",
                       "input %0 a bfloat16[2, 3] grad\n"
                       "input %1 w float32[4, 3] grad\n"
