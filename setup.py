@@ -47,6 +47,8 @@ def wants_kernels():
 SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
 CUDA = wants_kernels()
 BUILD = "-".join(name for name in ("sanitize", "debug", "cuda", "emulated") if globals()[name.upper()]) or "release"
+# Always the same place, also for an editable installation: what it has compiled the C tests link, too.
+TEMP = Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", BUILD)
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
 CFLAGS = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
@@ -240,12 +242,11 @@ def link_emulator(temp, folder):
 
 class BuildCore(build_ext):
     def build_extension(self, ext):
-        temp = Path(self.build_temp, BUILD)
-        objects = compile_engine(temp) + compile_python_side(temp)
+        objects = compile_engine(TEMP) + compile_python_side(TEMP)
         target = Path(self.get_ext_fullpath(ext.name))
         link(objects, target, "-shared")
         if EMULATED:
-            link_emulator(temp, target.parent)
+            link_emulator(TEMP, target.parent)
 
 
 class BuildBroken(Command):
@@ -262,11 +263,10 @@ class BuildBroken(Command):
             raise OptionError("--target is needed")
 
     def run(self):
-        temp = Path(self.get_finalized_command("build_ext").build_temp, BUILD)
-        objects = compile_engine(temp) + compile_python_side(temp)
+        objects = compile_engine(TEMP) + compile_python_side(TEMP)
         source = Path("csrc/exec/exec.c")
-        broken = compile_object([*CC, *CFLAGS, "-DORT_BROKEN"], source, temp / "broken" / "exec.o")
-        link([broken if o == (temp / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
+        broken = compile_object([*CC, *CFLAGS, "-DORT_BROKEN"], source, TEMP / "broken" / "exec.o")
+        link([broken if o == (TEMP / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
 
 
 class TestC(Command):
@@ -282,9 +282,8 @@ class TestC(Command):
         pass
 
     def run(self):
-        temp = Path(self.get_finalized_command("build_ext").build_temp, BUILD)
-        program = temp / "test_c"
-        objects = compile_engine(temp) + compile_c(c_sources("tests/c"), temp)
+        program = TEMP / "test_c"
+        objects = compile_engine(TEMP) + compile_c(c_sources("tests/c"), TEMP)
         link(objects, program)
         code = subprocess.run([program, *([self.only] if self.only else [])]).returncode
         if code != 0:
