@@ -46,9 +46,16 @@ def wants_kernels():
 
 SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
 CUDA = wants_kernels()
-BUILD = "-".join(name for name in ("sanitize", "debug", "cuda", "emulated") if globals()[name.upper()]) or "release"
-# Always the same place, also for an editable installation: what it has compiled the C tests link, too.
-TEMP = Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", BUILD)
+
+
+def build_folder(*switches):
+    """Of objects: also for an editable installation, so that the C tests link what it has compiled."""
+    name = "-".join(name for name in switches if globals()[name.upper()]) or "release"
+    return Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", name)
+
+
+TEMP = build_folder("sanitize", "debug", "cuda", "emulated")
+ENGINE = build_folder("sanitize", "debug")  # of the engine, which is the same for all devices
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
 CFLAGS = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
@@ -66,7 +73,6 @@ if SANITIZE:
     CFLAGS += ["-DORT_SANITIZE", "-fno-omit-frame-pointer", *sanitizers]
     LDFLAGS += sanitizers
 if EMULATED:
-    CFLAGS += ["-DORT_EMULATED"]
     LDFLAGS += ["-Wl,-rpath,$ORIGIN"]
 CFLAGS += shlex.split(os.environ.get("CFLAGS", ""))
 LDFLAGS += shlex.split(os.environ.get("LDFLAGS", ""))
@@ -153,19 +159,19 @@ def generate_onnx(folder):
     return generated
 
 
-def compile_engine(temp):
+def compile_engine():
     """The engine without its Python side. Only the reader and the writer see the file format's messages."""
-    generated = generate_onnx(temp / "generated")
+    generated = generate_onnx(ENGINE / "generated")
     everything = c_sources("csrc")
     onnx = [s for s in everything if s.parts[1] == "onnx"]
     rest = [s for s in everything if s.parts[1] not in ("onnx", "py") and s != IMAGE]
-    objects = compile_c([*rest, *KERNELS], temp) + compile_c([generated, *onnx], temp, [f"-I{generated.parent}"])
-    return [*objects, compile_image(temp)]
+    objects = compile_c([*rest, *KERNELS], ENGINE) + compile_c([generated, *onnx], ENGINE, [f"-I{generated.parent}"])
+    return [*objects, compile_image(TEMP)]
 
 
-def compile_python_side(temp):
+def compile_python_side():
     flags = ["-DPy_LIMITED_API=0x030b0000", "-isystem", sysconfig.get_path("include")]
-    return compile_c(c_sources("csrc/py"), temp, flags)
+    return compile_c(c_sources("csrc/py"), TEMP, flags + ["-DORT_EMULATED"] * EMULATED)
 
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------
@@ -242,7 +248,7 @@ def link_emulator(temp, folder):
 
 class BuildCore(build_ext):
     def build_extension(self, ext):
-        objects = compile_engine(TEMP) + compile_python_side(TEMP)
+        objects = compile_engine() + compile_python_side()
         target = Path(self.get_ext_fullpath(ext.name))
         link(objects, target, "-shared")
         if EMULATED:
@@ -263,10 +269,10 @@ class BuildBroken(Command):
             raise OptionError("--target is needed")
 
     def run(self):
-        objects = compile_engine(TEMP) + compile_python_side(TEMP)
+        objects = compile_engine() + compile_python_side()
         source = Path("csrc/exec/exec.c")
         broken = compile_object([*CC, *CFLAGS, "-DORT_BROKEN"], source, TEMP / "broken" / "exec.o")
-        link([broken if o == (TEMP / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
+        link([broken if o == (ENGINE / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
 
 
 class TestC(Command):
@@ -283,7 +289,7 @@ class TestC(Command):
 
     def run(self):
         program = TEMP / "test_c"
-        objects = compile_engine(TEMP) + compile_c(c_sources("tests/c"), TEMP)
+        objects = compile_engine() + compile_c(c_sources("tests/c"), TEMP)
         link(objects, program)
         code = subprocess.run([program, *([self.only] if self.only else [])]).returncode
         if code != 0:

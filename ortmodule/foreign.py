@@ -338,10 +338,10 @@ class Calls:
 
     def _differentiate(self, number: int, given: list, indices: list[int]) -> dict[int, torch.Tensor | None]:
         done = self.done[number]
-        indices = [i for i in indices if done.leaves[i].requires_grad]
+        every, indices = indices, [i for i in indices if done.leaves[i].requires_grad]
         pairs = [(t, g) for t, g in zip(done.outputs, given, strict=False) if g is not None and t.requires_grad]
         if not pairs or not indices:
-            return dict.fromkeys(indices)
+            return dict.fromkeys(every)
         outputs, grads = zip(*pairs, strict=True)
         leaves = [done.leaves[i] for i in indices]
         try:
@@ -351,7 +351,7 @@ class Calls:
             raise Raised(error) from None
         if not self.keep:
             done.outputs = [t.detach() for t in done.outputs]
-        return dict(zip(indices, found, strict=True))
+        return dict.fromkeys(every) | dict(zip(indices, found, strict=True))
 
     def release(self) -> None:
         self.done, self.grads = {}, {}
