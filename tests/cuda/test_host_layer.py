@@ -57,8 +57,8 @@ def step(model, tokens):
 @pytest.mark.filterwarnings("error:.*PyTorch runs:UserWarning")
 def test_torch_is_out_of_memory(driver, monkeypatch):  # noqa: F811
     """What torch's allocator raises, for a fraction of memory or for all of it, reaches the caller as it is; nothing is
-    held, and the next step is right. Every tensor that a step asks for fails in turn. Without CUDA graphs, of which there
-    are more as addresses come back."""
+    held, and the next step is right. Every tensor that a step asks for fails in turn. Without CUDA graphs, of which
+    there are more as addresses come back."""
     monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", "0")
     model, tokens = ORTModule(gpt2()), torch.randint(0, 61, (2, 11))
     expected = step(model, tokens)
