@@ -242,14 +242,14 @@ gemm matmul_gemm(const call *k) {
     const tensor *a = &k->in[0], *b = &k->in[1], *y = &k->out[0];
     const bool row = a->shape.rank == 1, column = b->shape.rank == 1;
     const int a_last = a->shape.rank - 1, b_last = b->shape.rank - 1;
-    gemm g = {.type = narrower(a->type, b->type), .alpha = 1, .a = a->data, .b = b->data, .c = y->data};
+    gemm g = {
+        .type = narrower(a->type, b->type), .alpha = product_alpha(k->node), .a = a->data, .b = b->data, .c = y->data};
     shape batch = y->shape;
 
     g.wide_a = a->type != g.type;
     g.wide_b = b->type != g.type;
     g.wide_c = y->type != g.type;
     batch.rank -= !row + !column;
-    if (node_attr(k->node, "alpha")) g.alpha = node_float(k->node, "alpha");
     g.m = row ? 1 : a->shape.dim[a_last - 1];
     g.n = column ? 1 : b->shape.dim[b_last];
     g.k = a->shape.dim[a_last];
@@ -269,6 +269,8 @@ gemm matmul_gemm(const call *k) {
 }
 
 bool product_rounds(dtype narrow) { return gemm_rounds(narrow); }
+
+double product_alpha(const node *n) { return node_attr(n, "alpha") ? node_float(n, "alpha") : 1; }
 
 /* MatMul and MatMulBias. */
 static status matmul_cpu(ctx *c, const call *k) {

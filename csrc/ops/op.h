@@ -99,6 +99,8 @@ typedef struct fused_chain {
 
 /* Can products round a float32 operand to these 16 bits while they read it (matmul.c)? */
 bool product_rounds(dtype narrow);
+/* The factor of a MatMul, which is 1, or a MatMulBias. */
+double product_alpha(const node *n);
 /* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */
 bool fused_holds(const node *n);
 /* Whether `n` may fold a step's result on the CPU, and along which axes. */

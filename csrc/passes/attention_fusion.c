@@ -98,7 +98,7 @@ static bool find_attention(const graph *g, value *weights, attention *a) {
     if (!(x = before_softmax(g, x, a)) || !(x = before_bias(g, x, a))) return false;
     a->q = x->def->in[0];
     a->k = x->def->in[1]; /* transposed */
-    a->scale = node_attr(x->def, "alpha") ? node_float(x->def, "alpha") : 1;
+    a->scale = product_alpha(x->def);
     return true;
 }
 

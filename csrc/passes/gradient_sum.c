@@ -14,12 +14,6 @@
 
 #include <string.h>
 
-static bool stands_before(const node *a, const node *b) {
-    for (const node *n = a; n; n = n->next)
-        if (n == b) return true;
-    return false;
-}
-
 /* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {
     if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias") && !value_is(v, "GatherGrad")) return false;
@@ -29,20 +23,15 @@ static bool is_addend(const graph *g, const value *v) {
 /* Memory that nobody else looks at, and that is there when `addend` runs. */
 static bool may_take(const graph *g, const value *c, const value *addend) {
     if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(g, c)) return false;
-    return c != addend && stands_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
+    return c != addend && node_is_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
 }
 
 static bool is_sum(const node *n) { return n->backward && strcmp(n->op->name, "Add") == 0; }
 
 /* Behind the additions that follow. */
-static bool is_read_by_a_chain(const node *sum) {
-    const shape *s = &sum->out[0]->shape;
-
+static bool ends_in_a_chain(const node *sum) {
     while (sum->out[0]->n_uses == 1 && is_sum(sum->out[0]->uses->user)) sum = sum->out[0]->uses->user;
-    for (const use *u = sum->out[0]->uses; u; u = u->next)
-        if (u->user->backward && u->user->n_out == 1 && shape_equal(&u->user->out[0]->shape, s) && fused_holds(u->user))
-            return true;
-    return false;
+    return node_is_read_by_a_chain(sum);
 }
 
 static status emit_into(graph *g, value *c, const node *n, value **y) {
@@ -50,16 +39,13 @@ static status emit_into(graph *g, value *c, const node *n, value **y) {
         return emit_with(g, y, "GatherGradAdd",
                          NODE_ATTRS(INT("axis", node_int(n, "axis")), INT("padding_idx", node_int(n, "padding_idx"))),
                          c, n->in[0], n->in[1]);
-    const double alpha = node_attr(n, "alpha") ? node_float(n, "alpha") : 1;
-    return emit_with(g, y, "MatMulAdd", NODE_ATTRS(FLOAT("alpha", alpha)), c, n->in[0], n->in[1]);
+    return emit_with(g, y, "MatMulAdd", NODE_ATTRS(FLOAT("alpha", product_alpha(n))), c, n->in[0], n->in[1]);
 }
 
 static status add_into(graph *g, const node *sum, value *c, const value *addend, int *fired) {
     value *y;
 
-    g->before = addend->def;
-    g->emit_name = addend->def->name;
-    g->in_backward = true;
+    pass_emits(g, addend->def, addend->def);
     TRY(emit_into(g, c, addend->def, &y));
     TRY(graph_replace(g, sum->out[0], y));
     ++*fired;
@@ -69,7 +55,7 @@ static status add_into(graph *g, const node *sum, value *c, const value *addend,
 static status add_all(graph *g, int *fired) {
     for (node *n = g->first, *next; n; n = next) {
         next = n->next;
-        if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || is_read_by_a_chain(n)) continue;
+        if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || ends_in_a_chain(n)) continue;
         for (int i = 0; i < 2; i++) {
             value *addend = n->in[i], *c = n->in[1 - i];
             if (!is_addend(g, addend) || !may_take(g, c, addend)) continue;

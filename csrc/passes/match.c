@@ -58,6 +58,22 @@ bool value_is(const value *v, const char *op) { return v->def && strcmp(v->def->
 
 bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 
+bool node_is_before(const node *a, const node *b) {
+    for (const node *n = a->next; n; n = n->next)
+        if (n == b) return true;
+    return false;
+}
+
+bool node_is_read_by_a_chain(const node *n) {
+    const shape *s = &n->out[0]->shape;
+
+    for (const use *u = n->out[0]->uses; u; u = u->next)
+        if (u->user->backward == n->backward && u->user->n_out == 1 && u->user->out[0] &&
+            shape_equal(&u->user->out[0]->shape, s) && fused_holds(u->user))
+            return true;
+    return false;
+}
+
 static bool is_matched(const search *s, const node *n) {
     for (int i = 0; i < s->n_matched; i++)
         if (s->matched[i] == n) return true;

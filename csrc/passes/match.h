@@ -61,6 +61,10 @@ bool value_is_end(const graph *g, const value *v);
 bool value_is(const value *v, const char *op);
 /* True when one node alone sees `v`. */
 bool value_is_private(const graph *g, const value *v);
+/* True when `a` runs before `b`. */
+bool node_is_before(const node *a, const node *b);
+/* True when `n` and one that reads it may be steps of one chain (pointwise_fusion.c). */
+bool node_is_read_by_a_chain(const node *n);
 
 /* Applies rules to all nodes in program order, the first that matches at a node, until none fires any more.
  * `*fired` counts replacements. */

@@ -20,8 +20,6 @@ enum { A, B, BIAS, FACTOR, SCALED, PRODUCT, TURNED };
 #define TIMES_FACTOR(x) EITHER(OP_AS(SCALED, "Mul", x, ANYCONST(FACTOR)), OP_AS(SCALED, "Div", x, ANYCONST(FACTOR)))
 #define PRODUCT_OF_A_B EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))
 
-static double alpha_of(const node *product) { return node_attr(product, "alpha") ? node_float(product, "alpha") : 1; }
-
 /* The product at `n` with its alpha multiplied by the factor. */
 static status scale_product(graph *g, value *const v[], const node *n, value **out) {
     double factor;
@@ -29,7 +27,7 @@ static status scale_product(graph *g, value *const v[], const node *n, value **o
     if (!dtype_is_float(n->out[0]->type) || !value_is_filled(v[FACTOR], &factor)) return OK;
     if (strcmp(v[SCALED]->def->op->name, "Div") == 0) factor = 1 / factor;
     if (factor == 0 || !isfinite(factor)) return OK; /* alpha 0 would forget the NaN of an operand */
-    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(n) * factor)), v[A], v[B]);
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n) * factor)), v[A], v[B]);
 }
 
 static status scale_operand(graph *g, value *const v[], const node *root, value **out) {
@@ -45,7 +43,8 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
     const shape *y = &root->out[0]->shape, *bias = &v[BIAS]->shape;
 
     if (y->rank < 2 || bias->rank != 1 || bias->dim[0] != y->dim[y->rank - 1]) return OK;
-    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha_of(v[PRODUCT]->def))), v[A], v[B], v[BIAS]);
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(v[PRODUCT]->def))), v[A], v[B],
+                     v[BIAS]);
 }
 
 static bool is_read_by_products(const value *v) {

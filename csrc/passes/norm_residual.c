@@ -34,12 +34,6 @@ static bool is_stored(const graph *g, const value *v) {
     return value_is_end(g, v);
 }
 
-static bool stands_before(const node *a, const node *b) {
-    for (const node *n = a->next; n; n = n->next)
-        if (n == b) return true;
-    return false;
-}
-
 /* Of the nodes that read `v`. */
 static node *first_reader(const value *v) {
     for (node *m = v->def->next; m; m = m->next)
@@ -51,14 +45,8 @@ static node *first_reader(const value *v) {
 /* Whether what the norm `n` scales with is there when `at` runs. */
 static bool is_ready(const node *n, const node *at) {
     for (int i = 1; i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->def && !stands_before(n->in[i]->def, at)) return false;
+        if (n->in[i] && n->in[i]->def && !node_is_before(n->in[i]->def, at)) return false;
     return true;
-}
-
-static void emit_for(graph *g, node *before, const node *n) {
-    g->before = before;
-    g->emit_name = n->name;
-    g->in_backward = n->backward;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -125,7 +113,7 @@ static status fuse_norm(graph *g, node *n, int *fired) {
     const bool adds = read_sum(g, n->in[0], n, &s);
     if (!adds && !found.count) return OK;
     if (adds) in[0] = s.x, in[3] = s.residual;
-    emit_for(g, adds ? first_reader(n->in[0]) : n, n);
+    pass_emits(g, adds ? first_reader(n->in[0]) : n, n);
     TRY(graph_emit(g, adds && s.dropout ? "FusedNormRandom" : "FusedNorm",
                    NODE_ATTRS(INT("axis", node_int(n, "axis")), FLOAT("epsilon", node_float(n, "epsilon")),
                               INT("centred", centred), INT("narrow", found.count ? found.to[0]->type : DT_NONE),
@@ -164,7 +152,7 @@ static node *addition_to(const graph *g, const value *dx, value **other) {
     if (!n || !value_is(n->out[0], "Add") || !n->backward) return NULL;
     *other = n->in[0] == dx ? n->in[1] : n->in[0];
     if (!shape_equal(&(*other)->shape, &dx->shape) || suits_a_chain(g, *other)) return NULL;
-    if ((*other)->def && !stands_before((*other)->def, dx->def)) return NULL;
+    if ((*other)->def && !node_is_before((*other)->def, dx->def)) return NULL;
     return n;
 }
 
@@ -176,7 +164,7 @@ static status fuse_gradient(graph *g, node *n, int *fired) {
 
     for (int i = 0; i < n->n_in; i++) in[i] = n->in[i];
     if (!addition) in[ADDED] = node_in(n, ADDED);
-    emit_for(g, n, n);
+    pass_emits(g, n, n);
     TRY(before_cast(g, in[DY], &in[DY]));
     if (!addition && in[DY] == n->in[DY]) return OK;
     TRY(graph_emit_op(g, n->op, n->attrs, in[ADDED] ? GRAD_OPERANDS : n->n_in, in, n->n_out, out));

@@ -71,6 +71,12 @@ static status run_pass(graph *g, const pass_def *pass, int *fired) {
     return check(g);
 }
 
+void pass_emits(graph *g, node *before, const node *n) {
+    g->before = before;
+    g->emit_name = n->name;
+    g->in_backward = n->backward;
+}
+
 status pass_end(graph *g, status s) {
     g->before = NULL;
     g->emit_name = NULL;

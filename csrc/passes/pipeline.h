@@ -31,6 +31,8 @@ uint32_t passes_above(int level);
 /* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
  * something; `fired` may be NULL. */
 MUST_USE status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired);
+/* What is emitted from now on stands before `before`, with the name of `n` and in its part, forward or backward. */
+void pass_emits(graph *g, node *before, const node *n);
 /* What a pass that emits within the graph ends with: nodes are appended again, and what nothing needs is gone. `s`. */
 MUST_USE status pass_end(graph *g, status s);
 

@@ -291,9 +291,7 @@ static status replace_group(fuser *f, group *gr, node *first, node *last) {
     for (int i = 0; i < gr->n_folds; i++) ch.folds[i] = gr->folds[i];
     ch.n_results = list_results(f, gr, ch.results);
     /* In front of what has moved. */
-    g->before = last->next;
-    g->emit_name = last->name;
-    g->in_backward = last->backward;
+    pass_emits(g, last->next, last);
     TRY(fused_emit(g, &ch, out));
     for (int i = 0; i < ch.n_results; i++) {
         node *n = gr->members[ch.results[i]];

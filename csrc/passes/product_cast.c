@@ -13,10 +13,10 @@ enum { A, B, PRODUCT };
 static status widen(graph *g, value *const v[], const node *root, value **out) {
     const dtype from = v[PRODUCT]->type;
     const node *product = v[PRODUCT]->def;
-    double alpha = node_attr(product, "alpha") ? node_float(product, "alpha") : 1;
 
     if (root->out[0]->type != F32 || (from != BF16 && from != F16)) return OK;
-    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha), INT("wide", 1)), v[A], v[B]);
+    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(product)), INT("wide", 1)), v[A],
+                     v[B]);
 }
 
 static bool is_loss_gradient(const value *v) {

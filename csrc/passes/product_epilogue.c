@@ -20,8 +20,6 @@ static bool is_product(const value *v) {
     return v->type != F64 && dtype_is_float(v->type) && n->in[0]->shape.rank > 1 && n->in[1]->shape.rank > 1;
 }
 
-static double alpha_of(const node *product) { return node_attr(product, "alpha") ? node_float(product, "alpha") : 1; }
-
 /* One weight for all rows, so that the library sees one product. */
 static bool has_one_weight(const node *product) {
     const shape *b = &product->in[1]->shape;
@@ -35,31 +33,16 @@ static bool suits_gelu(const value *v) {
            v->shape.dim[v->shape.rank - 1] % COLUMNS == 0;
 }
 
-/* A step that could be in one chain with `n`. */
-static bool is_read_by_a_chain(const node *n) {
-    for (const use *u = n->out[0]->uses; u; u = u->next)
-        if (u->user->backward == n->backward && u->user->n_out == 1 && u->user->out[0] &&
-            shape_equal(&u->user->out[0]->shape, &n->out[0]->shape) && fused_holds(u->user))
-            return true;
-    return false;
-}
-
-static void emit_for(graph *g, node *before, const node *n) {
-    g->before = before;
-    g->emit_name = n->name;
-    g->in_backward = n->backward;
-}
-
 /* --- GELU --------------------------------------------------------------------------------------------------------- */
 
 static status fuse_gelu(graph *g, node *n, int *fired) {
     value *x = n->in[0], *c, *out[2] = {NULL, NULL};
 
-    if (!suits_gelu(x) || x->def->backward != n->backward || is_read_by_a_chain(n)) return OK;
+    if (!suits_gelu(x) || x->def->backward != n->backward || node_is_read_by_a_chain(n)) return OK;
     c = node_in(x->def, 2);
     if (c && (c->shape.rank != 1 || c->shape.dim[0] != x->shape.dim[x->shape.rank - 1])) return OK;
-    emit_for(g, x->def, n);
-    TRY(graph_emit(g, "MatMulGelu", NODE_ATTRS(FLOAT("alpha", alpha_of(x->def))), c ? 3 : 2,
+    pass_emits(g, x->def, n);
+    TRY(graph_emit(g, "MatMulGelu", NODE_ATTRS(FLOAT("alpha", product_alpha(x->def))), c ? 3 : 2,
                    (value *[]){x->def->in[0], x->def->in[1], c}, value_is_private(g, x) ? 1 : 2, out));
     TRY(graph_replace(g, n->out[0], out[0]));
     if (out[1]) TRY(graph_replace(g, x, out[1]));
@@ -101,11 +84,11 @@ static status fuse_gelu_grad(graph *g, node *n, int *fired) {
     value *dy = n->in[0], *x = n->in[1], *out[2] = {NULL, NULL}, *totals;
     node *sum;
 
-    if (!suits_gelu(dy) || node_in(dy->def, 2) || !value_is_private(g, dy) || is_read_by_a_chain(n)) return OK;
+    if (!suits_gelu(dy) || node_in(dy->def, 2) || !value_is_private(g, dy) || node_is_read_by_a_chain(n)) return OK;
     if (x->type != dy->type || !shape_equal(&x->shape, &dy->shape)) return OK;
     TRY(find_totals(g, n->out[0], n, &sum));
-    emit_for(g, n, n);
-    TRY(graph_emit(g, "MatMulGeluGrad", NODE_ATTRS(FLOAT("alpha", alpha_of(dy->def))), 3,
+    pass_emits(g, n, n);
+    TRY(graph_emit(g, "MatMulGeluGrad", NODE_ATTRS(FLOAT("alpha", product_alpha(dy->def))), 3,
                    (value *[]){dy->def->in[0], dy->def->in[1], x}, sum ? 2 : 1, out));
     if (sum) {
         TRY(emit_reshape(g, out[1], &sum->out[0]->shape, &totals));
@@ -163,7 +146,7 @@ static status fuse_totals(graph *g, node *n, int side, bool *done) {
     if (!sum) return OK;
     end = end_of(g, sum->out[0], n->out[0]->type);
     if (!end || !is_read_behind(end, n)) return OK;
-    emit_for(g, n, n);
+    pass_emits(g, n, n);
     TRY(graph_emit(g, "MatMulTotals", NODE_ATTRS(INT("right", side), INT("wide", wide)), 2, n->in, 2, out));
     TRY(emit_reshape(g, out[1], &end->shape, &totals));
     TRY(graph_replace(g, end, totals));
@@ -175,7 +158,7 @@ static status fuse_totals(graph *g, node *n, int side, bool *done) {
 static status fuse_weight_gradient(graph *g, node *n, int *fired) {
     bool done;
 
-    if (!is_product(n->out[0]) || node_in(n, 2) || alpha_of(n) != 1) return OK;
+    if (!is_product(n->out[0]) || node_in(n, 2) || product_alpha(n) != 1) return OK;
     if (n->in[0]->shape.rank != 2 || n->in[1]->shape.rank != 2) return OK;
     TRY(fuse_totals(g, n, 0, &done));
     if (!done) TRY(fuse_totals(g, n, 1, &done));

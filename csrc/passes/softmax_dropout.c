@@ -16,17 +16,10 @@ static bool over_last_axis(const node *n) {
     return n->in[0]->shape.rank > 0 && (axis == -1 || axis == n->in[0]->shape.rank - 1);
 }
 
-static bool is_read_by_a_chain(const node *n) {
-    for (const use *u = n->out[0]->uses; u; u = u->next)
-        if (u->user->n_out == 1 && shape_equal(&u->user->out[0]->shape, &n->out[0]->shape) && fused_holds(u->user))
-            return true;
-    return false;
-}
-
 static status emit_dropped(graph *g, const char *op, int n_in, value *const in[], const node *root, value **out) {
     value *y[2];
 
-    if ((!g->cuda && dtype_size(root->out[0]->type) == 2) || is_read_by_a_chain(root)) return OK;
+    if ((!g->cuda && dtype_size(root->out[0]->type) == 2) || node_is_read_by_a_chain(root)) return OK;
     TRY(graph_emit(g, op, NODE_ATTRS(FLOAT("ratio", node_float(root, "ratio")), INT("key", node_int(root, "key"))),
                    n_in, in, 2, y));
     *out = y[0];

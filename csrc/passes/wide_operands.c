@@ -35,20 +35,14 @@ static int products_of(const graph *g, const value *v) {
     return n;
 }
 
-static void emit_behind(graph *g, const node *n) {
-    g->before = n->next;
-    g->emit_name = n->name;
-    g->in_backward = n->backward;
-}
-
 static status multiply(graph *g, const node *n, int side, value *wide) {
-    const double alpha = node_attr(n, "alpha") ? node_float(n, "alpha") : 1;
     const bool leaves_sums = node_attr(n, "wide") && node_int(n, "wide");
     value *in[] = {n->in[0], n->in[1], node_in(n, 2)}, *y = NULL;
 
     in[side] = wide;
-    emit_behind(g, n);
-    TRY(graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", alpha), INT("wide", leaves_sums)), n->n_in, in, 1, &y));
+    pass_emits(g, n->next, n);
+    TRY(graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n)), INT("wide", leaves_sums)), n->n_in, in,
+                   1, &y));
     return graph_replace(g, n->out[0], y);
 }
 
@@ -64,7 +58,7 @@ static status read_wide(graph *g, const value *narrow, value *wide) {
         }
         const int rank = node_ints(u->user, "perm", &axes);
         for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
-        emit_behind(g, u->user);
+        pass_emits(g, u->user->next, u->user);
         TRY(emit_transpose(g, wide, perm, &turned));
         TRY(read_wide(g, u->user->out[0], turned));
     }
