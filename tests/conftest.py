@@ -61,6 +61,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: only with --full")
+    config.addinivalue_line("markers", "together: in one share with the others of its file, whose runs it uses")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     if config.getoption("--resume"):
@@ -70,13 +71,17 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--share"):
         first, step = map(int, config.getoption("--share").split("/"))
-        ours = [item for item in items if zlib.crc32(item.nodeid.encode()) % step == first - 1]
+        ours = [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1]
         config.hook.pytest_deselected(items=list(set(items) - set(ours)))
         items[:] = ours
     if not config.getoption("--full"):
         for item in items:
             if item.get_closest_marker("full"):  # (keywords have the names of folders, too)
                 item.add_marker(pytest.mark.skip(reason="only with --full"))
+
+
+def _indivisible(item):
+    return item.nodeid.partition("::")[0] if item.get_closest_marker("together") else item.nodeid
 
 
 def pytest_sessionstart(session):

@@ -32,14 +32,15 @@ static int64_t wrap(dtype type, int64_t x) {
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
-static int64_t expected_product(const gemm *g, int64_t pair, int64_t i, int64_t j, int64_t before) {
-    gemm_offsets at = gemm_batch_at(g, pair);
-    int64_t sum = 0;
+/* The sum of products at element `e` of a dense C of several pairs. */
+static int64_t sum_at(const gemm *g, int64_t e) {
+    int64_t i = e / g->n % g->m, j = e % g->n, sum = 0;
+    gemm_offsets at = gemm_batch_at(g, e / (g->m * g->n));
 
     for (int64_t k = 0; k < g->k; k++)
         sum += dtype_get_int(gemm_type_a(g), g->a, at.a + i * g->a_row + k * g->a_col) *
                dtype_get_int(gemm_type_b(g), g->b, at.b + k * g->b_row + j * g->b_col);
-    return wrap(gemm_type_c(g), (int64_t)g->alpha * sum + (int64_t)g->beta * before);
+    return sum;
 }
 
 /* Whether or not it pays here; where this CPU cannot, what would run instead. */
@@ -70,19 +71,21 @@ static void (*const kernels[])(const gemm *) = {run_f32, run_bf16, run_amx, run_
 static void (*const kernels[])(const gemm *) = {NULL};
 #endif
 
-/* Runs `g`, whose C is dense, one way, and counts the elements that differ; of a large C, every 37th is looked at. */
-static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
+/* Of a large C, every 37th element is looked at. */
+static int64_t look_at(int64_t count) { return count > 50000 ? 37 : 1; }
+
+/* Runs `g`, whose C is dense, one way, and counts the elements that differ. sums: of those that are looked at. */
+static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t count, const int64_t *sums) {
     const dtype type = gemm_type_c(g);
-    int64_t count = pairs * g->m * g->n;
     void *c = numbers(type, count), *old = calloc((size_t)(count + 1), dtype_size(type));
     int wrong = 0;
 
     memcpy(old, c, (size_t)count * dtype_size(type));
     g->c = c;
     run(g);
-    for (int64_t e = 0; e < count; e += count > 50000 ? 37 : 1) {
-        int64_t pair = e / (g->m * g->n), i = e / g->n % g->m, j = e % g->n;
-        wrong += dtype_get_int(type, c, e) != expected_product(g, pair, i, j, dtype_get_int(type, old, e));
+    for (int64_t e = 0; e < count; e += look_at(count)) {
+        int64_t expected = (int64_t)g->alpha * *sums++ + (int64_t)g->beta * dtype_get_int(type, old, e);
+        wrong += dtype_get_int(type, c, e) != wrap(type, expected);
     }
     free(c);
     free(old);
@@ -90,10 +93,14 @@ static int count_wrong_by(void (*run)(const gemm *g), gemm *g, int64_t pairs) {
 }
 
 static int count_wrong(gemm *g, int64_t pairs) {
-    int wrong = count_wrong_by(gemm_run, g, pairs) + count_wrong_by(run_packed, g, pairs);
+    int64_t count = pairs * g->m * g->n, *sums = calloc((size_t)(count + 1), sizeof *sums);
 
-    for (int i = 0; kernels[i] && dtype_is_float(g->type); i++) wrong += count_wrong_by(kernels[i], g, pairs);
-    return wrong + (g->k > 0 ? count_wrong_by(gemm_reference, g, pairs) : 0);
+    for (int64_t e = 0, i = 0; e < count; e += look_at(count)) sums[i++] = sum_at(g, e);
+    int wrong = count_wrong_by(gemm_run, g, count, sums) + count_wrong_by(run_packed, g, count, sums);
+    for (int i = 0; kernels[i] && dtype_is_float(g->type); i++) wrong += count_wrong_by(kernels[i], g, count, sums);
+    if (g->k > 0) wrong += count_wrong_by(gemm_reference, g, count, sums);
+    free(sums);
+    return wrong;
 }
 
 static const dtype types[] = {F32, F64, BF16, F16, I64, I32, I16, I8, U8};

@@ -1,4 +1,4 @@
-"""Every architecture of the zoo trains through the engine as it trains in PyTorch."""
+"""Every architecture of the zoo trains through the engine as it trains in PyTorch (FEW of them without --full)."""
 
 import copy
 
@@ -18,6 +18,17 @@ from tests.models.compare import (
 from tests.models.zoo import ARCHITECTURES, HARD, ILL_CONDITIONED, PURE, SHAPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+
+#: What is unlike the others.
+FEW = PURE.keys() | {
+    "resnet", "transformer", "mlp", "cnn", "gemma2", "deberta", "convnext", "lstm", "gru",
+    "bloom", "mixtral", "mamba", "fnet", "clip", "swin", "whisper",
+}  # fmt: skip
+
+
+def each(names):
+    marked = [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in names]
+    return pytest.mark.parametrize("name", marked)
 
 
 class Pair:
@@ -56,7 +67,7 @@ def check_captured(name, report):
         assert not report.aten_ops and not report.python_ops, f"through PyTorch: {report.aten_ops} {report.python_ops}"
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in HARD | ILL_CONDITIONED])
+@each([name for name in ARCHITECTURES if name not in HARD | ILL_CONDITIONED])
 def test_float32(name):
     pair = Pair(name)
     pair.check_step(0)
@@ -81,7 +92,7 @@ def test_float32(name):
     pair.check_step(1, seed=3)
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in HARD])
+@each([name for name in ARCHITECTURES if name not in HARD])
 def test_float64(name):
     pair = Pair(name, torch.float64)
     with InDouble():
@@ -90,7 +101,7 @@ def test_float64(name):
     check_captured(name, explain(pair.ours))
 
 
-@pytest.mark.parametrize("name", HARD)
+@each(HARD)
 def test_hard(name):
     pair = Pair(name)
     for size in range(len(SHAPES)):

@@ -1,11 +1,15 @@
 """Every row of docs/models.md is right, and the engine runs what the table says that it runs.
 
-A few of them; all with --full. ``python -m tests.models`` runs each in a process of its own.
+A few of them; all with --full. ``python -m tests.models`` runs each in a process of its own; with the same sources
+``python -m tests.models --write`` takes what was found here.
 """
+
+import os
+import time
 
 import pytest
 
-from tests.models import layers, subjects, table
+from tests.models import layers, results, subjects, table
 from tests.models.trial import UNBUILT, WRONG, attempt
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -24,10 +28,14 @@ def test_model(name):
         subject = subjects.subject(name)
     except ImportError as error:
         pytest.skip(f"it needs another library: {error}")
+    start = time.perf_counter()
     outcome = attempt(name, subject)
+    outcome.seconds = round(time.perf_counter() - start, 1)
     assert outcome.state not in (WRONG, UNBUILT), outcome.reason
     if STATES[name][1] == table.ENGINE:
         assert outcome.captured, outcome.reason
+    if "ORTMODULE_BUILD" not in os.environ:
+        results.keep(outcome)
 
 
 def test_table():

@@ -210,6 +210,44 @@ def test_frozen_and_unused_parameters():
         torch.testing.assert_close(*[{k: g for k, g in f.items() if g is not None} for f in found])
 
 
+class _Encodes(nn.Module):
+    """Two results, the second of which knows no gradient; operators between here and where it is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * float(y.detach().numpy().std()), y.detach() + 1
+
+
+class _Decodes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, y, places):
+        y = self.linear(y + places)
+        return y * float(y.detach().numpy().std())
+
+
+class _EncodesAndDecodes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = _Encodes(), _Decodes()
+        self.double()
+
+    def forward(self, x):
+        y, places = self.encoder(x)
+        return self.decoder(y, places.tanh())
+
+
+def test_what_knows_no_gradient_between_two_of_them():
+    torch.manual_seed(0)
+    check(_EncodesAndDecodes(), ["decoder", "encoder"])
+
+
 def test_hooks_on_parameters_run_once():
     torch.manual_seed(0)
     found = []
