@@ -43,10 +43,12 @@ _ARITHMETIC = {
 }  # fmt: skip
 #: The values of operands decide how large a result is.
 _SIZED_BY_DATA = {
-    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select", "aten::unique_dim",
-    "aten::_unique", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim_consecutive",
-    "aten::repeat_interleave", "aten::one_hot", "aten::bincount", "aten::_pack_padded_sequence",
-    "aten::_pad_packed_sequence", "aten::tensor_split",
+    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::unique_dim", "aten::_unique", "aten::_unique2",
+    "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::one_hot", "aten::bincount",
+}  # fmt: skip
+#: Those of all but the first operand do, of which the size matters alone.
+_SIZED_BY_OTHERS = {
+    "aten::masked_select", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "aten::tensor_split",
 }  # fmt: skip
 #: Results are as large as the first operand.
 _SIZED_BY_FIRST = {
@@ -169,7 +171,11 @@ def _causes_of_size(value: torch._C.Value) -> _Causes:
     if kind == "ortmodule::call":
         return [], DATA
     operands = list(node.inputs())
-    if kind in _SIZED_BY_DATA or (kind == "aten::index" and _takes_masks(node)):
+    repeats = kind == "aten::repeat_interleave"
+    if kind in _SIZED_BY_OTHERS or (kind == "aten::index" and _takes_masks(node)) or (repeats and len(operands) > 2):
+        chosen = [(v, sized) for v in operands[1:] for sized in (False, True)]
+        return [(operands[0], True), *chosen], SIZE
+    if kind in _SIZED_BY_DATA or repeats:
         return [(v, sized) for v in operands for sized in (False, True)], SIZE
     if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
         return [(operands[0], True)], SIZE

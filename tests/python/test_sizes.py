@@ -222,6 +222,28 @@ def test_a_decision_about_a_size_that_data_decides(forward):
     assert report.exports <= 3 or forward is none_chosen  # len() is a number of Python's
 
 
+OF_WHAT_IS_RANDOM = {
+    "index": lambda x, chosen: x[chosen],
+    "masked_select": lambda x, chosen: x.masked_select(chosen[:, None]),
+    "repeat_interleave": lambda x, chosen: x.repeat_interleave(chosen.long(), 0),
+}
+
+
+@pytest.mark.parametrize("name", OF_WHAT_IS_RANDOM)
+def test_a_size_of_random_numbers_is_not_random(name):
+    """Dropout, and behind it as many elements as a mask says, as in the loss of ELECTRA."""
+
+    def forward(self, x, chosen):
+        y = OF_WHAT_IS_RANDOM[name](x + 0 * nn.functional.dropout(self.linear(x), 0.5), chosen)
+        assert y.shape == OF_WHAT_IS_RANDOM[name](x, chosen).shape
+        return y.square().mean() + self.linear(x).sum()
+
+    pair = Pair(forward)
+    for many in (6, 2, 5, 8):
+        report = pair.check(rows(8, 4), torch.arange(8) < many)
+    assert report.captured
+
+
 def number_of_turns(x, chosen):
     y = x[chosen]
     return sum(y[i] * (i + 1) for i in range(y.shape[0]))
