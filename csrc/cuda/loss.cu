@@ -196,13 +196,14 @@ KERNEL(NAME(cross_entropy), loss_args) {
 
 /* One block. */
 KERNEL(NAME(cross_entropy_join), loss_args) {
-    double sum = 0, weight = 0;
+    const double nothing = a.smoothing > 0 && a.classes == 0 ? NAN : 0; /* a share of no classes */
+    double sum = threadIdx.x == 0 ? nothing : 0, weight = 0;
 
     FOR_THREADS(i, a.samples) {
         int64_t label;
         weight += label_at(&a, i, &label);
         sum += a.losses[i];
-        if (a.each) ((T *)a.out)[i] = PUT((A)a.losses[i]);
+        if (a.each) ((T *)a.out)[i] = PUT((A)(a.losses[i] + nothing));
     }
     weight = block_sum_f64(weight);
     sum = block_sum_f64(sum);

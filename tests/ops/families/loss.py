@@ -117,6 +117,8 @@ CASES = [
     smoothed(t(7), ints(high=7), resize=False),
     smoothed(t(6, 7), ints(6, high=7), weights(7), smoothing=1.0, dtypes=FLOAT),
     smoothed(t(3, 7), value([-100] * 3, "int64"), resize=False, fd=False),
+    *(smoothed(t(0, 0), ints(0, high=1), reduction=reduction, resize=False, fd=False) for reduction in ("mean", "sum")),
+    smoothed(t(3, 0), value([-100] * 3, "int64"), reduction="none", resize=False, fd=False),
     smoothed(value(BIG), value([0, 2, 2], "int64"), reduction="none", name="big", fd=False, resize=False),
     smoothed(t(40, 3000), ints(40, high=3000), fd=False, resize=False),
     smoothed(t(3, 20, 700), ints(3, 700, high=20), fd=False, resize=False),
