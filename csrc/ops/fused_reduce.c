@@ -15,9 +15,8 @@ _Static_assert((int)FUSED_FOLDS <= (int)FOLD_ENDS, "each total is an end");
 enum { SHORT_RUN = 256 }; /* elements: what a tile costs by itself is as much as they do */
 
 bool fused_folds(const node *n, unsigned *axes) {
-    const shape *s = &n->in[0]->shape;
-
     if (!n->op || !reduction_of(n->op) || !dtype_is_float(n->in[0]->type)) return false;
+    const shape *s = &n->in[0]->shape;
     *axes = reduced_axes(n);
     if (shape_count(s) == 0) return false; /* no tile would ever be the last */
     return fold_run(s, *axes) >= SHORT_RUN || shape_count(s) <= SHORT_RUN;
