@@ -291,9 +291,25 @@ class TestC(Command):
         program = TEMP / "test_c"
         objects = compile_engine() + compile_c(c_sources("tests/c"), TEMP)
         link(objects, program)
-        code = subprocess.run([program, *([self.only] if self.only else [])]).returncode
-        if code != 0:
+        runs = [[program, self.only]] if self.only else [[program, "", str(share)] for share in range(2)]
+        with ThreadPoolExecutor(JOBS) as pool:
+            counts = list(pool.map(count_tests, runs))
+        passed, failed = map(sum, zip(*counts, strict=True))
+        print(f"{passed} passed, {failed} failed")
+        if failed or not passed:
             sys.exit(1)
+
+
+def count_tests(command):
+    """Shows what a test program says, and counts the tests that passed and failed; one that ends early has failed."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        lines = []
+        for line in program.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    verdicts = [line.partition(" ")[0] for line in lines]
+    failed = verdicts.count("FAILED")
+    return verdicts.count("ok"), failed or int(program.returncode != 0)
 
 
 sources = [str(source) for source in c_sources("csrc")]

@@ -61,7 +61,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: only with --full")
-    config.addinivalue_line("markers", "together: in one share with the others of its file, whose runs it uses")
+    config.addinivalue_line("markers", "together(argument): in the same share as those of its file with this argument")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     if config.getoption("--resume"):
@@ -81,7 +81,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _indivisible(item):
-    return item.nodeid.partition("::")[0] if item.get_closest_marker("together") else item.nodeid
+    """What all tests have in common that are to be in the same share."""
+    mark = item.get_closest_marker("together")
+    return item.nodeid if mark is None else f"{item.path.name} {item.callspec.params[mark.args[0]]}"
 
 
 def pytest_sessionstart(session):

@@ -57,10 +57,11 @@ class Net(nn.Module):
 
 
 KINDS = ["attribute", "item", "count", "shared", "other", "own", "buffer"]
+BEFORE = [(kind, False) for kind in KINDS] + [("attribute", True), ("count", True)]
+BEFORE += [pytest.param(kind, True, marks=pytest.mark.full) for kind in KINDS if (kind, True) not in BEFORE]
 
 
-@pytest.mark.parametrize("called_before", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, called_before", BEFORE)
 def test_what_hooks_leave_for_forward(kind, called_before):
     results = []
     for wrap in (ORTModule, lambda module: module):

@@ -88,7 +88,7 @@ REPLACED = {
 
 
 @needs_deepspeed
-@pytest.mark.together
+@pytest.mark.together("dtype")  # one pair of processes runs all of a type
 @pytest.mark.parametrize("dtype, stage, options", CELLS)
 def test_training(dtype, stage, options, folder):
     for cell in cells(dtype, folder(dtype))[stage, options]:
@@ -104,7 +104,7 @@ def test_training(dtype, stage, options, folder):
 
 
 @needs_deepspeed
-@pytest.mark.together
+@pytest.mark.together("dtype")  # one pair of processes runs all of a type
 @pytest.mark.parametrize("dtype, stage, options", CELLS)
 def test_checkpoints_load_across(dtype, stage, options, folder):
     for cell in cells(dtype, folder(dtype))[stage, options]:
