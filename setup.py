@@ -235,12 +235,12 @@ def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
-    others = {name: objects.pop(name) for name in LIBRARIES}
+    others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}
     kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     driver = folder / "libcuda.so.1"
     link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
     for name, library in LIBRARIES.items():
-        link([others[name], driver], folder / library, "-shared", f"-Wl,-soname,{library}")
+        link([*others[name], driver], folder / library, "-shared", f"-Wl,-soname,{library}")
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
  * at the windows that see it, so nothing is added to one place by two threads.
  *
  * In backward of MaxPool each element collects from the windows that it is the largest of. Which element of a window
- * that is forward has left, or, of large windows, is found first. 16-bit floats have become float32 before (lower_to_f32). */
+ * that is forward has left, or, of large windows, is found first. 16-bit floats have become float32 before (lower_to_f32).
+ *
+ * Averages are cuDNN's where it is there and takes them (dnn_pool.c). Maxima never: which of equal elements gets the
+ * gradient, which NaN wins and which indices come out PyTorch defines and the library does not. */
 #include "cuda/kernel.h"
 
 typedef struct pool_args {
@@ -19,14 +22,12 @@ typedef struct pool_args {
 enum { NO_TAP = 255 };
 
 #ifdef ORT_HOST
-#include "ops/spatial.h"
-
-#include <string.h>
+#include "cuda/dnn.h"
 
 kernel_fn max_pool_cuda, max_pool_grad_cuda, average_pool_cuda, average_pool_grad_cuda;
 size_t max_pool_grad_cuda_workspace(const node *n);
 
-static status args_of(ctx *c, const call *k, const shape *x, pool_args *out) {
+static status args_and_window(ctx *c, const call *k, const shape *x, pool_args *out, window *of) {
     pool_args a = {.planes = x->dim[0] * x->dim[1], .count_padding = node_int(k->node, "count_include_pad") != 0};
     window w;
 
@@ -41,7 +42,13 @@ static status args_of(ctx *c, const call *k, const shape *x, pool_args *out) {
         a.after[i] = w.after[i];
     }
     *out = a;
+    *of = w;
     return OK;
+}
+
+static status args_of(ctx *c, const call *k, const shape *x, pool_args *out) {
+    window unused;
+    return args_and_window(c, k, x, out, &unused);
 }
 
 static geometry over(int64_t planes, const int64_t size[SPATIAL]) {
@@ -85,11 +92,30 @@ size_t max_pool_grad_cuda_workspace(const node *n) {
     return n->in[1]->type == U8 ? 0 : (size_t)shape_count(&n->in[0]->shape) * sizeof(int32_t);
 }
 
+/* `x`: its shape. */
+static status average_by_library(ctx *c, const call *k, const shape *x, const window *w, bool is_grad, bool *done) {
+    const dnn_pool p = {.type = k->in[0].type,
+                        .images = x->dim[0],
+                        .channels = x->dim[1],
+                        .w = w,
+                        .count_padding = node_int(k->node, "count_include_pad") != 0,
+                        .is_grad = is_grad,
+                        .from = k->in[0].data,
+                        .to = k->out[0].data};
+    return dnn_average_pool(c, k, &p, done);
+}
+
+/* In a dry run the library is asked and our kernel, too: the library may refuse later. */
 status average_pool_cuda(ctx *c, const call *k) {
     static kernel kernels[DTYPE_COUNT] = {[F32] = {"average_pool_f32"}, [F64] = {"average_pool_f64"}};
+    const shape *x = &k->in[0].shape;
     pool_args a;
+    window w;
+    bool done;
 
-    TRY(args_of(c, k, &k->in[0].shape, &a));
+    TRY(args_and_window(c, k, x, &a, &w));
+    TRY(average_by_library(c, k, x, &w, false, &done));
+    if (done && !k->cuda->dry) return OK;
     a.x = k->in[0].data;
     a.y = k->out[0].data;
     return cuda_launch(c, k, &kernels[k->in[0].type], over(a.planes, a.out), &a);
@@ -97,9 +123,14 @@ status average_pool_cuda(ctx *c, const call *k) {
 
 status average_pool_grad_cuda(ctx *c, const call *k) {
     static kernel kernels[DTYPE_COUNT] = {[F32] = {"average_pool_grad_f32"}, [F64] = {"average_pool_grad_f64"}};
+    const shape *x = &k->out[0].shape;
     pool_args a;
+    window w;
+    bool done;
 
-    TRY(args_of(c, k, &k->out[0].shape, &a));
+    TRY(args_and_window(c, k, x, &a, &w));
+    TRY(average_by_library(c, k, x, &w, true, &done));
+    if (done && !k->cuda->dry) return OK;
     a.dy = k->in[0].data;
     a.dx = k->out[0].data;
     return cuda_launch(c, k, &kernels[k->in[0].type], over(a.planes, a.in), &a);

@@ -271,6 +271,7 @@ static status lower_batch_norm(graph *g, const node *n, value **out) {
 
 /* cuda/batchnorm.cu */
 kernel_fn batch_norm_train_cuda, batch_norm_infer_cuda, batch_norm_grad_cuda, batch_norm_update_cuda;
+size_t batch_norm_train_cuda_workspace(const node *n), batch_norm_grad_cuda_workspace(const node *n);
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
@@ -293,12 +294,14 @@ static const attr update_attrs[] = {NO_DEFAULT("momentum", FLOAT), NO_DEFAULT("c
 const op_def batchnorm_ops[] = {
     {ONNX(9, attrs_9)},
     {ONNX(14, attrs_14)},
-    {OURS("BatchNormTrain", 3, 3, epsilon_attrs), .flags = INPLACE_0, .infer = infer_train, .grad = grad_train,
-     .workspace = vectors_workspace, .cpu = batch_norm_train_cpu, .cuda = batch_norm_train_cuda},
-    {OURS("BatchNormInfer", 5, 1, epsilon_attrs), .flags = INPLACE_0, .infer = infer_batch_norm, .grad = grad_infer,
-     .workspace = vectors_workspace, .cpu = batch_norm_infer_cpu, .cuda = batch_norm_infer_cuda},
-    {OURS("BatchNormGrad", 5, 3, grad_attrs), .flags = INPLACE_0, .infer = infer_grad, .workspace = vectors_workspace,
-     .cpu = batch_norm_grad_cpu, .cuda = batch_norm_grad_cuda},
+    {OURS("BatchNormTrain", 3, 3, epsilon_attrs), .flags = INPLACE_0 | NOT_ON_GPU, .infer = infer_train,
+     .grad = grad_train, .workspace = vectors_workspace, .cpu = batch_norm_train_cpu,
+     .cuda_workspace = batch_norm_train_cuda_workspace, .cuda = batch_norm_train_cuda},
+    {OURS("BatchNormInfer", 5, 1, epsilon_attrs), .flags = INPLACE_0 | NOT_ON_GPU, .infer = infer_batch_norm,
+     .grad = grad_infer, .workspace = vectors_workspace, .cpu = batch_norm_infer_cpu, .cuda = batch_norm_infer_cuda},
+    {OURS("BatchNormGrad", 5, 3, grad_attrs), .flags = INPLACE_0 | NOT_ON_GPU, .infer = infer_grad,
+     .workspace = vectors_workspace, .cpu = batch_norm_grad_cpu, .cuda_workspace = batch_norm_grad_cuda_workspace,
+     .cuda = batch_norm_grad_cuda},
     {OURS("BatchNormUpdate", 4, 2, update_attrs), .flags = NO_GRAD, .infer = infer_update,
      .cpu = batch_norm_update_cpu, .cuda = batch_norm_update_cuda},
     {0},

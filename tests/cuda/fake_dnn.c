@@ -1,25 +1,17 @@
-/* fake_dnn.c -- a libcudnn.so.9 that convolves on the CPU.
+/* fake_dnn.c -- a libcudnn.so.9 that convolves on the CPU, and norms and pools (fake_dnn_norms.c).
  *
  * It checks what it is told: handles, sizes, types, workspace, and that of the algorithms that its heuristic names one is
  * used that works, fits and gives the same bits every time. It fails calls on request, with the driver's others (fake.h).
- *     fake_dnn_refuse(on)   from now on no convolution is taken
+ *     fake_dnn_refuse(on)   from now on no convolution, norm or pool is taken
  *     fake_dnn_products()   how many products were computed
  *     fake_dnn_rounded()    how many of them were allowed TF32
  *     fake_dnn_narrow()     how many of them were of 16-bit floats */
-enum { SUCCESS, WRONG = 2000, NOT_SUPPORTED = 3000, NO_MEMORY = 4003 };
-
-#include "fake_library.h"
-#include "fake_numbers.h"
+#include "fake_dnn.h"
 
 #include <stddef.h>
 
-enum { FLOAT, DOUBLE, HALF, BFLOAT16 = 9 };
 enum { DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 3 };
-enum { MOST_RANK = 5, AXES = 3, NEEDED = 512, GOOD = 5, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3 };
-
-typedef struct tensor {
-    int type, rank, size[MOST_RANK];
-} tensor;
+enum { NEEDED = 512, GOOD = 5, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3 };
 
 typedef struct sliding {
     int rank, pad[AXES], stride[AXES], dilation[AXES], type, groups, math;
@@ -32,31 +24,19 @@ typedef struct answer {
     int deterministic, math, reserved[3];
 } answer;
 
-typedef struct handle {
-    void *stream;
-} handle;
-
-static int refusing, products, rounded, narrow;
+int fake_dnn_refusing;
+static int products, rounded, narrow;
 EXPORT void fake_dnn_refuse(int on);
 EXPORT int fake_dnn_products(void);
 EXPORT int fake_dnn_rounded(void);
 EXPORT int fake_dnn_narrow(void);
-void fake_dnn_refuse(int on) { refusing = on; }
+void fake_dnn_refuse(int on) { fake_dnn_refusing = on; }
 int fake_dnn_products(void) { return products; }
 int fake_dnn_rounded(void) { return rounded; }
 int fake_dnn_narrow(void) { return narrow; }
 
 /* --- descriptions ------------------------------------------------------------------------------------------------- */
 
-#define MAKES(name, type, destroy)                                                                                     \
-    EXPORT int name(void **out);                                                                                       \
-    EXPORT int destroy(void *what);                                                                                    \
-    int name(void **out) {                                                                                             \
-        ENTER();                                                                                                       \
-        if (!fake_in_context()) return complain(#name " without the device's context");                                \
-        return make(out, NULL, sizeof(type));                                                                          \
-    }                                                                                                                  \
-    int destroy(void *what) { return give_back(what); }
 MAKES(cudnnCreate, handle, cudnnDestroy)
 MAKES(cudnnCreateTensorDescriptor, tensor, cudnnDestroyTensorDescriptor)
 MAKES(cudnnCreateFilterDescriptor, tensor, cudnnDestroyFilterDescriptor)
@@ -164,7 +144,7 @@ static int choose(void *h, const tensor *x, const tensor *w, const sliding *v, c
     ENTER();
     if (!h || most < n) return complain("a question for algorithms");
     if ((wrong = wrong_sizes(x, w, v, y))) return complain(wrong);
-    if (refusing) return NOT_SUPPORTED;
+    if (fake_dnn_refusing) return NOT_SUPPORTED;
     memcpy(answers, all, sizeof all);
     *count = n;
     return SUCCESS;
@@ -192,19 +172,6 @@ typedef struct job {
     void *result, *work;
     size_t work_bytes;
 } job;
-
-/* Sizes of the last three axes; those that there are not are 1. */
-static void axes_of(const tensor *t, int size[AXES]) {
-    for (int i = 0; i < AXES; i++) size[i] = t->rank - AXES + i < 2 ? 1 : t->size[t->rank - AXES + i];
-}
-
-static int cuda_type(int type) { return type == BFLOAT16 ? R_16BF : type; }
-
-static int64_t count_of(const tensor *t) {
-    int64_t n = 1;
-    for (int i = 0; i < t->rank; i++) n *= t->size[i];
-    return n;
-}
 
 static int run_convolution(const void *data) {
     const job *j = data;
@@ -252,10 +219,6 @@ static int run_convolution(const void *data) {
     return SUCCESS;
 }
 
-static double scalar(const sliding *v, const void *x) {
-    return v->type == DOUBLE ? *(const double *)x : (double)*(const float *)x;
-}
-
 static int start(void *h, const void *alpha, const tensor *x, const tensor *w, const sliding *v, const tensor *y,
                  target to, const void *const of[3], int how, void *work, size_t work_bytes, const void *beta,
                  void *result) {
@@ -269,8 +232,9 @@ static int start(void *h, const void *alpha, const tensor *x, const tensor *w, c
         if (i != (int)to && (!of[i] || of[i] == result)) return complain("an operand of a convolution");
     if (how != GOOD) return complain("an algorithm that was not to be used");
     if (!work || work_bytes < NEEDED || (uintptr_t)work % 16 != 0) return complain("a convolution's workspace");
-    const job j = {*x,     *w,   *y,        *v, to, scalar(v, alpha), scalar(v, beta), {of[0], of[1], of[2]},
-                   result, work, work_bytes};
+    const job j = {
+        *x,     *w,   *y,        *v, to, factor_of(v->type, alpha), factor_of(v->type, beta), {of[0], of[1], of[2]},
+        result, work, work_bytes};
     return fake_give(((handle *)h)->stream, run_convolution, &j, sizeof j);
 }
 

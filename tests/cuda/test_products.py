@@ -206,14 +206,16 @@ def test_heuristic_without_an_answer(driver):  # noqa: F811
 
 
 def said_without(tmp_path, name, poor, module, shape):
-    """What a process prints that runs a module where the library ``name`` is missing, or has the C text ``poor``."""
+    """What a process prints that runs a module where the library ``name`` is missing, or has the C text ``poor``, which
+    may call the emulated driver."""
     package = Path(_core.__file__).resolve().parent
     copy = tmp_path / "ortmodule"
     shutil.copytree(package, copy)
     (copy / name).unlink()
     if poor:
         (tmp_path / "poor.c").write_text(poor)
-        subprocess.run(["gcc", "-shared", "-fPIC", "-o", copy / name, tmp_path / "poor.c"], check=True)
+        driver = [copy / "libcuda.so.1"] if name != "libcuda.so.1" else []
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", copy / name, tmp_path / "poor.c", *driver], check=True)
     program = f"""
 import warnings, torch
 from ortmodule import ORTModule
