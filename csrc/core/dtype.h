@@ -59,6 +59,15 @@ static inline bf16 f32_to_bf16(float x) {
     return (bf16)((v.u + more) >> 16);
 }
 
+/* The same of what is not NaN, in fewer instructions. */
+static inline bf16 f32_to_bf16_finite(float x) {
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = x};
+    return (bf16)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+
 /* float16 through its bits: not every CPU has a conversion, and compilers do not vectorise the one there is. */
 static inline float f16_bits_to_f32(uint16_t x) {
     union {

@@ -96,6 +96,26 @@ static inline double vexp(double x) {
     return (1 + exp_poly_f64(r)) * exp2_f64(half) * exp2_f64(n - half);
 }
 
+/* exp(x) for x <= 0, or above by no more than rounding, as in a softmax: 0 instead of what is not normal any more, so
+ * that it is scaled in one step. */
+static inline float vexpf_below(float x) {
+    uint32_t n;
+    float r, c = x < -87.0f ? -87.0f : x;
+
+    r = exp_reduce_f32(c, &n);
+    c = (1 + exp_poly_f32(r)) * exp2_f32(n);
+    return x < -87.0f ? 0 : c;
+}
+
+static inline double vexp_below(double x) {
+    uint64_t n;
+    double r, c = x < -708.0 ? -708.0 : x;
+
+    r = exp_reduce_f64(c, &n);
+    c = (1 + exp_poly_f64(r)) * exp2_f64(n);
+    return x < -708.0 ? 0 : c;
+}
+
 /* 2^n (exp(r) - 1) + (2^n - 1), halved inside because 2^128 is not a number. */
 static inline float vexpm1f(float x) {
     uint32_t n;
@@ -285,6 +305,7 @@ static inline double vcos(double x) { return cos(x); }
 /* --- by the type of the argument ---------------------------------------------------------------------------------- */
 
 #define v_exp(x) _Generic((x), float: vexpf, double: vexp)(x)
+#define v_exp_below(x) _Generic((x), float: vexpf_below, double: vexp_below)(x)
 #define v_expm1(x) _Generic((x), float: vexpm1f, double: vexpm1)(x)
 #define v_log(x) _Generic((x), float: vlogf, double: vlog)(x)
 #define v_log1p(x) _Generic((x), float: vlog1pf, double: vlog1p)(x)

@@ -1,8 +1,8 @@
 /* each_float.h -- includes the file TEMPLATE once for each float type, then forgets TEMPLATE.
  *
  * A template is written for any of them: T is an element in memory, A what is computed with (float for the 16-bit
- * types), DIGITS the bits of T's mantissa, GET and PUT go from T to A and back, NAME(f) is f_f32, f_f64, f_bf16 or
- * f_f16. FLOAT_TABLE(f), for afterwards, is the four functions by dtype. */
+ * types), DIGITS the bits of T's mantissa, GET and PUT go from T to A and back (PUT_FINITE: what is not NaN),
+ * NAME(f) is f_f32, f_f64, f_bf16 or f_f16. FLOAT_TABLE(f), for afterwards, is the four functions by dtype. */
 
 /* total += Σ expr over i in [0, n), and the same of two expressions at once. Blocks are summed in A, in vector lanes,
  * and added up in double: a long sum is as accurate as a short one. */
@@ -35,30 +35,35 @@
 #define NAME(f) JOIN_NAMES(f, f32)
 #define GET(x) (x)
 #define PUT(x) (x)
+#define PUT_FINITE(x) (x)
 #include TEMPLATE
 #undef T
 #undef DIGITS
 #undef NAME
 #undef GET
 #undef PUT
+#undef PUT_FINITE
 
 #define T bf16
 #define DIGITS 8
 #define NAME(f) JOIN_NAMES(f, bf16)
 #define GET(x) bf16_to_f32(x)
 #define PUT(x) f32_to_bf16(x)
+#define PUT_FINITE(x) f32_to_bf16_finite(x)
 #include TEMPLATE
 #undef T
 #undef DIGITS
 #undef NAME
 #undef GET
 #undef PUT
+#undef PUT_FINITE
 
 #define T f16
 #define DIGITS 11
 #define NAME(f) JOIN_NAMES(f, f16)
 #define GET(x) ((float)(x))
 #define PUT(x) ((f16)(x))
+#define PUT_FINITE(x) PUT(x)
 #include TEMPLATE
 #undef T
 #undef A
@@ -66,6 +71,7 @@
 #undef NAME
 #undef GET
 #undef PUT
+#undef PUT_FINITE
 
 #define T double
 #define A double
@@ -73,6 +79,7 @@
 #define NAME(f) JOIN_NAMES(f, f64)
 #define GET(x) (x)
 #define PUT(x) (x)
+#define PUT_FINITE(x) (x)
 #include TEMPLATE
 #undef T
 #undef A
@@ -80,6 +87,7 @@
 #undef NAME
 #undef GET
 #undef PUT
+#undef PUT_FINITE
 
 #undef TEMPLATE
 #undef JOIN_NAMES

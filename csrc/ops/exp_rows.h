@@ -21,34 +21,42 @@ SIMD_PART const A *NAME(widened)(const T *x, int64_t n, A *room) {
 #endif
 }
 
-SIMD_PART A NAME(row_max)(const T *x, int64_t n) {
-    A most = -(A)INFINITY;
-    EACH_BLOCK(n, x) {
-#pragma omp simd reduction(max : most)
-        for (int64_t i = 0; i < m; i++) most = e[i] > most ? e[i] : most;
-    }
-    return most;
-}
-
-SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A most) {
+/* Σ exp(x - *most), where *most becomes the largest: in one pass, a larger one scales what was summed before it. NaN if
+ * there is nothing but -∞. */
+SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A *most) {
     double total = 0;
-    EACH_BLOCK(n, x) SUM(m, total, v_exp(e[i] - most));
-    return total;
+    *most = -(A)INFINITY;
+    EACH_BLOCK(n, x) {
+        A top = *most;
+#pragma omp simd reduction(max : top)
+        for (int64_t i = 0; i < m; i++) top = e[i] > top ? e[i] : top;
+        const A base = top == -(A)INFINITY ? 0 : top;
+        if (top > *most) total *= (double)v_exp_below(*most - base);
+        SUM(m, total, v_exp_below(e[i] - base));
+        *most = top;
+    }
+    return *most == -(A)INFINITY ? NAN : total;
 }
 
-/* y = exp(x - high - low) scale; y may be x */
+/* y = exp(x - high - low) scale, which is finite but in rows of NaN; y may be x */
 SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y) {
 #if DIGITS < 24
     A made[SUM_BLOCK];
+    const bool finite = isfinite(high) && isfinite(scale);
     EACH_BLOCK(n, x) {
 #pragma omp simd
-        for (int64_t i = 0; i < m; i++) made[i] = v_exp(e[i] - high - low) * scale;
+        for (int64_t i = 0; i < m; i++) made[i] = v_exp_below(e[i] - high - low) * scale;
+        if (finite) {
 #pragma omp simd
-        for (int64_t i = 0; i < m; i++) y[from + i] = PUT(made[i]);
+            for (int64_t i = 0; i < m; i++) y[from + i] = PUT_FINITE(made[i]);
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < m; i++) y[from + i] = PUT(made[i]);
+        }
     }
 #else
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] = v_exp(x[i] - high - low) * scale;
+    for (int64_t i = 0; i < n; i++) y[i] = v_exp_below(x[i] - high - low) * scale;
 #endif
 }
 

@@ -41,8 +41,8 @@ SIMD static double NAME(weigh)(void *scores, void *weights, int64_t n, double *m
 #pragma omp simd reduction(max : top)
     for (int64_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
     const A base = top == -(A)INFINITY ? 0 : top;
-    factor = v_exp((A)*most - base);
-    SUM(n, sum, x[i] = v_exp(x[i] - base));
+    factor = v_exp_below((A)*most - base);
+    SUM(n, sum, x[i] = v_exp_below(x[i] - base));
     *total = *total * (double)factor + sum;
     *most = (double)top;
     if (bits) {
@@ -95,14 +95,14 @@ SIMD static void NAME(slope)(void *scores, void *dweights, void *weights, void *
     if (bits) {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
-            A e = v_exp(x[i] - base) * part, m = bits[i] >= threshold ? kept : 0;
+            A e = v_exp_below(x[i] - base) * part, m = bits[i] >= threshold ? kept : 0;
             w[i] = PUT(e * m);
             dx[i] = e * (dx[i] * m - less);
         }
     } else {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
-            A e = v_exp(x[i] - base) * part;
+            A e = v_exp_below(x[i] - base) * part;
             w[i] = PUT(e);
             dx[i] = e * (dx[i] - less);
         }

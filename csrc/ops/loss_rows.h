@@ -12,8 +12,8 @@ SIMD static void NAME(cross_entropy_rows)(const loss_job *j, int64_t begin, int6
 
         j->lse[row] = j->losses[row] = 0;
         if (label < 0) continue;
-        const A most = NAME(row_max)(x, n);
-        const double total = NAME(row_sum_exp)(x, n, most);
+        A most;
+        const double total = NAME(row_sum_exp)(x, n, &most);
         j->lse[row] = (double)most + log(total);
         j->losses[row] = j->own * weight * (j->lse[row] - (double)GET(x[label]));
         if (!j->share) continue;
@@ -46,7 +46,7 @@ SIMD static void NAME(cross_entropy_columns)(const loss_job *j, int64_t batch, i
         }
     for (int64_t i = 0; i < j->classes; i++)
 #pragma omp simd
-        for (int64_t k = 0; k < width; k++) sum[k] += v_exp(GET(x[i * stride + k]) - most[k]);
+        for (int64_t k = 0; k < width; k++) sum[k] += v_exp_below(GET(x[i * stride + k]) - most[k]);
     for (int64_t i = 0; share && i < j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) shared[k] += share[i] * (GET(x[i * stride + k]) - most[k]);
@@ -75,14 +75,14 @@ SIMD static void NAME(cross_entropy_grad_rows)(const loss_job *j, int64_t begin,
             continue;
         }
         if (!share) {
-            const T at_label = PUT((v_exp(GET(x[label]) - high - low) - 1) * scale);
+            const T at_label = PUT((v_exp_below(GET(x[label]) - high - low) - 1) * scale);
             NAME(row_exp)(x, n, high, low, scale, dx);
             dx[label] = at_label;
         } else {
-            const A p = v_exp(GET(x[label]) - high - low);
+            const A p = v_exp_below(GET(x[label]) - high - low);
             const T at_label = PUT(p * scale - (share[label] + (A)own) * up_a);
 #pragma omp simd
-            for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp(GET(x[i]) - high - low) * scale - share[i] * up_a);
+            for (int64_t i = 0; i < n; i++) dx[i] = PUT(v_exp_below(GET(x[i]) - high - low) * scale - share[i] * up_a);
             dx[label] = at_label;
         }
     }
@@ -113,7 +113,8 @@ SIMD static void NAME(cross_entropy_grad_columns)(const loss_job *j, int64_t bat
             const A of_class = share[i];
 #pragma omp simd
             for (int64_t k = 0; k < width; k++) {
-                const A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]), own = labels[k] == i ? at_label[k] : 0;
+                const A p = v_exp_below(GET(x[i * stride + k]) - high[k] - low[k]),
+                        own = labels[k] == i ? at_label[k] : 0;
                 const A v = p * scale[k] - of_class * up[k] - own;
                 dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : v);
             }
@@ -123,7 +124,8 @@ SIMD static void NAME(cross_entropy_grad_columns)(const loss_job *j, int64_t bat
     for (int32_t i = 0; i < (int32_t)j->classes; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++) {
-            const A p = v_exp(GET(x[i * stride + k]) - high[k] - low[k]), v = (p - (labels[k] == i ? 1 : 0)) * scale[k];
+            const A p = v_exp_below(GET(x[i * stride + k]) - high[k] - low[k]),
+                    v = (p - (labels[k] == i ? 1 : 0)) * scale[k];
             dx[i * stride + k] = PUT(labels[k] < 0 ? 0 : v);
         }
 }

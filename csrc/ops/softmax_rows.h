@@ -9,27 +9,33 @@ SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
+        A most = -(A)INFINITY;
         double total = 0;
 #if DIGITS < 24
-        A e[BUFFER], most = -(A)INFINITY;
+        A e[BUFFER];
         if (n > BUFFER) {
-            most = NAME(row_max)(x, n);
-            NAME(row_exp)(x, n, most, 0, 1 / (A)NAME(row_sum_exp)(x, n, most), y);
+            const A scale = (A)(1 / NAME(row_sum_exp)(x, n, &most));
+            NAME(row_exp)(x, n, most, 0, scale, y);
             continue;
         }
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) e[i] = GET(x[i]);
 #pragma omp simd reduction(max : most)
         for (int64_t i = 0; i < n; i++) most = e[i] > most ? e[i] : most;
-        SUM(n, total, e[i] = v_exp(e[i] - most));
+        SUM(n, total, e[i] = v_exp_below(e[i] - most));
 #else
         T *e = y;
-        const A most = NAME(row_max)(x, n);
-        SUM(n, total, e[i] = v_exp(x[i] - most));
+#pragma omp simd reduction(max : most)
+        for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
+        SUM(n, total, e[i] = v_exp_below(x[i] - most));
 #endif
         const A scale = (A)(1 / total);
+        if (isnan(scale)) {
+            for (int64_t i = 0; i < n; i++) y[i] = PUT(scale);
+            continue;
+        }
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) y[i] = PUT(e[i] * scale);
+        for (int64_t i = 0; i < n; i++) y[i] = PUT_FINITE(e[i] * scale);
     }
 }
 
@@ -38,7 +44,7 @@ SIMD static void NAME(log_softmax_rows)(const job *j, int64_t begin, int64_t end
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
-        A most = NAME(row_max)(x, n), log_sum = v_log((A)NAME(row_sum_exp)(x, n, most));
+        A most, log_sum = v_log((A)NAME(row_sum_exp)(x, n, &most));
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = PUT(GET(x[i]) - most - log_sum);
     }
@@ -66,7 +72,7 @@ SIMD static void NAME(log_softmax_grad_rows)(const job *j, int64_t begin, int64_
         SUM(n, total, GET(dy[i]));
         const A all = (A)total;
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) dx[i] = PUT(GET(dy[i]) - v_exp(GET(y[i])) * all);
+        for (int64_t i = 0; i < n; i++) dx[i] = PUT(GET(dy[i]) - v_exp_below(GET(y[i])) * all);
     }
 }
 
@@ -85,7 +91,7 @@ static inline void NAME(column_max_sum)(const T *x, int64_t n, int64_t stride, i
         }
     for (int64_t i = 0; i < n; i++)
 #pragma omp simd
-        for (int64_t k = 0; k < width; k++) sum[k] += v_exp(GET(x[i * stride + k]) - most[k]);
+        for (int64_t k = 0; k < width; k++) sum[k] += v_exp_below(GET(x[i * stride + k]) - most[k]);
 }
 
 SIMD static void NAME(softmax_columns)(const job *j, int64_t at, int64_t width) {
@@ -97,7 +103,7 @@ SIMD static void NAME(softmax_columns)(const job *j, int64_t at, int64_t width) 
     for (int64_t i = 0; i < j->length; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            y[i * j->inner + k] = PUT(v_exp(GET(x[i * j->inner + k]) - most[k]) / sum[k]);
+            y[i * j->inner + k] = PUT(v_exp_below(GET(x[i * j->inner + k]) - most[k]) / sum[k]);
 }
 
 SIMD static void NAME(log_softmax_columns)(const job *j, int64_t at, int64_t width) {
@@ -138,5 +144,5 @@ SIMD static void NAME(log_softmax_grad_columns)(const job *j, int64_t at, int64_
     for (int64_t i = 0; i < j->length; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            dx[i * j->inner + k] = PUT(GET(dy[i * j->inner + k]) - v_exp(GET(y[i * j->inner + k])) * all[k]);
+            dx[i * j->inner + k] = PUT(GET(dy[i * j->inner + k]) - v_exp_below(GET(y[i * j->inner + k])) * all[k]);
 }
