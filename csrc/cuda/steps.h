@@ -21,6 +21,7 @@
     F("Sub", sub, 2, x - y, )                                                                                          \
     F("Mul", mul, 2, (x * y), )                                                                                        \
     F("Div", div, 2, x / y, )                                                                                          \
+    F("NormQuotient", norm_quotient, 2, x / y, )                                                                       \
     F("Maximum", max, 2, x > y || x != x ? x : y, )                                                                    \
     F("Minimum", min, 2, x < y || x != x ? x : y, )                                                                    \
     F("Pow", pow, 2, pow(x, y), )                                                                                      \

@@ -398,9 +398,27 @@ static status grad_huber(graph *g, const node *n, value *const dy[], value *dx[]
     return need(n, 1) ? emit(g, &dx[1], "Neg", d) : OK;
 }
 
+/* --- what is divided by its norm ------------------------------------------------------------------------------------ */
+
+/* NormQuotient is x / norm, where norm is that of x over `axis`: x has the whole gradient, and the norm none. With the
+ * norm's own it would be the difference of terms that are rounded in other ways, where one element is nearly the norm. */
+static status grad_norm_quotient(graph *g, const node *n, value *const dy[], value *dx[]) {
+    const int64_t axis = node_int(n, "axis");
+    value *d, *sum, *slope = n->out[0];
+
+    if (!need(n, 0)) return OK;
+    TRY(emit(g, &d, "Div", dy[0], n->in[1]));
+    TRY(emit(g, &sum, "Mul", d, n->out[0]));
+    TRY(emit_reduce(g, "ReduceSum", sum, 1, &axis, true, &sum));
+    if (node_int(n, "p") == 1) TRY(emit(g, &slope, "Sign", n->in[0]));
+    TRY(emit(g, &slope, "Mul", slope, sum));
+    return emit(g, &dx[0], "Sub", d, slope);
+}
+
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
 static const attr mod_attrs[] = {INT("fmod", 0), {0}};
+static const attr quotient_attrs[] = {NO_DEFAULT("axis", INT), NO_DEFAULT("p", INT), {0}};
 static const attr huber_attrs[] = {FLOAT("delta", 1), FLOAT("over", 1), {0}};
 
 #define TILES(name) .fn = {FLOAT_TILES(name), INT_TILES(name)}
@@ -443,6 +461,8 @@ const op_def binary_ops[] = {
     {TILED("Huber", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS, infer_pointwise, .params = {"delta", "over"},
            .fn = {FLOAT_TILES(huber)}),
      .attrs = huber_attrs, .grad = grad_huber},
+    {TILED("NormQuotient", ORT_DOMAIN, 1, 2, FLOATS, INPLACE_0, infer_pointwise, .fn = {FLOAT_TILES(div)}),
+     .attrs = quotient_attrs, .grad = grad_norm_quotient},
     {TILED_GRADIENT("HuberGrad", 3, .params = {"delta", "over"}, .fn = {FLOAT_TILES(huber_grad)}),
      .attrs = huber_attrs},
     {TILED_GRADIENT("AlongGrad", 3, .fn = {FLOAT_TILES(along)})},

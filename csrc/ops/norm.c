@@ -496,7 +496,7 @@ static status lower_lp(graph *g, const node *n, value **out) {
     TRY(graph_scalar(g, x->type, 1, &one));
     TRY(emit(g, &none, "Equal", norm, zero));
     TRY(emit(g, &norm, "Where", none, one, norm));
-    return emit(g, out, "Div", x, norm);
+    return emit_with(g, out, "NormQuotient", NODE_ATTRS(INT("axis", axis), INT("p", p)), x, norm);
 }
 
 static status lower_mean_variance(graph *g, const node *n, value **out) {
