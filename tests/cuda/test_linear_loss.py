@@ -9,6 +9,7 @@ from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 from tests.cuda.test_products import blas  # noqa: F401  (a fixture)
 from tests.passes.test_linear_loss import CASES, CLASSES, ROWS, TOLERANCE, WEIGHED, each_loss, loss_of, only, operands
 from tests.passes.test_passes import Function, export
+from tests.selection import each
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -40,7 +41,7 @@ def check(module, tensors, dtype, exact=None, frozen=(), again=False):
         assert (ours.double() - theirs).abs().max() <= TOLERANCE[dtype] * theirs.abs().max()
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
+@each("dtype", [F32, F64, BF16], [BF16], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_loss_and_gradients(driver, case, dtype):  # noqa: F811
     check(loss_of(**case), operands(dtype, case.get("bias", True)), dtype)
@@ -73,7 +74,7 @@ def test_as_under_autocast(driver):  # noqa: F811
     check(Function(widened), tensors, BF16, exact=loss_of())
 
 
-@pytest.mark.parametrize("name", WEIGHED)
+@each("name", WEIGHED, ["masked", "chosen"])
 def test_rows_weighed_by_the_script(driver, name):  # noqa: F811
     """With what arrives for each row known in forward, and with the logits computed again."""
     for again in (False, True):

@@ -11,6 +11,7 @@ from ortmodule.counts import STEADY
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import Cached
 from tests.passes.test_rows import LANGUAGE, Loss, Tagger, check, graphs, language, model, seeded_step, sentence, tagged
+from tests.selection import each
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
@@ -23,7 +24,7 @@ def made(name, **more):
     return Loss(model(kind, head, **config, **more))
 
 
-@pytest.mark.parametrize("kind", ["left", "holes"])
+@each("kind", ["left", "holes"], ["holes"])
 def test_steps_are_those_of_all_rows(driver, kind):  # noqa: F811
     """With dropout, whose masks are those of all rows; with labels on few tokens, and with all tokens there."""
     check(made("bert"), [language(kind), language("full", 0.2)], {"label_sparsity", "padding_removal"})
@@ -92,7 +93,7 @@ LABELS += [FEW | {"labels": FEW["input_ids"].masked_fill(FEW["attention_mask"] =
 JUMPS = {"more": [FEW, MANY], "fewer": [MANY, FEW], "labels": [LABELS[1], LABELS[2], LABELS[0]]}
 
 
-@pytest.mark.parametrize("jump", JUMPS)
+@each("jump", JUMPS, ["more", "labels"])
 def test_a_number_of_rows_that_changes(driver, jump):  # noqa: F811
     """Too many rows for what was expected: the step is done again, before anybody sees anything of it; with the same
     masks, and one seed of torch's generator."""

@@ -10,6 +10,7 @@ from tests.cuda.test_attention import causal, places, sizes
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import aligned
 from tests.passes.test_passes import Function, export
+from tests.selection import each
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -155,7 +156,7 @@ def test_it_ends_a_recording(driver, fake):  # noqa: F811
         assert all(torch.equal(a, b) for a, b in zip(found, steps[0], strict=True))
 
 
-@pytest.mark.parametrize("call", [1, 4, 11])
+@each("call", [1, 4, 11], [1, 4])
 def test_where_torch_fails_our_kernels_follow(driver, fake, call):  # noqa: F811
     """Of forward or of backward alone: a tensor cannot be made, or nothing computed. Nothing is held."""
     made, tensors, dy = made_of(causal, shapes(), BF16)

@@ -16,6 +16,7 @@ from tests.models.compare import (
     to,
 )
 from tests.models.zoo import ARCHITECTURES, HARD, ILL_CONDITIONED, PURE, SHAPES
+from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
 
@@ -24,11 +25,6 @@ FEW = PURE.keys() | {
     "resnet", "transformer", "mlp", "cnn", "gemma2", "deberta", "convnext", "lstm", "gru",
     "bloom", "mixtral", "mamba", "fnet", "clip", "swin", "whisper",
 }  # fmt: skip
-
-
-def each(names):
-    marked = [pytest.param(name, marks=() if name in FEW else pytest.mark.full) for name in names]
-    return pytest.mark.parametrize("name", marked)
 
 
 class Pair:
@@ -67,7 +63,7 @@ def check_captured(name, report):
         assert not report.aten_ops and not report.python_ops, f"through PyTorch: {report.aten_ops} {report.python_ops}"
 
 
-@each([name for name in ARCHITECTURES if name not in HARD | ILL_CONDITIONED])
+@each("name", [name for name in ARCHITECTURES if name not in HARD | ILL_CONDITIONED], FEW)
 def test_float32(name):
     pair = Pair(name)
     pair.check_step(0)
@@ -92,7 +88,7 @@ def test_float32(name):
     pair.check_step(1, seed=3)
 
 
-@each([name for name in ARCHITECTURES if name not in HARD])
+@each("name", [name for name in ARCHITECTURES if name not in HARD], FEW)
 def test_float64(name):
     pair = Pair(name, torch.float64)
     with InDouble():
@@ -101,7 +97,7 @@ def test_float64(name):
     check_captured(name, explain(pair.ours))
 
 
-@each(HARD)
+@each("name", HARD, FEW)
 def test_hard(name):
     pair = Pair(name)
     for size in range(len(SHAPES)):

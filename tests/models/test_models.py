@@ -11,6 +11,7 @@ import pytest
 
 from tests.models import layers, results, subjects, table
 from tests.models.trial import UNBUILT, WRONG, attempt
+from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
 
@@ -22,7 +23,7 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.full) for n in STATES])
+@each("name", STATES, SHORT)
 def test_model(name):
     try:
         subject = subjects.subject(name)

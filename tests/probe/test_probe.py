@@ -11,6 +11,7 @@ from ortmodule import ORTModule, explain
 from tests.probe import table
 from tests.probe.common import MODELS, Behind, compare
 from tests.probe.trial import DTYPES, ENTRIES, FEW, MIXED, NATIVE, WRONG, difference, names_of, probe, run
+from tests.selection import each
 
 STATES = table.states()
 #: A few that reach every part of the way; all of them with --full.
@@ -21,7 +22,7 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.full) for n in ENTRIES])
+@each("name", ENTRIES, SHORT)
 def test_entry(name):
     outcome = probe(name, most=FEW)
     assert outcome.state != WRONG, outcome.wrong
@@ -47,7 +48,7 @@ FEW_MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW_MODELS else pytest.mark.full) for n in MODELS])
+@each("name", MODELS, FEW_MODELS)
 def test_common(name):
     wrong, _ = compare(name)
     assert not wrong

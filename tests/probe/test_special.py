@@ -4,16 +4,12 @@ import pytest
 import torch
 
 from tests.probe import special
+from tests.selection import each
 
-#: In float32 all of them; in the other types with --full.
-EACH = [
-    pytest.param(name, dtype, id=f"{name}-{dtype}", marks=() if dtype == "float32" else pytest.mark.full)
-    for dtype in ("float32", "float64", "bfloat16", "float16")
-    for name in special.NAMES
-]
+EACH = [(name, dtype) for dtype in ("float32", "float64", "bfloat16", "float16") for name in special.NAMES]
 
 
-@pytest.mark.parametrize(("name", "dtype"), EACH)
+@each(("name", "dtype"), EACH, lambda pair: pair[1] == "float32")
 def test_special(name, dtype):
     result = special.differing(name, getattr(torch, dtype))
     if result is None:

@@ -3,11 +3,11 @@
 import copy
 import warnings
 
-import pytest
 import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.selection import each
 
 SHARED = {}
 
@@ -57,11 +57,10 @@ class Net(nn.Module):
 
 
 KINDS = ["attribute", "item", "count", "shared", "other", "own", "buffer"]
-BEFORE = [(kind, False) for kind in KINDS] + [("attribute", True), ("count", True)]
-BEFORE += [pytest.param(kind, True, marks=pytest.mark.full) for kind in KINDS if (kind, True) not in BEFORE]
+BEFORE = [(kind, called_before) for called_before in (False, True) for kind in KINDS]
 
 
-@pytest.mark.parametrize("kind, called_before", BEFORE)
+@each("kind, called_before", BEFORE, lambda case: not case[1] or case[0] in ("attribute", "count"))
 def test_what_hooks_leave_for_forward(kind, called_before):
     results = []
     for wrap in (ORTModule, lambda module: module):

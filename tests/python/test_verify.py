@@ -19,6 +19,7 @@ from ortmodule import ORTModule, blame, explain
 from ortmodule.verify import Verifier
 from tests.models import zoo
 from tests.models.compare import loss_of
+from tests.selection import each
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -55,15 +56,11 @@ def with_dropout(config):
 
 
 SHORT = ("gpt2", "bert", "t5", "resnet")
-NAMES = [
-    pytest.param(name, marks=() if name in SHORT else pytest.mark.full)
-    for name in zoo.ARCHITECTURES
-    if name not in zoo.HARD
-]
+NAMES = [name for name in zoo.ARCHITECTURES if name not in zoo.HARD]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES, SHORT)
 def test_the_model_suite(name, rate, monkeypatch):
     if rate:
         monkeypatch.setattr(zoo, "without_dropout", with_dropout)
