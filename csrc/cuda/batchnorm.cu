@@ -120,7 +120,7 @@ static status train_by_library(ctx *c, const call *k, const batch_norm_args *a, 
     dnn_norm n = norm_of(&k->in[0], a);
 
     *done = false;
-    if (!a->out || !are_librarys(k, n.type, 1, 3)) return OK;
+    if (!tensor_present(&k->out[0]) || !are_librarys(k, n.type, 1, 3)) return OK;
     n.mean = scratch(k, &n, 0);
     n.variance = scratch(k, &n, 1);
     n.prepare = clear_moments;
@@ -159,7 +159,7 @@ static status grad_by_library(ctx *c, const call *k, const batch_norm_args *a, b
     dnn_norm n = norm_of(&k->in[1], a);
 
     *done = false;
-    if (!a->training || !a->out || !are_librarys(k, n.type, 2, 3)) return OK;
+    if (!a->training || !tensor_present(&k->out[0]) || !are_librarys(k, n.type, 2, 3)) return OK;
     n.mean = scratch(k, &n, 0);
     n.inverse = scratch(k, &n, 1);
     n.dscale = a->dscale ? a->dscale : scratch(k, &n, 2);

@@ -28,16 +28,17 @@ static status load(ctx *c) { DNN_ONCE(c, dnn, POOL_FUNCTIONS); }
 static status describe(ctx *c, void *handle, dnn_known *p) {
     const dnn_key *k = &p->key;
     const int64_t axes = k->rank - 2;
-    int size[SPATIAL], pad[SPATIAL], stride[SPATIAL];
+    int size[SPATIAL], pad[SPATIAL], stride[SPATIAL], result;
 
     (void)handle;
     (void)(dnn_narrow(k->w, axes, size) && dnn_narrow(k->pad, axes, pad) && dnn_narrow(k->stride, axes, stride));
     TRY(dnn_make_tensor(c, p, X, (dtype)k->type, k->x));
     TRY(dnn_make_tensor(c, p, Y, (dtype)k->type, k->y));
     DNN_MAKE(c, p, WINDOW, dnn, Pooling);
-    DNN_CALL(c, dnn, cudnnSetPoolingNdDescriptor, p->part[WINDOW], (int)k->mode, PROPAGATE_NAN, (int)axes, size, pad,
-             stride);
-    p->taken = true;
+    result =
+        dnn.cudnnSetPoolingNdDescriptor(p->part[WINDOW], (int)k->mode, PROPAGATE_NAN, (int)axes, size, pad, stride);
+    if (result != 0 && !dnn_is_refusal(result)) return dnn_refuse(c, result, "cudnnSetPoolingNdDescriptor");
+    p->taken = result == 0;
     return OK;
 }
 

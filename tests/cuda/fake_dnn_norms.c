@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+enum { LARGEST_WINDOW = 255 };
 enum { SPATIAL_MODE = 1, AVERAGE_OF_ALL = 1, AVERAGE_OF_INSIDE = 2 };
 
 static int norms, pools, asked;
@@ -227,6 +228,7 @@ int cudnnSetPoolingNdDescriptor(void *d, int mode, int nans, int rank, const int
     *p = (pooling){.mode = mode, .rank = rank};
     for (int i = 0; i < rank; i++) {
         if (size[i] < 1 || pad[i] < 0 || pad[i] >= size[i] || stride[i] < 1) return complain("a pool's numbers");
+        if (size[i] > LARGEST_WINDOW) return asked++, NOT_SUPPORTED;
         p->size[i] = size[i];
         p->pad[i] = pad[i];
         p->stride[i] = stride[i];

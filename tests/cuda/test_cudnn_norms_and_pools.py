@@ -301,6 +301,17 @@ def test_steps_that_are_recorded(dnn):  # noqa: F811
         assert (called.norms(), called.pools()) == (2 * n, 2 * n)
 
 
+def test_a_plan_has_told_the_library_of_backward(dnn, driver):  # noqa: F811
+    """Nothing is described when backward runs."""
+    model = nn.Sequential(nn.Tanh(), nn.BatchNorm2d(6), nn.AvgPool2d((2, 3)))
+    called, y = Calls(dnn), ORTModule(model)(torch.randn(5, 6, 8, 9).requires_grad_())
+    held = driver.fake_held()
+    before = called.norms(), called.pools()
+    y.sum().backward()
+    assert driver.fake_held() == held
+    assert (called.norms(), called.pools()) == (before[0] + 1, before[1] + 1)
+
+
 def test_what_the_library_refuses_is_ours(dnn):  # noqa: F811
     """It is asked once for each way, not at each step."""
     model = nn.Sequential(nn.Tanh(), nn.BatchNorm2d(7), nn.AvgPool2d((3, 2)))
@@ -312,6 +323,13 @@ def test_what_the_library_refuses_is_ours(dnn):  # noqa: F811
     for _ in range(3):
         step(ours, x)
     assert (called.norms(), called.pools()) == (0, 0) and dnn.fake_dnn_asked() == asked
+
+
+def test_a_window_that_the_library_cannot_have_is_ours(dnn):  # noqa: F811
+    """It says so when it is told of it, before anything is started."""
+    called, before = Calls(dnn), dnn.fake_dnn_asked()
+    compare(Pool(nn.AvgPool1d(300, padding=5)), torch.randn(2, 3, 610), steps=1)
+    assert called.pools() == 0 and dnn.fake_dnn_asked() > before
 
 
 def test_every_call_may_fail(dnn, driver):  # noqa: F811
