@@ -34,7 +34,7 @@ typedef enum op_flag {
     IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
     COSTLY = 1 << 10,     /* pointwise, and takes longer than loading its result */
     APART = 1 << 11,      /* with INPLACE: no other operand may lie in that memory */
-    NOT_ON_GPU = 1 << 12, /* with INPLACE: only on a CPU; a library's kernels promise nothing of the kind */
+    INPLACE_ON_CPU = 1 << 12, /* with INPLACE: only on a CPU; a library's kernels promise nothing of the kind */
 } op_flag;
 
 enum { VARIADIC = -1 };

@@ -122,7 +122,7 @@ static void merge_in_place(planner *pl) {
         const place there = pl->blocks[y->id].place;
         int index = -1;
 
-        if (pl->p->cuda && n->op->flags & NOT_ON_GPU) continue;
+        if (pl->p->cuda && n->op->flags & INPLACE_ON_CPU) continue;
         if ((there != AT_ARENA && there != AT_INPUT_GRAD) || !wanted(pl, y) || pl->where[y->id].root != y) continue;
         if (n->op->flags & INPLACE_0 && may_overwrite(pl, n, t, 0)) index = 0;
         else if (n->op->flags & INPLACE_1 && may_overwrite(pl, n, t, 1)) index = 1;
