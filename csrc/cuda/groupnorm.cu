@@ -99,10 +99,11 @@ KERNEL(NAME(group_rows), group_args) {
         const T *x = (const T *)a.x + row * width;
         T *y = (T *)a.out + row * width;
         const int64_t first = row % a.groups * a.channels;
-        A m = 0, r = 0;
+        double total = 0; /* so that nothing is left where all elements are the same */
+        A r = 0;
 
-        FOR_THREADS(i, width) m += GET(x[i]);
-        m = SUM(m) / (A)width;
+        FOR_THREADS(i, width) total += (double)GET(x[i]);
+        const A m = (A)(block_sum_f64(total) / (double)width);
         FOR_THREADS(i, width) r += (GET(x[i]) - m) * (GET(x[i]) - m);
         r = 1 / SQRT(SUM(r) / (A)width + (A)a.epsilon);
         if (threadIdx.x == 0) {

@@ -195,8 +195,9 @@ KERNEL(NAME(norm_rows), norm_args) {
             __syncthreads();
         }
         if (a.centred) {
-            FOR_THREADS(i, a.width) m += GET(x[i]);
-            m = SUM(m) / (A)a.width;
+            double total = 0; /* so that nothing is left of a row whose elements are the same */
+            FOR_THREADS(i, a.width) total += (double)GET(x[i]);
+            m = (A)(block_sum_f64(total) / (double)a.width);
         }
         FOR_THREADS(i, a.width) r += (GET(x[i]) - m) * (GET(x[i]) - m);
         r = 1 / SQRT(SUM(r) / (A)a.width + (A)a.epsilon);
