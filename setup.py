@@ -182,6 +182,7 @@ KERNELS = sorted(Path("csrc/cuda").glob("*.cu"))
 NVCC = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-Icsrc", "-DORT_DEVICE", "-Werror=all-warnings", "-Xptxas=-v"]
 NVCC += ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
 NVCC += ["-gencode=arch=compute_100,code=[sm_100,compute_100]"]
+NVCC += ["-gencode=arch=compute_75,code=compute_75"]  # for those before: the driver compiles it, and keeps the result
 NVCC += ["--compress-mode=size"]  # an eighth of the bytes; the driver unpacks them once
 SPILL = re.compile(r"[1-9]\d* bytes spill")
 

@@ -87,6 +87,7 @@
     F("Log1pGrad", log1p_grad, 2, x / (y + 1), )                                                                       \
     F("Relu", relu, 1, x < 0 ? 0 : x, )                                                                                \
     F("ReluGrad", relu_grad, 2, y <= 0 ? 0 : x, )                                                                      \
+    F("ReluDropoutGrad", relu_dropout_grad, 2, y <= 0 ? 0 : x * p0, )                                                  \
     F("LeakyRelu", leaky_relu, 1, x > 0 ? x : p0 * x, )                                                                \
     F("LeakyReluGrad", leaky_relu_grad, 2, y > 0 ? x : p0 * x, )                                                       \
     F("PRelu", prelu, 2, x > 0 ? x : y * x, )                                                                          \

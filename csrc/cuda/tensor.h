@@ -4,11 +4,11 @@
  *     A   rows group and group + 8, terms 2 pair, 2 pair + 1 (words 0 and 1), the same + 8 (words 2 and 3)
  *     B   column group, terms 2 pair, 2 pair + 1 (word 0), the same + 8 (word 1)
  *     C   row group, columns 2 pair, 2 pair + 1; row group + 8, the same columns
- * and a word two neighbouring terms, the first in its lower half. The emulator gathers these and multiplies. */
+ * and a word two neighbouring terms, the first in its lower half. Older GPUs and the emulator gather these and multiply. */
 #ifndef ORT_CUDA_TENSOR_H
 #define ORT_CUDA_TENSOR_H
 
-#ifdef __CUDACC__
+#if defined __CUDACC__ && __CUDA_ARCH__ >= 800
 #define TENSOR_ADD(type)                                                                                               \
     DEVICE void tensor_add_##type(float c[4], const uint32_t a[4], const uint32_t b[2]) {                              \
         asm("mma.sync.aligned.m16n8k16.row.col.f32." #type "." #type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "       \
@@ -21,17 +21,24 @@ typedef struct tensor_words {
     uint32_t a[4], b[2];
 } tensor_words;
 
+DEVICE tensor_words words_of(const tensor_words *mine, int lane) {
+    tensor_words w;
+    UNROLL for (int i = 0; i < 4; i++) w.a[i] = __shfl_sync(0xffffffffu, mine->a[i], lane);
+    UNROLL for (int i = 0; i < 2; i++) w.b[i] = __shfl_sync(0xffffffffu, mine->b[i], lane);
+    return w;
+}
+
 #define TENSOR_ADD(type)                                                                                               \
     DEVICE float term_of_##type(const uint32_t *words, int far, int upper) {                                           \
         return type##_to_f32((type)(words[far] >> 16 * upper));                                                        \
     }                                                                                                                  \
     DEVICE void tensor_add_##type(float c[4], const uint32_t a[4], const uint32_t b[2]) {                              \
         const int group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4;                                              \
-        tensor_words mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};                                                  \
+        const tensor_words mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};                                            \
         for (int from = 0; from < 4; from++) {                                                                         \
-            const tensor_words rows = __shfl_sync(0xffffffffu, mine, 4 * group + from);                                \
+            const tensor_words rows = words_of(&mine, 4 * group + from);                                               \
             for (int side = 0; side < 2; side++) {                                                                     \
-                const tensor_words column = __shfl_sync(0xffffffffu, mine, 4 * (2 * pair + side) + from);              \
+                const tensor_words column = words_of(&mine, 4 * (2 * pair + side) + from);                             \
                 for (int far = 0; far < 2; far++)                                                                      \
                     for (int upper = 0; upper < 2; upper++) {                                                          \
                         const float y = term_of_##type(column.b, far, upper);                                          \

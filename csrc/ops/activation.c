@@ -17,6 +17,9 @@ FLOAT_FN(relu, 1, x < 0 ? 0 : x)
 INT_FN(relu, 1, x < 0 ? 0 : x)
 FLOAT_FN(relu_grad, 2, y <= 0 ? 0 : x)
 
+/* relu_dropout_grad(dy, what a dropout has left of the result) */
+FLOAT_FN(relu_dropout_grad, 2, y <= 0 ? 0 : x * p0)
+
 FLOAT_FN(leaky_relu, 1, x > 0 ? x : p0 * x)
 FLOAT_FN(leaky_relu_grad, 2, y > 0 ? x : p0 * x)
 
@@ -123,6 +126,7 @@ static status lower_softsign(graph *g, const node *n, value **out) {
 
 /* --- records ------------------------------------------------------------------------------------------------------ */
 
+static const attr relu_dropout_attrs[] = {NO_DEFAULT("scale", FLOAT), {0}};
 static const attr leaky_attrs[] = {FLOAT("alpha", 0.01), {0}};
 static const attr alpha_attrs[] = {FLOAT("alpha", 1), {0}};
 static const attr selu_attrs[] = {FLOAT("alpha", 1.6732632423543772), FLOAT("gamma", 1.0507009873554805), {0}};
@@ -164,6 +168,7 @@ const op_def activation_ops[] = {
 
     {TILED_GRADIENT("HardTanhGrad", 2, TWO("min", "max"), FN(hard_tanh_grad)), .attrs = bound_attrs},
     {TILED_GRADIENT("ReluGrad", 2, FN(relu_grad))},
+    {TILED_GRADIENT("ReluDropoutGrad", 2, ONE("scale"), FN(relu_dropout_grad)), .attrs = relu_dropout_attrs},
     {TILED_GRADIENT("LeakyReluGrad", 2, ONE("alpha"), FN(leaky_relu_grad)), .attrs = leaky_attrs},
     {TILED_GRADIENT("PReluGrad", 3, FN(prelu_grad))},
     {TILED_GRADIENT("PReluSlopeGrad", 2, FN(prelu_slope_grad))},

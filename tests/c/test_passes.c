@@ -478,6 +478,46 @@ TEST(dropout_stays_behind_a_softmax) {
     ctx_release(&c);
 }
 
+/* --- relu_dropout --------------------------------------------------------------------------------------------------- */
+
+TEST(what_a_dropout_has_left_tells_the_slope_of_a_relu) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *dy = INPUT(g, "dy", F32, 4, 3), *y = NODE(g, "Relu", x);
+
+    make_output(g, dropped(g, y, 7));
+    make_output(g, NODE(g, "ReluGrad", dropped(g, dy, 7), y));
+    check_rewrite(g, "relu_dropout",
+                  "input %0 x float32[4, 3] grad\n"
+                  "input %1 dy float32[4, 3] grad\n"
+                  "%2 = Relu(%0 x) float32[4, 3]\n"
+                  "%3 = DropoutTrain(%2, ratio=0.25, key=7) float32[4, 3]\n"
+                  "%4 = ReluDropoutGrad(%1 dy, %3, scale=1.33333333) float32[4, 3]\n"
+                  "output %3\n"
+                  "output %4\n");
+    ctx_release(&c);
+}
+
+TEST(a_relu_that_others_read_keeps_its_result) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *dy = INPUT(g, "dy", F32, 4, 3), *rows = INPUT(g, "rows", I64, 4);
+    value *y = NODE(g, "Relu", x), *z = NODE(g, "Relu", NODE(g, "Neg", x)), *w = NODE(g, "Relu", NODE(g, "Abs", x));
+
+    make_output(g, dropped(g, y, 7));
+    make_output(g, NODE(g, "ReluGrad", dropped(g, dy, 7), y));
+    make_output(g, NODE(g, "Exp", y));
+    make_output(g, dropped(g, z, 8)); /* another one */
+    make_output(g, NODE(g, "ReluGrad", dropped(g, dy, 9), z));
+    make_output(g, dropped(g, w, 10)); /* of all rows, and of some */
+    make_output(g, NODE(g, "ReluGrad",
+                        NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 10)), dy, rows), w));
+    check_untouched(g, "relu_dropout");
+    ctx_release(&c);
+}
+
 /* --- concat_gradient ------------------------------------------------------------------------------------------------ */
 
 /* `x` as columns `from` on of [2, 6]. */

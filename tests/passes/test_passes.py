@@ -496,6 +496,32 @@ def test_dropout_within_a_softmax(shape, masked, dtype):
         assert x.numel() == 0 or difference(a, b.nan_to_num()) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=DTYPES.get)
+@pytest.mark.parametrize("ratio", [0.1, 0.6])
+def test_dropout_behind_a_relu(ratio, dtype):
+    """Gradients of the same bits, zeros and the smallest numbers among what comes in, and less that is kept."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(37, 65, dtype=dtype) for _ in range(2))
+    smallest = torch.finfo(dtype).smallest_normal
+    x.view(-1)[:5] = torch.tensor([-math.inf, 0.0, -0.0, smallest, -smallest], dtype=dtype)
+    w = torch.randn(65, 65, dtype=dtype)
+
+    def layer(x, w):
+        return nn.functional.dropout(torch.relu(x), ratio, True) @ w
+
+    session = export(Function(layer), [x, w])
+    bit = _core.passes()["relu_dropout"]
+    fired, ours = run(session, [x, w], dy, ALL_PASSES)
+    without, apart = run(session, [x, w], dy, bit)
+    assert fired["relu_dropout"] == 1 and "relu_dropout" not in without
+    assert all(torch.equal(a, b) for a, b in zip(ours, apart, strict=True))
+    slope = ours[1] != 0
+    assert not slope[x <= 0].any() and slope.any()
+    specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in (x, w))
+    peaks = [session.model.plan(specs, (True,) * 2, (True,), disabled).arena_bytes for disabled in (ALL_PASSES, bit)]
+    assert peaks[0] < peaks[1]
+
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
 
 

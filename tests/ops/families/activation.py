@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from tests.ops.cases import Case, t, value
 
 NAN, INF = math.nan, math.inf
+NEVER, ALWAYS = 1e-15, 1.0
 # Kinks of any activation, and numbers where exponentials overflow.
 EDGES = [NAN, INF, 0.0, -0.0, 3.0, -3.0, 2.9, -2.9, 3.1, -3.1, 1e-4, -1e-4, 20.5, -20.5, 100.0, -100.0, 1e4, -1e4]
 
@@ -49,6 +50,17 @@ def edges(op):
     return [x for x in EDGES if not (math.isnan(x) and op in NO_NAN_GRADIENT or math.isinf(x) and op in NO_INFINITY)]
 
 
+def relu_dropped(name, x, rate=NEVER, **kwargs):
+    """With a dropout that leaves nothing to chance; one that does is tested in tests/passes/test_passes.py."""
+    nodes = ("Relu", "x0", "r"), ("Dropout", "r x1 x2", "y0")
+
+    def ref(x, *_):
+        return F.relu(x) * (rate != ALWAYS)
+
+    inputs = [x, value(rate, "float32"), value(True, "bool")]
+    return Case("ortmodule::ReluDropoutGrad", inputs, ref, name=name, nodes=nodes, const=(1, 2), opset=14, **kwargs)
+
+
 CASES = [
     *(
         case
@@ -75,4 +87,10 @@ CASES = [
         ]
     ),
     Case("PRelu", [value([NAN, 0.0, -0.0, INF, 2.0, -3.0]), value([0.25])], F.prelu, fd=False, name="edges"),
+    relu_dropped("kept", t(3, 5), large=[t(1024, 1024), value(0.1, "float32"), value(True, "bool")]),
+    relu_dropped("tiles", t(2, 1031), dtypes="float32"),
+    relu_dropped("scalar", t()),
+    relu_dropped("empty", t(3, 0)),
+    relu_dropped("nothing-left", t(3, 5), ALWAYS),
+    relu_dropped("edges", value([-INF, 0.0, -0.0, 3.0, -3.0, 1e-4, -1e-4]), fd=False),
 ]
