@@ -8,7 +8,8 @@
  *
  * The kernel keeps a block of sums in registers over a slice. Sums over several slices are kept in float32 until the
  * last one: in C itself when that is float32 and near, else beside A's block, for as many columns as there is room for.
- * A's block has all slices where they fit, so that it is laid out once. */
+ * A's block has all slices where they fit, so that it is laid out once: for all pairs of a batch that share it, as the
+ * images of a convolution share its weights. */
 #include "exec/gemm_packed.h"
 
 #include "core/parallel.h"
@@ -34,6 +35,7 @@ static inline int64_t whole(int64_t n, int64_t size) { return parts(n, size) * s
 
 typedef struct area {
     int64_t row, col, rows, cols;
+    int64_t pairs; /* that share A: the next of the innermost batch dimension */
 } area;
 
 /* How an area is gone through. */
@@ -65,15 +67,19 @@ static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
     const int64_t c_size = (int64_t)dtype_size(c_type);
     const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
-    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
-    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
     _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
     const blocking x = blocking_of(g, kn, r);
-    const int64_t sum_row = x.cols;
+    const int64_t sum_row = x.cols, pieces = parts(r.cols, x.cols);
+    const bool once = x.a_units * kn->per_unit >= g->k;
     float *sums = (float *)(room + x.rows * x.a_units);
 
     for (int64_t top = 0; top < r.rows; top += x.rows)
-        for (int64_t left = 0; left < r.cols; left += x.cols)
+        for (int64_t piece = 0; piece < r.pairs * pieces; piece++) {
+            const int64_t left = piece % pieces * x.cols, pair = piece / pieces, last_batch = g->n_batch - 1;
+            const int64_t b_at = at.b + (pair ? pair * g->b_step[last_batch] : 0);
+            const int64_t c_at = at.c + (pair ? pair * g->c_step[last_batch] : 0);
+            const char *b = (const char *)g->b + (b_at + r.col * g->b_col) * b_size;
+            char *c = (char *)g->c + (c_at + r.row * g->c_row + r.col) * c_size;
             for (int64_t k = 0; k < g->k; k += x.depth) {
                 const int64_t rows = least(x.rows, r.rows - top), cols = least(x.cols, r.cols - left);
                 const int64_t deep = least(x.depth, g->k - k),
@@ -94,7 +100,7 @@ static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area
                 } else if (!x.beside && k > 0) {
                     t.beta = 1;
                 }
-                if (!all_of_a || (left == 0 && k == 0))
+                if (!once || (piece == 0 && k == 0))
                     kn->pack_a(room, a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, a_deep,
                                g->a_row, g->a_col);
                 for (int64_t j = 0; j < cols; j += PANEL_COLS) {
@@ -111,13 +117,14 @@ static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area
                     }
                 }
             }
+        }
 }
 
-/* How one pair's C is cut: `down` times `across` areas. */
+/* How one pair's C is cut: `down` times `across` areas; or `pairs` of those that `shared` share A are one area, whole. */
 typedef struct cut {
     const gemm *g;
     const gemm_kernel *kernel;
-    int64_t down, across, rows, cols;
+    int64_t down, across, rows, cols, shared, pairs;
 } cut;
 
 static void run_areas(void *arg, int64_t begin, int64_t end) {
@@ -126,11 +133,13 @@ static void run_areas(void *arg, int64_t begin, int64_t end) {
 
     if (x->kernel->enter) x->kernel->enter();
     for (int64_t i = begin; i < end; i++) {
-        int64_t within = i % (x->down * x->across);
+        const int64_t lots = parts(x->shared, x->pairs), within = i % (x->down * x->across);
+        const int64_t lot = i / (x->down * x->across), first = lot % lots * x->pairs;
         area r = {.row = within / x->across * x->rows, .col = within % x->across * x->cols};
         r.rows = least(x->rows, g->m - r.row);
         r.cols = least(x->cols, g->n - r.col);
-        if (r.rows > 0 && r.cols > 0) run_area(g, x->kernel, gemm_batch_at(g, i / (x->down * x->across)), r);
+        r.pairs = least(x->pairs, x->shared - first);
+        if (r.rows > 0 && r.cols > 0) run_area(g, x->kernel, gemm_batch_at(g, lot / lots * x->shared + first), r);
     }
     if (x->kernel->leave) x->kernel->leave();
 }
@@ -152,15 +161,26 @@ static void cut_among(cut *x, int64_t threads) {
     x->cols = whole(parts(g->n, x->across), PANEL_COLS);
 }
 
-void gemm_packed_with(const gemm *g, const gemm_kernel *kernel) {
-    cut x = {.g = g, .kernel = kernel, .down = 1, .across = 1, .rows = g->m, .cols = g->n};
-    const int64_t threads = parallel_threads();
-    int64_t pairs = 1, work = g->m * g->n * g->k;
+/* Pairs that share A go together, a lot for each thread, where that leaves none of them waiting for long. */
+static void join_pairs(cut *x, int64_t pairs, int64_t threads) {
+    const gemm *g = x->g;
+    const int last = g->n_batch - 1;
 
-    for (int i = 0; i < g->n_batch; i++) pairs *= g->batch[i];
-    if (pairs < 4 * threads && work >= WORTH_CUTTING) cut_among(&x, threads);
-    work /= x.down * x.across;
-    parallel_for(pairs * x.down * x.across, parallel_rows(work / 16), run_areas, &x);
+    if (last < 0 || g->a_step[last] != 0) return;
+    if (g->batch[last] % threads == 0 || g->batch[last] >= 4 * threads) x->shared = g->batch[last];
+    x->pairs = pairs / x->shared >= 4 * threads ? x->shared : parts(x->shared, threads);
+}
+
+void gemm_packed_with(const gemm *g, const gemm_kernel *kernel) {
+    cut x = {.g = g, .kernel = kernel, .down = 1, .across = 1, .rows = g->m, .cols = g->n, .shared = 1, .pairs = 1};
+    const int64_t threads = parallel_threads(), pairs = gemm_pairs(g);
+    int64_t work = g->m * g->n * g->k;
+
+    join_pairs(&x, pairs, threads);
+    const int64_t lots = pairs / x.shared * parts(x.shared, x.pairs);
+    if (x.shared == 1 && pairs < 4 * threads && work >= WORTH_CUTTING) cut_among(&x, threads);
+    work = work / (x.down * x.across) * x.pairs;
+    parallel_for(lots * x.down * x.across, parallel_rows(work / 16), run_areas, &x);
 }
 
 /* --- which kernel ----------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
  *     ConvGradWeight   dw = dy correlated with x
  *
  * The gradient of each of the first two is made of the others. Backward keeps x and w alive, not y. How a convolution
- * is computed is chosen in conv_by_torch; the kernels are in conv_kernel.c and conv_shim.c. */
+ * is computed is chosen in conv_by_torch; the kernels are in conv_kernel.c, conv_narrow.c and conv_shim.c. */
 #include "ops/conv.h"
 
 #include <inttypes.h>
@@ -98,7 +98,7 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 
 /* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
-/* bfloat16 stays where torch has a kernel for it, and both types stay on a GPU, unless constants are folded; other
+/* bfloat16 stays where there is a kernel for it, torch's or ours, and both types stay on a GPU, unless constants are folded; other
  * 16-bit convolutions are computed in float32. */
 static status lower_narrow(graph *g, const node *n, conv_product product, value **out) {
     conv v;
@@ -107,7 +107,7 @@ static status lower_narrow(graph *g, const node *n, conv_product product, value 
     if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
     if (g->cuda && !(value_is_constant(n->in[0]) && value_is_constant(n->in[1]))) return OK;
     TRY(conv_of_node(g->c, n, product, &v));
-    return conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
+    return conv_by_product(&v) || conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);
 }
 
 static status lower_conv(graph *g, const node *n, value **out) { return lower_narrow(g, n, CONV_FORWARD, out); }
@@ -229,7 +229,9 @@ static size_t scratch(const node *n, conv_product which) {
     conv v;
 
     ctx_init(&c);
-    return conv_of_node(&c, n, which, &v) == OK && v.type != BF16 ? conv_scratch(&v) : 0;
+    if (conv_of_node(&c, n, which, &v) != OK) return 0;
+    if (v.type != BF16) return conv_scratch(&v);
+    return conv_by_product(&v) ? conv_product_scratch(&v, which) : 0;
 }
 
 static size_t workspace_conv(const node *n) { return scratch(n, CONV_FORWARD); }
@@ -245,12 +247,13 @@ static status conv_cpu(ctx *c, const call *k) {
     TRY(conv_of_node(c, k->node, CONV_FORWARD, &v));
     if (conv_by_torch(&v, CONV_FORWARD) && conv_forward_shim(&v, x->data, w->data, b ? b->data : NULL, k->out[0].data))
         return OK;
-    if (v.type == BF16) return failed(c);
+    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
     if (b) {
         tensor bias = {.data = b->data, .type = b->type, .shape = k->out[0].shape, .stride = {0, b->stride[0]}};
         copy_elements(&k->out[0], &bias);
     }
-    conv_forward(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
+    if (v.type == BF16) conv_forward_product(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
+    else conv_forward(&v, x->data, w->data, k->out[0].data, b != NULL, k->work);
     return OK;
 }
 
@@ -260,8 +263,9 @@ static status conv_grad_input_cpu(ctx *c, const call *k) {
 
     TRY(conv_of_node(c, k->node, CONV_GRAD_INPUT, &v));
     if (conv_by_torch(&v, CONV_GRAD_INPUT) && conv_grad_input_shim(&v, dy->data, w->data, dx->data)) return OK;
-    if (v.type == BF16) return failed(c);
-    conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
+    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
+    if (v.type == BF16) conv_grad_input_product(&v, dy->data, w->data, dx->data, k->work);
+    else conv_grad_input(&v, dy->data, w->data, dx->data, k->work);
     return OK;
 }
 
@@ -271,8 +275,9 @@ static status conv_grad_weight_cpu(ctx *c, const call *k) {
 
     TRY(conv_of_node(c, k->node, CONV_GRAD_WEIGHT, &v));
     if (conv_by_torch(&v, CONV_GRAD_WEIGHT) && conv_grad_weight_shim(&v, x->data, dy->data, dw->data)) return OK;
-    if (v.type == BF16) return failed(c);
-    conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
+    if (v.type == BF16 && !conv_by_product(&v)) return failed(c);
+    if (v.type == BF16) conv_grad_weight_product(&v, x->data, dy->data, dw->data, k->work);
+    else conv_grad_weight(&v, x->data, dy->data, dw->data, k->work);
     return OK;
 }
 

@@ -1,5 +1,5 @@
-/* conv.h -- the three products of a convolution, in two implementations. Everything is float32 or float64 (through
- * torch: bfloat16 too, on a GPU any float), contiguous, and laid out as ONNX has it:
+/* conv.h -- the three products of a convolution, in three implementations. Everything is float32 or float64 (through
+ * torch and of 1x1: bfloat16 too, on a GPU any float), contiguous, and laid out as ONNX has it:
  *
  *     x  [images, groups * in, w.in...]      w  [groups * out, in, kernel...]      y  [images, groups * out, w.out...]
  */
@@ -25,6 +25,14 @@ static inline double conv_work(const conv *v) { /* multiplications */
     return (double)v->images * (double)(v->groups * v->out) * (double)volume(v->w.out) * (double)conv_depth(v);
 }
 
+/* Does each output pixel see one input pixel, the one at its place? */
+static inline bool conv_is_pointwise(const conv *v) {
+    for (int i = 0; i < SPATIAL; i++)
+        if (v->w.kernel[i] != 1 || v->w.stride[i] != 1 || v->w.before[i] != 0 || v->w.in[i] != v->w.out[i])
+            return false;
+    return true;
+}
+
 /* --- ours (conv_kernel.c) ----------------------------------------------------------------------------------------- */
 
 size_t conv_scratch(const conv *v); /* bytes of `work`, for each of the three */
@@ -32,6 +40,15 @@ size_t conv_scratch(const conv *v); /* bytes of `work`, for each of the three */
 void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add, void *work);
 void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work);
 void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work);
+
+/* --- ours, of 1x1 in bfloat16 (conv_narrow.c) --------------------------------------------------------------------- */
+
+/* Whether the three can compute this convolution. The same answer on every call. */
+bool conv_by_product(const conv *v);
+size_t conv_product_scratch(const conv *v, conv_product product); /* bytes of `work` */
+void conv_forward_product(const conv *v, const void *x, const void *w, void *y, bool add, void *work);
+void conv_grad_input_product(const conv *v, const void *dy, const void *w, void *dx, void *work);
+void conv_grad_weight_product(const conv *v, const void *x, const void *dy, void *dw, void *work);
 
 /* --- torch's (conv_shim.c) ---------------------------------------------------------------------------------------- */
 

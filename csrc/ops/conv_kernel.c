@@ -62,13 +62,6 @@ static bool next_chunk(const chunk *largest, chunk *now) {
 static int64_t pixels_of(const chunk *k) { return k->lines * k->v->w.out[2]; } /* of one image */
 static int64_t width_of(const chunk *k) { return k->images * pixels_of(k); }   /* columns */
 
-static bool is_pointwise(const conv *v) {
-    for (int i = 0; i < SPATIAL; i++)
-        if (v->w.kernel[i] != 1 || v->w.stride[i] != 1 || v->w.before[i] != 0 || v->w.in[i] != v->w.out[i])
-            return false;
-    return true;
-}
-
 /* A convolution over the pixels of x as they lie: one long line. */
 static conv as_line(const conv *v) {
     conv flat = *v;
@@ -77,10 +70,12 @@ static conv as_line(const conv *v) {
     return flat;
 }
 
-static bool few_channels(const conv *v) { return v->out < FEW_CHANNELS && (!is_pointwise(v) || v->in < FEW_CHANNELS); }
+static bool few_channels(const conv *v) {
+    return v->out < FEW_CHANNELS && (!conv_is_pointwise(v) || v->in < FEW_CHANNELS);
+}
 
 /* Columns of single elements are x itself; but where images are small, one product over several of them is better. */
-static bool is_copy_free(const conv *v) { return is_pointwise(v) && volume(v->w.out) >= CHUNK_PIXELS; }
+static bool is_copy_free(const conv *v) { return conv_is_pointwise(v) && volume(v->w.out) >= CHUNK_PIXELS; }
 
 size_t conv_scratch(const conv *v) {
     if (is_copy_free(v) || few_channels(v)) return 0;
@@ -453,7 +448,7 @@ void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add
                      v->type == F64 ? direct_forward_double : direct_forward_float, &d);
         return;
     }
-    if (is_pointwise(v)) {
+    if (conv_is_pointwise(v)) {
         forward_product(&all, columns_of_x(&all, x), w, y, add);
         return;
     }
@@ -473,7 +468,7 @@ void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, voi
                      v->type == F64 ? direct_input_double : direct_input_float, &d);
         return;
     }
-    if (is_pointwise(v)) {
+    if (conv_is_pointwise(v)) {
         input_product(&all, dy, w, columns_of_x(&all, dx));
         return;
     }

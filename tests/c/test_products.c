@@ -148,22 +148,27 @@ TEST(products_of_every_type_and_layout) {
 TEST(products_larger_than_any_block) {
     static const dtype narrow[] = {F32, BF16, F16, BF16};
 
-    for (int trial = 0; trial < 48; trial++) {
-        int turned = trial % 4, kind = trial / 4 % 4;
+    for (int trial = 0; trial < 96; trial++) {
+        const int turned = trial % 4, kind = trial / 4 % 4, pairs = trial < 48 ? 1 : 3 + trial % 2; /* that share A */
         gemm g = {.type = narrow[kind], .m = 470, .n = 291, .k = 531, .alpha = 1, .beta = 1, .c_row = 291};
         g.wide_c = g.type != F32 && kind < 3;
-        if (trial >= 16) g.beta = 0;
-        if (trial >= 32) g.m = 130;                 /* all of A's slices fit */
+        if (trial % 48 >= 16) g.beta = 0;
+        if (trial % 48 >= 32) g.m = 130; /* all of A's slices fit */
+        if (pairs > 1) g.n = g.c_row = 97;
         if (!g.wide_c && g.type != F32) g.k = 1031; /* slices, whose sums are not in C */
         g.a_row = turned & 1 ? 1 : g.k;
         g.a_col = turned & 1 ? g.m : 1;
         g.b_row = turned & 2 ? 1 : g.n;
         g.b_col = turned & 2 ? g.k : 1;
+        g.n_batch = 1;
+        g.batch[0] = pairs;
+        g.b_step[0] = g.k * g.n;
+        g.c_step[0] = g.m * g.n;
         g.a = numbers(g.type, g.m * g.k);
-        g.b = numbers(g.type, g.k * g.n);
+        g.b = numbers(g.type, pairs * g.k * g.n);
         for (int64_t i = 0; !g.wide_c && g.type != F32 && i < g.m * g.k; i++)
             if (i % 9) dtype_set_int(g.type, (void *)(uintptr_t)g.a, i, 0);
-        CHECK(count_wrong(&g, 1) == 0);
+        CHECK(count_wrong(&g, pairs) == 0);
         free((void *)(uintptr_t)g.a);
         free((void *)(uintptr_t)g.b);
     }
@@ -296,4 +301,73 @@ TEST(convolutions_in_chunks) {
     check_convolution(&(conv){.type = F64, .w = large, .images = 2, .groups = 1, .in = 12, .out = 8});
     check_convolution(&(conv){.type = F64, .w = small, .images = 30, .groups = 1, .in = 40, .out = 8});
     check_convolution(&(conv){.type = F64, .w = patches, .images = 3, .groups = 2, .in = 3, .out = 9});
+}
+
+/* Of whole numbers, whose sums are exact in float32 and are rounded once. */
+static bool rounded_equal(const bf16 *a, const double *b, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (a[i] != f32_to_bf16((float)b[i])) return false;
+    return true;
+}
+
+static double *widened(const bf16 *x, int64_t count) {
+    double *y = malloc(sizeof *y * (size_t)(count + 1));
+    for (int64_t i = 0; i < count; i++) y[i] = (double)bf16_to_f32(x[i]);
+    return y;
+}
+
+static void check_narrow_convolution(const conv *v) {
+    const int64_t n_x = v->images * v->groups * v->in * volume(v->w.in), n_w = v->groups * v->out * v->in;
+    const int64_t n_y = v->images * v->groups * v->out * volume(v->w.out), most = n_x + n_w + n_y;
+    bf16 *x = numbers(BF16, n_x), *w = numbers(BF16, n_w), *dy = numbers(BF16, n_y), *ours = numbers(BF16, most);
+    double *wide_x = widened(x, n_x), *wide_w = widened(w, n_w), *wide_dy = widened(dy, n_y);
+    double *expected = widened(ours, n_y), *sums = calloc((size_t)(most + 1), sizeof *sums);
+    void *work[] = {malloc(conv_product_scratch(v, CONV_FORWARD) + 1),
+                    malloc(conv_product_scratch(v, CONV_GRAD_INPUT) + 1),
+                    malloc(conv_product_scratch(v, CONV_GRAD_WEIGHT) + 1)};
+
+    each_product(v, add_forward, wide_x, wide_w, expected);
+    conv_forward_product(v, x, w, ours, true, work[CONV_FORWARD]);
+    CHECK(rounded_equal(ours, expected, n_y));
+    each_product(v, add_forward, wide_x, wide_w, sums);
+    conv_forward_product(v, x, w, ours, false, work[CONV_FORWARD]);
+    CHECK(rounded_equal(ours, sums, n_y));
+
+    memset(sums, 0, sizeof *sums * (size_t)most);
+    each_product(v, add_input, wide_dy, wide_w, sums);
+    conv_grad_input_product(v, dy, w, ours, work[CONV_GRAD_INPUT]);
+    CHECK(rounded_equal(ours, sums, n_x));
+
+    memset(sums, 0, sizeof *sums * (size_t)most);
+    each_product(v, add_weight, wide_x, wide_dy, sums);
+    conv_grad_weight_product(v, x, dy, ours, work[CONV_GRAD_WEIGHT]);
+    CHECK(rounded_equal(ours, sums, n_w));
+
+    for (int i = 0; i < 3; i++) free(work[i]);
+    free(sums);
+    free(expected);
+    free(wide_dy);
+    free(wide_w);
+    free(wide_x);
+    free(ours);
+    free(dy);
+    free(w);
+    free(x);
+}
+
+/* On CPUs that have a kernel for bfloat16. */
+TEST(convolutions_of_single_pixels_in_bfloat16) {
+    const window small = {2, {1, 7, 9}, {1, 7, 9}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0}, {0}};
+    const window large = {2, {1, 17, 23}, {1, 17, 23}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0}, {0}};
+    const window apart = {3, {5, 8, 7}, {2, 4, 3}, {1, 1, 1}, {3, 2, 3}, {1, 1, 1}, {0}, {0}};
+    const window *windows[] = {&small, &large, &apart};
+
+    for (int trial = 0; trial < 36; trial++) {
+        conv v = {.type = BF16, .w = *windows[trial % 3], .images = trial / 3 % 4, .groups = 1 + trial / 12};
+        v.in = 8 + random_below(40);
+        v.out = 8 + random_below(70);
+        if (conv_by_product(&v)) check_narrow_convolution(&v);
+    }
+    conv many = {.type = BF16, .w = small, .images = 130, .groups = 1, .in = 128, .out = 8}; /* collected in turns */
+    if (conv_by_product(&many)) check_narrow_convolution(&many);
 }
