@@ -62,62 +62,78 @@ static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
     return x;
 }
 
-static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area r) {
+/* An area that is being multiplied. */
+typedef struct job {
+    const gemm *g;
+    const gemm_kernel *kn;
+    area r;
+    blocking x;
+    const char *a;             /* of the area's first row */
+    uint32_t *room, *b_panels; /* A's block and, behind it, sums beside C; B's panels */
+} job;
+
+/* A block of A's rows times some columns of one pair, whose B and C begin at the area's first row and column. */
+static void run_piece(const job *w, int64_t top, int64_t left, const char *b, char *c, bool first) {
+    const gemm *g = w->g;
+    const gemm_kernel *kn = w->kn;
+    const blocking x = w->x;
     const dtype c_type = gemm_type_c(g);
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
-    const int64_t c_size = (int64_t)dtype_size(c_type);
-    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
-    _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
-    const blocking x = blocking_of(g, kn, r);
-    const int64_t sum_row = x.cols, pieces = parts(r.cols, x.cols);
-    const bool once = x.a_units * kn->per_unit >= g->k;
-    float *sums = (float *)(room + x.rows * x.a_units);
+    const int64_t c_size = (int64_t)dtype_size(c_type), sum_row = x.cols;
+    const int64_t rows = least(x.rows, w->r.rows - top), cols = least(x.cols, w->r.cols - left);
+    const bool all_of_a = x.a_units > x.slice, once = x.a_units * kn->per_unit >= g->k;
+    float *sums = (float *)(w->room + x.rows * x.a_units);
 
-    for (int64_t top = 0; top < r.rows; top += x.rows)
-        for (int64_t piece = 0; piece < r.pairs * pieces; piece++) {
-            const int64_t left = piece % pieces * x.cols, pair = piece / pieces, last_batch = g->n_batch - 1;
-            const int64_t b_at = at.b + (pair ? pair * g->b_step[last_batch] : 0);
-            const int64_t c_at = at.c + (pair ? pair * g->c_step[last_batch] : 0);
-            const char *b = (const char *)g->b + (b_at + r.col * g->b_col) * b_size;
-            char *c = (char *)g->c + (c_at + r.row * g->c_row + r.col) * c_size;
-            for (int64_t k = 0; k < g->k; k += x.depth) {
-                const int64_t rows = least(x.rows, r.rows - top), cols = least(x.cols, r.cols - left);
-                const int64_t deep = least(x.depth, g->k - k),
-                              deep_units = whole(parts(deep, kn->per_unit), kn->unit_step);
-                const bool last = k + x.depth >= g->k, all_of_a = x.a_units > x.slice;
-                const int64_t a_deep = all_of_a ? g->k : deep,
-                              a_units = whole(parts(a_deep, kn->per_unit), kn->unit_step);
-                const uint32_t *a_block = room + (all_of_a ? k / kn->per_unit * kn->rows : 0);
-                const int64_t at_once = least(kn->panels, PANEL_UNITS / deep_units);
-                gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
+    for (int64_t k = 0; k < g->k; k += x.depth) {
+        const int64_t deep = least(x.depth, g->k - k), deep_units = whole(parts(deep, kn->per_unit), kn->unit_step);
+        const int64_t a_deep = all_of_a ? g->k : deep, a_units = whole(parts(a_deep, kn->per_unit), kn->unit_step);
+        const uint32_t *a_block = w->room + (all_of_a ? k / kn->per_unit * kn->rows : 0);
+        const int64_t at_once = least(kn->panels, PANEL_UNITS / deep_units);
+        const bool last = k + x.depth >= g->k;
+        gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
 
-                if (x.beside && k > 0) t.more_row = sum_row;
-                if (x.beside && !last) {
-                    t.type = F32;
-                    t.row = sum_row;
-                    t.alpha = 1;
-                    t.beta = 0;
-                } else if (!x.beside && k > 0) {
-                    t.beta = 1;
-                }
-                if (!once || (piece == 0 && k == 0))
-                    kn->pack_a(room, a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, a_deep,
-                               g->a_row, g->a_col);
-                for (int64_t j = 0; j < cols; j += PANEL_COLS) {
-                    const int64_t wide = least(PANEL_COLS, cols - j), panel = j / PANEL_COLS % at_once;
-                    if (panel == 0)
-                        kn->pack_b(b_panels, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g),
-                                   least(at_once * PANEL_COLS, cols - j), deep, g->b_col, g->b_row);
-                    for (int64_t i = 0; i < rows; i += kn->rows) {
-                        t.c = x.beside && !last ? (void *)(sums + i * sum_row + j)
-                                                : c + ((top + i) * g->c_row + left + j) * c_size;
-                        t.more = t.more_row ? sums + i * sum_row + j : NULL;
-                        kn->run(deep_units, a_block + i * a_units, b_panels + panel * PANEL_COLS * deep_units,
-                                least(kn->rows, rows - i), wide, &t);
-                    }
-                }
+        if (x.beside && k > 0) t.more_row = sum_row;
+        if (x.beside && !last) {
+            t.type = F32;
+            t.row = sum_row;
+            t.alpha = 1;
+            t.beta = 0;
+        } else if (!x.beside && k > 0) {
+            t.beta = 1;
+        }
+        if (!once || (first && k == 0))
+            kn->pack_a(w->room, w->a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, a_deep, g->a_row,
+                       g->a_col);
+        for (int64_t j = 0; j < cols; j += PANEL_COLS) {
+            const int64_t wide = least(PANEL_COLS, cols - j), panel = j / PANEL_COLS % at_once;
+            if (panel == 0)
+                kn->pack_b(w->b_panels, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g),
+                           least(at_once * PANEL_COLS, cols - j), deep, g->b_col, g->b_row);
+            for (int64_t i = 0; i < rows; i += kn->rows) {
+                t.c = x.beside && !last ? (void *)(sums + i * sum_row + j)
+                                        : c + ((top + i) * g->c_row + left + j) * c_size;
+                t.more = t.more_row ? sums + i * sum_row + j : NULL;
+                kn->run(deep_units, a_block + i * a_units, w->b_panels + panel * PANEL_COLS * deep_units,
+                        least(kn->rows, rows - i), wide, &t);
             }
         }
+    }
+}
+
+static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area r) {
+    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
+    const int64_t c_size = (int64_t)dtype_size(gemm_type_c(g)), last = g->n_batch - 1;
+    const int64_t b_step = r.pairs > 1 ? g->b_step[last] : 0, c_step = r.pairs > 1 ? g->c_step[last] : 0;
+    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
+    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
+    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
+    _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
+    const job w = {g, kn, r, blocking_of(g, kn, r), a, room, b_panels};
+
+    for (int64_t top = 0; top < r.rows; top += w.x.rows)
+        for (int64_t pair = 0; pair < r.pairs; pair++)
+            for (int64_t left = 0; left < r.cols; left += w.x.cols)
+                run_piece(&w, top, left, b + pair * b_step * b_size, c + pair * c_step * c_size, pair + left == 0);
 }
 
 /* How one pair's C is cut: `down` times `across` areas; or `pairs` of those that `shared` share A are one area, whole. */
