@@ -87,16 +87,25 @@ static block *find(size_t need) {
     return b;
 }
 
-/* Unmaps the largest kept blocks until, with `more` in use, no more is held than was ever needed. */
+/* Of kept blocks the largest of no more than `excess` bytes, or the smallest: an arena does not go for the sake of a
+ * megabyte, which would cost all its pages. */
+static block **to_release(size_t excess) {
+    block **best = &kept;
+
+    for (block **at = &kept; *at; at = &(*at)->next) {
+        const size_t touched = (*at)->touched, so_far = (*best)->touched;
+        if (so_far > excess ? touched < so_far : touched <= excess && touched > so_far) best = at;
+    }
+    return best;
+}
+
+/* Unmaps kept blocks until, with `more` in use, no more is held than was ever needed. */
 static void release(size_t more) {
-    size_t used = now.used + more, limit = used > now.peak ? used : now.peak;
+    const size_t used = now.used + more, limit = used > now.peak ? used : now.peak;
 
     while (kept && used + now.kept > limit) {
-        block **largest = &kept, *b;
-        for (block **at = &kept; *at; at = &(*at)->next)
-            if ((*at)->touched > (*largest)->touched) largest = at;
-        b = *largest;
-        *largest = b->next;
+        block **at = to_release(used + now.kept - limit), *b = *at;
+        *at = b->next;
         now.kept -= b->touched;
         (void)munmap(b, b->capacity);
     }
