@@ -242,15 +242,19 @@ def _views(first: Trace, other: Trace) -> dict[int, View]:
 
 def _first(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
     tried: list[_Sizes] = []
-    for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
-        if sizes in tried:
-            continue
-        tried.append(sizes)
-        try:
-            return at(sizes), sizes
-        except _Failed as error:
-            cause = error
-    raise _blaming(CaptureError(str(cause)), cause.submodule) from cause
+    cause = None
+    try:
+        for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
+            if sizes in tried:
+                continue
+            tried.append(sizes)
+            try:
+                return at(sizes), sizes
+            except _Failed as error:
+                cause = error
+        raise _blaming(CaptureError(str(cause)), cause.submodule) from cause
+    finally:
+        cause = None  # its traceback knows this frame: the callers' tensors would live on
 
 
 def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:

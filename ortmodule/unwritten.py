@@ -45,9 +45,14 @@ def check_written(graph: torch._C.Graph) -> None:
             elif not kind.startswith("aten::") or _writes(node):
                 fresh -= set(inputs)
             elif kind not in _LOOKING and (inputs[0] in fresh or kind not in _LIKE_ANOTHER):
-                error = NotTraceable(f"{kind} reads memory that is written where a trace does not show it")
-                error.node = node
-                raise error
+                raise _at(node, f"{kind} reads memory that is written where a trace does not show it")
+
+
+def _at(node: torch._C.Node, text: str) -> NotTraceable:
+    # (No frame may know the exception that it raises: tensors would live on.)
+    error = NotTraceable(text)
+    error.node = node
+    return error
 
 
 def _writes(node: torch._C.Node) -> bool:

@@ -5,6 +5,7 @@ import gc
 import os
 import weakref
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -352,6 +353,34 @@ def test_memory_is_used_again():
     del ours
     gc.collect()
     assert _core.memory()["kept"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("fails", ["not at all", "at two rows", "where it waits for memory"])
+def test_the_first_call_leaves_nothing_to_the_garbage_collector(fails):
+    """Errors of the captures that were tried know their frames, and those the caller's tensors."""
+
+    class Tries(nn.Linear):
+        def forward(self, x):
+            if fails == "at two rows":
+                x = x.reshape(-1, 24).reshape(-1, 8)
+            elif fails == "where it waits for memory":
+                numpy.copyto((y := torch.empty(4, 8)).numpy(), 1)
+                x = x + y.clamp_min(0)
+            return super().forward(x)
+
+    ours = ORTModule(Tries(8, 2))
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.randn(6, 4, 8, requires_grad=True)
+        y = ours(x)
+        y.sum().backward()
+        living = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        assert [tensor() for tensor in living] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_identities():
