@@ -6,6 +6,7 @@
 #ifndef ORT_CORE_PHILOX_H
 #define ORT_CORE_PHILOX_H
 
+#include <math.h>
 #include <stdint.h>
 
 /* Sixteen counters of four words each. */
@@ -13,5 +14,12 @@ enum { PHILOX_GROUP = 64 };
 
 /* The 32 random bits at positions [64 * first, 64 * (first + groups)) of the stream of (seed, key). */
 void philox_fill(uint64_t seed, uint32_t key, int64_t first, int64_t groups, uint32_t *out);
+
+/* A dropout keeps the elements whose bits are not below the threshold, times the factor. */
+static inline uint32_t dropout_threshold(double ratio) {
+    return ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
+}
+
+static inline double dropout_factor(double ratio) { return ratio < 1 ? 1 / (1 - ratio) : 0; }
 
 #endif

@@ -1,17 +1,11 @@
-/* dropout.h -- which elements a dropout keeps: those whose 32 random bits are not below the threshold, times a factor. */
+/* dropout.h -- what a dropout does to elements, for the operators that have one in them. */
 #ifndef ORT_OPS_DROPOUT_H
 #define ORT_OPS_DROPOUT_H
 
+#include "core/philox.h"
 #include "ops/op.h"
 
-#include <math.h>
 #include <stdint.h>
-
-static inline uint32_t dropout_threshold(double ratio) {
-    return ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
-}
-
-static inline double dropout_factor(double ratio) { return ratio < 1 ? 1 / (1 - ratio) : 0; }
 
 /* What a run of a node with "ratio" and "key" does to an element, which its place in the tensor decides. */
 typedef struct dropout_run {

@@ -5,7 +5,7 @@
  * where y is infinite or NaN and dropped: there forward gives NaN (as PyTorch's does), which tells nothing of y. */
 #include "passes/pipeline.h"
 
-#include "ops/dropout.h"
+#include "core/philox.h"
 #include "ops/op.h"
 
 #include <string.h>
