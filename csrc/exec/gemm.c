@@ -177,6 +177,7 @@ static const char *const names[GEMM_WAYS] = {
     [GEMM_PACKED_F32] = "packed_f32",
     [GEMM_PACKED_BF16] = "packed_bf16",
     [GEMM_PACKED_AMX] = "packed_amx",
+    [GEMM_PACKED_AMX_F32] = "packed_amx_f32",
     [GEMM_BLAS] = "blas",
     [GEMM_TORCH] = "torch",
     [GEMM_REFERENCE] = "reference",
@@ -195,7 +196,8 @@ static bool run_by(gemm_way way, gemm *g) {
     switch (way) {
     case GEMM_PACKED_F32:
     case GEMM_PACKED_BF16:
-    case GEMM_PACKED_AMX: return gemm_packed_by(way, g);
+    case GEMM_PACKED_AMX:
+    case GEMM_PACKED_AMX_F32: return gemm_packed_by(way, g);
     case GEMM_BLAS: return blas(g);
     case GEMM_TORCH: return shim(g);
     case GEMM_REFERENCE: gemm_reference(g); return true;

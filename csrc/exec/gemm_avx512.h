@@ -49,14 +49,18 @@ INLINE void transpose(__m512 r[LANES]) {
     }
 }
 
-/* What elements in memory become in a unit. `along`: 16 units of neighbouring elements, `n` elements from `p` on.
- * `across`: the unit at `p` of `n` neighbouring lines; `q` is its second element, NULL beyond the edge. */
+/* What elements in memory become in units, of each of `planes`: the next one's are at out[LANES]. `along`: 16 units of
+ * neighbouring elements, `n` elements from `p` on. `across`: the unit at `p` of `n` neighbouring lines; `q` is its second
+ * element, NULL beyond the edge. `one`: a unit, the next plane's at out[LANES * LANES]. */
 typedef struct source {
     int64_t size; /* of an element */
-    __m512 (*along)(const void *p, int64_t n);
-    __m512 (*across)(const void *p, const void *q, int64_t n);
-    uint32_t (*one)(const void *p, const void *q);
+    int per_unit, planes;
+    void (*along)(__m512 *out, const void *p, int64_t n);
+    void (*across)(__m512 *out, const void *p, const void *q, int64_t n);
+    void (*one)(uint32_t *out, const void *p, const void *q);
 } source;
+
+enum { MOST_PLANES = 3, PREFETCH = 512 /* bytes ahead along a line */ };
 
 INLINE __m512 halves(const void *p, int64_t n) { /* 16-bit floats as the upper halves of floats */
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
@@ -68,69 +72,120 @@ INLINE void put_block(uint32_t *out, const __m512 r[LANES], int64_t rows, int64_
         if (i < rows) _mm512_mask_storeu_ps(out + i * step, mask, r[i]);
 }
 
+/* Sixteen units of sixteen lines from line `i` of a panel on, from r[], which holds lines or units. */
+INLINE void put_planes(uint32_t *out, int i, __m512 *r, bool have_lines, int planes, int width, bool lines_first,
+                       int unit_step, int64_t units) {
+#pragma GCC unroll 3
+    for (int part = 0; part < planes; part++) {
+        uint32_t *to = out + part * unit_step * width;
+        __m512 *of = r + part * LANES;
+        if (have_lines != lines_first) transpose(of);
+        if (lines_first) put_block(to + i * LANES, of, width - i, LANES, 0xffff);
+        else put_block(to + i, of, units, width, first(width - i));
+    }
+}
+
+/* One unit of some lines of a panel; `whole`: of all of its lines, and none of the unit is beyond the edge. */
+INLINE void pack_unit(uint32_t *out, const char *p, const char *q, int64_t lines, source s, int width, int64_t plane,
+                      bool whole) {
+#pragma GCC unroll 2
+    for (int i = 0; i < width; i += LANES) {
+        const int64_t at = i * s.size;
+        __m512 x[MOST_PLANES * LANES];
+        s.across(x, p + at, whole || q ? q + at : NULL, whole ? LANES : lines - i);
+#pragma GCC unroll 3
+        for (int part = 0; part < s.planes; part++)
+            _mm512_mask_storeu_ps(out + part * plane + i, first(width - i), x[part * LANES]);
+    }
+}
+
 /* Panels of lines that lie side by side, laid out as [unit][width]: a line of memory after the other, through all
  * panels, because neighbouring lines may be pages apart. */
-INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t deep, source s,
-                        int per_unit, int width, int unit_step) {
-    const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
+INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t deep, source s, int width,
+                        int unit_step) {
+    const int64_t units = (depth + s.per_unit - 1) / s.per_unit;
+    const int64_t padded = (units + unit_step - 1) / unit_step * unit_step, plane = unit_step * width;
 
-    for (int64_t u = 0; u < padded; u++, out += width, in += per_unit * deep) {
-        const char *next = (u + 1) * per_unit <= depth ? in + deep : NULL; /* the second element */
+    for (int64_t u = 0; u < padded; u++, out += width, in += s.per_unit * deep) {
+        const char *next = (u + 1) * s.per_unit <= depth ? in + deep : NULL; /* the second element */
+        if (s.planes > 1 && u > 0 && u % unit_step == 0) out += (s.planes - 1) * plane;
         for (int64_t j = 0; j < lines; j += width) {
-#pragma GCC unroll 2
-            for (int i = 0; i < width; i += LANES) {
-                const char *p = in + (j + i) * s.size;
-                const __m512 x =
-                    u < units ? s.across(p, next ? next + (j + i) * s.size : NULL, lines - j - i) : _mm512_setzero_ps();
-                _mm512_mask_storeu_ps(out + j * padded + i, first(width - i), x);
-            }
+            uint32_t *to = out + j * s.planes * padded;
+            const char *p = in + j * s.size, *q = next ? next + j * s.size : NULL;
+            if (q && lines - j >= width && width % LANES == 0) pack_unit(to, p, q, width, s, width, plane, true);
+            else if (u < units) pack_unit(to, p, q, lines - j, s, width, plane, false);
+            else
+                for (int part = 0; part < s.planes; part++)
+                    for (int i = 0; i < width; i += LANES)
+                        _mm512_mask_storeu_ps(to + part * plane + i, first(width - i), _mm512_setzero_ps());
         }
     }
 }
 
-/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]. With line_step 1
- * there may be more lines, if they are not first: several panels. */
+/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]; of several planes,
+ * unit_step units of each in turn. With line_step 1 there may be more lines, if they are not first: several panels. */
 INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
-                       int64_t depth_step, source s, int per_unit, int width, bool lines_first, int unit_step) {
-    const int64_t units = (depth + per_unit - 1) / per_unit, padded = (units + unit_step - 1) / unit_step * unit_step;
+                       int64_t depth_step, source s, int width, bool lines_first, int unit_step) {
+    const int64_t units = (depth + s.per_unit - 1) / s.per_unit,
+                  padded = (units + unit_step - 1) / unit_step * unit_step;
     const int64_t line = line_step * s.size, deep = depth_step * s.size;
 
     if (line_step == 1 && !lines_first) {
-        pack_across(out, in, lines, depth, deep, s, per_unit, width, unit_step);
+        pack_across(out, in, lines, depth, deep, s, width, unit_step);
         return;
     }
     for (int i = 0; i < width; i += LANES) {
         const int64_t here = lines - i;
         for (int64_t u = 0; u < padded; u += LANES) {
-            const char *p = in + i * line + u * per_unit * deep;
-            const int64_t left = depth - u * per_unit;
+            const char *p = in + i * line + u * s.per_unit * deep;
+            const int64_t left = depth - u * s.per_unit;
             bool have_lines = depth_step == 1; /* r[] holds lines, not units */
-            __m512 r[LANES];
+            __m512 r[MOST_PLANES * LANES];
 
+            if (here >= LANES && left >= LANES * s.per_unit && (have_lines || line_step == 1)) {
+                if (have_lines) {
+#pragma GCC unroll 16
+                    for (int j = 0; j < LANES; j++) {
+                        _mm_prefetch(p + j * line + PREFETCH, _MM_HINT_T0);
+                        s.along(r + j, p + j * line, LANES * s.per_unit);
+                    }
+                } else {
+#pragma GCC unroll 16
+                    for (int j = 0; j < LANES; j++) {
+                        const char *q = p + j * s.per_unit * deep;
+                        s.across(r + j, q, q + deep, LANES);
+                    }
+                }
+                put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
+                           padded - u);
+                continue;
+            }
+#pragma GCC unroll 48
+            for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_setzero_ps();
             if (have_lines) {
 #pragma GCC unroll 16
-                for (int j = 0; j < LANES; j++) r[j] = j < here ? s.along(p + j * line, left) : _mm512_setzero_ps();
+                for (int j = 0; j < LANES; j++)
+                    if (j < here) s.along(r + j, p + j * line, left);
             } else if (line_step == 1) {
 #pragma GCC unroll 16
                 for (int j = 0; j < LANES; j++) {
-                    const char *q = p + j * per_unit * deep;
-                    const int64_t rest = left - j * per_unit;
-                    r[j] = rest > 0 ? s.across(q, rest > 1 ? q + deep : NULL, here) : _mm512_setzero_ps();
+                    const char *q = p + j * s.per_unit * deep;
+                    const int64_t rest = left - j * s.per_unit;
+                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here);
                 }
             } else {
-                uint32_t x[LANES][LANES] = {{0}};
+                uint32_t x[MOST_PLANES * LANES][LANES] = {{0}};
                 for (int64_t j = 0; j < least(here, LANES); j++)
-                    for (int64_t k = 0; k < LANES && k * per_unit < left; k++) {
-                        const char *q = p + j * line + k * per_unit * deep;
-                        x[j][k] = s.one(q, k * per_unit + 1 < left ? q + deep : NULL);
+                    for (int64_t k = 0; k < LANES && k * s.per_unit < left; k++) {
+                        const char *q = p + j * line + k * s.per_unit * deep;
+                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL);
                     }
-#pragma GCC unroll 16
-                for (int j = 0; j < LANES; j++) r[j] = _mm512_loadu_ps(x[j]);
+#pragma GCC unroll 48
+                for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_loadu_ps(x[j]);
                 have_lines = true;
             }
-            if (have_lines != lines_first) transpose(r);
-            if (lines_first) put_block(out + (u * width + i * LANES), r, width - i, LANES, 0xffff);
-            else put_block(out + u * width + i, r, padded - u, width, first(width - i));
+            put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
+                       padded - u);
         }
     }
 }

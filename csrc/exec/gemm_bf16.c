@@ -6,20 +6,20 @@
 #include "exec/gemm_avx512.h"
 #include "exec/gemm_pairs.h"
 
-AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                          int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, MR, MR, false, 1);
+AVX512 static uint32_t pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
+                              int64_t line_step, int64_t depth_step) {
+    return pack(out, in, from, lines, depth, line_step, depth_step, MR, MR, false, 1);
 }
 
-AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                          int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, PANEL_COLS, false, 1);
+AVX512 static uint32_t pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
+                              int64_t line_step, int64_t depth_step) {
+    return pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, PANEL_COLS, false, 1);
 }
 
 const gemm_kernel gemm_kernel_bf16 = {
     .rows = MR,
-    .per_unit = 2,
-    .unit_step = 1,
+    .step_units = 1,
+    .step_depth = 2,
     .most_units = 512,
     .one_slice = 512,
     .panels = 1,

@@ -6,48 +6,66 @@
 #define MULTIPLY_ADD(x, b, sum) _mm512_fmadd_ps(x, b, sum)
 #include "exec/gemm_avx512.h"
 
-INLINE __m512 f32_along(const void *p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
-INLINE __m512 f32_across(const void *p, const void *q, int64_t n) {
-    return (void)q, _mm512_maskz_loadu_ps(first(n), p);
+#include <string.h>
+
+INLINE void f32_along(__m512 *out, const void *p, int64_t n) { *out = _mm512_maskz_loadu_ps(first(n), p); }
+INLINE void f32_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
+    *out = _mm512_maskz_loadu_ps(first(n), p);
 }
-INLINE uint32_t f32_one(const void *p, const void *q) { return (void)q, *(const uint32_t *)p; }
-
-INLINE __m512 bf16_across(const void *p, const void *q, int64_t n) { return (void)q, halves(p, n); }
-INLINE uint32_t bf16_one(const void *p, const void *q) { return (void)q, (uint32_t)*(const bf16 *)p << 16; }
-
-INLINE __m512 f16_along(const void *p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
-INLINE __m512 f16_across(const void *p, const void *q, int64_t n) { return (void)q, f16_along(p, n); }
-INLINE uint32_t f16_one(const void *p, const void *q) {
-    union {
-        float f;
-        uint32_t u;
-    } x = {.f = f16_bits_to_f32(*(const uint16_t *)p)};
-    return (void)q, x.u;
+INLINE void f32_one(uint32_t *out, const void *p, const void *q) {
+    (void)q;
+    *out = *(const uint32_t *)p;
 }
 
-INLINE void pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                 int64_t depth_step, int width) {
-    static const source f32 = {4, f32_along, f32_across, f32_one}, bf16s = {2, halves, bf16_across, bf16_one},
-                        f16s = {2, f16_along, f16_across, f16_one};
+INLINE void bf16_along(__m512 *out, const void *p, int64_t n) { *out = halves(p, n); }
+INLINE void bf16_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
+    *out = halves(p, n);
+}
+INLINE void bf16_one(uint32_t *out, const void *p, const void *q) {
+    (void)q;
+    *out = (uint32_t)*(const bf16 *)p << 16;
+}
+
+INLINE void f16_along(__m512 *out, const void *p, int64_t n) {
+    *out = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
+}
+INLINE void f16_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
+    f16_along(out, p, n);
+}
+INLINE void f16_one(uint32_t *out, const void *p, const void *q) {
+    const float x = f16_bits_to_f32(*(const uint16_t *)p);
+    (void)q;
+    memcpy(out, &x, sizeof x);
+}
+
+INLINE uint32_t pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
+                     int64_t depth_step, int width) {
+    static const source f32 = {4, 1, 1, f32_along, f32_across, f32_one},
+                        bf16s = {2, 1, 1, bf16_along, bf16_across, bf16_one},
+                        f16s = {2, 1, 1, f16_along, f16_across, f16_one};
     const int64_t size = from == F32 ? 4 : 2;
 
     for (int64_t i = 0; i < lines; i += width, out += width * depth) {
         const char *p = (const char *)in + i * line_step * size;
         const int64_t n = least(width, lines - i);
-        if (from == F32) pack_panel(out, p, n, depth, line_step, depth_step, f32, 1, width, false, 1);
-        else if (from == BF16) pack_panel(out, p, n, depth, line_step, depth_step, bf16s, 1, width, false, 1);
-        else pack_panel(out, p, n, depth, line_step, depth_step, f16s, 1, width, false, 1);
+        if (from == F32) pack_panel(out, p, n, depth, line_step, depth_step, f32, width, false, 1);
+        else if (from == BF16) pack_panel(out, p, n, depth, line_step, depth_step, bf16s, width, false, 1);
+        else pack_panel(out, p, n, depth, line_step, depth_step, f16s, width, false, 1);
     }
+    return 0;
 }
 
-AVX512 static void pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                          int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, MR);
+AVX512 static uint32_t pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
+                              int64_t line_step, int64_t depth_step) {
+    return pack(out, in, from, lines, depth, line_step, depth_step, MR);
 }
 
-AVX512 static void pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                          int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS);
+AVX512 static uint32_t pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
+                              int64_t line_step, int64_t depth_step) {
+    return pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS);
 }
 
 static bool can(void) {
@@ -57,8 +75,8 @@ static bool can(void) {
 
 const gemm_kernel gemm_kernel_f32 = {
     .rows = MR,
-    .per_unit = 1,
-    .unit_step = 1,
+    .step_units = 1,
+    .step_depth = 1,
     .most_units = 256,
     .one_slice = 256,
     .panels = 1,

@@ -30,6 +30,9 @@ enum {
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 static inline int64_t whole(int64_t n, int64_t size) { return parts(n, size) * size; }
+static inline int64_t units_of(const gemm_kernel *kn, int64_t depth) {
+    return parts(depth, kn->step_depth) * kn->step_units;
+}
 
 /* --- the parts of C --------------------------------------------------------------------------------------------------- */
 
@@ -48,11 +51,11 @@ typedef struct blocking {
 } blocking;
 
 static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
-    const int64_t units = parts(g->k, kn->per_unit), all = whole(r.rows, kn->rows);
+    const int64_t units = units_of(kn, g->k), all = whole(r.rows, kn->rows);
     const int64_t slices = units <= kn->one_slice ? 1 : parts(units, kn->most_units);
-    blocking x = {.slice = whole(parts(units, slices), kn->unit_step), .cols = r.cols};
+    blocking x = {.slice = whole(parts(units, slices), kn->step_units), .cols = r.cols};
 
-    x.depth = x.slice * kn->per_unit;
+    x.depth = x.slice / kn->step_units * kn->step_depth;
     x.beside = (kn->apart || gemm_type_c(g) != F32) && x.depth < g->k;
     x.a_units = x.slice;
     if (x.beside && all * x.slice * slices <= kn->room_a) x.a_units = x.slice * slices;
@@ -68,12 +71,31 @@ typedef struct job {
     const gemm_kernel *kn;
     area r;
     blocking x;
-    const char *a;             /* of the area's first row */
-    uint32_t *room, *b_panels; /* A's block and, behind it, sums beside C; B's panels */
+    const char *a;                 /* of the area's first row */
+    uint32_t *room, *b_panels;     /* A's block and, behind it, sums beside C; B's panels */
+    uint32_t largest_a, largest_b; /* of what is laid out */
 } job;
 
+/* One block of sums by the kernel's other one, from the operands as they lie. */
+static void run_other(const gemm *g, const gemm_kernel *other, const char *a, const char *b, int64_t rows, int64_t cols,
+                      int64_t deep, gemm_target t) {
+    enum { MOST_ROWS = 16 };
+    const int64_t units = units_of(other, deep);
+    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), c_size = (int64_t)dtype_size(t.type);
+    _Alignas(64) uint32_t a_panel[PANEL_UNITS * MOST_ROWS], b_panel[PANEL_UNITS * PANEL_COLS];
+
+    other->pack_b(b_panel, b, gemm_type_b(g), cols, deep, g->b_col, g->b_row);
+    for (int64_t i = 0; i < rows; i += other->rows) {
+        const int64_t n = least(other->rows, rows - i);
+        other->pack_a(a_panel, a + i * g->a_row * a_size, gemm_type_a(g), n, deep, g->a_row, g->a_col);
+        other->run(units, a_panel, b_panel, n, cols, &t);
+        t.c = (char *)t.c + other->rows * t.row * c_size;
+        if (t.more) t.more += other->rows * t.more_row;
+    }
+}
+
 /* A block of A's rows times some columns of one pair, whose B and C begin at the area's first row and column. */
-static void run_piece(const job *w, int64_t top, int64_t left, const char *b, char *c, bool first) {
+static void run_piece(job *w, int64_t top, int64_t left, const char *b, char *c, bool first) {
     const gemm *g = w->g;
     const gemm_kernel *kn = w->kn;
     const blocking x = w->x;
@@ -81,15 +103,16 @@ static void run_piece(const job *w, int64_t top, int64_t left, const char *b, ch
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
     const int64_t c_size = (int64_t)dtype_size(c_type), sum_row = x.cols;
     const int64_t rows = least(x.rows, w->r.rows - top), cols = least(x.cols, w->r.cols - left);
-    const bool all_of_a = x.a_units > x.slice, once = x.a_units * kn->per_unit >= g->k;
+    const bool all_of_a = x.a_units > x.slice, once = x.a_units >= units_of(kn, g->k);
     float *sums = (float *)(w->room + x.rows * x.a_units);
 
     for (int64_t k = 0; k < g->k; k += x.depth) {
-        const int64_t deep = least(x.depth, g->k - k), deep_units = whole(parts(deep, kn->per_unit), kn->unit_step);
-        const int64_t a_deep = all_of_a ? g->k : deep, a_units = whole(parts(a_deep, kn->per_unit), kn->unit_step);
-        const uint32_t *a_block = w->room + (all_of_a ? k / kn->per_unit * kn->rows : 0);
+        const int64_t deep = least(x.depth, g->k - k), deep_units = units_of(kn, deep);
+        const int64_t a_deep = all_of_a ? g->k : deep, a_units = units_of(kn, a_deep);
+        const uint32_t *a_block = w->room + (all_of_a ? units_of(kn, k) * kn->rows : 0);
         const int64_t at_once = least(kn->panels, PANEL_UNITS / deep_units);
         const bool last = k + x.depth >= g->k;
+        const char *a_here = w->a + (top * g->a_row + k * g->a_col) * a_size;
         gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
 
         if (x.beside && k > 0) t.more_row = sum_row;
@@ -102,38 +125,26 @@ static void run_piece(const job *w, int64_t top, int64_t left, const char *b, ch
             t.beta = 1;
         }
         if (!once || (first && k == 0))
-            kn->pack_a(w->room, w->a + (top * g->a_row + k * g->a_col) * a_size, gemm_type_a(g), rows, a_deep, g->a_row,
-                       g->a_col);
+            w->largest_a = kn->pack_a(w->room, a_here, gemm_type_a(g), rows, a_deep, g->a_row, g->a_col);
         for (int64_t j = 0; j < cols; j += PANEL_COLS) {
             const int64_t wide = least(PANEL_COLS, cols - j), panel = j / PANEL_COLS % at_once;
+            const char *b_here = b + ((left + j) * g->b_col + k * g->b_row) * b_size;
             if (panel == 0)
-                kn->pack_b(w->b_panels, b + ((left + j) * g->b_col + k * g->b_row) * b_size, gemm_type_b(g),
-                           least(at_once * PANEL_COLS, cols - j), deep, g->b_col, g->b_row);
+                w->largest_b = kn->pack_b(w->b_panels, b_here, gemm_type_b(g), least(at_once * PANEL_COLS, cols - j),
+                                          deep, g->b_col, g->b_row);
+            const bool holds = !kn->holds || kn->holds(w->largest_a, w->largest_b, deep);
             for (int64_t i = 0; i < rows; i += kn->rows) {
                 t.c = x.beside && !last ? (void *)(sums + i * sum_row + j)
                                         : c + ((top + i) * g->c_row + left + j) * c_size;
                 t.more = t.more_row ? sums + i * sum_row + j : NULL;
-                kn->run(deep_units, a_block + i * a_units, w->b_panels + panel * PANEL_COLS * deep_units,
-                        least(kn->rows, rows - i), wide, &t);
+                const int64_t tall = least(kn->rows, rows - i);
+                if (holds)
+                    kn->run(deep_units, a_block + i * a_units, w->b_panels + panel * PANEL_COLS * deep_units, tall,
+                            wide, &t);
+                else run_other(g, kn->other, a_here + i * g->a_row * a_size, b_here, tall, wide, deep, t);
             }
         }
     }
-}
-
-static void run_area(const gemm *g, const gemm_kernel *kn, gemm_offsets at, area r) {
-    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
-    const int64_t c_size = (int64_t)dtype_size(gemm_type_c(g)), last = g->n_batch - 1;
-    const int64_t b_step = r.pairs > 1 ? g->b_step[last] : 0, c_step = r.pairs > 1 ? g->c_step[last] : 0;
-    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
-    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
-    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
-    _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
-    const job w = {g, kn, r, blocking_of(g, kn, r), a, room, b_panels};
-
-    for (int64_t top = 0; top < r.rows; top += w.x.rows)
-        for (int64_t pair = 0; pair < r.pairs; pair++)
-            for (int64_t left = 0; left < r.cols; left += w.x.cols)
-                run_piece(&w, top, left, b + pair * b_step * b_size, c + pair * c_step * c_size, pair + left == 0);
 }
 
 /* How one pair's C is cut: `down` times `across` areas; or `pairs` of those that `shared` share A are one area, whole. */
@@ -142,6 +153,24 @@ typedef struct cut {
     const gemm_kernel *kernel;
     int64_t down, across, rows, cols, shared, pairs;
 } cut;
+
+static void run_area(const cut *x, gemm_offsets at, area r) {
+    const gemm *g = x->g;
+    const gemm_kernel *kn = x->kernel;
+    const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
+    const int64_t c_size = (int64_t)dtype_size(gemm_type_c(g)), last = g->n_batch - 1;
+    const int64_t b_step = r.pairs > 1 ? g->b_step[last] : 0, c_step = r.pairs > 1 ? g->c_step[last] : 0;
+    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
+    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
+    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
+    _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
+    job w = {g, kn, r, blocking_of(g, kn, r), a, room, b_panels, 0, 0};
+
+    for (int64_t top = 0; top < r.rows; top += w.x.rows)
+        for (int64_t pair = 0; pair < r.pairs; pair++)
+            for (int64_t left = 0; left < r.cols; left += w.x.cols)
+                run_piece(&w, top, left, b + pair * b_step * b_size, c + pair * c_step * c_size, pair + left == 0);
+}
 
 static void run_areas(void *arg, int64_t begin, int64_t end) {
     const cut *x = arg;
@@ -155,7 +184,7 @@ static void run_areas(void *arg, int64_t begin, int64_t end) {
         r.rows = least(x->rows, g->m - r.row);
         r.cols = least(x->cols, g->n - r.col);
         r.pairs = least(x->pairs, x->shared - first);
-        if (r.rows > 0 && r.cols > 0) run_area(g, x->kernel, gemm_batch_at(g, lot / lots * x->shared + first), r);
+        if (r.rows > 0 && r.cols > 0) run_area(x, gemm_batch_at(g, lot / lots * x->shared + first), r);
     }
     if (x->kernel->leave) x->kernel->leave();
 }
@@ -202,9 +231,9 @@ void gemm_packed_with(const gemm *g, const gemm_kernel *kernel) {
 /* --- which kernel ----------------------------------------------------------------------------------------------------- */
 
 static struct {
-    const gemm_kernel *f32, *bf16;     /* NULL: this CPU has none */
-    const gemm_kernel *way[GEMM_WAYS]; /* of the ways that have one, where this CPU has it */
-    bool library_is_narrow;            /* MKL takes its way for older CPUs on those of other makers */
+    const gemm_kernel *f32, *split, *bf16; /* NULL: this CPU has none */
+    const gemm_kernel *way[GEMM_WAYS];     /* of the ways that have one, where this CPU has it */
+    bool library_is_narrow;                /* MKL takes its way for older CPUs on those of other makers */
 } here;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -213,14 +242,19 @@ static void look(void) {
     here.way[GEMM_PACKED_F32] = gemm_kernel_f32.can() ? &gemm_kernel_f32 : NULL;
     here.way[GEMM_PACKED_BF16] = gemm_kernel_bf16.can() ? &gemm_kernel_bf16 : NULL;
     here.way[GEMM_PACKED_AMX] = gemm_kernel_amx.can() ? &gemm_kernel_amx : NULL;
+    here.way[GEMM_PACKED_AMX_F32] = here.split = gemm_kernel_amx_f32.can() ? &gemm_kernel_amx_f32 : NULL;
     here.f32 = here.bf16 = here.way[GEMM_PACKED_F32];
     if (here.way[GEMM_PACKED_BF16]) here.bf16 = here.way[GEMM_PACKED_BF16];
     if (here.way[GEMM_PACKED_AMX]) here.bf16 = here.way[GEMM_PACKED_AMX];
     here.library_is_narrow = __builtin_cpu_is("amd");
 }
 
+/* Splitting floats takes so long that each must be multiplied often. */
+static bool pays_to_split(const gemm *g) { return g->type == F32 && g->m >= 64 && g->n >= 64 && g->k >= 32; }
+
 static const gemm_kernel *kernel_for(const gemm *g) {
     pthread_once(&once, look);
+    if (here.split && pays_to_split(g)) return here.split;
     return g->type == F32 || g->type == F16 ? here.f32 : g->type == BF16 ? here.bf16 : NULL;
 }
 
@@ -230,7 +264,7 @@ bool gemm_packed_pays(const gemm *g) {
     if (!kernel) return false;
     if (g->wide_a || g->wide_b || g->wide_c) return true; /* no library takes them */
     if (g->m < 4 || g->n < 8) return false;
-    if (g->type == F32) return here.library_is_narrow;
+    if (g->type == F32) return kernel == here.split || here.library_is_narrow;
     if (kernel == &gemm_kernel_bf16) return g->k <= LONG;
     return kernel == &gemm_kernel_amx || !torch_has_narrow(g->type);
 }
@@ -252,8 +286,10 @@ static bool run_kernel(const gemm_kernel *kernel, gemm *g) {
 bool gemm_packed(gemm *g) { return run_kernel(kernel_for(g), g); }
 
 bool gemm_packed_by(gemm_way way, gemm *g) {
-    if (!kernel_for(g) || (way != GEMM_PACKED_F32 && g->type != BF16)) return false;
-    return run_kernel(here.way[way], g);
+    const gemm_kernel *kernel = kernel_for(g) ? here.way[way] : NULL;
+
+    if (kernel == here.split ? g->type != F32 : way != GEMM_PACKED_F32 && g->type != BF16) return false;
+    return run_kernel(kernel, g);
 }
 
 gemm_way gemm_packed_way(const gemm *g) {

@@ -1,7 +1,8 @@
 /* gemm_packed.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
  *
- * Operands are laid out in units of 32 bits along K: a float, or two neighbouring bfloat16. A *panel* of A holds `rows`
- * rows and one of B PANEL_COLS columns, unit by unit; places beyond the operand's edge are zeros. */
+ * Operands are laid out in units of 32 bits along K: a float, or two neighbouring bfloat16; or three units are the three
+ * bfloat16 that each of two neighbouring floats is the sum of. A *panel* of A holds `rows` rows and one of B PANEL_COLS
+ * columns, unit by unit; places beyond the operand's edge are zeros. */
 #ifndef ORT_EXEC_GEMM_PACKED_H
 #define ORT_EXEC_GEMM_PACKED_H
 
@@ -19,14 +20,15 @@ typedef struct gemm_target {
     float alpha, beta;
 } gemm_target;
 
-/* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. */
-typedef void gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth, int64_t line_step,
-                          int64_t depth_step);
+/* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. Returns, of
+ * a kernel with `holds`, the bits of the bfloat16 that is nearest to the largest magnitude. */
+typedef uint32_t gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
+                              int64_t line_step, int64_t depth_step);
 
 typedef struct gemm_kernel {
     int rows;         /* of a panel of A */
-    int per_unit;     /* elements along K */
-    int unit_step;    /* the units of a panel are a multiple of this */
+    int step_units;   /* the units of a panel are a multiple of this: */
+    int step_depth;   /* so many elements along K are in as many units */
     int most_units;   /* what a slice of K has at most, of several; */
     int one_slice;    /* so many units are one slice */
     int panels;       /* of B that are laid out at once, at most */
@@ -34,6 +36,10 @@ typedef struct gemm_kernel {
     int room, room_a; /* words for a block of A and sums beside C, and how many of them A may have */
     bool (*can)(void);
     gemm_pack_fn *pack_a, *pack_b; /* panels one after another */
+    /* Whether sums are what they have to be, given the largest elements of A and B, or `other` has to make them; NULL:
+     * they always are. */
+    bool (*holds)(uint32_t a, uint32_t b, int64_t depth);
+    const struct gemm_kernel *other;
     /* One block of at most rows x PANEL_COLS. */
     void (*run)(int64_t units, const uint32_t *a, const uint32_t *b, int64_t rows, int64_t cols, const gemm_target *t);
     void (*enter)(void), (*leave)(void); /* around blocks, on the thread that runs them; or NULL */
@@ -43,9 +49,10 @@ typedef struct gemm_kernel {
 void gemm_packed_with(const gemm *g, const gemm_kernel *kernel);
 
 #if defined(__x86_64__) && defined(__GNUC__)
-extern const gemm_kernel gemm_kernel_f32;  /* AVX-512; operands of any float type but float64, widened */
-extern const gemm_kernel gemm_kernel_bf16; /* AVX-512-BF16; bfloat16, and float32 that is rounded to it */
-extern const gemm_kernel gemm_kernel_amx;  /* AMX-BF16; the same */
+extern const gemm_kernel gemm_kernel_f32;     /* AVX-512; operands of any float type but float64, widened */
+extern const gemm_kernel gemm_kernel_bf16;    /* AVX-512-BF16; bfloat16, and float32 that is rounded to it */
+extern const gemm_kernel gemm_kernel_amx;     /* AMX-BF16; the same */
+extern const gemm_kernel gemm_kernel_amx_f32; /* AMX-BF16 for float32, as precise */
 #endif
 
 #endif

@@ -50,23 +50,26 @@ static void run_packed(const gemm *g) {
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-extern const gemm_kernel gemm_kernel_amx_emulated; /* amx_emulated.c */
+extern const gemm_kernel gemm_kernel_amx_emulated, gemm_kernel_amx_f32_emulated; /* amx_emulated.c */
 
 static bool reads(const gemm_kernel *kernel, const gemm *g) {
     if (kernel == &gemm_kernel_f32) return dtype_is_float(g->type) && g->type != F64 && !g->wide_a && !g->wide_b;
-    return g->type == BF16;
+    return g->type == (kernel->holds ? F32 : BF16);
 }
 
 static void run_with(const gemm_kernel *kernel, const gemm *g) {
-    if (g->k > 0 && kernel->can() && reads(kernel, g)) gemm_packed_with(g, kernel);
-    else gemm_run(g);
+    if (g->k == 0 || !kernel->can() || !reads(kernel, g)) gemm_run(g);
+    else gemm_packed_with(g, kernel);
 }
 
 static void run_f32(const gemm *g) { run_with(&gemm_kernel_f32, g); }
 static void run_bf16(const gemm *g) { run_with(&gemm_kernel_bf16, g); }
 static void run_amx(const gemm *g) { run_with(&gemm_kernel_amx, g); }
 static void run_amx_emulated(const gemm *g) { run_with(&gemm_kernel_amx_emulated, g); }
-static void (*const kernels[])(const gemm *) = {run_f32, run_bf16, run_amx, run_amx_emulated, NULL};
+static void run_split(const gemm *g) { run_with(&gemm_kernel_amx_f32, g); }
+static void run_split_emulated(const gemm *g) { run_with(&gemm_kernel_amx_f32_emulated, g); }
+static void (*const kernels[])(const gemm *) = {run_f32,   run_bf16,           run_amx, run_amx_emulated,
+                                                run_split, run_split_emulated, NULL};
 #else
 static void (*const kernels[])(const gemm *) = {NULL};
 #endif
@@ -196,6 +199,94 @@ TEST(sixteen_bit_sums_are_rounded_once) {
     CHECK(bf16_to_f32(y[0]) == 1000);
     free(ones);
 }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+/* Between 2^-20 and 2^20, with all their bits. */
+static float some_float(void) {
+    const double size = ldexp(1, (int)random_below(41) - 20);
+    return (float)((random_below(2) ? size : -size) * (1 + (double)random_below(1 << 24) * 0x1p-24));
+}
+
+/* The largest error of an element, in units of 2^-24 of the sum of its terms' magnitudes. */
+static double worst_error(const gemm *g, const float *a, const float *b, const float *c) {
+    double worst = 0;
+
+    for (int64_t e = 0; e < g->m * g->n; e++) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < g->k; k++) {
+            const double x = a[e / g->n * g->a_row + k * g->a_col], y = b[k * g->b_row + e % g->n * g->b_col];
+            sum += x * y;
+            size += fabs(x * y);
+        }
+        worst = fmax(worst, fabs(c[e] - sum) / size * 0x1p24);
+    }
+    return worst;
+}
+
+TEST(a_product_of_split_floats_is_as_precise_as_one_of_floats) {
+    static const gemm_kernel *const split[] = {&gemm_kernel_amx_f32, &gemm_kernel_amx_f32_emulated};
+    enum { M = 70, N = 45, K = 1601 };
+    float *a = calloc((size_t)M * K * 2, sizeof *a), *b = calloc((size_t)N * K * 2, sizeof *b), c[M * N];
+
+    for (int i = 0; i < M * K * 2; i++) a[i] = some_float();
+    for (int i = 0; i < N * K * 2; i++) b[i] = some_float();
+    for (int trial = 0; trial < 18; trial++) {
+        gemm g = {
+            .type = F32, .m = M, .n = N, .k = trial % 2 ? K : 137, .alpha = 1, .a = a, .b = b, .c = c, .c_row = N};
+        const int a_way = trial / 2 % 3, b_way = trial / 6 % 3;
+        g.a_row = a_way == 0 ? K : a_way == 1 ? 1 : 2 * K;
+        g.a_col = a_way == 0 ? 1 : a_way == 1 ? M : 2;
+        g.b_row = b_way == 0 ? N : b_way == 1 ? 1 : 2;
+        g.b_col = b_way == 0 ? 1 : b_way == 1 ? K : 2 * K;
+        if (!gemm_kernel_f32.can()) break;
+        gemm_packed_with(&g, &gemm_kernel_f32);
+        const double usual = worst_error(&g, a, b, c);
+        for (int i = 0; i < 2; i++) {
+            if (!split[i]->can()) continue;
+            gemm_packed_with(&g, split[i]);
+            CHECK(worst_error(&g, a, b, c) <= usual + 0.5);
+        }
+    }
+    free(a);
+    free(b);
+}
+
+/* Each of these in one place of an operand of ones, or everywhere: numbers whose parts' products mean nothing. */
+TEST(a_product_of_split_floats_is_right_beyond_what_can_be_split) {
+    enum { M = 75, N = 70, K = 700 };
+    static const gemm_kernel *const split[] = {&gemm_kernel_amx_f32, &gemm_kernel_amx_f32_emulated};
+    static const struct {
+        float value;
+        bool everywhere;
+    } cases[] = {{INFINITY, false}, {-INFINITY, false}, {NAN, false},   {3.4e38F, false}, {1e30F, false},
+                 {-1e36F, false},   {1e-40F, false},    {1e-15F, true}, {1e-30F, true},   {1.1e-38F, true},
+                 {1e-40F, true},    {-0.0F, true},      {3e38F, true}};
+    static float a[M * K], b[K * N], c[M * N];
+
+    for (size_t trial = 0; trial < 4 * sizeof cases / sizeof *cases; trial++) {
+        const float value = cases[trial / 4].value;
+        const bool in_a = trial % 2, in_c = trial / 2 % 2, everywhere = cases[trial / 4].everywhere;
+        gemm g = {.type = F32, .m = M, .n = N, .k = K, .alpha = 1, .beta = in_c, .a = a, .b = b, .c = c};
+        g.a_row = K;
+        g.b_row = g.c_row = N;
+        g.a_col = g.b_col = 1;
+        for (int i = 0; i < M * K; i++) a[i] = in_a && (everywhere || i == M * K - 1) ? value : 1;
+        for (int i = 0; i < K * N; i++) b[i] = !in_a && (everywhere || i == 11) ? value : 1;
+        for (int way = 0; way < 2; way++) {
+            if (!split[way]->can()) continue;
+            for (int i = 0; i < M * N; i++) c[i] = in_c ? 3 : NAN;
+            gemm_packed_with(&g, split[way]);
+            for (int i = 0; i < M * N; i++) {
+                double sum = in_c ? 3 : 0;
+                for (int k = 0; k < K; k++) sum += (double)a[i / N * K + k] * (double)b[k * N + i % N];
+                const float expected = (float)sum;
+                if (isnan(expected)) CHECK(isnan(c[i]));
+                else CHECK(c[i] == expected || fabs(c[i] - sum) <= 1e-5 * fabs(sum) + K * 0x1p-126);
+            }
+        }
+    }
+}
+#endif
 
 /* --- convolutions ------------------------------------------------------------------------------------------------- */
 
