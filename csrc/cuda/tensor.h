@@ -21,10 +21,10 @@ typedef struct tensor_words {
     uint32_t a[4], b[2];
 } tensor_words;
 
-DEVICE tensor_words words_of(const tensor_words *mine, int lane) {
+DEVICE tensor_words words_of(tensor_words mine, int lane) {
     tensor_words w;
-    UNROLL for (int i = 0; i < 4; i++) w.a[i] = __shfl_sync(0xffffffffu, mine->a[i], lane);
-    UNROLL for (int i = 0; i < 2; i++) w.b[i] = __shfl_sync(0xffffffffu, mine->b[i], lane);
+    UNROLL for (int i = 0; i < 4; i++) w.a[i] = __shfl_sync(0xffffffffu, mine.a[i], lane);
+    UNROLL for (int i = 0; i < 2; i++) w.b[i] = __shfl_sync(0xffffffffu, mine.b[i], lane);
     return w;
 }
 
@@ -36,9 +36,9 @@ DEVICE tensor_words words_of(const tensor_words *mine, int lane) {
         const int group = threadIdx.x % WARP / 4, pair = threadIdx.x % 4;                                              \
         const tensor_words mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};                                            \
         for (int from = 0; from < 4; from++) {                                                                         \
-            const tensor_words rows = words_of(&mine, 4 * group + from);                                               \
+            const tensor_words rows = words_of(mine, 4 * group + from);                                                \
             for (int side = 0; side < 2; side++) {                                                                     \
-                const tensor_words column = words_of(&mine, 4 * (2 * pair + side) + from);                             \
+                const tensor_words column = words_of(mine, 4 * (2 * pair + side) + from);                              \
                 for (int far = 0; far < 2; far++)                                                                      \
                     for (int upper = 0; upper < 2; upper++) {                                                          \
                         const float y = term_of_##type(column.b, far, upper);                                          \

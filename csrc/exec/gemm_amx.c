@@ -180,12 +180,14 @@ AVX512 static void run_split(int64_t units, const uint32_t *a, const uint32_t *b
 
 AVX512 static uint32_t pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step) {
-    return pack(out, in, from, lines, depth, line_step, depth_step, ROWS, ROWS, true, LANES);
+    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, ROWS, true, LANES);
+    return 0;
 }
 
 AVX512 static uint32_t pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step) {
-    return pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, lines, false, LANES);
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, lines, false, LANES);
+    return 0;
 }
 
 AVX512 static uint32_t split_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
@@ -201,7 +203,7 @@ AVX512 static uint32_t split_b(uint32_t *out, const void *in, dtype from, int64_
 /* Tiles have no denormal numbers: of a product they lose what is below 2^-126. So neither operand may be all small; nor so
  * large that products of parts overflow where the numbers' do not; and the parts of infinity and NaN mean nothing. */
 static bool split_holds(uint32_t a, uint32_t b, int64_t k) {
-    enum { BIAS = 127, INFINITE = 255, LEAST = -64, MOST = 124 };
+    enum { BIAS = 127, INFINITE = 254 /* or nearly */, LEAST = -64, MOST = 124 };
     const int ea = (int)(a >> 7), eb = (int)(b >> 7), both = ea + eb - 2 * BIAS;
     int terms = 0;
 

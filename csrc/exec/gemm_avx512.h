@@ -51,13 +51,14 @@ INLINE void transpose(__m512 r[LANES]) {
 
 /* What elements in memory become in units, of each of `planes`: the next one's are at out[LANES]. `along`: 16 units of
  * neighbouring elements, `n` elements from `p` on. `across`: the unit at `p` of `n` neighbouring lines; `q` is its second
- * element, NULL beyond the edge. `one`: a unit, the next plane's at out[LANES * LANES]. */
+ * element, NULL beyond the edge. `one`: a unit, the next plane's at out[LANES * LANES].
+ * Some keep in `largest` what they have met. */
 typedef struct source {
     int64_t size; /* of an element */
     int per_unit, planes;
-    void (*along)(__m512 *out, const void *p, int64_t n);
-    void (*across)(__m512 *out, const void *p, const void *q, int64_t n);
-    void (*one)(uint32_t *out, const void *p, const void *q);
+    void (*along)(__m512 *out, const void *p, int64_t n, __m512i *largest);
+    void (*across)(__m512 *out, const void *p, const void *q, int64_t n, __m512i *largest);
+    void (*one)(uint32_t *out, const void *p, const void *q, __m512i *largest);
 } source;
 
 enum { MOST_PLANES = 3, PREFETCH = 512 /* bytes ahead along a line */ };
@@ -87,12 +88,12 @@ INLINE void put_planes(uint32_t *out, int i, __m512 *r, bool have_lines, int pla
 
 /* One unit of some lines of a panel; `whole`: of all of its lines, and none of the unit is beyond the edge. */
 INLINE void pack_unit(uint32_t *out, const char *p, const char *q, int64_t lines, source s, int width, int64_t plane,
-                      bool whole) {
+                      bool whole, __m512i *largest) {
 #pragma GCC unroll 2
     for (int i = 0; i < width; i += LANES) {
         const int64_t at = i * s.size;
         __m512 x[MOST_PLANES * LANES];
-        s.across(x, p + at, whole || q ? q + at : NULL, whole ? LANES : lines - i);
+        s.across(x, p + at, whole || q ? q + at : NULL, whole ? LANES : lines - i, largest);
 #pragma GCC unroll 3
         for (int part = 0; part < s.planes; part++)
             _mm512_mask_storeu_ps(out + part * plane + i, first(width - i), x[part * LANES]);
@@ -102,7 +103,7 @@ INLINE void pack_unit(uint32_t *out, const char *p, const char *q, int64_t lines
 /* Panels of lines that lie side by side, laid out as [unit][width]: a line of memory after the other, through all
  * panels, because neighbouring lines may be pages apart. */
 INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t deep, source s, int width,
-                        int unit_step) {
+                        int unit_step, __m512i *largest) {
     const int64_t units = (depth + s.per_unit - 1) / s.per_unit;
     const int64_t padded = (units + unit_step - 1) / unit_step * unit_step, plane = unit_step * width;
 
@@ -112,8 +113,9 @@ INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t de
         for (int64_t j = 0; j < lines; j += width) {
             uint32_t *to = out + j * s.planes * padded;
             const char *p = in + j * s.size, *q = next ? next + j * s.size : NULL;
-            if (q && lines - j >= width && width % LANES == 0) pack_unit(to, p, q, width, s, width, plane, true);
-            else if (u < units) pack_unit(to, p, q, lines - j, s, width, plane, false);
+            if (q && lines - j >= width && width % LANES == 0)
+                pack_unit(to, p, q, width, s, width, plane, true, largest);
+            else if (u < units) pack_unit(to, p, q, lines - j, s, width, plane, false, largest);
             else
                 for (int part = 0; part < s.planes; part++)
                     for (int i = 0; i < width; i += LANES)
@@ -125,13 +127,13 @@ INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t de
 /* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]; of several planes,
  * unit_step units of each in turn. With line_step 1 there may be more lines, if they are not first: several panels. */
 INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
-                       int64_t depth_step, source s, int width, bool lines_first, int unit_step) {
+                       int64_t depth_step, source s, int width, bool lines_first, int unit_step, __m512i *largest) {
     const int64_t units = (depth + s.per_unit - 1) / s.per_unit,
                   padded = (units + unit_step - 1) / unit_step * unit_step;
     const int64_t line = line_step * s.size, deep = depth_step * s.size;
 
     if (line_step == 1 && !lines_first) {
-        pack_across(out, in, lines, depth, deep, s, width, unit_step);
+        pack_across(out, in, lines, depth, deep, s, width, unit_step, largest);
         return;
     }
     for (int i = 0; i < width; i += LANES) {
@@ -147,13 +149,13 @@ INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t dep
 #pragma GCC unroll 16
                     for (int j = 0; j < LANES; j++) {
                         _mm_prefetch(p + j * line + PREFETCH, _MM_HINT_T0);
-                        s.along(r + j, p + j * line, LANES * s.per_unit);
+                        s.along(r + j, p + j * line, LANES * s.per_unit, largest);
                     }
                 } else {
 #pragma GCC unroll 16
                     for (int j = 0; j < LANES; j++) {
                         const char *q = p + j * s.per_unit * deep;
-                        s.across(r + j, q, q + deep, LANES);
+                        s.across(r + j, q, q + deep, LANES, largest);
                     }
                 }
                 put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
@@ -165,20 +167,20 @@ INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t dep
             if (have_lines) {
 #pragma GCC unroll 16
                 for (int j = 0; j < LANES; j++)
-                    if (j < here) s.along(r + j, p + j * line, left);
+                    if (j < here) s.along(r + j, p + j * line, left, largest);
             } else if (line_step == 1) {
 #pragma GCC unroll 16
                 for (int j = 0; j < LANES; j++) {
                     const char *q = p + j * s.per_unit * deep;
                     const int64_t rest = left - j * s.per_unit;
-                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here);
+                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here, largest);
                 }
             } else {
                 uint32_t x[MOST_PLANES * LANES][LANES] = {{0}};
                 for (int64_t j = 0; j < least(here, LANES); j++)
                     for (int64_t k = 0; k < LANES && k * s.per_unit < left; k++) {
                         const char *q = p + j * line + k * s.per_unit * deep;
-                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL);
+                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL, largest);
                     }
 #pragma GCC unroll 48
                 for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_loadu_ps(x[j]);

@@ -8,12 +8,14 @@
 
 AVX512 static uint32_t pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step) {
-    return pack(out, in, from, lines, depth, line_step, depth_step, MR, MR, false, 1);
+    pack(out, in, from, lines, depth, line_step, depth_step, MR, MR, false, 1);
+    return 0;
 }
 
 AVX512 static uint32_t pack_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step) {
-    return pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, PANEL_COLS, false, 1);
+    pack(out, in, from, lines, depth, line_step, depth_step, PANEL_COLS, PANEL_COLS, false, 1);
+    return 0;
 }
 
 const gemm_kernel gemm_kernel_bf16 = {

@@ -79,7 +79,9 @@ def test_products_are_measured_kept_and_read_again(settings, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("way", ["packed_f32", "packed_bf16", "blas", "torch", "reference"])
+@pytest.mark.parametrize(
+    "way", ["packed_f32", "packed_bf16", "packed_amx", "packed_amx_f32", "blas", "torch", "reference"]
+)
 def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_path, way, dtype):
     file = tmp_path / "mine.json"
     settings(ENABLE_TUNING=1, TUNING_RESULTS_PATH=file)
