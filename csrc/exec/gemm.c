@@ -173,14 +173,9 @@ static bool shim(gemm *g) {
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 static const char *const names[GEMM_WAYS] = {
-    [GEMM_DEFAULT] = "default",
-    [GEMM_PACKED_F32] = "packed_f32",
-    [GEMM_PACKED_BF16] = "packed_bf16",
-    [GEMM_PACKED_AMX] = "packed_amx",
-    [GEMM_PACKED_AMX_F32] = "packed_amx_f32",
-    [GEMM_BLAS] = "blas",
-    [GEMM_TORCH] = "torch",
-    [GEMM_REFERENCE] = "reference",
+    [GEMM_DEFAULT] = "default",       [GEMM_PACKED_F32] = "packed_f32",         [GEMM_PACKED_BF16] = "packed_bf16",
+    [GEMM_PACKED_AMX] = "packed_amx", [GEMM_PACKED_AMX_F32] = "packed_amx_f32", [GEMM_BLAS] = "blas",
+    [GEMM_TORCH] = "torch",           [GEMM_REFERENCE] = "reference",
 };
 
 const char *gemm_way_name(gemm_way way) { return names[way]; }

@@ -34,8 +34,8 @@ typedef enum gemm_way {
     GEMM_PACKED_BF16, /* AVX-512-BF16 */
     GEMM_PACKED_AMX,
     GEMM_PACKED_AMX_F32, /* float32 */
-    GEMM_BLAS,  /* as torch carries it */
-    GEMM_TORCH, /* torch's 16-bit product */
+    GEMM_BLAS,           /* as torch carries it */
+    GEMM_TORCH,          /* torch's 16-bit product */
     GEMM_REFERENCE,
     GEMM_WAYS,
 } gemm_way;
