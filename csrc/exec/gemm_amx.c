@@ -203,7 +203,7 @@ AVX512 static uint32_t split_b(uint32_t *out, const void *in, dtype from, int64_
 /* Tiles have no denormal numbers: of a product they lose what is below 2^-126. So neither operand may be all small; nor so
  * large that products of parts overflow where the numbers' do not; and the parts of infinity and NaN mean nothing. */
 static bool split_holds(uint32_t a, uint32_t b, int64_t k) {
-    enum { BIAS = 127, INFINITE = 254 /* or nearly */, LEAST = -64, MOST = 124 };
+    enum { BIAS = 127, INFINITE = 255, LEAST = -64, MOST = 124 };
     const int ea = (int)(a >> 7), eb = (int)(b >> 7), both = ea + eb - 2 * BIAS;
     int terms = 0;
 

@@ -51,14 +51,13 @@ INLINE void transpose(__m512 r[LANES]) {
 
 /* What elements in memory become in units, of each of `planes`: the next one's are at out[LANES]. `along`: 16 units of
  * neighbouring elements, `n` elements from `p` on. `across`: the unit at `p` of `n` neighbouring lines; `q` is its second
- * element, NULL beyond the edge. `one`: a unit, the next plane's at out[LANES * LANES].
- * Some keep in `largest` what they have met. */
+ * element, NULL beyond the edge. `one`: a unit, the next plane's at out[LANES * LANES]. */
 typedef struct source {
     int64_t size; /* of an element */
     int per_unit, planes;
-    void (*along)(__m512 *out, const void *p, int64_t n, __m512i *largest);
-    void (*across)(__m512 *out, const void *p, const void *q, int64_t n, __m512i *largest);
-    void (*one)(uint32_t *out, const void *p, const void *q, __m512i *largest);
+    void (*along)(__m512 *out, const void *p, int64_t n);
+    void (*across)(__m512 *out, const void *p, const void *q, int64_t n);
+    void (*one)(uint32_t *out, const void *p, const void *q);
 } source;
 
 enum { MOST_PLANES = 3, PREFETCH = 512 /* bytes ahead along a line */ };
@@ -73,9 +72,22 @@ INLINE void put_block(uint32_t *out, const __m512 r[LANES], int64_t rows, int64_
         if (i < rows) _mm512_mask_storeu_ps(out + i * step, mask, r[i]);
 }
 
+/* The largest magnitude among pairs of bfloat16: of the first of several parts, and of the last, which is NaN where the
+ * number was no number. */
+INLINE void keep_largest(__m512i *largest, const __m512 *parts, int planes) {
+    const __m512i magnitudes = _mm512_set1_epi32(0x7fff7fff);
+
+    *largest = _mm512_max_epu16(*largest, _mm512_and_si512(_mm512_castps_si512(parts[0]), magnitudes));
+    *largest =
+        _mm512_max_epu16(*largest, _mm512_and_si512(_mm512_castps_si512(parts[(planes - 1) * LANES]), magnitudes));
+}
+
 /* Sixteen units of sixteen lines from line `i` of a panel on, from r[], which holds lines or units. */
 INLINE void put_planes(uint32_t *out, int i, __m512 *r, bool have_lines, int planes, int width, bool lines_first,
-                       int unit_step, int64_t units) {
+                       int unit_step, int64_t units, __m512i *largest) {
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++)
+        if (largest) keep_largest(largest, r + j, planes);
 #pragma GCC unroll 3
     for (int part = 0; part < planes; part++) {
         uint32_t *to = out + part * unit_step * width;
@@ -93,7 +105,8 @@ INLINE void pack_unit(uint32_t *out, const char *p, const char *q, int64_t lines
     for (int i = 0; i < width; i += LANES) {
         const int64_t at = i * s.size;
         __m512 x[MOST_PLANES * LANES];
-        s.across(x, p + at, whole || q ? q + at : NULL, whole ? LANES : lines - i, largest);
+        s.across(x, p + at, whole || q ? q + at : NULL, whole ? LANES : lines - i);
+        if (largest) keep_largest(largest, x, s.planes);
 #pragma GCC unroll 3
         for (int part = 0; part < s.planes; part++)
             _mm512_mask_storeu_ps(out + part * plane + i, first(width - i), x[part * LANES]);
@@ -149,17 +162,17 @@ INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t dep
 #pragma GCC unroll 16
                     for (int j = 0; j < LANES; j++) {
                         _mm_prefetch(p + j * line + PREFETCH, _MM_HINT_T0);
-                        s.along(r + j, p + j * line, LANES * s.per_unit, largest);
+                        s.along(r + j, p + j * line, LANES * s.per_unit);
                     }
                 } else {
 #pragma GCC unroll 16
                     for (int j = 0; j < LANES; j++) {
                         const char *q = p + j * s.per_unit * deep;
-                        s.across(r + j, q, q + deep, LANES, largest);
+                        s.across(r + j, q, q + deep, LANES);
                     }
                 }
                 put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
-                           padded - u);
+                           padded - u, largest);
                 continue;
             }
 #pragma GCC unroll 48
@@ -167,27 +180,27 @@ INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t dep
             if (have_lines) {
 #pragma GCC unroll 16
                 for (int j = 0; j < LANES; j++)
-                    if (j < here) s.along(r + j, p + j * line, left, largest);
+                    if (j < here) s.along(r + j, p + j * line, left);
             } else if (line_step == 1) {
 #pragma GCC unroll 16
                 for (int j = 0; j < LANES; j++) {
                     const char *q = p + j * s.per_unit * deep;
                     const int64_t rest = left - j * s.per_unit;
-                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here, largest);
+                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here);
                 }
             } else {
                 uint32_t x[MOST_PLANES * LANES][LANES] = {{0}};
                 for (int64_t j = 0; j < least(here, LANES); j++)
                     for (int64_t k = 0; k < LANES && k * s.per_unit < left; k++) {
                         const char *q = p + j * line + k * s.per_unit * deep;
-                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL, largest);
+                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL);
                     }
 #pragma GCC unroll 48
                 for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_loadu_ps(x[j]);
                 have_lines = true;
             }
             put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
-                       padded - u);
+                       padded - u, largest);
         }
     }
 }

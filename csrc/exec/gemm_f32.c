@@ -8,43 +8,36 @@
 
 #include <string.h>
 
-INLINE void f32_along(__m512 *out, const void *p, int64_t n, __m512i *largest) {
-    (void)largest;
+INLINE void f32_along(__m512 *out, const void *p, int64_t n) { *out = _mm512_maskz_loadu_ps(first(n), p); }
+INLINE void f32_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
     *out = _mm512_maskz_loadu_ps(first(n), p);
 }
-INLINE void f32_across(__m512 *out, const void *p, const void *q, int64_t n, __m512i *largest) {
-    (void)q, (void)largest;
-    *out = _mm512_maskz_loadu_ps(first(n), p);
-}
-INLINE void f32_one(uint32_t *out, const void *p, const void *q, __m512i *largest) {
-    (void)q, (void)largest;
+INLINE void f32_one(uint32_t *out, const void *p, const void *q) {
+    (void)q;
     *out = *(const uint32_t *)p;
 }
 
-INLINE void bf16_along(__m512 *out, const void *p, int64_t n, __m512i *largest) {
-    (void)largest;
+INLINE void bf16_along(__m512 *out, const void *p, int64_t n) { *out = halves(p, n); }
+INLINE void bf16_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
     *out = halves(p, n);
 }
-INLINE void bf16_across(__m512 *out, const void *p, const void *q, int64_t n, __m512i *largest) {
-    (void)q, (void)largest;
-    *out = halves(p, n);
-}
-INLINE void bf16_one(uint32_t *out, const void *p, const void *q, __m512i *largest) {
-    (void)q, (void)largest;
+INLINE void bf16_one(uint32_t *out, const void *p, const void *q) {
+    (void)q;
     *out = (uint32_t)*(const bf16 *)p << 16;
 }
 
-INLINE void f16_along(__m512 *out, const void *p, int64_t n, __m512i *largest) {
-    (void)largest;
+INLINE void f16_along(__m512 *out, const void *p, int64_t n) {
     *out = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
 }
-INLINE void f16_across(__m512 *out, const void *p, const void *q, int64_t n, __m512i *largest) {
-    (void)q, (void)largest;
-    f16_along(out, p, n, largest);
+INLINE void f16_across(__m512 *out, const void *p, const void *q, int64_t n) {
+    (void)q;
+    f16_along(out, p, n);
 }
-INLINE void f16_one(uint32_t *out, const void *p, const void *q, __m512i *largest) {
+INLINE void f16_one(uint32_t *out, const void *p, const void *q) {
     const float x = f16_bits_to_f32(*(const uint16_t *)p);
-    (void)q, (void)largest;
+    (void)q;
     memcpy(out, &x, sizeof x);
 }
 
@@ -54,14 +47,13 @@ INLINE void pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64
                         bf16s = {2, 1, 1, bf16_along, bf16_across, bf16_one},
                         f16s = {2, 1, 1, f16_along, f16_across, f16_one};
     const int64_t size = from == F32 ? 4 : 2;
-    __m512i unused;
 
     for (int64_t i = 0; i < lines; i += width, out += width * depth) {
         const char *p = (const char *)in + i * line_step * size;
         const int64_t n = least(width, lines - i);
-        if (from == F32) pack_panel(out, p, n, depth, line_step, depth_step, f32, width, false, 1, &unused);
-        else if (from == BF16) pack_panel(out, p, n, depth, line_step, depth_step, bf16s, width, false, 1, &unused);
-        else pack_panel(out, p, n, depth, line_step, depth_step, f16s, width, false, 1, &unused);
+        if (from == F32) pack_panel(out, p, n, depth, line_step, depth_step, f32, width, false, 1, NULL);
+        else if (from == BF16) pack_panel(out, p, n, depth, line_step, depth_step, bf16s, width, false, 1, NULL);
+        else pack_panel(out, p, n, depth, line_step, depth_step, f16s, width, false, 1, NULL);
     }
 }
 

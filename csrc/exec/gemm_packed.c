@@ -292,10 +292,8 @@ static bool run_kernel(const gemm_kernel *kernel, gemm *g) {
 bool gemm_packed(gemm *g) { return run_kernel(kernel_for(g), g); }
 
 bool gemm_packed_by(gemm_way way, gemm *g) {
-    const gemm_kernel *kernel = kernel_for(g) ? here.way[way] : NULL;
-
-    if (kernel == here.split ? g->type != F32 : way != GEMM_PACKED_F32 && g->type != BF16) return false;
-    return run_kernel(kernel, g);
+    if (way == GEMM_PACKED_AMX_F32 ? g->type != F32 : way != GEMM_PACKED_F32 && g->type != BF16) return false;
+    return kernel_for(g) && run_kernel(here.way[way], g);
 }
 
 gemm_way gemm_packed_way(const gemm *g) {

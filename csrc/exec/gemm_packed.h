@@ -21,7 +21,7 @@ typedef struct gemm_target {
 } gemm_target;
 
 /* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. Returns, of
- * a kernel with `holds`, the upper half of the largest magnitude. */
+ * a kernel with `holds`, the largest magnitude, as bits of a bfloat16. */
 typedef uint32_t gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step);
 

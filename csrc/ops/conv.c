@@ -98,8 +98,8 @@ static status infer_conv_grad_weight(graph *g, node *n) {
 
 /* --- 16-bit types ------------------------------------------------------------------------------------------------- */
 
-/* bfloat16 stays where there is a kernel for it, torch's or ours, and both types stay on a GPU, unless constants are folded; other
- * 16-bit convolutions are computed in float32. */
+/* bfloat16 stays where there is a kernel for it, torch's or ours, and both types stay on a GPU, unless constants are
+ * folded; other 16-bit convolutions are computed in float32. */
 static status lower_narrow(graph *g, const node *n, conv_product product, value **out) {
     conv v;
 

@@ -263,15 +263,16 @@ TEST(a_product_of_split_floats_is_right_beyond_what_can_be_split) {
                  {1e-40F, true},    {-0.0F, true},      {3e38F, true}};
     static float a[M * K], b[K * N], c[M * N];
 
-    for (size_t trial = 0; trial < 4 * sizeof cases / sizeof *cases; trial++) {
-        const float odd = cases[trial / 4].value;
-        const bool in_a = trial % 2, in_c = trial / 2 % 2, everywhere = cases[trial / 4].everywhere;
+    for (size_t trial = 0; trial < 8 * sizeof cases / sizeof *cases; trial++) {
+        const float odd = cases[trial / 8].value;
+        const bool in_a = trial % 2, in_c = trial / 2 % 2, everywhere = cases[trial / 8].everywhere;
+        const float usual = trial / 4 % 2 ? 0x1p-20F : 1; /* infinity is no less infinite for it */
         gemm g = {.type = F32, .m = M, .n = N, .k = K, .alpha = 1, .beta = in_c, .a = a, .b = b, .c = c};
         g.a_row = K;
         g.b_row = g.c_row = N;
         g.a_col = g.b_col = 1;
-        for (int i = 0; i < M * K; i++) a[i] = in_a && (everywhere || i == M * K - 1) ? odd : 1;
-        for (int i = 0; i < K * N; i++) b[i] = !in_a && (everywhere || i == 11) ? odd : 1;
+        for (int i = 0; i < M * K; i++) a[i] = in_a && (everywhere || i == M * K - 1) ? odd : usual;
+        for (int i = 0; i < K * N; i++) b[i] = !in_a && (everywhere || i == 11) ? odd : usual;
         for (int way = 0; way < 2; way++) {
             if (!split[way]->can()) continue;
             for (int i = 0; i < M * N; i++) c[i] = in_c ? 3 : NAN;
