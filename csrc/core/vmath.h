@@ -33,15 +33,16 @@ static inline double f64_of_bits(uint64_t u) { return (word64){.u = u}.f; }
 #define ROUND_F64 0x1.8p52
 
 /* 2^n for normal results; n arrives modulo the word, as it comes out of the rounding. */
-static inline float exp2_f32(uint32_t n) { return f32_of_bits((n + 127u) << 23); }
 static inline double exp2_f64(uint64_t n) { return f64_of_bits((n + 1023u) << 52); }
 
 /* --- exp, expm1 ------------------------------------------------------------------------------------------------------
  * x = n ln2 + r with |r| <= ln2 / 2, and exp(r) = 1 + r + r^2 q(r). */
 
-static inline float exp_reduce_f32(float x, uint32_t *n) {
-    float t = x * 0x1.715476p+0f + ROUND_F32, k = t - ROUND_F32;
-    *n = bits_of_f32(t) - bits_of_f32(ROUND_F32);
+/* Returns r. Rounding adds a bias to n: what is above the low nine bits of *n is shifted out where they become an
+ * exponent. */
+static inline float exp_reduce_f32(float x, float bias, uint32_t *n) {
+    float round = ROUND_F32 + bias, t = x * 0x1.715476p+0f + round, k = t - round;
+    *n = bits_of_f32(t);
     return (x - k * 0x1.63p-1f) - k * -0x1.bd0106p-13f;
 }
 
@@ -75,15 +76,23 @@ static inline double exp_poly_f64(double r) {
     return r + r * r * q;
 }
 
-/* Scaled in two steps, so that a denormal result is rounded once and overflow is an infinity. */
+/* exp(x) for |x| <= 87, where it is normal. */
+static inline float vexpf_normal(float x) {
+    uint32_t n;
+    float p = exp_poly_f32(exp_reduce_f32(x, 127, &n)), scale = f32_of_bits(n << 23);
+    return scale + scale * p;
+}
+
+/* Scaled in two steps, so that a denormal result is rounded once and overflow is an infinity: each has a bias. */
 static inline float vexpf(float x) {
     uint32_t n, half;
-    float r, c = x > 89.0f ? 89.0f : x;
+    float p, scale, c = x > 89.0f ? 89.0f : x;
 
     c = c < -104.0f ? -104.0f : c;
-    r = exp_reduce_f32(c, &n);
-    half = (n + 256u) / 2 - 128u;
-    return (1 + exp_poly_f32(r)) * exp2_f32(half) * exp2_f32(n - half);
+    p = exp_poly_f32(exp_reduce_f32(c, 2 * 127, &n));
+    half = n >> 1;
+    scale = f32_of_bits(half << 23);
+    return (scale + scale * p) * f32_of_bits((n - half) << 23);
 }
 
 static inline double vexp(double x) {
@@ -99,12 +108,8 @@ static inline double vexp(double x) {
 /* exp(x) for x <= 0, or above by no more than rounding, as in a softmax: 0 instead of what is not normal any more, so
  * that it is scaled in one step. */
 static inline float vexpf_below(float x) {
-    uint32_t n;
-    float r, c = x < -87.0f ? -87.0f : x;
-
-    r = exp_reduce_f32(c, &n);
-    c = (1 + exp_poly_f32(r)) * exp2_f32(n);
-    return x < -87.0f ? 0 : c;
+    float y = vexpf_normal(x);
+    return x < -87.0f ? 0 : y;
 }
 
 static inline double vexp_below(double x) {
@@ -119,12 +124,12 @@ static inline double vexp_below(double x) {
 /* 2^n (exp(r) - 1) + (2^n - 1), halved inside because 2^128 is not a number. */
 static inline float vexpm1f(float x) {
     uint32_t n;
-    float r, t, c = x > 89.0f ? 89.0f : x;
+    float p, t, c = x > 89.0f ? 89.0f : x;
 
     c = c < -18.0f ? -18.0f : c;
-    r = exp_reduce_f32(c, &n);
-    t = exp2_f32(n - 1);
-    t = 2 * (t * exp_poly_f32(r) + (t - 0.5f));
+    p = exp_poly_f32(exp_reduce_f32(c, 127 - 1, &n));
+    t = f32_of_bits(n << 23);
+    t = 2 * (t * p + (t - 0.5f));
     return fabsf(x) < 0x1p-24f ? x : t;
 }
 
@@ -208,7 +213,7 @@ static inline double vsigmoid(double x) {
 }
 
 static inline float vtanhf(float x) {
-    float a = fabsf(x), z = x * x, p = -0.00571702794f, big = 1 - 2 / (vexpf(2 * a) + 1);
+    float a = fabsf(x), z = x * x, p = -0.00571702794f, big = 1 - 2 / (vexpf_normal(a > 40 ? 80.0f : 2 * a) + 1);
 
     p = p * z + 0.0206505715f;
     p = p * z - 0.053743493f;
@@ -238,7 +243,7 @@ static inline float verff(float x) {
     q = q * c + 0.636976083f;
     q = q * c + 1.12779725f;
     q = q * c + 0.000166445351f;
-    return a < 0.9f ? x + x * p : copysignf(1 - vexpf(-q), x);
+    return a < 0.9f ? x + x * p : copysignf(1 - vexpf_normal(-q), x);
 }
 
 static inline double verf(double x) { return erf(x); }

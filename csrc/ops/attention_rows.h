@@ -34,11 +34,7 @@ SIMD static void NAME(softmax_row)(const void *scores, void *weights, int64_t n)
     A most = -(A)INFINITY, scale;
     double total = 0;
 
-#pragma omp simd reduction(max : most)
-    for (int64_t i = 0; i < n; i++) {
-        A v = GET(x[i]);
-        most = v > most ? v : most;
-    }
+    LARGEST(n, most, GET(x[i]));
     if (most == -(A)INFINITY) most = 0;
 #if DIGITS < 24
     SUM(n, total, v_exp_below(GET(x[i]) - most));

@@ -4,27 +4,7 @@
  * types), DIGITS the bits of T's mantissa, GET and PUT go from T to A and back (PUT_FINITE: what is not NaN),
  * NAME(f) is f_f32, f_f64, f_bf16 or f_f16. FLOAT_TABLE(f), for afterwards, is the four functions by dtype. */
 
-/* total += Σ expr over i in [0, n), and the same of two expressions at once. Blocks are summed in A, in vector lanes,
- * and added up in double: a long sum is as accurate as a short one. */
-#define SUM(n, total, expr)                                                                                            \
-    for (int64_t sum_from_ = 0, sum_n_ = (n); sum_from_ < sum_n_; sum_from_ += SUM_BLOCK) {                            \
-        const int64_t sum_to_ = sum_n_ - sum_from_ < SUM_BLOCK ? sum_n_ : sum_from_ + SUM_BLOCK;                       \
-        A sum_ = 0;                                                                                                    \
-        _Pragma("omp simd reduction(+ : sum_)") for (int64_t i = sum_from_; i < sum_to_; i++) sum_ += expr;            \
-        total += (double)sum_;                                                                                         \
-    }
-#define SUM_2(n, total_1, expr_1, total_2, expr_2)                                                                     \
-    for (int64_t sum_from_ = 0, sum_n_ = (n); sum_from_ < sum_n_; sum_from_ += SUM_BLOCK) {                            \
-        const int64_t sum_to_ = sum_n_ - sum_from_ < SUM_BLOCK ? sum_n_ : sum_from_ + SUM_BLOCK;                       \
-        A sum_1_ = 0, sum_2_ = 0;                                                                                      \
-        _Pragma("omp simd reduction(+ : sum_1_, sum_2_)") for (int64_t i = sum_from_; i < sum_to_; i++) {              \
-            sum_1_ += expr_1;                                                                                          \
-            sum_2_ += expr_2;                                                                                          \
-        }                                                                                                              \
-        total_1 += (double)sum_1_;                                                                                     \
-        total_2 += (double)sum_2_;                                                                                     \
-    }
-#define SUM_BLOCK 1024
+#include "ops/lanes.h"
 
 #define JOIN_NAMES(f, suffix) f##_##suffix
 #define FLOAT_TABLE(f) {[F32] = f##_f32, [F64] = f##_f64, [BF16] = f##_bf16, [F16] = f##_f16}

@@ -5,7 +5,7 @@
 
 /* For each block of a row of n: `from`, its length `m`, and x[from, from + m) as A in `e`. */
 #define EACH_BLOCK(n, x)                                                                                               \
-    A room_[SUM_BLOCK];                                                                                                \
+    _Alignas(64) A room_[SUM_BLOCK];                                                                                   \
     const A *e;                                                                                                        \
     for (int64_t from = 0, m; from < (n) && (m = (n) - from < SUM_BLOCK ? (n) - from : SUM_BLOCK,                      \
                                             e = NAME(widened)((x) + from, m, room_), true);                            \
@@ -28,11 +28,10 @@ SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A *most) {
     *most = -(A)INFINITY;
     EACH_BLOCK(n, x) {
         A top = *most;
-#pragma omp simd reduction(max : top)
-        for (int64_t i = 0; i < m; i++) top = e[i] > top ? e[i] : top;
+        LARGEST(m, top, e[i]);
         const A base = top == -(A)INFINITY ? 0 : top;
         if (top > *most) total *= (double)v_exp_below(*most - base);
-        SUM(m, total, v_exp_below(e[i] - base));
+        SUM_WITH(READ_AHEAD(x + from), m, total, v_exp_below(e[i] - base));
         *most = top;
     }
     return *most == -(A)INFINITY ? NAN : total;
@@ -41,11 +40,10 @@ SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A *most) {
 /* y = exp(x - high - low) scale, which is finite but in rows of NaN; y may be x */
 SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y) {
 #if DIGITS < 24
-    A made[SUM_BLOCK];
+    _Alignas(64) A made[SUM_BLOCK];
     const bool finite = isfinite(high) && isfinite(scale);
     EACH_BLOCK(n, x) {
-#pragma omp simd
-        for (int64_t i = 0; i < m; i++) made[i] = v_exp_below(e[i] - high - low) * scale;
+        IN_STEPS(0, m, (READ_AHEAD(x + from), WRITE_AHEAD(y + from)), made[i] = v_exp_below(e[i] - high - low) * scale);
         if (finite) {
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) y[from + i] = PUT_FINITE(made[i]);

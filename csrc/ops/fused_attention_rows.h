@@ -38,8 +38,7 @@ SIMD static double NAME(weigh)(void *scores, void *weights, int64_t n, double *m
     T *w = weights;
     double sum = 0;
 
-#pragma omp simd reduction(max : top)
-    for (int64_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+    LARGEST(n, top, x[i]);
     const A base = top == -(A)INFINITY ? 0 : top;
     factor = v_exp_below((A)*most - base);
     SUM(n, sum, x[i] = v_exp_below(x[i] - base));

@@ -4,6 +4,8 @@
  * nearest caches. Reading is scalar on purpose: gather instructions are no faster. */
 #include "ops/lookup.h"
 
+#include "core/prefetch.h"
+
 lookup_kind lookup_of(const op_def *op, dtype last_operand, dtype output) {
     if (last_operand != BF16 || output != BF16 || !op->pointwise) return NO_LOOKUP;
     if (op->pointwise->slope) return LOOKUP_SLOPE;
@@ -75,12 +77,21 @@ void lookup_tile(const float *table, int64_t n, const float *x, const float *y, 
     if (x) multiply(n, x, slope, out);
 }
 
-void lookup_elements(const float *table, int64_t n, const bf16 *x, const bf16 *y, bf16 *out) {
-    _Alignas(64) float slope[TILE];
+/* So many that memory is asked for what comes next between them, some lines at a time. */
+enum { CHUNK = 128 };
 
-    if (!x) read_values(table, n, y, out);
-    for (int64_t at = 0; x && at < n; at += TILE) {
-        const int64_t m = n - at < TILE ? n - at : TILE;
+void lookup_elements(const float *table, int64_t n, const bf16 *x, const bf16 *y, bf16 *out) {
+    _Alignas(64) float slope[CHUNK];
+
+    for (int64_t at = 0, m; at < n; at += m) {
+        m = n - at < CHUNK ? n - at : CHUNK;
+        prefetch_ahead(y + at, m * (int64_t)sizeof *y);
+        prefetch_to(out + at, m * (int64_t)sizeof *out);
+        if (!x) {
+            read_values(table, m, y + at, out + at);
+            continue;
+        }
+        prefetch_ahead(x + at, m * (int64_t)sizeof *x);
         read_slopes(table, m, y + at, slope);
         multiply_elements(m, x + at, slope, out + at);
     }

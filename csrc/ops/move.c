@@ -16,6 +16,7 @@ typedef struct plane {
     const char *from;
     int64_t rows, cols;
     int64_t to_row, to_col, from_row, from_col;
+    bool streams; /* past the caches, which would not hold it until it is read */
 } plane;
 
 typedef void plane_fn(const plane *p);
@@ -51,60 +52,108 @@ typedef word8 vector8 __attribute__((vector_size(16)));
 
 enum { LINE = 64 }; /* bytes of a line of the cache */
 
+/* Whole lines past the caches: they are not read before they are written, and drive nothing out. `to` has vectors'
+ * alignment. */
+static inline void stream_line(void *to, const void *line) {
+#ifdef __SSE2__
+    typedef long long vector __attribute__((vector_size(16), may_alias));
+    for (int k = 0; k < LINE / 16; k++) __builtin_ia32_movntdq((vector *)to + k, ((const vector *)line)[k]);
+#else
+    memcpy(to, line, LINE);
+#endif
+}
+
+/* Before another thread reads them. */
+static void end_streams(void) {
+#ifdef __SSE2__
+    __builtin_ia32_sfence();
+#endif
+}
+
 /* Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
-#define PLANES(T, N)                                                                                                      \
-    SIMD static void fill_##T(const plane *p) {                                                                           \
-        const plane q = *p;                                                                                               \
-        for (int64_t i = 0; i < q.rows; i++) {                                                                            \
-            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                            \
-            const T x = *((const T *)(const void *)q.from + i * q.from_row);                                              \
-            for (int64_t j = 0; j < q.cols; j++) to[j] = x;                                                               \
-        }                                                                                                                 \
-    }                                                                                                                     \
-    SIMD static void scatter_##T(const plane *p) {                                                                        \
-        const plane q = *p;                                                                                               \
-        for (int64_t i = 0; i < q.rows; i++) {                                                                            \
-            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                            \
-            const T *restrict from = (const T *)(const void *)q.from + i * q.from_row;                                    \
-            for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                                 \
-        }                                                                                                                 \
-    }                                                                                                                     \
-    /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */                  \
-    SIMD_PART void square_##T(T *to, const T *from, int64_t to_row, int64_t from_col) {                                   \
-        enum { SIDE = 16 / N };                                                                                           \
-        vector##N v[SIDE], w[SIDE];                                                                                       \
-        for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                            \
-        for (int step = 1; step < SIDE; step *= 2) {                                                                      \
-            for (int j = 0; j < SIDE / 2; j++) {                                                                          \
-                w[2 * j] = FIRST_##N(v[j], v[j + SIDE / 2]);                                                              \
-                w[2 * j + 1] = SECOND_##N(v[j], v[j + SIDE / 2]);                                                         \
-            }                                                                                                             \
-            for (int j = 0; j < SIDE; j++) v[j] = w[j];                                                                   \
-        }                                                                                                                 \
-        for (int i = 0; i < SIDE; i++) memcpy(to + i * to_row, &v[i], 16);                                                \
-    }                                                                                                                     \
-    /* Squares of whole lines, made of squares of vectors: each line is read and written while it is near. Lines of the \
-     * next square are far apart, so that no CPU guesses them. */ \
-    SIMD static void transpose_##T(const plane *p) {                                                                      \
-        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                        \
-        const plane q = *p;                                                                                               \
-        T *to = (T *)(void *)q.to;                                                                                        \
-        const T *from = (const T *)(const void *)q.from;                                                                  \
-        const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                       \
-        for (int64_t top = 0; top < rows; top += SQUARE)                                                                  \
-            for (int64_t left = 0; left < cols; left += SQUARE) {                                                         \
-                const bool same = left + SQUARE < cols;                                                                   \
-                const int64_t next_top = same ? top : top + SQUARE, next_left = same ? left + SQUARE : 0;                 \
-                for (int64_t j = next_left; next_top < rows && j < cols && j < next_left + SQUARE; j++)                   \
-                    __builtin_prefetch(from + j * q.from_col + next_top);                                                 \
-                for (int64_t i = next_top; i < rows && i < next_top + SQUARE; i++)                                        \
-                    __builtin_prefetch(to + i * q.to_row + next_left, 1);                                                 \
-                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                            \
-                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                      \
-                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);               \
-            }                                                                                                             \
-        for (int64_t i = 0; i < q.rows; i++)                                                                              \
-            for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];       \
+#define PLANES(T, N)                                                                                                         \
+    SIMD static void fill_##T(const plane *p) {                                                                              \
+        const plane q = *p;                                                                                                  \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                               \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                               \
+            const T x = *((const T *)(const void *)q.from + i * q.from_row);                                                 \
+            _Alignas(LINE) T line[LINE / N];                                                                                 \
+            int64_t begin = 0;                                                                                               \
+            for (int j = 0; j < LINE / N; j++) line[j] = x;                                                                  \
+            for (; q.streams && begin + LINE / N <= q.cols; begin += LINE / N) stream_line(to + begin, line);                \
+            for (int64_t j = begin; j < q.cols; j++) to[j] = x;                                                              \
+        }                                                                                                                    \
+    }                                                                                                                        \
+    SIMD static void scatter_##T(const plane *p) {                                                                           \
+        const plane q = *p;                                                                                                  \
+        for (int64_t i = 0; i < q.rows; i++) {                                                                               \
+            T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                               \
+            const T *restrict from = (const T *)(const void *)q.from + i * q.from_row;                                       \
+            for (int64_t j = 0; j < q.cols; j++) to[j * q.to_col] = from[j * q.from_col];                                    \
+        }                                                                                                                    \
+    }                                                                                                                        \
+    /* The square that fits vectors. Rows i and i + half in turns, log2(side) times, are its columns. */                     \
+    SIMD_PART void square_##T(T *to, const T *from, int64_t to_row, int64_t from_col) {                                      \
+        enum { SIDE = 16 / N };                                                                                              \
+        vector##N v[SIDE], w[SIDE];                                                                                          \
+        for (int j = 0; j < SIDE; j++) memcpy(&v[j], from + j * from_col, 16);                                               \
+        for (int step = 1; step < SIDE; step *= 2) {                                                                         \
+            for (int j = 0; j < SIDE / 2; j++) {                                                                             \
+                w[2 * j] = FIRST_##N(v[j], v[j + SIDE / 2]);                                                                 \
+                w[2 * j + 1] = SECOND_##N(v[j], v[j + SIDE / 2]);                                                            \
+            }                                                                                                                \
+            for (int j = 0; j < SIDE; j++) v[j] = w[j];                                                                      \
+        }                                                                                                                    \
+        for (int i = 0; i < SIDE; i++) memcpy(to + i * to_row, &v[i], 16);                                                   \
+    }                                                                                                                        \
+    /* The square of whole lines, made of those. A cache keeps few lines that lie a power of two apart: where a square has \
+     * more than that, or streams, it is made elsewhere, so that each line is read once and written once. */ \
+    SIMD_PART void lines_##T(T *to, const T *from, int64_t to_row, int64_t from_col, bool streams) {                         \
+        enum { SIDE = 16 / N, SQUARE = LINE / N, FEW = 16 };                                                                 \
+        _Alignas(LINE) T lines[SQUARE * SQUARE];                                                                             \
+        if (SQUARE <= FEW && !streams) {                                                                                     \
+            for (int i = 0; i < SQUARE; i += SIDE)                                                                           \
+                for (int j = 0; j < SQUARE; j += SIDE)                                                                       \
+                    square_##T(to + i * to_row + j, from + j * from_col + i, to_row, from_col);                              \
+            return;                                                                                                          \
+        }                                                                                                                    \
+        for (int j = 0; j < SQUARE; j += SIDE)                                                                               \
+            for (int i = 0; i < SQUARE; i += SIDE)                                                                           \
+                square_##T(lines + i * SQUARE + j, from + j * from_col + i, SQUARE, from_col);                               \
+        for (int i = 0; i < SQUARE; i++)                                                                                     \
+            if (streams) stream_line(to + i * to_row, lines + i * SQUARE);                                                   \
+            else memcpy(to + i * to_row, lines + i * SQUARE, LINE);                                                          \
+    }                                                                                                                        \
+    /* Lines of the next square are far apart, so that no CPU guesses them; the last one has none, which is asked for all \
+     * the same. */  \
+    SIMD_PART void squares_##T(const plane *p, bool streams) {                                                               \
+        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                           \
+        const plane q = *p;                                                                                                  \
+        T *to = (T *)(void *)q.to;                                                                                           \
+        const T *from = (const T *)(const void *)q.from;                                                                     \
+        const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                          \
+        for (int64_t top = 0; top < rows; top += SQUARE)                                                                     \
+            for (int64_t left = 0; left < cols; left += SQUARE) {                                                            \
+                const bool same = left + SQUARE < cols;                                                                      \
+                const int64_t next_top = same ? top : top + SQUARE, next_left = same ? left + SQUARE : 0;                    \
+                for (int i = 0; i < SQUARE; i++) __builtin_prefetch(from + (next_left + i) * q.from_col + next_top);         \
+                for (int i = 0; i < SQUARE && !streams; i++)                                                                 \
+                    __builtin_prefetch(to + (next_top + i) * q.to_row + next_left, 1);                                       \
+                if (top + SQUARE <= rows && left + SQUARE <= cols) {                                                         \
+                    lines_##T(to + top * q.to_row + left, from + left * q.from_col + top, q.to_row, q.from_col,              \
+                              streams);                                                                                      \
+                    continue;                                                                                                \
+                }                                                                                                            \
+                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                               \
+                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                         \
+                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);                  \
+            }                                                                                                                \
+        for (int64_t i = 0; i < q.rows; i++)                                                                                 \
+            for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];          \
+    }                                                                                                                        \
+    SIMD static void transpose_##T(const plane *p) {                                                                         \
+        if (p->streams) squares_##T(p, true);                                                                                \
+        else squares_##T(p, false);                                                                                          \
     }
 
 PLANES(word1, 1)
@@ -137,6 +186,7 @@ typedef struct mover {
     axis outer[MAX_RANK], row, col;
     int64_t row_block, col_block, row_blocks, col_blocks;
     plane_fn *fn; /* NULL: rows are copied as bytes */
+    bool streams;
 } mover;
 
 static void copy_rows(const plane *p, size_t size) {
@@ -170,10 +220,12 @@ static void move_blocks(void *arg, int64_t begin, int64_t end) {
                    m->row.to,
                    m->col.to,
                    m->row.from,
-                   m->col.from};
+                   m->col.from,
+                   m->streams};
         if (m->fn) m->fn(&p);
         else copy_rows(&p, (size_t)m->size);
     }
+    if (m->streams) end_streams();
 }
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
@@ -204,7 +256,14 @@ static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]
 }
 
 /* Of a transpose: pieces of the source, along its rows, and of the destination, wide ones where threads have enough. */
-enum { TILE_ROWS = 256, TILE_COLS = 64, WIDE_TILE_COLS = 256, LEAST_FOR_WIDE = 1 << 21, BLOCK_ELEMENTS = 1 << 14 };
+enum {
+    TILE_ROWS = 256,
+    TILE_COLS = 64,
+    WIDE_TILE_COLS = 256,
+    LEAST_FOR_WIDE = 1 << 21,
+    BLOCK_ELEMENTS = 1 << 14,
+    BEYOND_CACHES = 32 << 20
+};
 
 static void choose_blocks(mover *m, bool tiles) {
     const bool wide = m->col.size * m->row.size >= LEAST_FOR_WIDE;
@@ -212,6 +271,14 @@ static void choose_blocks(mover *m, bool tiles) {
     m->row_block = least(m->row.size, tiles ? TILE_ROWS : BLOCK_ELEMENTS / m->col_block);
     m->col_blocks = (m->col.size + m->col_block - 1) / m->col_block;
     m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
+}
+
+/* Is the destination larger than what caches keep, and does each of its lines begin where vectors may? Transposes of few
+ * lines have no use for that. */
+static bool streams(const mover *m, way how, int64_t count) {
+    uintptr_t starts = (uintptr_t)m->to | (uintptr_t)(m->row.to * m->size);
+    for (int a = 0; a < m->n_outer; a++) starts |= (uintptr_t)(m->outer[a].to * m->size);
+    return count * m->size >= BEYOND_CACHES && starts % 16 == 0 && (how == FILL || (how == TRANSPOSE && m->size < 4));
 }
 
 void copy_elements(const tensor *to, const tensor *from) {
@@ -234,6 +301,7 @@ void copy_elements(const tensor *to, const tensor *from) {
     how = m.col.to != 1 ? SCATTER : m.col.from == 0 ? FILL : m.row.from == 1 ? TRANSPOSE : SCATTER;
     if (m.col.to != 1 || m.col.from != 1) m.fn = plane_functions[log2_size(m.size)][how];
     choose_blocks(&m, how == TRANSPOSE);
+    m.streams = streams(&m, how, tensor_count(to));
     for (int i = 0; i < m.n_outer; i++) blocks *= m.outer[i].size;
     blocks *= m.row_blocks * m.col_blocks;
     parallel_for(blocks, parallel_rows(m.row_block * m.col_block), move_blocks, &m);

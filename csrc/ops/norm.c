@@ -13,10 +13,10 @@
  *
  * Rows are summed in parts whose number depends on the shape alone, and the parts in order: the bits do not depend on
  * the number of threads. */
+#include "ops/norm.h"
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "ops/dropout.h"
-#include "ops/op.h"
 
 #include <math.h>
 
@@ -54,10 +54,7 @@ struct job {
 #define TEMPLATE "ops/norm_rows.h"
 #include "ops/each_float.h"
 
-static dtype computed_in(dtype t) { return t == F64 ? F64 : F32; }
-
-/* `t` in the type the kernel computes in: itself, or a copy in `buffer`. */
-static const void *as_computed(const tensor *t, dtype type, void *buffer) {
+const void *norm_as_computed(const tensor *t, dtype type, void *buffer) {
     if (!tensor_present(t)) return NULL;
     if (t->type == type) return t->data;
     for (int64_t i = 0, n = tensor_count(t); i < n; i++)
@@ -98,18 +95,18 @@ static void set_rows(job *j, const node *n, const shape *s) {
 
 /* Scale and bias, when they have to be converted. */
 static size_t layer_workspace(const node *n) {
-    return 2 * dtype_size(computed_in(n->in[0]->type)) * (size_t)shape_count(&n->in[1]->shape);
+    return 2 * dtype_size(norm_computed_in(n->in[0]->type)) * (size_t)shape_count(&n->in[1]->shape);
 }
 
 /* For all that the last axes have, of rows in `type`. */
 static job layer_job(const call *k, bool centred, dtype type, const tensor *means, const tensor *inverses) {
-    const dtype computed = computed_in(type);
+    const dtype computed = norm_computed_in(type);
     job j = {.x = k->in[0].data, .centred = centred, .epsilon = node_float(k->node, "epsilon")};
 
     set_rows(&j, k->node, &k->in[0].shape);
     j.out = tensor_present(&k->out[0]) ? k->out[0].data : NULL;
-    j.scale = as_computed(operand(k, 1), computed, k->work);
-    j.bias = as_computed(operand(k, 2), computed, (char *)k->work + (size_t)j.width * dtype_size(computed));
+    j.scale = norm_as_computed(operand(k, 1), computed, k->work);
+    j.bias = norm_as_computed(operand(k, 2), computed, (char *)k->work + (size_t)j.width * dtype_size(computed));
     j.means = tensor_present(means) ? means->data : NULL;
     j.inverses = tensor_present(inverses) ? inverses->data : NULL;
     return j;
@@ -201,20 +198,20 @@ static void join_parts(void *arg, int64_t begin, int64_t end) {
 static size_t layer_grad_workspace(const node *n) {
     job j = {.rows = 0};
     set_rows(&j, n, &n->in[X]->shape);
-    return (size_t)((1 + 2 * j.parts) * j.width) * dtype_size(computed_in(n->in[X]->type));
+    return (size_t)((1 + 2 * j.parts) * j.width) * dtype_size(norm_computed_in(n->in[X]->type));
 }
 
 static status run_layer_grad(const call *k, bool centred) {
     static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
     static join_fn *const joins[DTYPE_COUNT] = FLOAT_TABLE(join_columns);
     const tensor *x = &k->in[X], *dscale = result(k, 1), *dbias = result(k, 2);
-    dtype type = computed_in(x->type);
+    dtype type = norm_computed_in(x->type);
     job j = {.x = x->data, .dy = k->in[DY].data, .from = k->in[DY].type, .centred = centred};
 
     if (tensor_present(&k->out[0])) j.out = k->out[0].data;
     if (tensor_present(operand(k, ADDED))) j.other = k->in[ADDED].data;
     set_rows(&j, k->node, &x->shape);
-    j.scale = as_computed(&k->in[SCALE], type, k->work);
+    j.scale = norm_as_computed(&k->in[SCALE], type, k->work);
     j.inverses = k->in[INVERSES].data;
     j.means = centred ? k->in[MEANS].data : NULL;
     if (tensor_present(dscale) || tensor_present(dbias))
@@ -251,13 +248,13 @@ static void set_groups(job *j, const node *n, const shape *s) {
 static status group_norm_cpu(ctx *c, const call *k) {
     static rows_fn *const rows[DTYPE_COUNT] = FLOAT_TABLE(group_rows);
     const tensor *x = &k->in[0];
-    dtype type = computed_in(x->type);
+    dtype type = norm_computed_in(x->type);
     job j = {.x = x->data, .out = k->out[0].data, .epsilon = node_float(k->node, "epsilon")};
 
     (void)c;
     set_groups(&j, k->node, &x->shape);
-    j.scale = as_computed(&k->in[1], type, k->work);
-    j.bias = as_computed(&k->in[2], type, (char *)k->work + (size_t)x->shape.dim[1] * dtype_size(type));
+    j.scale = norm_as_computed(&k->in[1], type, k->work);
+    j.bias = norm_as_computed(&k->in[2], type, (char *)k->work + (size_t)x->shape.dim[1] * dtype_size(type));
     j.means = tensor_present(&k->out[1]) ? k->out[1].data : NULL;
     j.inverses = tensor_present(&k->out[2]) ? k->out[2].data : NULL;
     j.fn = rows[x->type];
@@ -280,7 +277,7 @@ static status group_norm_grad_cpu(ctx *c, const call *k) {
     (void)c;
     if (tensor_present(&k->out[0])) j.out = k->out[0].data;
     set_groups(&j, k->node, &x->shape);
-    j.scale = as_computed(&k->in[SCALE], computed_in(x->type), j.sums + 2 * samples * channels);
+    j.scale = norm_as_computed(&k->in[SCALE], norm_computed_in(x->type), j.sums + 2 * samples * channels);
     j.inverses = k->in[INVERSES].data;
     j.means = k->in[MEANS].data;
     j.fn = rows[x->type];
@@ -374,14 +371,14 @@ static status infer_rows(graph *g, node *n, dtype type, shape *per_row) {
 static status infer_layer(graph *g, node *n) {
     shape per_row;
     TRY(infer_rows(g, n, n->in[0]->type, &per_row));
-    TRY(set_out(g, n, 1, computed_in(n->in[0]->type), &per_row));
-    return set_out(g, n, 2, computed_in(n->in[0]->type), &per_row);
+    TRY(set_out(g, n, 1, norm_computed_in(n->in[0]->type), &per_row));
+    return set_out(g, n, 2, norm_computed_in(n->in[0]->type), &per_row);
 }
 
 static status infer_rms(graph *g, node *n) {
     shape per_row;
     TRY(infer_rows(g, n, n->in[0]->type, &per_row));
-    return set_out(g, n, 1, computed_in(n->in[0]->type), &per_row);
+    return set_out(g, n, 1, norm_computed_in(n->in[0]->type), &per_row);
 }
 
 /* Only of what the kernels have: a type, or 16 bits where that is float32. */
@@ -397,8 +394,8 @@ static status infer_fused_norm(graph *g, node *n) {
 
     TRY(infer_rows(g, n, type, &per_row));
     TRY(check_narrow(g, n, type, n->in[0]->type));
-    TRY(set_out(g, n, 1, computed_in(type), &per_row));
-    TRY(set_out(g, n, 2, computed_in(type), &per_row));
+    TRY(set_out(g, n, 1, norm_computed_in(type), &per_row));
+    TRY(set_out(g, n, 2, norm_computed_in(type), &per_row));
     if (residual) TRY(set_out(g, n, SUM_OUT, type, &residual->shape));
     if (narrow == DT_NONE) return OK;
     TRY(check_narrow(g, n, type, narrow));
@@ -474,8 +471,8 @@ static status infer_group(graph *g, node *n) {
                         (long long)s->dim[1]);
     rows = SHAPE(s->dim[0], groups);
     TRY(set_out(g, n, 0, n->in[0]->type, s));
-    TRY(set_out(g, n, 1, computed_in(n->in[0]->type), &rows));
-    return set_out(g, n, 2, computed_in(n->in[0]->type), &rows);
+    TRY(set_out(g, n, 1, norm_computed_in(n->in[0]->type), &rows));
+    return set_out(g, n, 2, norm_computed_in(n->in[0]->type), &rows);
 }
 
 static status grad_group(graph *g, const node *n, value *const dy[], value *dx[]) {

@@ -1,23 +1,6 @@
 /* norm_rows.h -- template of norm.c. */
 
-/* The mean (0 unless centred) and the reciprocal deviation of n neighbouring elements. What is left of the sum around a
- * mean that was rounded corrects it: where all elements are equal, it is exact. */
-SIMD_PART void NAME(moments)(const T *x, int64_t n, bool centred, double epsilon, A *mean, A *inverse) {
-    double total = 0, squares = 0, rest = 0;
-    if (!centred) {
-        SUM(n, squares, GET(x[i]) * GET(x[i]));
-        *mean = 0;
-        *inverse = (A)(1 / sqrt(squares / (double)n + epsilon));
-        return;
-    }
-    SUM(n, total, GET(x[i]));
-    const A near = (A)(total / (double)n);
-    SUM_2(n, squares, (GET(x[i]) - near) * (GET(x[i]) - near), rest, GET(x[i]) - near);
-    rest /= (double)n;
-    const double variance = squares / (double)n - rest * rest;
-    *mean = (A)((double)near + rest);
-    *inverse = (A)(1 / sqrt((variance < 0 ? 0 : variance) + epsilon));
-}
+#include "ops/norm_moments.h"
 
 /* --- elements of another type --------------------------------------------------------------------------------------
  * Where T is float some operands and results may have 16 bits. `t` is their type, a constant wherever these are
@@ -114,7 +97,7 @@ SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
             BY_TYPE(j->from, NAME(add_row), j, row, sum);
             x = sum;
         }
-        NAME(moments)(x, j->width, j->centred, j->epsilon, &m, &r);
+        NAME(moments)(x, j->width, j->out ? (const T *)j->out + row * j->width : x, j->centred, j->epsilon, &m, &r);
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
 #if DIGITS == 24
@@ -132,6 +115,7 @@ SIMD_PART void NAME(save_dx)(const job *j, bool adds, int64_t i, A dx) {
 /* The rows of one part: dx, and what they add to the gradients of scale and bias. */
 SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part, int64_t begin, int64_t end) {
     const int64_t n = j->width;
+    const void *dy = j->dy; /* read in a loop that adds up, j->dy would keep it from being vectorised */
     const A *scale = j->scale;
     A *dscale = j->partial ? (A *)j->partial + 2 * part * n : NULL, *dbias = dscale + (dscale ? n : 0);
 
@@ -143,13 +127,13 @@ SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part
 
         if (j->out) {
             double sum = 0, dot = 0;
-            SUM_2(n, sum, NAME(load)(j->dy, from, first + i) * scale[i], dot,
-                  NAME(load)(j->dy, from, first + i) * scale[i] * ((GET(x[i]) - m) * r));
+            SUM_2(n, sum, NAME(load)(dy, from, first + i) * scale[i], dot,
+                  NAME(load)(dy, from, first + i) * scale[i] * ((GET(x[i]) - m) * r));
             const A a = j->centred ? (A)(sum / (double)n) : 0, b = (A)(dot / (double)n);
             if (dscale) {
 #pragma omp simd
                 for (int64_t i = 0; i < n; i++) {
-                    A d = NAME(load)(j->dy, from, first + i), normed = (GET(x[i]) - m) * r;
+                    A d = NAME(load)(dy, from, first + i), normed = (GET(x[i]) - m) * r;
                     dscale[i] += d * normed;
                     dbias[i] += d;
                     NAME(save_dx)(j, adds, first + i, r * (d * scale[i] - a - normed * b));
@@ -158,12 +142,12 @@ SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part
 #pragma omp simd
                 for (int64_t i = 0; i < n; i++)
                     NAME(save_dx)(j, adds, first + i,
-                                  r * (NAME(load)(j->dy, from, first + i) * scale[i] - a - (GET(x[i]) - m) * r * b));
+                                  r * (NAME(load)(dy, from, first + i) * scale[i] - a - (GET(x[i]) - m) * r * b));
             }
         } else if (dscale) {
 #pragma omp simd
             for (int64_t i = 0; i < n; i++) {
-                const A d = NAME(load)(j->dy, from, first + i);
+                const A d = NAME(load)(dy, from, first + i);
                 dscale[i] += d * ((GET(x[i]) - m) * r);
                 dbias[i] += d;
             }
@@ -196,7 +180,7 @@ SIMD static void NAME(group_rows)(const job *j, int64_t begin, int64_t end) {
         const int64_t first = row % j->groups * channels;
         A m, r;
 
-        NAME(moments)(x, n, true, j->epsilon, &m, &r);
+        NAME(moments)(x, n, y, true, j->epsilon, &m, &r);
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
         if (size == 1) { /* a channel is an element */

@@ -8,6 +8,7 @@
  * The output may be the memory of operand 0 or 1 of the same type and shape: then that operand is read at the places
  * that are written, and before they are written. */
 #include "core/half.h"
+#include "core/prefetch.h"
 #include "ops/lookup.h"
 
 #include <stdio.h>
@@ -215,6 +216,7 @@ const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffe
         int64_t index[MAX_RANK], at = locate(s, start, index);
         if (index[last] + n <= s->dim[last]) return s->data + at * size;
     }
+    if (s->rank == 1 && s->stride[0] == 1) prefetch_ahead(s->data + start * size, n * size);
     load(s, start, n, b->bytes);
     return b->bytes;
 }

@@ -1,6 +1,7 @@
 /* reduce_fold.c -- the folds of reduce_kernel.h: what becomes of a tile of elements, in each class. */
 #include "core/half.h"
 #include "core/parallel.h"
+#include "core/prefetch.h"
 #include "core/vmath.h"
 #include "ops/reduce_kernel.h"
 
@@ -221,6 +222,7 @@ void fold_store(dtype t, void *to, int64_t at, const void *totals, int64_t n) {
 const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, fold_tile *buffer) {
     const void *from = (const char *)x + at * (int64_t)dtype_size(t);
     if (!conversions[t].widen) return from;
+    prefetch_ahead(from, n * (int64_t)dtype_size(t));
     conversions[t].widen(buffer, from, n);
     return buffer;
 }

@@ -6,19 +6,15 @@
  * element is taken in the order of the updates, by one thread. 16-bit floats are combined in float32.
  * Backward needs the indices; mul, max and min also x, u and y. */
 #include "core/parallel.h"
+#include "core/prefetch.h"
 #include "ops/move.h"
 
 /* --- combining ---------------------------------------------------------------------------------------------------- */
 
 enum { COLUMNS = 1024, LEAST_COLUMNS = 64, FEW_COLUMNS = 8, PARTS = 32 };
-enum { CACHE_LINE = 64, NEAR_BYTES = 1 << 14 };
-/* Updates are read in no order: of so many rows ahead they are on their way already. */
+enum { NEAR_BYTES = 1 << 14 };
+/* Updates are read in no order: so many of them are on their way already. */
 enum { AHEAD = 8 };
-
-/* Indices jump: what comes next is known, but not to the CPU. */
-static inline void prefetch_bytes(const void *from, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i);
-}
 
 typedef struct element_scatter {
     combining how;
@@ -29,8 +25,20 @@ typedef struct element_scatter {
     int64_t *work; /* `parts` lanes of totals, for types that are combined as a wider one */
 } element_scatter;
 
+/* An update, in the order in which rows take them. */
+typedef struct place {
+    int64_t row, k;
+} place;
+
+static inline bool next_update(const row_scatter *s, place *p) {
+    if (p->k >= 0) p->k = s->next[p->k];
+    while (p->k < 0 && p->row + 1 < s->rows) p->k = s->head[++p->row];
+    return p->k >= 0;
+}
+
 /* T is an element in memory, A what it is combined as, U an A whose overflow is defined. take_T: acc (op)= x, n times.
- * rows_T: rows [from, to) of block `o` of a row_scatter, columns [at, at + n). lane_T: lane r of an element_scatter. */
+ * rows_T: rows [from, to) of block `o` of a row_scatter, columns [at, at + n); `ahead` is AHEAD updates further on.
+ * lane_T: lane r of an element_scatter. */
 #define COMBINING(T, A, U, GET, PUT)                                                                                   \
     static inline void take_##T(combining how, A *restrict acc, const T *restrict x, int64_t n) {                      \
         switch (how) {                                                                                                 \
@@ -55,17 +63,20 @@ typedef struct element_scatter {
         case COMBINE_NONE: break;                                                                                      \
         }                                                                                                              \
     }                                                                                                                  \
-    SIMD static void rows_##T(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n) {      \
+    SIMD static void rows_##T(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n,        \
+                              place *ahead) {                                                                          \
         const T *updates = (const T *)s->updates + o * s->count * s->width + at;                                       \
         A acc[COLUMNS];                                                                                                \
         for (int64_t r = from; r < to; r++) {                                                                          \
             T *out = (T *)s->out + (o * s->rows + r) * s->width + at;                                                  \
-            if (r + AHEAD < s->rows && s->head[r + AHEAD] >= 0)                                                        \
-                prefetch_bytes(updates + s->head[r + AHEAD] * s->width, (size_t)n * sizeof(T));                        \
-            if (s->head[r] < 0) continue;                                                                              \
-            for (int64_t i = 0; i < n; i++) acc[i] = GET(out[i]);                                                      \
+            if (r + 1 < to) prefetch(out + s->width, n * (int64_t)sizeof(T));                                          \
+            if (s->head[r] < 0) {                                                                                      \
+                if (!s->base) memset(out, 0, (size_t)n * sizeof(T));                                                   \
+                continue;                                                                                              \
+            }                                                                                                          \
+            for (int64_t i = 0; i < n; i++) acc[i] = s->base ? GET(out[i]) : 0;                                        \
             for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) {                                                     \
-                if (s->next[k] >= 0) prefetch_bytes(updates + s->next[k] * s->width, (size_t)n * sizeof(T));           \
+                if (next_update(s, ahead)) prefetch_start(updates + ahead->k * s->width, n * (int64_t)sizeof(T));      \
                 take_##T(s->how, acc, updates + k * s->width, n);                                                      \
             }                                                                                                          \
             for (int64_t i = 0; i < n; i++) out[i] = PUT(acc[i]);                                                      \
@@ -113,7 +124,7 @@ COMBINING(int8_t, int64_t, uint64_t, SAME, TO_I8)
 COMBINING(uint8_t, int64_t, uint64_t, SAME, TO_U8)
 
 typedef struct functions {
-    void (*rows)(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n);
+    void (*rows)(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n, place *ahead);
     void (*lane)(const element_scatter *s, int64_t r, void *work);
 } functions;
 
@@ -192,7 +203,20 @@ static void rows_last(const row_scatter *s, int64_t o, int64_t from, int64_t to,
     }
 }
 
-/* Columns worked on together: a wide table has a block for each thread. */
+/* A few rows at a time, so that they are still in the first cache when something is added to what is there. */
+static void add_rows(const row_scatter *s, int64_t o, int64_t from, int64_t to, int64_t at, int64_t n) {
+    const int64_t fit = NEAR_BYTES / (n * (int64_t)dtype_size(s->type)), near = fit > 0 ? fit : 1;
+    place ahead = {from - 1, -1};
+
+    for (int i = 0; i < AHEAD; i++) (void)next_update(s, &ahead);
+    for (int64_t end; from < to; from = end) {
+        end = to - from > near ? from + near : to;
+        if (s->base) begin_rows(s, o, from, end, at, n);
+        by_type[s->type].rows(s, o, from, end, at, n, &ahead);
+    }
+}
+
+/* Columns worked on together where threads share those of a wide table. */
 static int64_t columns_of(const row_scatter *s) {
     const int64_t size = LEAST_COLUMNS * parallel_threads();
     int64_t n = (s->width + size - 1) / size * LEAST_COLUMNS;
@@ -200,8 +224,7 @@ static int64_t columns_of(const row_scatter *s) {
     return n < s->width ? n : s->width;
 }
 
-/* Work is cut into (outer, block of columns, row), rows running fastest: threads share the columns of a wide table,
- * so that it does not matter which rows are hit most, and the rows of a narrow one. */
+/* Work is cut into (outer, block of columns, row), rows running fastest. */
 static void scatter_range(void *arg, int64_t begin, int64_t end) {
     const row_scatter *s = arg;
     int64_t blocks = (s->width + s->columns - 1) / s->columns;
@@ -211,20 +234,61 @@ static void scatter_range(void *arg, int64_t begin, int64_t end) {
         int64_t from = begin % s->rows, to = from + end - begin, n = s->width - at;
         if (to > s->rows) to = s->rows;
         if (n > s->columns) n = s->columns;
-        /* A few rows at a time, so that they are still in the first cache when something is added. */
-        int64_t near = NEAR_BYTES / (n * (int64_t)dtype_size(s->type));
-        if (to > from + near && near > 0) to = from + near;
-        begin_rows(s, o, from, to, at, n);
-        if (s->how == COMBINE_NONE) rows_last(s, o, from, to, at, n);
-        else by_type[s->type].rows(s, o, from, to, at, n);
+        if (s->how == COMBINE_NONE) {
+            begin_rows(s, o, from, to, at, n);
+            rows_last(s, o, from, to, at, n);
+        } else {
+            add_rows(s, o, from, to, at, n);
+        }
         begin += to - from;
     }
 }
 
+enum { MOST_SHARES = 64 };
+
+typedef struct shares {
+    const row_scatter *s;
+    int64_t first[MOST_SHARES + 1]; /* row of each */
+} shares;
+
+static void scatter_shares(void *arg, int64_t begin, int64_t end) {
+    const shares *t = arg;
+    for (int64_t at = 0; at < t->s->width; at += COLUMNS) {
+        const int64_t n = t->s->width - at < COLUMNS ? t->s->width - at : COLUMNS;
+        add_rows(t->s, 0, t->first[begin], t->first[end], at, n);
+    }
+}
+
+/* Cuts rows into `parts` of about the same work. False where one row is too much of it. */
+static bool cut_rows(shares *t, int64_t parts) {
+    const row_scatter *s = t->s;
+    const int64_t all = s->rows + s->count;
+    int64_t work = 0, part = 0;
+
+    for (int64_t r = 0; r < s->rows; r++) {
+        const int64_t before = work;
+        while (part < parts && work >= all * part / parts) t->first[part++] = r;
+        work++;
+        for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) work++;
+        if ((work - before) * 4 * parts > all) return false;
+    }
+    while (part <= parts) t->first[part++] = s->rows;
+    return true;
+}
+
+/* Threads share rows, which are read and written whole; those of a wide table its columns, where a few rows are hit by
+ * most updates. */
 void row_scatter_run(row_scatter *s) {
+    const int64_t threads = parallel_threads(), parts = threads < MOST_SHARES ? threads : MOST_SHARES;
+    shares t = {.s = s};
+
     if (s->rows == 0 || s->width == 0) return;
     if (s->straight) {
         parallel_for(s->outer, parallel_rows((s->rows + s->count) * s->width), straight_by_type[s->type], s);
+        return;
+    }
+    if (s->outer == 1 && s->how != COMBINE_NONE && s->width >= LEAST_COLUMNS && cut_rows(&t, parts)) {
+        parallel_for(parts, parallel_rows((s->rows + s->count) * s->width / parts), scatter_shares, &t);
         return;
     }
     s->columns = columns_of(s);

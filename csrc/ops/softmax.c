@@ -12,8 +12,8 @@
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Columns worked on together; elements of a row that a thread keeps; of rows between which and dropout it alternates. */
-enum { COLUMNS = 256, BUFFER = 4096, BLOCK = 2048 };
+/* Columns and rows worked on together; elements of rows that a thread keeps; between which and dropout it alternates. */
+enum { COLUMNS = 256, ROWS = 8, BUFFER = 4096, BLOCK = 2048 };
 
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);

@@ -2,40 +2,51 @@
 
 #include "ops/exp_rows.h"
 
-/* The exponentials wait for their sum: in y where that has digits enough, else in a buffer if they fit, which takes the
- * widened row before, else they are made again. */
+/* Rows that lie in a buffer together are worked on together, one step of all after the other: a CPU that waits for the
+ * largest of one goes on with the next. The exponentials wait for their sum: in y where that has digits enough, else in
+ * the buffer, which takes the widened rows before; a row that does not fit makes them twice. */
 SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
-    const int64_t n = j->length;
-    for (int64_t row = begin; row < end; row++) {
+    const int64_t n = j->length, fit = n > BUFFER ? 1 : n > BUFFER / ROWS ? BUFFER / n : ROWS;
+    A most[ROWS], scale[ROWS];
+#if DIGITS < 24
+    _Alignas(64) A buffer[BUFFER];
+#endif
+    for (int64_t row = begin, rows; row < end; row += rows) {
         const T *x = (const T *)j->a + row * n;
         T *y = (T *)j->out + row * n;
-        A most = -(A)INFINITY;
-        double total = 0;
+        rows = end - row < fit ? end - row : fit;
 #if DIGITS < 24
-        A e[BUFFER];
         if (n > BUFFER) {
-            const A scale = (A)(1 / NAME(row_sum_exp)(x, n, &most));
-            NAME(row_exp)(x, n, most, 0, scale, y);
+            scale[0] = (A)(1 / NAME(row_sum_exp)(x, n, most));
+            NAME(row_exp)(x, n, most[0], 0, scale[0], y);
             continue;
         }
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) e[i] = GET(x[i]);
-#pragma omp simd reduction(max : most)
-        for (int64_t i = 0; i < n; i++) most = e[i] > most ? e[i] : most;
-        SUM(n, total, e[i] = v_exp_below(e[i] - most));
+        const A *wide = NAME(widened)(x, rows * n, buffer);
+        A *e = buffer;
 #else
-        T *e = y;
-#pragma omp simd reduction(max : most)
-        for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
-        SUM(n, total, e[i] = v_exp_below(x[i] - most));
+        const A *wide = x;
+        A *e = y;
 #endif
-        const A scale = (A)(1 / total);
-        if (isnan(scale)) {
-            for (int64_t i = 0; i < n; i++) y[i] = PUT(scale);
-            continue;
+        for (int64_t r = 0; r < rows; r++) {
+            most[r] = -(A)INFINITY;
+            LARGEST(n, most[r], wide[r * n + i]);
         }
+        for (int64_t r = 0; r < rows; r++) {
+            double total = 0;
+            SUM_WITH((READ_AHEAD(x + r * n), WRITE_AHEAD(y + r * n)), n, total,
+                     e[r * n + i] = v_exp_below(wide[r * n + i] - most[r]));
+            scale[r] = (A)(1 / total);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            const A *from = e + r * n, factor = scale[r];
+            T *to = y + r * n;
+            if (isnan(factor)) {
+                for (int64_t i = 0; i < n; i++) to[i] = PUT(factor);
+                continue;
+            }
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) y[i] = PUT_FINITE(e[i] * scale);
+            for (int64_t i = 0; i < n; i++) to[i] = PUT_FINITE(from[i] * factor);
+        }
     }
 }
 

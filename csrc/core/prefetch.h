@@ -1,0 +1,33 @@
+/* prefetch.h -- memory that is needed soon, asked for while something else is computed: where indices jump, and where
+ * blocks are widened first and computed with then, since a CPU looks ahead only while there are loads. Between
+ * computations, that is: so many lines at once that a CPU cannot wait for more cost as much time as they save. */
+#ifndef ORT_CORE_PREFETCH_H
+#define ORT_CORE_PREFETCH_H
+
+#include <stdint.h>
+
+/* Bytes. What is read from end to end is asked for two pages ahead, since finding where a page lies takes long. */
+enum { CACHE_LINE = 64, READ_DISTANCE = 8192, WRITE_DISTANCE = 1024 };
+
+/* Where there is nothing, nothing happens. */
+static inline void prefetch(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i);
+}
+
+/* The first lines of what is then read from end to end: a CPU finds the others itself, and sooner. */
+static inline void prefetch_start(const void *from, int64_t bytes) {
+    enum { START = 8 * CACHE_LINE };
+    prefetch(from, bytes < START ? bytes : START);
+}
+
+/* What lies READ_DISTANCE behind, into the second cache. */
+static inline void prefetch_ahead(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + READ_DISTANCE + i, 0, 2);
+}
+
+/* What lies WRITE_DISTANCE behind: a store waits for the rest of its line, and behind some that wait all do. */
+static inline void prefetch_to(const void *to, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)to + WRITE_DISTANCE + i, 1);
+}
+
+#endif
