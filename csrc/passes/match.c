@@ -58,6 +58,13 @@ bool value_is(const value *v, const char *op) { return v->def && strcmp(v->def->
 
 bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 
+node *value_first_reader(const value *v) {
+    for (node *n = v->def->next; n; n = n->next)
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i] == v) return n;
+    return NULL;
+}
+
 bool node_is_before(const node *a, const node *b) {
     for (const node *n = a->next; n; n = n->next)
         if (n == b) return true;

@@ -61,6 +61,8 @@ bool value_is_end(const graph *g, const value *v);
 bool value_is(const value *v, const char *op);
 /* True when one node alone sees `v`. */
 bool value_is_private(const graph *g, const value *v);
+/* The first node that reads `v`, which some node makes; NULL: none does. */
+node *value_first_reader(const value *v);
 /* True when `a` runs before `b`. */
 bool node_is_before(const node *a, const node *b);
 /* True when `n` and one that reads it may be steps of one chain (pointwise_fusion.c). */

@@ -34,14 +34,6 @@ static bool is_stored(const graph *g, const value *v) {
     return value_is_end(g, v);
 }
 
-/* Of the nodes that read `v`. */
-static node *first_reader(const value *v) {
-    for (node *m = v->def->next; m; m = m->next)
-        for (int i = 0; i < m->n_in; i++)
-            if (m->in[i] == v) return m;
-    return NULL;
-}
-
 /* Whether what the norm `n` scales with is there when `at` runs. */
 static bool is_ready(const node *n, const node *at) {
     for (int i = 1; i < n->n_in; i++)
@@ -72,7 +64,7 @@ static void peel(const graph *g, value *v, sum *s) {
 static bool read_sum(const graph *g, const value *v, const node *norm, sum *s) {
     const node *n = v->def;
 
-    if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, first_reader(v))) return false;
+    if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, value_first_reader(v))) return false;
     for (int i = 0; i < 2; i++) {
         if (!shape_equal(&n->in[i]->shape, &v->shape) || !shape_equal(&n->in[1 - i]->shape, &v->shape)) return false;
         peel(g, n->in[i], s);
@@ -113,7 +105,7 @@ static status fuse_norm(graph *g, node *n, int *fired) {
     const bool adds = read_sum(g, n->in[0], n, &s);
     if (!adds && !found.count) return OK;
     if (adds) in[0] = s.x, in[3] = s.residual;
-    pass_emits(g, adds ? first_reader(n->in[0]) : n, n);
+    pass_emits(g, adds ? value_first_reader(n->in[0]) : n, n);
     TRY(graph_emit(g, adds && s.dropout ? "FusedNormRandom" : "FusedNorm",
                    NODE_ATTRS(INT("axis", node_int(n, "axis")), FLOAT("epsilon", node_float(n, "epsilon")),
                               INT("centred", centred), INT("narrow", found.count ? found.to[0]->type : DT_NONE),

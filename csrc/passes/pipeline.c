@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, gelu_fusion,
-    gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax, matmul_fusion,
-    norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue, relu_dropout,
-    rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
+extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, embedding_norm,
+    gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax,
+    matmul_fusion, norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue,
+    relu_dropout, rotary_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -35,6 +35,7 @@ const pass_def *const passes[] = {
     &gradient_sum,
     &product_epilogue,
     &wide_operands,
+    &embedding_norm,
     &norm_residual,
     &pointwise_fusion,
     NULL,

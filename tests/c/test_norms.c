@@ -1,4 +1,4 @@
-/* test_norms.c -- norm_residual: what stands around a norm, as text before and after. */
+/* test_norms.c -- norm_residual and embedding_norm: what stands around a norm, as text before and after. */
 #include "build.h"
 #include "test.h"
 
@@ -143,5 +143,68 @@ TEST(gradients_that_stay_beside_the_norm) {
     make_gradient(g, 3, NODE(g, "Add", dx, NODE(g, "Softmax", ds)));
     g->in_backward = false;
     check_untouched(g, "norm_residual");
+    ctx_release(&c);
+}
+
+/* --- embeddings --------------------------------------------------------------------------------------------------- */
+
+static value *rows_of(graph *g, value *table, value *index) {
+    return NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), table, index);
+}
+
+/* Positions are the same for each sequence; the sum is read by others, too. */
+TEST(embeddings_go_into_the_norm_of_their_sum) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *words = INPUT(g, "words", F32, 9, 3), *types = INPUT(g, "types", F32, 2, 3);
+    value *places = INPUT(g, "places", F32, 1, 4, 3), *w = INPUT(g, "w", F32, 3), *b = INPUT(g, "b", F32, 3);
+    value *ids = INPUT(g, "ids", I64, 2, 4), *kinds = INPUT(g, "kinds", I32, 2, 4);
+    value *sum = NODE(g, "Add", places, NODE(g, "Add", rows_of(g, words, ids), rows_of(g, types, kinds)));
+
+    make_output(g, layer_norm(g, sum, w, b));
+    make_output(g, NODE(g, "Softmax", sum));
+    check_rewrite(g, "embedding_norm",
+                  "input %0 words float32[9, 3] grad\n"
+                  "input %1 types float32[2, 3] grad\n"
+                  "input %2 places float32[1, 4, 3] grad\n"
+                  "input %3 w float32[3] grad\n"
+                  "input %4 b float32[3] grad\n"
+                  "input %5 ids int64[2, 4]\n"
+                  "input %6 kinds int32[2, 4]\n"
+                  "%7, %8, %9, %10 = EmbeddingNorm(%3 w, %4 b, %0 words, %5 ids, %1 types, %6 kinds, %2 places, "
+                  "shape=[2, 4, 3], epsilon=0.5) float32[2, 4, 3], float32[2, 4, 1], float32[2, 4, 1], "
+                  "float32[2, 4, 3]\n"
+                  "%11 = Softmax(%10) float32[2, 4, 3]\n"
+                  "output %7\n"
+                  "output %11\n");
+    ctx_release(&c);
+}
+
+/* Nothing is selected; a selection that others read, along another axis; another norm; rows that do not repeat; addends
+ * that a chain adds up. */
+TEST(sums_that_stay_before_the_norm) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 4, 3), *few = INPUT(g, "few", F32, 2, 1, 3), *row = INPUT(g, "row", F32, 4, 3);
+    value *w = INPUT(g, "w", F32, 3), *b = INPUT(g, "b", F32, 3), *ids = INPUT(g, "ids", I64, 2, 4);
+    value *three = INPUT(g, "three", I64, 3), *words[7], *seen;
+
+    for (int i = 0; i < 7; i++) words[i] = INPUT(g, "words", F32, 4, 3);
+    make_output(g, layer_norm(g, NODE(g, "Add", x, row), w, b));
+    make_output(g, seen = rows_of(g, words[0], ids));
+    make_output(g, layer_norm(g, NODE(g, "Add", seen, x), w, b));
+    make_output(
+        g,
+        layer_norm(g, NODE(g, "Add", row, NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 1)), words[1], three)), w, b));
+    make_output(g, rms_norm(g, NODE(g, "Add", x, rows_of(g, words[2], ids)), w));
+    make_output(g, layer_norm(g, NODE(g, "Add", few, rows_of(g, words[3], ids)), w, b));
+    make_output(g, layer_norm(g, NODE(g, "Add", NODE(g, "Exp", x), rows_of(g, words[4], ids)), w, b));
+    make_output(g, layer_norm(g,
+                              NODE(g, "Add", NODE(g, "Add", rows_of(g, words[5], ids), x),
+                                   NODE(g, "Add", rows_of(g, words[6], ids), x)),
+                              w, b));
+    check_untouched(g, "embedding_norm");
     ctx_release(&c);
 }

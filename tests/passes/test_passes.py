@@ -210,6 +210,25 @@ CASES += [
     Case("norm_residual", Block(8), ((3, 5, 8),) * 2),
     Case("norm_residual", Block(1030, bias=False), ((2, 3, 1030),) * 2, dtypes=(F32, F64)),
 ]
+
+
+class Embeddings(nn.Module):
+    """As models with BERT's embeddings begin; one word has no gradient."""
+
+    def __init__(self, kinds=True):
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8, padding_idx=2), nn.Parameter(torch.ones(1, 5, 8))
+        self.kinds = nn.Embedding(2, 8) if kinds else None
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        s = self.words(x.argmax(-1))
+        if self.kinds:
+            s = s + self.kinds((x[..., 0] > 0).long())
+        return self.norm(s + self.places) @ x[..., :8].transpose(1, 2)
+
+
+CASES += [Case("embedding_norm", Embeddings(kinds), ((3, 5, 11),)) for kinds in (True, False)]
 CASES += [Case("gradient_sum", module, dtypes=(F32, F64)) for module in (Projections(), Tied())]
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.ops.cases import FLOAT, Case, t, value
+from tests.ops.cases import FLOAT, Case, ints, t, value
 
 FEW = ("float32", "float64", "bfloat16")
 
@@ -115,6 +115,38 @@ def fused(name, x, residual, nodes=(ADD,), axis=-1, outputs="y s", centred=True,
     return Case(f"ortmodule::{kind}", [x, residual, *scale, *more], ref, nodes=tuple(rows), **options)
 
 
+def embedded(words, index, places, others=None, **kwargs):
+    """What passes/embedding_norm.c makes of a norm of rows of tables and of others that lie in order."""
+    width = words.shape[-1]
+    more = [("Gather", "x5 x6", "kinds"), ("Add", "some kinds", "sum")] if others else []
+    rows = [
+        ("Gather", "x0 x1", "words"),
+        ("Add", "words x2", "some" if others else "sum"),
+        *more,
+        ("LayerNormalization", "sum x3 x4", "y0", {"axis": -1, "epsilon": 1e-3}),
+    ]
+
+    def ref(table, i, places, w, b, kinds=None, j=None):
+        s = table[i.long()] + places
+        return F.layer_norm(s if kinds is None else s + kinds[j.long()], (width,), w, b, 1e-3)
+
+    tensors = [words, index, places, t(width), t(width), *(others or ())]
+    options = {"dtypes": FLOAT, "opset": 17, "resize": False, **kwargs}
+    return Case("ortmodule::EmbeddingNorm", tensors, ref, nodes=tuple(rows), **options)
+
+
+def embedding_cases():
+    return [
+        embedded(t(9, 6), ints(2, 4, high=9), t(1, 4, 6), name="positions"),
+        embedded(t(9, 6), ints(2, 4, high=9), t(4, 6), (t(2, 6), ints(2, 4, high=2)), name="types"),
+        embedded(t(9, 1), ints(3, low=-9, high=9), t(3, 1), name="narrow"),
+        embedded(t(5, 1030), ints(7, high=5, dtype="int32"), t(7, 1030), (t(3, 1030), ints(7, high=3)), name="wide",
+                 dtypes=("float32", "float64"), fd=False),
+        embedded(t(9, 6), ints(0, 4, high=9), t(1, 4, 6), name="empty"),
+        embedded(t(9, 6, special=True), ints(2, 4, high=9), t(4, 6), name="special", grad=False),
+    ]  # fmt: skip
+
+
 def sum_of(x, residual, nodes):
     """At a rate of 1 dropout leaves nothing of x; `s` is x itself where nothing is added."""
     if not nodes:
@@ -151,6 +183,7 @@ def residual_cases():
 
 CASES = [
     *residual_cases(),
+    *embedding_cases(),
     layer((6, 5), dtypes=FLOAT, large=[t(1024, 768), t(768), t(768)]),
     layer((2, 3, 5)),
     layer((2, 3, 5), bias=False),

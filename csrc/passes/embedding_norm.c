@@ -1,0 +1,98 @@
+/* embedding_norm.c -- the embeddings that a model begins with, their sum and its norm as one operator:
+ *
+ *   s = Gather(words, i) + Gather(types, j) + positions, LayerNormalization(s)  ->  EmbeddingNorm: the norm's results, s
+ *
+ * An addend is rows of a table that an index selects, or rows as they lie; one at least is of the first kind. Where it
+ * has fewer rows than the sum (positions are the same for each sequence), those of its last axes repeat. Nobody else
+ * reads an addend that was selected, or a part of the sum; the sum itself may be read, as the norm's gradient does. */
+#include "passes/pipeline.h"
+
+#include "ops/op.h"
+
+#include <string.h>
+
+enum { SCALE, BIAS, ADDENDS, MOST_TABLES = 4 };
+
+typedef struct addends {
+    value *in[ADDENDS + 2 * MOST_TABLES];
+    int count;
+    bool selects;
+} addends;
+
+static bool is_selection(const graph *g, const value *v) {
+    if (!value_is(v, "Gather") && !value_is(v, "Embedding")) return false;
+    const value *table = v->def->in[0];
+    if (table->shape.rank != 2 || !value_is_private(g, v)) return false;
+    const int64_t axis = value_is(v, "Gather") ? node_int(v->def, "axis") : 0;
+    return axis == 0 || axis == -2;
+}
+
+/* Are rows of `v` those of `sum`, or those of its last axes again and again? */
+static bool rows_repeat(const shape *v, const shape *sum) {
+    const int missing = sum->rank - v->rank;
+    int first = 0;
+
+    if (missing < 0 || v->rank < 1) return false;
+    while (first < v->rank - 1 && v->dim[first] == 1) first++;
+    for (int i = first; i < v->rank; i++)
+        if (v->dim[i] != sum->dim[i + missing]) return false;
+    return true;
+}
+
+/* Rows as they lie had better not be the result of a chain of pointwise operators, which can add the others itself. */
+static bool read_addend(const graph *g, value *v, const value *sum, addends *a) {
+    const bool selects = is_selection(g, v);
+
+    if (a->count == MOST_TABLES || v->type != sum->type || !rows_repeat(&v->shape, &sum->shape)) return false;
+    if (!selects && v->def && v->def->op && fused_holds(v->def) && value_is_private(g, v)) return false;
+    a->in[ADDENDS + 2 * a->count] = selects ? v->def->in[0] : v;
+    a->in[ADDENDS + 2 * a->count + 1] = selects ? v->def->in[1] : NULL;
+    a->count++;
+    a->selects |= selects;
+    return true;
+}
+
+/* In the order in which they are added: what is a sum itself comes first. */
+static bool read_sum(const graph *g, const value *v, const value *sum, addends *a) {
+    value *const *in = v->def->in;
+    const int deep = value_is(in[1], "Add") && value_is_private(g, in[1]) ? 1 : 0;
+    const bool is_sum = value_is(in[deep], "Add") && value_is_private(g, in[deep]);
+
+    return (is_sum ? read_sum(g, in[deep], sum, a) : read_addend(g, in[deep], sum, a)) &&
+           read_addend(g, in[1 - deep], sum, a);
+}
+
+static bool is_ready(const value *v, const node *at) { return !v || !v->def || node_is_before(v->def, at); }
+
+enum { Y, MEANS, INVERSES, SUM, RESULTS };
+
+static status fuse(graph *g, node *n, int *fired) {
+    value *s = n->in[0], *out[RESULTS] = {NULL};
+    const int64_t axis = node_int(n, "axis");
+    addends a = {.in = {n->in[1], node_in(n, 2)}};
+
+    if ((axis != -1 && axis != s->shape.rank - 1) || !value_is(s, "Add") || s->def->backward != n->backward) return OK;
+    if (!read_sum(g, s, s, &a) || !a.selects) return OK;
+    node *before = value_first_reader(s);
+    if (!is_ready(a.in[SCALE], before) || !is_ready(a.in[BIAS], before)) return OK;
+    pass_emits(g, before, n);
+    TRY(graph_emit(g, "EmbeddingNorm",
+                   NODE_ATTRS(INTS("shape", s->shape.rank, s->shape.dim), FLOAT("epsilon", node_float(n, "epsilon"))),
+                   ADDENDS + 2 * a.count, a.in, RESULTS, out));
+    TRY(graph_replace(g, s, out[SUM]));
+    TRY(graph_replace(g, n->out[0], out[Y]));
+    for (int i = 1; i < n->n_out; i++)
+        if (n->out[i]) TRY(graph_replace(g, n->out[i], out[i]));
+    ++*fired;
+    return OK;
+}
+
+static status run(graph *g, int *fired) {
+    status s = OK;
+    for (node *n = g->first; n && s == OK; n = n->next)
+        if (strcmp(n->op->name, "LayerNormalization") == 0 && n->out[0]->n_uses + value_is_end(g, n->out[0]))
+            s = fuse(g, n, fired);
+    return pass_end(g, s);
+}
+
+const pass_def embedding_norm = {.name = "embedding_norm", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};
