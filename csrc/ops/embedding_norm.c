@@ -11,15 +11,15 @@
 
 #include <math.h>
 
-enum { SCALE, BIAS, ADDENDS, MOST_TABLES = 4 };
 enum { Y, MEANS, INVERSES, SUM_OUT };
 
 /* --- kernel ------------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
-    const void *table[MOST_TABLES];
-    const tensor *index[MOST_TABLES];              /* NULL: rows in order */
-    int64_t size[MOST_TABLES], count[MOST_TABLES]; /* rows of the table; those that are added, again and again */
+    const void *table[EMBEDDING_TABLES];
+    const tensor *index[EMBEDDING_TABLES]; /* NULL: rows in order */
+    int64_t size[EMBEDDING_TABLES],
+        count[EMBEDDING_TABLES]; /* rows of the table; those that are added, again and again */
     int tables;
     int64_t width;
     double epsilon;
@@ -47,20 +47,21 @@ static status embedding_norm_cpu(ctx *c, const call *k) {
     static void (*const rows[DTYPE_COUNT])(const job *, int64_t, int64_t) = FLOAT_TABLE(embedding_rows);
     const tensor *y = &k->out[Y];
     const dtype computed = norm_computed_in(y->type);
-    job j = {.tables = (k->n_in - ADDENDS + 1) / 2, /* the last one's index may be left out */
+    job j = {.tables = (k->n_in - EMBEDDING_ADDENDS + 1) / 2, /* the last one's index may be left out */
              .width = y->shape.dim[y->shape.rank - 1],
              .epsilon = node_float(k->node, "epsilon"),
-             .scale = norm_as_computed(&k->in[SCALE], computed, k->work),
+             .scale = norm_as_computed(&k->in[EMBEDDING_SCALE], computed, k->work),
              .out = y->data,
              .means = memory(k, MEANS),
              .inverses = memory(k, INVERSES),
              .sum = memory(k, SUM_OUT),
              .fn = rows[y->type]};
 
-    j.bias = norm_as_computed(&k->in[BIAS], computed, (char *)k->work + (size_t)j.width * dtype_size(computed));
+    j.bias =
+        norm_as_computed(&k->in[EMBEDDING_BIAS], computed, (char *)k->work + (size_t)j.width * dtype_size(computed));
     for (int t = 0; t < j.tables; t++) {
-        const tensor *table = &k->in[ADDENDS + 2 * t];
-        const tensor *index = ADDENDS + 2 * t + 1 < k->n_in ? table + 1 : NULL;
+        const tensor *table = &k->in[EMBEDDING_ADDENDS + 2 * t];
+        const tensor *index = EMBEDDING_ADDENDS + 2 * t + 1 < k->n_in ? table + 1 : NULL;
         j.table[t] = table->data;
         j.size[t] = j.count[t] = shape_span(&table->shape, 0, table->shape.rank - 1);
         if (!index || !tensor_present(index)) continue;
@@ -73,7 +74,7 @@ static status embedding_norm_cpu(ctx *c, const call *k) {
 }
 
 static size_t scale_bytes(const node *n) {
-    return 2 * dtype_size(norm_computed_in(n->out[Y]->type)) * (size_t)shape_count(&n->in[SCALE]->shape);
+    return 2 * dtype_size(norm_computed_in(n->out[Y]->type)) * (size_t)shape_count(&n->in[EMBEDDING_SCALE]->shape);
 }
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
@@ -82,15 +83,15 @@ static status infer_embedding_norm(graph *g, node *n) {
     const int64_t *dims;
     shape s = {.rank = node_ints(n, "shape", &dims)}, per_row;
 
-    TRY(require(g, n, SCALE));
+    TRY(require(g, n, EMBEDDING_SCALE));
     for (int i = 0; i < s.rank; i++) s.dim[i] = dims[i];
-    for (int i = ADDENDS; i < n->n_in; i += 2) {
+    for (int i = EMBEDDING_ADDENDS; i < n->n_in; i += 2) {
         TRY(require(g, n, i));
         if (node_in(n, i + 1)) TRY(require_index(g, n, i + 1));
     }
     per_row = s;
     per_row.dim[s.rank - 1] = 1;
-    const dtype type = n->in[ADDENDS]->type, computed = norm_computed_in(type);
+    const dtype type = n->in[EMBEDDING_ADDENDS]->type, computed = norm_computed_in(type);
     TRY(set_out(g, n, Y, type, &s));
     TRY(set_out(g, n, MEANS, computed, &per_row));
     TRY(set_out(g, n, INVERSES, computed, &per_row));
@@ -99,8 +100,8 @@ static status infer_embedding_norm(graph *g, node *n) {
 
 /* clang-format off */
 const op_def embedding_norm_ops[] = {
-    {.name = "EmbeddingNorm", .domain = ORT_DOMAIN, .since = 1, .min_in = ADDENDS + 3,
-     .max_in = ADDENDS + 2 * MOST_TABLES, .max_out = 4, .dtypes = FLOATS,
+    {.name = "EmbeddingNorm", .domain = ORT_DOMAIN, .since = 1, .min_in = EMBEDDING_ADDENDS + 3,
+     .max_in = EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES, .max_out = 4, .dtypes = FLOATS,
      .attrs = NODE_ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("epsilon", FLOAT)), .infer = infer_embedding_norm,
      .workspace = scale_bytes, .cpu = embedding_norm_cpu},
     {0},

@@ -7,6 +7,7 @@
 #include "ops/move.h"
 
 #include "core/parallel.h"
+#include "core/prefetch.h"
 
 #include <string.h>
 
@@ -50,16 +51,14 @@ typedef word8 vector8 __attribute__((vector_size(16)));
 #define FIRST_8(a, b) IN_TURNS(vector8, a, b, 0, 2)
 #define SECOND_8(a, b) IN_TURNS(vector8, a, b, 1, 3)
 
-enum { LINE = 64 }; /* bytes of a line of the cache */
-
 /* Whole lines past the caches: they are not read before they are written, and drive nothing out. `to` has vectors'
  * alignment. */
 static inline void stream_line(void *to, const void *line) {
 #ifdef __SSE2__
     typedef long long vector __attribute__((vector_size(16), may_alias));
-    for (int k = 0; k < LINE / 16; k++) __builtin_ia32_movntdq((vector *)to + k, ((const vector *)line)[k]);
+    for (int k = 0; k < CACHE_LINE / 16; k++) __builtin_ia32_movntdq((vector *)to + k, ((const vector *)line)[k]);
 #else
-    memcpy(to, line, LINE);
+    memcpy(to, line, CACHE_LINE);
 #endif
 }
 
@@ -77,10 +76,12 @@ static void end_streams(void) {
         for (int64_t i = 0; i < q.rows; i++) {                                                                               \
             T *restrict to = (T *)(void *)q.to + i * q.to_row;                                                               \
             const T x = *((const T *)(const void *)q.from + i * q.from_row);                                                 \
-            _Alignas(LINE) T line[LINE / N];                                                                                 \
             int64_t begin = 0;                                                                                               \
-            for (int j = 0; j < LINE / N; j++) line[j] = x;                                                                  \
-            for (; q.streams && begin + LINE / N <= q.cols; begin += LINE / N) stream_line(to + begin, line);                \
+            if (q.streams) {                                                                                                 \
+                _Alignas(CACHE_LINE) T line[CACHE_LINE / N];                                                                 \
+                for (int j = 0; j < CACHE_LINE / N; j++) line[j] = x;                                                        \
+                for (; begin + CACHE_LINE / N <= q.cols; begin += CACHE_LINE / N) stream_line(to + begin, line);             \
+            }                                                                                                                \
             for (int64_t j = begin; j < q.cols; j++) to[j] = x;                                                              \
         }                                                                                                                    \
     }                                                                                                                        \
@@ -109,8 +110,8 @@ static void end_streams(void) {
     /* The square of whole lines, made of those. A cache keeps few lines that lie a power of two apart: where a square has \
      * more than that, or streams, it is made elsewhere, so that each line is read once and written once. */ \
     SIMD_PART void lines_##T(T *to, const T *from, int64_t to_row, int64_t from_col, bool streams) {                         \
-        enum { SIDE = 16 / N, SQUARE = LINE / N, FEW = 16 };                                                                 \
-        _Alignas(LINE) T lines[SQUARE * SQUARE];                                                                             \
+        enum { SIDE = 16 / N, SQUARE = CACHE_LINE / N, FEW = 16 };                                                           \
+        _Alignas(CACHE_LINE) T lines[SQUARE * SQUARE];                                                                       \
         if (SQUARE <= FEW && !streams) {                                                                                     \
             for (int i = 0; i < SQUARE; i += SIDE)                                                                           \
                 for (int j = 0; j < SQUARE; j += SIDE)                                                                       \
@@ -122,12 +123,12 @@ static void end_streams(void) {
                 square_##T(lines + i * SQUARE + j, from + j * from_col + i, SQUARE, from_col);                               \
         for (int i = 0; i < SQUARE; i++)                                                                                     \
             if (streams) stream_line(to + i * to_row, lines + i * SQUARE);                                                   \
-            else memcpy(to + i * to_row, lines + i * SQUARE, LINE);                                                          \
+            else memcpy(to + i * to_row, lines + i * SQUARE, CACHE_LINE);                                                    \
     }                                                                                                                        \
     /* Lines of the next square are far apart, so that no CPU guesses them; the last one has none, which is asked for all \
      * the same. */  \
     SIMD_PART void squares_##T(const plane *p, bool streams) {                                                               \
-        enum { SIDE = 16 / N, SQUARE = LINE / N };                                                                           \
+        enum { SIDE = 16 / N, SQUARE = CACHE_LINE / N };                                                                     \
         const plane q = *p;                                                                                                  \
         T *to = (T *)(void *)q.to;                                                                                           \
         const T *from = (const T *)(const void *)q.from;                                                                     \

@@ -15,16 +15,6 @@ SIMD_PART A NAME(load)(const void *p, dtype t, int64_t i) {
     return GET(((const T *)p)[i]);
 }
 
-SIMD_PART void NAME(save)(void *p, dtype t, int64_t i, A x) {
-#if DIGITS == 24
-    if (t == BF16) ((bf16 *)p)[i] = f32_to_bf16(x);
-    else if (t == F16) ((f16 *)p)[i] = (f16)x;
-    else
-#endif
-        ((T *)p)[i] = PUT(x);
-    (void)t;
-}
-
 SIMD_PART A NAME(rounded)(dtype t, A x) {
 #if DIGITS == 24
     if (t == BF16) return bf16_to_f32(f32_to_bf16(x));
@@ -74,22 +64,11 @@ SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
     }
 }
 
-SIMD_PART void NAME(scale_row)(dtype to, const job *j, int64_t row, const T *x, A m, A r, void *out) {
-    const int64_t n = j->width, first = row * n;
-    const A *scale = j->scale, *bias = j->bias;
-    if (bias) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) NAME(save)(out, to, first + i, (GET(x[i]) - m) * r * scale[i] + bias[i]);
-    } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) NAME(save)(out, to, first + i, (GET(x[i]) - m) * r * scale[i]);
-    }
-}
-
 /* y may lie where x or the sum does: it is written last. */
 SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
+    const int64_t n = j->width;
     for (int64_t row = begin; row < end; row++) {
-        const T *x = (const T *)j->x + row * j->width;
+        const T *x = (const T *)j->x + row * n;
         A m, r;
 
         if (j->other) {
@@ -101,9 +80,9 @@ SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
 #if DIGITS == 24
-        if (j->narrow) BY_TYPE(j->to, NAME(scale_row), j, row, x, m, r, j->narrow);
+        if (j->narrow) BY_TYPE(j->to, NAME(scale_row), x, n, m, r, j->scale, j->bias, row * n, j->narrow);
 #endif
-        if (j->out) NAME(scale_row)(DT_NONE, j, row, x, m, r, j->out);
+        if (j->out) NAME(scale_row)(DT_NONE, x, n, m, r, j->scale, j->bias, row * n, j->out);
     }
 }
 

@@ -128,6 +128,11 @@ bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, i
 /* Whether LinearCrossEntropy is better than keeping the logits of so many rows. `twice`: backward computes them, too. */
 bool linear_loss_pays(const graph *g, dtype type, int64_t rows, int64_t width, int64_t classes, bool twice);
 
+/* --- a norm of embeddings (ops/embedding_norm.c) -------------------------------------------------------------------- */
+
+/* Operands of EmbeddingNorm: scale, bias, then a table and an index of each addend, of so many at most. */
+enum { EMBEDDING_SCALE, EMBEDDING_BIAS, EMBEDDING_ADDENDS, EMBEDDING_TABLES = 4 };
+
 /* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
 
 status infer_same(graph *g, node *n);      /* out[0] like in[0] */

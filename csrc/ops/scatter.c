@@ -69,7 +69,8 @@ static inline bool next_update(const row_scatter *s, place *p) {
         A acc[COLUMNS];                                                                                                \
         for (int64_t r = from; r < to; r++) {                                                                          \
             T *out = (T *)s->out + (o * s->rows + r) * s->width + at;                                                  \
-            if (r + 1 < to) prefetch(out + s->width, n * (int64_t)sizeof(T));                                          \
+            if (r + 1 < to && (s->base != s->out || s->head[r + 1] >= 0))                                              \
+                prefetch(out + s->width, n * (int64_t)sizeof(T));                                                      \
             if (s->head[r] < 0) {                                                                                      \
                 if (!s->base) memset(out, 0, (size_t)n * sizeof(T));                                                   \
                 continue;                                                                                              \
@@ -259,16 +260,17 @@ static void scatter_shares(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-/* Cuts rows into `parts` of about the same work. False where one row is too much of it. */
+/* Cuts rows into `parts` of about the same work: an update's, and a row's unless it stays as it is. False where one row is
+ * too much of it. */
 static bool cut_rows(shares *t, int64_t parts) {
     const row_scatter *s = t->s;
-    const int64_t all = s->rows + s->count;
+    const int64_t own = s->base == s->out ? 0 : 1, all = own * s->rows + s->count;
     int64_t work = 0, part = 0;
 
     for (int64_t r = 0; r < s->rows; r++) {
         const int64_t before = work;
         while (part < parts && work >= all * part / parts) t->first[part++] = r;
-        work++;
+        work += own;
         for (int64_t k = s->head[r]; k >= 0; k = s->next[k]) work++;
         if ((work - before) * 4 * parts > all) return false;
     }
@@ -287,7 +289,7 @@ void row_scatter_run(row_scatter *s) {
         parallel_for(s->outer, parallel_rows((s->rows + s->count) * s->width), straight_by_type[s->type], s);
         return;
     }
-    if (s->outer == 1 && s->how != COMBINE_NONE && s->width >= LEAST_COLUMNS && cut_rows(&t, parts)) {
+    if (s->outer == 1 && s->how != COMBINE_NONE && s->width >= LEAST_COLUMNS && parts > 1 && cut_rows(&t, parts)) {
         parallel_for(parts, parallel_rows((s->rows + s->count) * s->width / parts), scatter_shares, &t);
         return;
     }

@@ -11,10 +11,8 @@
 
 #include <string.h>
 
-enum { SCALE, BIAS, ADDENDS, MOST_TABLES = 4 };
-
 typedef struct addends {
-    value *in[ADDENDS + 2 * MOST_TABLES];
+    value *in[EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES];
     int count;
     bool selects;
 } addends;
@@ -43,10 +41,10 @@ static bool rows_repeat(const shape *v, const shape *sum) {
 static bool read_addend(const graph *g, value *v, const value *sum, addends *a) {
     const bool selects = is_selection(g, v);
 
-    if (a->count == MOST_TABLES || v->type != sum->type || !rows_repeat(&v->shape, &sum->shape)) return false;
+    if (a->count == EMBEDDING_TABLES || v->type != sum->type || !rows_repeat(&v->shape, &sum->shape)) return false;
     if (!selects && v->def && v->def->op && fused_holds(v->def) && value_is_private(g, v)) return false;
-    a->in[ADDENDS + 2 * a->count] = selects ? v->def->in[0] : v;
-    a->in[ADDENDS + 2 * a->count + 1] = selects ? v->def->in[1] : NULL;
+    a->in[EMBEDDING_ADDENDS + 2 * a->count] = selects ? v->def->in[0] : v;
+    a->in[EMBEDDING_ADDENDS + 2 * a->count + 1] = selects ? v->def->in[1] : NULL;
     a->count++;
     a->selects |= selects;
     return true;
@@ -74,11 +72,11 @@ static status fuse(graph *g, node *n, int *fired) {
     if ((axis != -1 && axis != s->shape.rank - 1) || !value_is(s, "Add") || s->def->backward != n->backward) return OK;
     if (!read_sum(g, s, s, &a) || !a.selects) return OK;
     node *before = value_first_reader(s);
-    if (!is_ready(a.in[SCALE], before) || !is_ready(a.in[BIAS], before)) return OK;
+    if (!is_ready(a.in[EMBEDDING_SCALE], before) || !is_ready(a.in[EMBEDDING_BIAS], before)) return OK;
     pass_emits(g, before, n);
     TRY(graph_emit(g, "EmbeddingNorm",
                    NODE_ATTRS(INTS("shape", s->shape.rank, s->shape.dim), FLOAT("epsilon", node_float(n, "epsilon"))),
-                   ADDENDS + 2 * a.count, a.in, RESULTS, out));
+                   EMBEDDING_ADDENDS + 2 * a.count, a.in, RESULTS, out));
     TRY(graph_replace(g, s, out[SUM]));
     TRY(graph_replace(g, n->out[0], out[Y]));
     for (int i = 1; i < n->n_out; i++)
