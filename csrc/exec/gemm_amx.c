@@ -44,19 +44,27 @@ static void tile_copy(void *out, int64_t out_line, const void *in, int64_t in_li
 
 #define ZERO(t) memset(tiles[t], 0, sizeof tiles[t])
 #define LOAD(t, from, line) tile_copy(tiles[t], TILE_LINE, from, line)
+#define STREAM LOAD
 #define STORE(t, to, line) tile_copy(to, line, tiles[t], TILE_LINE)
 #define MULTIPLY(c, a, b) tile_multiply(tiles[c], tiles[a], tiles[b])
 #else
 #define ZERO(t) _tile_zero(t)
 #define LOAD(t, from, line) _tile_loadd(t, from, line)
+#define STREAM(t, from, line) _tile_stream_loadd(t, from, line)
 #define STORE(t, to, line) _tile_stored(t, to, line)
 #define MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
 #endif
 
-/* Tiles 0 to 3 are sums, 4 and 5 rows of A, 6 and 7 columns of B. */
+/* Tiles 0 to 3 are sums, 4 and 5 rows of A, 6 and 7 columns of B. Where A's panel is not read again soon, it does not stay
+ * in the first cache, which it would drive B's panel out of. */
 #define LOAD_A(at)                                                                                                     \
-    LOAD(4, at, TILE_LINE);                                                                                            \
-    if (tall) LOAD(5, (at) + TILE_LINES * LANES, TILE_LINE)
+    if (ahead.keeps_a) {                                                                                               \
+        LOAD(4, at, TILE_LINE);                                                                                        \
+        if (tall) LOAD(5, (at) + TILE_LINES * LANES, TILE_LINE);                                                       \
+    } else {                                                                                                           \
+        STREAM(4, at, TILE_LINE);                                                                                      \
+        if (tall) STREAM(5, (at) + TILE_LINES * LANES, TILE_LINE);                                                     \
+    }
 #define LOAD_B(at)                                                                                                     \
     LOAD(6, at, PANEL_COLS * sizeof(float));                                                                           \
     if (wide) LOAD(7, (at) + LANES, PANEL_COLS * sizeof(float))
@@ -66,10 +74,27 @@ static void tile_copy(void *out, int64_t out_line, const void *in, int64_t in_li
     if (tall) MULTIPLY(2, 5, 6);                                                                                       \
     if (tall && wide) MULTIPLY(3, 5, 7)
 
+/* What lies ahead of one step, into the first cache or the second; `near` is a constant where this is inlined. */
+INLINE void ask_ahead(gemm_ahead *x, bool near) {
+    for (int64_t i = 0; i < x->lines; i++)
+        for (int64_t j = 0; j < x->bytes; j += TILE_LINE)
+            if (near) _mm_prefetch(x->at + i * x->line + j, _MM_HINT_T0);
+            else _mm_prefetch(x->at + i * x->line + j, _MM_HINT_T1);
+    x->at += x->step;
+}
+
+/* What is asked for meanwhile: B, and C. */
+typedef struct asked {
+    gemm_ahead b, c;
+    bool keeps_a;
+} asked;
+
 /* One tile of K after the other. */
 INLINE void add_products(bool tall, bool wide, int64_t steps, const uint32_t *a, int64_t a_step, const uint32_t *b,
-                         int64_t b_step) {
+                         int64_t b_step, asked ahead) {
     for (int64_t i = 0; i < steps; i++, a += a_step, b += b_step) {
+        ask_ahead(&ahead.b, false);
+        ask_ahead(&ahead.c, true);
         LOAD_A(a);
         LOAD_B(b);
         MULTIPLY_ALL;
@@ -78,10 +103,13 @@ INLINE void add_products(bool tall, bool wide, int64_t steps, const uint32_t *a,
 
 /* The same of all parts but the first of one number with the first of the other, of those that count in float32: the
  * sum of numbers is below 2^-24 of the product. */
-INLINE void add_lesser_products(bool tall, bool wide, int64_t steps, const uint32_t *a, const uint32_t *b) {
+INLINE void add_lesser_products(bool tall, bool wide, int64_t steps, const uint32_t *a, const uint32_t *b,
+                                asked ahead) {
     enum { A = ROWS * LANES, B = LANES * PANEL_COLS };
 
     for (int64_t i = 0; i < steps; i++, a += PARTS * A, b += PARTS * B) {
+        ask_ahead(&ahead.b, false);
+        ask_ahead(&ahead.c, true);
         LOAD_A(a);
         LOAD_B(b + 2 * B);
         MULTIPLY_ALL;
@@ -98,7 +126,7 @@ INLINE void add_lesser_products(bool tall, bool wide, int64_t steps, const uint3
 
 /* Sums begin at `from`, NULL: at zero; unless `parts` is 1, small numbers are added up before large ones. */
 INLINE void multiply(int parts, bool tall, bool wide, int64_t units, const uint32_t *a, const uint32_t *b,
-                     const float *from, int64_t from_row, float *to, int64_t to_row) {
+                     const float *from, int64_t from_row, float *to, int64_t to_row, asked ahead) {
     const int64_t from_line = from_row * (int64_t)sizeof(float), to_line = to_row * (int64_t)sizeof(float);
     const int64_t steps = units / LANES / parts;
 
@@ -113,8 +141,11 @@ INLINE void multiply(int parts, bool tall, bool wide, int64_t units, const uint3
         if (tall) ZERO(2);
         if (tall && wide) ZERO(3);
     }
-    if (parts > 1) add_lesser_products(tall, wide, steps, a, b);
-    add_products(tall, wide, steps, a, parts * ROWS * LANES, b, parts * LANES * PANEL_COLS);
+    if (parts > 1) {
+        add_lesser_products(tall, wide, steps, a, b, ahead);
+        ahead.b.lines = ahead.c.lines = 0;
+    }
+    add_products(tall, wide, steps, a, parts * ROWS * LANES, b, parts * LANES * PANEL_COLS, ahead);
     STORE(0, to, to_line);
     if (wide) STORE(1, to + LANES, to_line);
     if (tall) STORE(2, to + TILE_LINES * to_row, to_line);
@@ -129,22 +160,22 @@ INLINE void run_block(int parts, int64_t units, const uint32_t *a, const uint32_
     const bool tall = rows > TILE_LINES, wide = cols > LANES, whole = rows == ROWS && cols == PANEL_COLS;
     gemm_target rest = *t;
 
-    for (int64_t i = 0; i < rows; i++) {
-        char *c = (char *)t->c + i * t->row * (int64_t)dtype_size(t->type);
-        __builtin_prefetch(c, 1);
-        if (t->type == F32) __builtin_prefetch(c + TILE_LINE, 1);
-    }
+    const int64_t size = (int64_t)dtype_size(t->type), line = t->row * size, steps = units / LANES / parts;
+    const int64_t share = (rows + steps - 1) / steps;
+    const asked ahead = {t->ahead,
+                         {.at = t->c, .lines = share, .line = line, .bytes = PANEL_COLS * size, .step = share * line},
+                         t->keeps_a};
     if (whole && (parts == 1 || !(t->more || t->beta != 0))) {
         const bool plain = t->type == F32 && t->alpha == 1, adds = plain && t->beta == 1 && !t->more;
         const float *from = adds ? t->c : t->more;
         const int64_t from_row = adds ? t->row : t->more_row;
         if (adds || (plain && t->beta == 0)) {
-            if (from) multiply(parts, true, true, units, a, b, from, from_row, t->c, t->row);
-            else multiply(parts, true, true, units, a, b, NULL, 0, t->c, t->row);
+            if (from) multiply(parts, true, true, units, a, b, from, from_row, t->c, t->row, ahead);
+            else multiply(parts, true, true, units, a, b, NULL, 0, t->c, t->row, ahead);
             return;
         }
-        if (from) multiply(parts, true, true, units, a, b, from, from_row, sums[0], PANEL_COLS);
-        else multiply(parts, true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        if (from) multiply(parts, true, true, units, a, b, from, from_row, sums[0], PANEL_COLS, ahead);
+        else multiply(parts, true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS, ahead);
         if (t->type == BF16 && t->alpha == 1 && t->beta == 0) { /* tiles have no denormal numbers, which this flushes */
             for (int i = 0; i < ROWS; i++)
                 _mm512_storeu_si512(
@@ -154,13 +185,13 @@ INLINE void run_block(int parts, int64_t units, const uint32_t *a, const uint32_
         }
         rest.more = NULL;
     } else if (tall && wide) {
-        multiply(parts, true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        multiply(parts, true, true, units, a, b, NULL, 0, sums[0], PANEL_COLS, ahead);
     } else if (tall) {
-        multiply(parts, true, false, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        multiply(parts, true, false, units, a, b, NULL, 0, sums[0], PANEL_COLS, ahead);
     } else if (wide) {
-        multiply(parts, false, true, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        multiply(parts, false, true, units, a, b, NULL, 0, sums[0], PANEL_COLS, ahead);
     } else {
-        multiply(parts, false, false, units, a, b, NULL, 0, sums[0], PANEL_COLS);
+        multiply(parts, false, false, units, a, b, NULL, 0, sums[0], PANEL_COLS, ahead);
     }
     for (int64_t i = 0; i < rows; i++) {
         store_sums(&rest, i, 0, first(cols), _mm512_load_ps(sums[i]));
@@ -180,7 +211,7 @@ AVX512 static void run_split(int64_t units, const uint32_t *a, const uint32_t *b
 
 AVX512 static uint32_t pack_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step) {
-    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, ROWS, true, LANES);
+    pack(out, in, from, lines, depth, line_step, depth_step, ROWS, lines, true, LANES);
     return 0;
 }
 
@@ -192,12 +223,12 @@ AVX512 static uint32_t pack_b(uint32_t *out, const void *in, dtype from, int64_t
 
 AVX512 static uint32_t split_a(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                                int64_t line_step, int64_t depth_step) {
-    return (void)from, pack_split(out, in, lines, depth, line_step, depth_step, ROWS, ROWS, true);
+    return (void)from, pack_split(out, in, lines, depth, line_step, depth_step, ROWS, true);
 }
 
 AVX512 static uint32_t split_b(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                                int64_t line_step, int64_t depth_step) {
-    return (void)from, pack_split(out, in, lines, depth, line_step, depth_step, PANEL_COLS, lines, false);
+    return (void)from, pack_split(out, in, lines, depth, line_step, depth_step, PANEL_COLS, false);
 }
 
 /* Tiles have no denormal numbers: of a product they lose what is below 2^-126. So neither operand may be all small; nor so
@@ -252,9 +283,10 @@ const gemm_kernel gemm_kernel_amx = {
     .rows = ROWS,
     .step_units = LANES,
     .step_depth = 2 * LANES,
-    .most_units = 192,
-    .one_slice = 384,
-    .panels = 4,
+    .most_units = 128,
+    .one_slice = 256,
+    .panels = 2,
+    .asks = 8,
     .apart = true,
     .room = 320 << 10,
     .room_a = 200 << 10,
@@ -270,9 +302,10 @@ const gemm_kernel gemm_kernel_amx_f32 = {
     .rows = ROWS,
     .step_units = PARTS * LANES,
     .step_depth = 2 * LANES,
-    .most_units = 768,
+    .most_units = 192,
     .one_slice = 768,
-    .panels = 4,
+    .panels = 2,
+    .asks = 64,
     .apart = true,
     .room = 320 << 10,
     .room_a = 200 << 10,

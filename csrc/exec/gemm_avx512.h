@@ -2,6 +2,7 @@
  *
  * Included once a file. Before it, AVX512 is the attribute of the CPU features that the file's functions need. After
  * it, functions take constants (sources, widths, rows), and are inlined where these are given. */
+#include "core/prefetch.h"
 #include "exec/gemm_packed.h"
 
 #include <immintrin.h>
@@ -60,7 +61,7 @@ typedef struct source {
     void (*one)(uint32_t *out, const void *p, const void *q);
 } source;
 
-enum { MOST_PLANES = 3, PREFETCH = 512 /* bytes ahead along a line */ };
+enum { MOST_PLANES = 3, PREFETCH = 512 /* bytes ahead along a line */, PREFETCH_UNITS = 4 /* across lines */ };
 
 INLINE __m512 halves(const void *p, int64_t n) { /* 16-bit floats as the upper halves of floats */
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
@@ -126,9 +127,11 @@ INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t de
         for (int64_t j = 0; j < lines; j += width) {
             uint32_t *to = out + j * s.planes * padded;
             const char *p = in + j * s.size, *q = next ? next + j * s.size : NULL;
-            if (q && lines - j >= width && width % LANES == 0)
+            if (q && lines - j >= width && width % LANES == 0) {
+                prefetch(p + PREFETCH_UNITS * s.per_unit * deep, width * s.size);
+                if (s.per_unit > 1) prefetch(q + PREFETCH_UNITS * s.per_unit * deep, width * s.size);
                 pack_unit(to, p, q, width, s, width, plane, true, largest);
-            else if (u < units) pack_unit(to, p, q, lines - j, s, width, plane, false, largest);
+            } else if (u < units) pack_unit(to, p, q, lines - j, s, width, plane, false, largest);
             else
                 for (int part = 0; part < s.planes; part++)
                     for (int i = 0; i < width; i += LANES)
@@ -137,72 +140,106 @@ INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t de
     }
 }
 
-/* A panel of `lines` lines, laid out as [unit][width], or, `lines_first`, as [unit / 16][width][16]; of several planes,
- * unit_step units of each in turn. With line_step 1 there may be more lines, if they are not first: several panels. */
-INLINE void pack_panel(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
-                       int64_t depth_step, source s, int width, bool lines_first, int unit_step, __m512i *largest) {
-    const int64_t units = (depth + s.per_unit - 1) / s.per_unit,
-                  padded = (units + unit_step - 1) / unit_step * unit_step;
-    const int64_t line = line_step * s.size, deep = depth_step * s.size;
+/* How panels are laid out: as [unit][width] or, `lines_first`, as [unit / 16][width][16]; of several planes, unit_step
+ * units of each in turn. */
+typedef struct panels {
+    source s;
+    int width;
+    bool lines_first;
+    int unit_step;
+    int64_t depth, padded; /* along K: elements, units with the zeros */
+    int64_t line, deep;    /* bytes from one to the next */
+    __m512i *largest;
+} panels;
 
-    if (line_step == 1 && !lines_first) {
-        pack_across(out, in, lines, depth, deep, s, width, unit_step, largest);
-        return;
-    }
-    for (int i = 0; i < width; i += LANES) {
-        const int64_t here = lines - i;
-        for (int64_t u = 0; u < padded; u += LANES) {
-            const char *p = in + i * line + u * s.per_unit * deep;
-            const int64_t left = depth - u * s.per_unit;
-            bool have_lines = depth_step == 1; /* r[] holds lines, not units */
-            __m512 r[MOST_PLANES * LANES];
+/* Sixteen units from `u` on of a panel's lines from `i` on, of which there are `here`; the first of them is at `in`. What
+ * lies `ahead` bytes behind is asked for. */
+INLINE void pack_square(uint32_t *out, const char *in, int i, int64_t here, int64_t u, const panels *x, int64_t ahead) {
+    const source s = x->s;
+    const int64_t line = x->line, deep = x->deep, left = x->depth - u * s.per_unit;
+    const bool side_by_side = line == s.size;
+    bool have_lines = deep == s.size; /* r[] holds lines, not units */
+    __m512 r[MOST_PLANES * LANES];
 
-            if (here >= LANES && left >= LANES * s.per_unit && (have_lines || line_step == 1)) {
-                if (have_lines) {
+    if (here >= LANES && left >= LANES * s.per_unit && have_lines) {
 #pragma GCC unroll 16
-                    for (int j = 0; j < LANES; j++) {
-                        _mm_prefetch(p + j * line + PREFETCH, _MM_HINT_T0);
-                        s.along(r + j, p + j * line, LANES * s.per_unit);
-                    }
-                } else {
+        for (int j = 0; j < LANES; j++) {
+            _mm_prefetch(in + j * line + ahead, _MM_HINT_T0);
+            s.along(r + j, in + j * line, LANES * s.per_unit);
+        }
+    } else if (here >= LANES && left >= LANES * s.per_unit && side_by_side) {
 #pragma GCC unroll 16
-                    for (int j = 0; j < LANES; j++) {
-                        const char *q = p + j * s.per_unit * deep;
-                        s.across(r + j, q, q + deep, LANES);
-                    }
-                }
-                put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
-                           padded - u, largest);
-                continue;
-            }
+        for (int j = 0; j < LANES; j++) {
+            const char *p = in + j * s.per_unit * deep;
+            _mm_prefetch(p + ahead, _MM_HINT_T1);
+            if (s.per_unit > 1) _mm_prefetch(p + deep + ahead, _MM_HINT_T1);
+            s.across(r + j, p, p + deep, LANES);
+        }
+    } else {
 #pragma GCC unroll 48
-            for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_setzero_ps();
-            if (have_lines) {
+        for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_setzero_ps();
+        if (have_lines) {
 #pragma GCC unroll 16
-                for (int j = 0; j < LANES; j++)
-                    if (j < here) s.along(r + j, p + j * line, left);
-            } else if (line_step == 1) {
+            for (int j = 0; j < LANES; j++)
+                if (j < here) s.along(r + j, in + j * line, left);
+        } else if (side_by_side) {
 #pragma GCC unroll 16
-                for (int j = 0; j < LANES; j++) {
-                    const char *q = p + j * s.per_unit * deep;
-                    const int64_t rest = left - j * s.per_unit;
-                    if (rest > 0) s.across(r + j, q, rest > 1 ? q + deep : NULL, here);
-                }
-            } else {
-                uint32_t x[MOST_PLANES * LANES][LANES] = {{0}};
-                for (int64_t j = 0; j < least(here, LANES); j++)
-                    for (int64_t k = 0; k < LANES && k * s.per_unit < left; k++) {
-                        const char *q = p + j * line + k * s.per_unit * deep;
-                        s.one(&x[j][k], q, k * s.per_unit + 1 < left ? q + deep : NULL);
-                    }
-#pragma GCC unroll 48
-                for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_loadu_ps(x[j]);
-                have_lines = true;
+            for (int j = 0; j < LANES; j++) {
+                const char *p = in + j * s.per_unit * deep;
+                const int64_t rest = left - j * s.per_unit;
+                if (rest > 0) s.across(r + j, p, rest > 1 ? p + deep : NULL, here);
             }
-            put_planes(out + s.planes * u * width, i, r, have_lines, s.planes, width, lines_first, unit_step,
-                       padded - u, largest);
+        } else {
+            uint32_t each[MOST_PLANES * LANES][LANES] = {{0}};
+            for (int64_t j = 0; j < least(here, LANES); j++)
+                for (int64_t k = 0; k < LANES && k * s.per_unit < left; k++) {
+                    const char *p = in + j * line + k * s.per_unit * deep;
+                    s.one(&each[j][k], p, k * s.per_unit + 1 < left ? p + deep : NULL);
+                }
+#pragma GCC unroll 48
+            for (int j = 0; j < s.planes * LANES; j++) r[j] = _mm512_loadu_ps(each[j]);
+            have_lines = true;
         }
     }
+    put_planes(out + s.planes * u * x->width, i, r, have_lines, s.planes, x->width, x->lines_first, x->unit_step,
+               x->padded - u, x->largest);
+}
+
+/* Panels of `lines` lines, one behind the other. Memory is read as it lies: along lines, or through all of them. */
+INLINE void pack_panels(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t line_step,
+                        int64_t depth_step, source s, int width, bool lines_first, int unit_step, __m512i *largest) {
+    const int64_t units = (depth + s.per_unit - 1) / s.per_unit;
+    const panels x = {.s = s,
+                      .width = width,
+                      .lines_first = lines_first,
+                      .unit_step = unit_step,
+                      .depth = depth,
+                      .padded = (units + unit_step - 1) / unit_step * unit_step,
+                      .line = line_step * s.size,
+                      .deep = depth_step * s.size,
+                      .largest = largest};
+    const int64_t panel = s.planes * x.padded * width, square = LANES * s.per_unit;
+
+    if (line_step == 1 && !lines_first) {
+        pack_across(out, in, lines, depth, x.deep, s, width, unit_step, largest);
+        return;
+    }
+    if (line_step == 1) {
+        for (int64_t u = 0; u < x.padded; u += LANES, in += square * x.deep)
+            for (int64_t first = 0; first < lines; first += width)
+                for (int i = 0; i < width; i += LANES)
+                    pack_square(out + first / width * panel, in + (first + i) * x.line, i,
+                                least(width, lines - first) - i, u, &x, square * x.deep);
+        return;
+    }
+    for (int64_t first = 0; first < lines; first += width, out += panel)
+        for (int i = 0; i < width; i += LANES)
+            for (int64_t u = 0; u < x.padded; u += LANES) {
+                const int64_t at = u * s.per_unit * s.size + PREFETCH, end = depth * s.size; /* then come next lines */
+                pack_square(out, in + (first + i) * x.line + u * s.per_unit * x.deep, i,
+                            least(width, lines - first) - i, u, &x,
+                            at < end ? PREFETCH : LANES * x.line + PREFETCH - end);
+            }
 }
 
 /* --- the block of sums ------------------------------------------------------------------------------------------------ */

@@ -51,9 +51,9 @@ INLINE void pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64
     for (int64_t i = 0; i < lines; i += width, out += width * depth) {
         const char *p = (const char *)in + i * line_step * size;
         const int64_t n = least(width, lines - i);
-        if (from == F32) pack_panel(out, p, n, depth, line_step, depth_step, f32, width, false, 1, NULL);
-        else if (from == BF16) pack_panel(out, p, n, depth, line_step, depth_step, bf16s, width, false, 1, NULL);
-        else pack_panel(out, p, n, depth, line_step, depth_step, f16s, width, false, 1, NULL);
+        if (from == F32) pack_panels(out, p, n, depth, line_step, depth_step, f32, width, false, 1, NULL);
+        else if (from == BF16) pack_panels(out, p, n, depth, line_step, depth_step, bf16s, width, false, 1, NULL);
+        else pack_panels(out, p, n, depth, line_step, depth_step, f16s, width, false, 1, NULL);
     }
 }
 

@@ -9,10 +9,14 @@
  * The kernel keeps a block of sums in registers over a slice. Sums over several slices are kept in float32 until the
  * last one: in C itself when that is float32 and near, else beside A's block, for as many columns as there is room for.
  * A's block has all slices where they fit, so that it is laid out once: for all pairs of a batch that share it, as the
- * images of a convolution share its weights. */
+ * images of a convolution share its weights. Some columns go through all slices then, before the next ones do.
+ *
+ * Operands come from memory, the weights of a model at least: what B's next panels are laid out from is asked for while
+ * the present ones are multiplied, which leaves memory alone otherwise. */
 #include "exec/gemm_packed.h"
 
 #include "core/parallel.h"
+#include "core/prefetch.h"
 #include "exec/torch_lib.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -22,7 +26,10 @@
 enum {
     MOST_ROOM = 320 << 10, /* words of a kernel's A and sums: 1.3 MB of a second-level cache of 2 MB */
     PANEL_UNITS = 768,     /* of all of B's panels: 98 KB */
-    LEAST_COLS = 224,      /* of sums that are kept beside C */
+    FEW_BLOCKS = 6,        /* of A's, so that reading B takes longer than multiplying */
+    NEAR = 48 << 8,        /* words of the first cache */
+    LEAST_COLS = 224,      /* of sums that are kept beside C, unless A is laid out as a whole: of so many rows, */
+    LEAST_ROWS = 256,
     WORTH_CUTTING = 1 << 18,
     LONG = 1024 /* from here on torch's bfloat16 product is as fast as ours with AVX-512-BF16 */
 };
@@ -46,7 +53,8 @@ typedef struct blocking {
     int64_t slice, depth; /* of K: units, elements */
     int64_t rows;         /* of a block of A */
     int64_t a_units;      /* of K that are laid out at once: a slice, or all of it */
-    int64_t cols;         /* that are done before A's block is laid out again */
+    int64_t group;        /* of columns of B that are laid out at once */
+    int64_t cols;         /* that go through all slices before the next ones do */
     bool beside;          /* sums of several slices are kept beside C */
 } blocking;
 
@@ -57,11 +65,17 @@ static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
 
     x.depth = x.slice / kn->step_units * kn->step_depth;
     x.beside = (kn->apart || gemm_type_c(g) != F32) && x.depth < g->k;
+    x.group = least(all <= FEW_BLOCKS * kn->rows ? PANEL_UNITS : kn->panels, PANEL_UNITS / x.slice) * PANEL_COLS;
     x.a_units = x.slice;
-    if (x.beside && all * x.slice * slices <= kn->room_a) x.a_units = x.slice * slices;
-    x.rows = x.beside ? least(kn->room_a / x.a_units, (kn->room - kn->room_a) / LEAST_COLS) : kn->room_a / x.a_units;
+    if (x.beside && kn->room_a / units >= least(all, LEAST_ROWS)) x.a_units = units;
+    x.rows = x.beside && x.a_units < units ? least(kn->room_a / x.a_units, (kn->room - kn->room_a) / LEAST_COLS)
+                                           : kn->room_a / x.a_units;
     x.rows = whole(parts(all, parts(all, x.rows / kn->rows * kn->rows)), kn->rows);
-    if (x.beside) x.cols = least((kn->room - x.rows * x.a_units) / x.rows / PANEL_COLS * PANEL_COLS, r.cols);
+    if (x.beside) {
+        x.cols = (kn->room - x.rows * x.a_units) / x.rows / PANEL_COLS * PANEL_COLS;
+        if (x.a_units == units) x.cols = least(x.cols, x.group);
+        x.cols = least(x.cols, r.cols);
+    }
     return x;
 }
 
@@ -71,10 +85,54 @@ typedef struct job {
     const gemm_kernel *kn;
     area r;
     blocking x;
-    const char *a;                 /* of the area's first row */
+    const char *a, *b;             /* of the area's first row, and column */
+    char *c;                       /* of both */
+    int64_t b_step, c_step;        /* bytes from pair to pair */
     uint32_t *room, *b_panels;     /* A's block and, behind it, sums beside C; B's panels */
     uint32_t largest_a, largest_b; /* of what is laid out */
 } job;
+
+/* Where B's panels that are laid out come from. */
+typedef struct place {
+    int64_t top; /* of the block of A's rows that they are multiplied with */
+    int64_t pair;
+    int64_t left; /* of the columns that go through all slices */
+    int64_t k;
+    int64_t col; /* from `left` on */
+} place;
+
+static place following(const job *w, place p) {
+    const blocking *x = &w->x;
+
+    p.col += x->group;
+    if (p.col < least(x->cols, w->r.cols - p.left)) return p;
+    p.col = 0;
+    p.k += x->depth;
+    if (p.k < w->g->k) return p;
+    p.k = 0;
+    p.left += x->cols;
+    if (p.left < w->r.cols) return p;
+    p.left = 0;
+    if (++p.pair < w->r.pairs) return p;
+    p.pair = 0;
+    p.top += x->rows;
+    return p;
+}
+
+static int64_t cols_at(const job *w, place p) {
+    return least(w->x.group, least(w->x.cols, w->r.cols - p.left) - p.col);
+}
+
+static const char *a_at(const job *w, place p) {
+    const gemm *g = w->g;
+    return w->a + (p.top * g->a_row + p.k * g->a_col) * (int64_t)dtype_size(gemm_type_a(g));
+}
+
+static const char *b_at(const job *w, place p) {
+    const gemm *g = w->g;
+    return w->b + p.pair * w->b_step +
+           ((p.left + p.col) * g->b_col + p.k * g->b_row) * (int64_t)dtype_size(gemm_type_b(g));
+}
 
 /* One block of sums by the kernel's other one, from the operands as they lie. */
 static void run_other(const gemm *g, const gemm_kernel *other, const char *a, const char *b, int64_t rows, int64_t cols,
@@ -94,56 +152,65 @@ static void run_other(const gemm *g, const gemm_kernel *other, const char *a, co
     }
 }
 
-/* A block of A's rows times some columns of one pair, whose B and C begin at the area's first row and column. */
-static void run_piece(job *w, int64_t top, int64_t left, const char *b, char *c, bool first) {
+/* What of B's panel `j` at a place to come is asked for while block `i` of so many passes by. */
+static gemm_ahead ahead_of(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
+    const gemm *g = w->g;
+    const int64_t size = (int64_t)dtype_size(gemm_type_b(g)), step = w->kn->step_depth;
+    const bool along = g->b_row == 1; /* columns are lines of memory */
+
+    if (p.top >= w->r.rows || (!along && g->b_col != 1)) return (gemm_ahead){0};
+    const int64_t cols = least(PANEL_COLS, cols_at(w, p) - j * PANEL_COLS);
+    const int64_t lines = along ? cols : step, share = parts(lines, blocks), first = i * share;
+    gemm_ahead x = {.lines = least(share, lines - first)};
+    if (cols <= 0 || x.lines <= 0) return (gemm_ahead){0};
+    x.line = (along ? g->b_col : g->b_row) * size;
+    x.bytes = (along ? step : cols) * size;
+    if (x.lines * parts(x.bytes, CACHE_LINE) > w->kn->asks) return (gemm_ahead){0};
+    x.step = step * g->b_row * size;
+    x.at = b_at(w, p) + j * PANEL_COLS * g->b_col * size + first * x.line;
+    return x;
+}
+
+/* Lays B's panels out, and A's block where it begins, and multiplies them. */
+static void run_panels(job *w, place p) {
     const gemm *g = w->g;
     const gemm_kernel *kn = w->kn;
     const blocking x = w->x;
     const dtype c_type = gemm_type_c(g);
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
-    const int64_t c_size = (int64_t)dtype_size(c_type), sum_row = x.cols;
-    const int64_t rows = least(x.rows, w->r.rows - top), cols = least(x.cols, w->r.cols - left);
-    const bool all_of_a = x.a_units > x.slice, once = x.a_units >= units_of(kn, g->k);
-    float *sums = (float *)(w->room + x.rows * x.a_units);
+    const int64_t c_size = (int64_t)dtype_size(c_type);
+    const int64_t rows = least(x.rows, w->r.rows - p.top), cols = cols_at(w, p);
+    const int64_t blocks = parts(rows, kn->rows), panels = parts(cols, PANEL_COLS);
+    const int64_t deep = least(x.depth, g->k - p.k), deep_units = units_of(kn, deep);
+    const bool all_of_a = x.a_units >= units_of(kn, g->k), last = p.k + x.depth >= g->k, sums = x.beside && !last;
+    const int64_t a_deep = all_of_a ? g->k : deep, a_units = units_of(kn, a_deep);
+    const uint32_t *a_block = w->room + (all_of_a ? units_of(kn, p.k) * kn->rows : 0);
+    float *beside = (float *)(w->room + x.rows * x.a_units) + p.col;
+    char *c_here = w->c + p.pair * w->c_step + (p.top * g->c_row + p.left + p.col) * c_size;
+    const place next = following(w, p);
+    gemm_target t = {.type = sums ? F32 : c_type, .row = sums ? x.cols : g->c_row, .alpha = 1};
 
-    for (int64_t k = 0; k < g->k; k += x.depth) {
-        const int64_t deep = least(x.depth, g->k - k), deep_units = units_of(kn, deep);
-        const int64_t a_deep = all_of_a ? g->k : deep, a_units = units_of(kn, a_deep);
-        const uint32_t *a_block = w->room + (all_of_a ? units_of(kn, k) * kn->rows : 0);
-        const int64_t at_once = least(kn->panels, PANEL_UNITS / deep_units);
-        const bool last = k + x.depth >= g->k;
-        const char *a_here = w->a + (top * g->a_row + k * g->a_col) * a_size;
-        gemm_target t = {.type = c_type, .row = g->c_row, .alpha = (float)g->alpha, .beta = (float)g->beta};
-
-        if (x.beside && k > 0) t.more_row = sum_row;
-        if (x.beside && !last) {
-            t.type = F32;
-            t.row = sum_row;
-            t.alpha = 1;
-            t.beta = 0;
-        } else if (!x.beside && k > 0) {
-            t.beta = 1;
-        }
-        if (!once || (first && k == 0))
-            w->largest_a = kn->pack_a(w->room, a_here, gemm_type_a(g), rows, a_deep, g->a_row, g->a_col);
-        for (int64_t j = 0; j < cols; j += PANEL_COLS) {
-            const int64_t wide = least(PANEL_COLS, cols - j), panel = j / PANEL_COLS % at_once;
-            const char *b_here = b + ((left + j) * g->b_col + k * g->b_row) * b_size;
-            if (panel == 0)
-                w->largest_b = kn->pack_b(w->b_panels, b_here, gemm_type_b(g), least(at_once * PANEL_COLS, cols - j),
-                                          deep, g->b_col, g->b_row);
-            const bool holds = !kn->holds || kn->holds(w->largest_a, w->largest_b, deep);
-            for (int64_t i = 0; i < rows; i += kn->rows) {
-                t.c = x.beside && !last ? (void *)(sums + i * sum_row + j)
-                                        : c + ((top + i) * g->c_row + left + j) * c_size;
-                t.more = t.more_row ? sums + i * sum_row + j : NULL;
-                const int64_t tall = least(kn->rows, rows - i);
-                if (holds)
-                    kn->run(deep_units, a_block + i * a_units, w->b_panels + panel * PANEL_COLS * deep_units, tall,
-                            wide, &t);
-                else run_other(g, kn->other, a_here + i * g->a_row * a_size, b_here, tall, wide, deep, t);
-            }
-        }
+    if (!sums) {
+        t.alpha = (float)g->alpha;
+        t.beta = !x.beside && p.k > 0 ? 1 : (float)g->beta;
+    }
+    if (x.beside && p.k > 0) t.more_row = x.cols;
+    if (p.col == 0 && (!all_of_a || (p.pair == 0 && p.left == 0 && p.k == 0)))
+        w->largest_a = kn->pack_a(w->room, a_at(w, p), gemm_type_a(g), rows, a_deep, g->a_row, g->a_col);
+    w->largest_b = kn->pack_b(w->b_panels, b_at(w, p), gemm_type_b(g), cols, deep, g->b_col, g->b_row);
+    t.keeps_a = deep_units * (kn->rows + panels * PANEL_COLS) <= NEAR;
+    const bool holds = !kn->holds || kn->holds(w->largest_a, w->largest_b, deep);
+    for (int64_t n = 0; n < blocks * panels; n++) {
+        const int64_t i = t.keeps_a ? n / panels : n % blocks, j = t.keeps_a ? n % panels : n / blocks;
+        const int64_t row = i * kn->rows, col = j * PANEL_COLS;
+        const int64_t tall = least(kn->rows, rows - row), wide = least(PANEL_COLS, cols - col);
+        t.c = sums ? (void *)(beside + row * x.cols + col) : c_here + (row * g->c_row + col) * c_size;
+        t.more = t.more_row ? beside + row * x.cols + col : NULL;
+        t.ahead = ahead_of(w, next, j, i, blocks);
+        if (holds) kn->run(deep_units, a_block + row * a_units, w->b_panels + col * deep_units, tall, wide, &t);
+        else
+            run_other(g, kn->other, a_at(w, p) + row * g->a_row * a_size, b_at(w, p) + col * g->b_col * b_size, tall,
+                      wide, deep, t);
     }
 }
 
@@ -159,17 +226,20 @@ static void run_area(const cut *x, gemm_offsets at, area r) {
     const gemm_kernel *kn = x->kernel;
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), b_size = (int64_t)dtype_size(gemm_type_b(g));
     const int64_t c_size = (int64_t)dtype_size(gemm_type_c(g)), last = g->n_batch - 1;
-    const int64_t b_step = r.pairs > 1 ? g->b_step[last] : 0, c_step = r.pairs > 1 ? g->c_step[last] : 0;
-    const char *a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size;
-    const char *b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size;
-    char *c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size;
     _Alignas(64) uint32_t room[MOST_ROOM], b_panels[PANEL_UNITS * PANEL_COLS];
-    job w = {g, kn, r, blocking_of(g, kn, r), a, room, b_panels, 0, 0};
+    job w = {.g = g,
+             .kn = kn,
+             .r = r,
+             .x = blocking_of(g, kn, r),
+             .a = (const char *)g->a + (at.a + r.row * g->a_row) * a_size,
+             .b = (const char *)g->b + (at.b + r.col * g->b_col) * b_size,
+             .c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size,
+             .b_step = r.pairs > 1 ? g->b_step[last] * b_size : 0,
+             .c_step = r.pairs > 1 ? g->c_step[last] * c_size : 0,
+             .room = room,
+             .b_panels = b_panels};
 
-    for (int64_t top = 0; top < r.rows; top += w.x.rows)
-        for (int64_t pair = 0; pair < r.pairs; pair++)
-            for (int64_t left = 0; left < r.cols; left += w.x.cols)
-                run_piece(&w, top, left, b + pair * b_step * b_size, c + pair * c_step * c_size, pair + left == 0);
+    for (place p = {0}; p.top < r.rows; p = following(&w, p)) run_panels(&w, p);
 }
 
 static void run_areas(void *arg, int64_t begin, int64_t end) {

@@ -10,6 +10,13 @@
 
 enum { PANEL_COLS = 32 };
 
+/* What is asked for while a block is multiplied: with each step_depth along K `lines` lines of so many bytes, the first of
+ * them `step` bytes on each time. */
+typedef struct gemm_ahead {
+    const char *at;
+    int64_t lines, line, bytes, step;
+} gemm_ahead;
+
 /* Where a block of sums goes: c = alpha * (sum + more) + beta * c. */
 typedef struct gemm_target {
     void *c;
@@ -18,6 +25,8 @@ typedef struct gemm_target {
     const float *more; /* sums of what came before along K, or NULL */
     int64_t more_row;
     float alpha, beta;
+    bool keeps_a; /* A's panel is read again soon, by the next block; else B's is */
+    gemm_ahead ahead;
 } gemm_target;
 
 /* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. Returns, of
@@ -32,6 +41,7 @@ typedef struct gemm_kernel {
     int most_units;   /* what a slice of K has at most, of several; */
     int one_slice;    /* so many units are one slice */
     int panels;       /* of B that are laid out at once, at most */
+    int asks;         /* lines of the cache that are asked for in a step, at most; 0: run() leaves target.ahead */
     bool apart;       /* sums of several slices are kept beside C even where C has floats */
     int room, room_a; /* words for a block of A and sums beside C, and how many of them A may have */
     bool (*can)(void);

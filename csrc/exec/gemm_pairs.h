@@ -41,16 +41,15 @@ INLINE void pack(uint32_t *out, const void *in, dtype from, int64_t lines, int64
     static const source f32 = {4, 2, 1, f32_along, f32_across, f32_one},
                         bf16s = {2, 2, 1, bf16_along, bf16_across, bf16_one};
     const int64_t units = ((depth + 1) / 2 + unit_step - 1) / unit_step * unit_step;
-    const int64_t step = line_step == 1 && !lines_first ? at_once : width;
 
-    for (int64_t i = 0; i < lines; i += step, out += step * units) {
-        const int64_t n = least(step, lines - i);
+    for (int64_t i = 0; i < lines; i += at_once, out += at_once * units) {
+        const int64_t n = least(at_once, lines - i);
         if (from == BF16)
-            pack_panel(out, (const char *)((const bf16 *)in + i * line_step), n, depth, line_step, depth_step, bf16s,
-                       width, lines_first, unit_step, NULL);
+            pack_panels(out, (const char *)((const bf16 *)in + i * line_step), n, depth, line_step, depth_step, bf16s,
+                        width, lines_first, unit_step, NULL);
         else
-            pack_panel(out, (const char *)((const float *)in + i * line_step), n, depth, line_step, depth_step, f32,
-                       width, lines_first, unit_step, NULL);
+            pack_panels(out, (const char *)((const float *)in + i * line_step), n, depth, line_step, depth_step, f32,
+                        width, lines_first, unit_step, NULL);
     }
 }
 
@@ -105,15 +104,11 @@ INLINE void split_one(uint32_t *out, const void *p, const void *q) {
 
 /* Panels of three planes; returns the largest magnitude among their bfloat16. */
 INLINE uint32_t pack_split(uint32_t *out, const void *in, int64_t lines, int64_t depth, int64_t line_step,
-                           int64_t depth_step, int width, int64_t at_once, bool lines_first) {
+                           int64_t depth_step, int width, bool lines_first) {
     static const source floats = {4, 2, PARTS, split_along, split_across, split_one};
-    const int64_t steps = (depth + 2 * LANES - 1) / (2 * LANES), panel = PARTS * steps * LANES * width;
-    const int64_t step = line_step == 1 && !lines_first ? at_once : width;
     __m512i largest = _mm512_setzero_si512();
 
-    for (int64_t i = 0; i < lines; i += step)
-        pack_panel(out + i / width * panel, (const char *)((const float *)in + i * line_step), least(step, lines - i),
-                   depth, line_step, depth_step, floats, width, lines_first, LANES, &largest);
+    pack_panels(out, in, lines, depth, line_step, depth_step, floats, width, lines_first, LANES, &largest);
     largest = _mm512_max_epu16(largest, _mm512_srli_epi32(largest, 16));
     return _mm512_reduce_max_epu32(_mm512_and_si512(largest, _mm512_set1_epi32(0xffff)));
 }
