@@ -18,18 +18,16 @@
 #include <alloca.h>
 #include <string.h>
 
-enum { NAME_LENGTH = 64 };
-
 /* --- the program -------------------------------------------------------------------------------------------------- */
 
 static bool native(const fused_step *s) { return tile_is_native(s->type); }
 
 /* The next name of a list with spaces. */
 const op_def *fused_operator(const char **names) {
-    char name[NAME_LENGTH];
+    char name[FUSED_NAME];
     size_t length = strcspn(*names, " ");
 
-    if (length == 0 || length >= NAME_LENGTH) return NULL;
+    if (length == 0 || length >= FUSED_NAME) return NULL;
     memcpy(name, *names, length);
     name[length] = '\0';
     *names += length + ((*names)[length] == ' ');
@@ -72,8 +70,13 @@ static void find_wanted(const call *k, fused_program *p) {
 
     for (int i = 0; i < k->n_out; i++) {
         const bool folds = i >= results->count;
-        fused_step *s = &p->steps[folds ? folded->ints[i - results->count] : results->ints[i]];
+        const int64_t step = folds ? folded->ints[i - results->count] : results->ints[i];
         if (!tensor_present(&k->out[i])) continue;
+        if (step < 0) {
+            p->read[p->n_in + step] = true;
+            continue;
+        }
+        fused_step *s = &p->steps[step];
         s->wanted = true;
         if (folds) {
             s->folded = true;
@@ -261,7 +264,7 @@ status fused_prepare(ctx *c, const call *k, const shape *s, void *work, fused_ru
     return OK;
 }
 
-static status fused_cpu(ctx *c, const call *k) {
+status fused_cpu(ctx *c, const call *k) {
     fused_run r;
 
     for (int i = 0; i < k->n_out; i++) {
@@ -282,7 +285,7 @@ bool fused_holds(const node *n) {
     shape s = SCALAR;
 
     if (!op->pointwise || n->n_in != op->min_in || n->n_out != 1) return false;
-    if (op_find(NULL, op->name, 0) != op || strlen(op->name) >= NAME_LENGTH) return false;
+    if (op_find(NULL, op->name, 0) != op || strlen(op->name) >= FUSED_NAME) return false;
     for (int i = 0; i < n->n_in; i++) {
         const shape *si = n->in[i] ? &n->in[i]->shape : NULL;
         if (!si || si->rank > n->out[0]->shape.rank) return false;
@@ -338,7 +341,7 @@ static void prefer_first(value **in, int n_in, const fused_chain *ch) {
 static status emit_reduced(graph *g, const fused_chain *ch, const attr *attrs, int n_in, value *const *in, bool random,
                            value **out) {
     int64_t folded[FUSED_FOLDS], axes[MAX_RANK];
-    char names[FUSED_FOLDS * NAME_LENGTH];
+    char names[FUSED_FOLDS * FUSED_NAME];
     size_t length = 0;
     int n_axes = 0;
 
@@ -374,7 +377,7 @@ status fused_emit(graph *g, const fused_chain *ch, value **out) {
     value *in[FUSED_OPERANDS], *made[FUSED_STEPS];
     int64_t operands[FUSED_STEPS * TILE_OPERANDS], types[FUSED_STEPS], ends[FUSED_RESULTS];
     double params[FUSED_STEPS * TILE_PARAMS];
-    char names[FUSED_STEPS * NAME_LENGTH];
+    char names[FUSED_STEPS * FUSED_NAME];
     int n_in = 0, n_operands = 0;
     size_t length = 0;
     bool random = false;

@@ -4,7 +4,7 @@
 
 #include "ops/pointwise.h"
 
-enum { NOWHERE = -1 };
+enum { NOWHERE = -1, FUSED_NAME = 64 }; /* bytes of an operator's name */
 
 typedef struct fused_step {
     const op_def *op;
@@ -48,12 +48,24 @@ size_t fused_scratch_bytes(const fused_run *r);
 void fused_begin(const fused_run *r, void *scratch);
 /* Elements [start, start + n), at most TILE. */
 void fused_tile(const fused_run *r, int64_t start, int64_t n, void *scratch);
-/* What the last tile made of a step, in the class of its type. */
+/* What the last tile made of a step, in the class of its type; from the last on, steps below 0 are the operands. */
 const void *fused_made(const fused_run *r, const void *scratch, int step);
 
-kernel_fn fused_cuda; /* cuda/fused.cu */
+kernel_fn fused_cpu, fused_cuda; /* fused.c, cuda/fused.cu */
 
-/* fused_reduce.c */
+/* fused_reduce.c: those of a program's totals that somebody wants. */
+typedef struct fused_ends {
+    int n, step[FUSED_FOLDS], index[FUSED_FOLDS]; /* of each, what it folds, and which total of the program it is */
+    const struct reduction *r[FUSED_FOLDS];
+    const tensor *out[FUSED_FOLDS];
+} fused_ends;
+/* `out` points to the call's. */
+MUST_USE status fused_ends_of(ctx *c, const call *k, int n_results, fused_ends *e);
+/* Folds elements [first, first + count of s) of a program along axes of `s`; work: fold_source_workspace. */
+void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work);
+/* The shape of a FusedReduce's elements; the axes that it folds. */
+const shape *fused_reduce_shape(const node *n);
+unsigned fused_reduce_axes(const node *n);
 size_t fused_reduce_workspace(const node *n);
 kernel_fn fused_reduce_cpu;
 MUST_USE status infer_fused_reduce(graph *g, node *n);

@@ -22,7 +22,7 @@ bool fused_folds(const node *n, unsigned *axes) {
     return fold_run(s, *axes) >= SHORT_RUN || shape_count(s) <= SHORT_RUN;
 }
 
-static unsigned axes_of(const node *n) {
+unsigned fused_reduce_axes(const node *n) {
     const attr *axes = node_attr(n, "axes");
     unsigned bits = 0;
 
@@ -33,11 +33,11 @@ static unsigned axes_of(const node *n) {
 static int results_of(const node *n) { return node_attr(n, "results")->count; }
 
 /* Of all its elements: that of its results, or where there are none of its first operand. */
-static const shape *shape_of(const node *n) { return results_of(n) ? &n->out[0]->shape : &n->in[0]->shape; }
+const shape *fused_reduce_shape(const node *n) { return results_of(n) ? &n->out[0]->shape : &n->in[0]->shape; }
 
 status infer_fused_reduce(graph *g, node *n) {
     const attr *types = node_attr(n, "types"), *results = node_attr(n, "results"), *folded = node_attr(n, "folded");
-    const unsigned axes = axes_of(n);
+    const unsigned axes = fused_reduce_axes(n);
     shape s = SCALAR, total;
 
     for (int i = 0; i < n->n_in; i++) {
@@ -58,43 +58,57 @@ status infer_fused_reduce(graph *g, node *n) {
 }
 
 static size_t partial_bytes(const node *n) {
-    return (fold_source_workspace(shape_of(n), axes_of(n), node_attr(n, "folded")->count) + 63) & ~(size_t)63;
+    return (fold_source_workspace(fused_reduce_shape(n), fused_reduce_axes(n), node_attr(n, "folded")->count) + 63) &
+           ~(size_t)63;
 }
 
-size_t fused_reduce_workspace(const node *n) { return partial_bytes(n) + fused_table_bytes(n, shape_of(n)); }
+size_t fused_reduce_workspace(const node *n) { return partial_bytes(n) + fused_table_bytes(n, fused_reduce_shape(n)); }
 
-typedef struct job {
-    fused_run run;
-    int n_ends, step[FUSED_FOLDS];
-} job;
+/* --- folding what a chain makes ------------------------------------------------------------------------------------- */
 
-static void begin(const void *arg, void *scratch) { fused_begin(&((const job *)arg)->run, scratch); }
-
-static void make(const void *arg, void *scratch, int64_t at, int64_t n, const char **tiles) {
-    const job *j = arg;
-    fused_tile(&j->run, at, n, scratch);
-    for (int i = 0; i < j->n_ends; i++) tiles[i] = fused_made(&j->run, scratch, j->step[i]);
-}
-
-status fused_reduce_cpu(ctx *c, const call *k) {
-    const int n_results = results_of(k->node);
+status fused_ends_of(ctx *c, const call *k, int n_results, fused_ends *e) {
     const attr *folded = node_attr(k->node, "folded");
     const char *names = node_string(k->node, "folds");
-    const reduction *r[FUSED_FOLDS];
-    const tensor *out[FUSED_FOLDS];
-    job j;
 
-    TRY(fused_prepare(c, k, shape_of(k->node), (char *)k->work + partial_bytes(k->node), &j.run));
-    j.n_ends = 0;
+    *e = (fused_ends){.n = 0};
     for (int i = 0; i < folded->count; i++) {
         const op_def *op = fused_operator(&names);
         if (!op || !reduction_of(op)) return fail(c, E_INVALID, "total %d of a fused chain has no operator", i);
         if (!tensor_present(&k->out[n_results + i])) continue;
-        r[j.n_ends] = reduction_of(op);
-        out[j.n_ends] = &k->out[n_results + i];
-        j.step[j.n_ends++] = (int)folded->ints[i];
+        e->r[e->n] = reduction_of(op);
+        e->out[e->n] = &k->out[n_results + i];
+        e->index[e->n] = i;
+        e->step[e->n++] = (int)folded->ints[i];
     }
-    const fold_source source = {.arg = &j, .bytes = fused_scratch_bytes(&j.run), .begin = begin, .make = make};
-    fold_from(&source, shape_of(k->node), axes_of(k->node), j.n_ends, r, out, k->work);
+    return OK;
+}
+
+typedef struct job {
+    const fused_run *run;
+    const fused_ends *ends;
+    int64_t first;
+} job;
+
+static void begin(const void *arg, void *scratch) { fused_begin(((const job *)arg)->run, scratch); }
+
+static void make(const void *arg, void *scratch, int64_t at, int64_t n, const char **tiles) {
+    const job *j = arg;
+    fused_tile(j->run, j->first + at, n, scratch);
+    for (int i = 0; i < j->ends->n; i++) tiles[i] = fused_made(j->run, scratch, j->ends->step[i]);
+}
+
+void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work) {
+    const job j = {r, e, first};
+    const fold_source source = {.arg = &j, .bytes = fused_scratch_bytes(r), .begin = begin, .make = make};
+    fold_from(&source, s, axes, e->n, e->r, e->out, work);
+}
+
+status fused_reduce_cpu(ctx *c, const call *k) {
+    fused_run r;
+    fused_ends ends;
+
+    TRY(fused_prepare(c, k, fused_reduce_shape(k->node), (char *)k->work + partial_bytes(k->node), &r));
+    TRY(fused_ends_of(c, k, results_of(k->node), &ends));
+    fused_fold(&r, &ends, fused_reduce_shape(k->node), fused_reduce_axes(k->node), 0, k->work);
     return OK;
 }

@@ -110,6 +110,34 @@ bool fused_folds(const node *n, unsigned *axes);
  * that of folds[i]. Bit for bit what the nodes compute one by one. Without a result some operand has the steps' shape. */
 MUST_USE status fused_emit(graph *g, const fused_chain *ch, value **out);
 
+/* --- chains of rows (ops/fused_rows.c) ---------------------------------------------------------------------------- */
+
+/* The most stages of one node, and the most values that it reads and gives. */
+enum { ROWS_STAGES = 8, ROWS_READS = 24, ROWS_GIVES = 12 };
+
+/* Rows are what lies along the last axes, [kept, rank) of the shape. */
+typedef struct rows_chain {
+    shape shape;
+    int kept;
+    int n_stages, n_gives;
+    node *stages[ROWS_STAGES]; /* in an order in which operands come first */
+    value *gives[ROWS_GIVES];
+} rows_chain;
+
+/* Whether `n` folds rows of its elements: then their shape and how many axes are kept. */
+bool fused_rows_folds(const node *n, shape *s, int *kept);
+/* Whether `n` may be a stage: it folds these rows, or is a chain or a pointwise operator over elements or over rows. */
+bool fused_rows_holds(const rows_chain *ch, const node *n);
+/* A stage over rows, not over elements. */
+bool fused_rows_small(const rows_chain *ch, const node *n);
+/* The value behind reshapes and expansions. */
+value *fused_rows_source(value *v);
+/* Whether `n` may read as `v` what a stage makes, the source of `v`: reshaped over rows, or from rows to what broadcasts as
+ * totals do. */
+bool fused_rows_reads(const rows_chain *ch, const node *n, value *v);
+/* One node that computes the stages: out[i] stands for gives[i], and is of its shape. */
+MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
+
 /* --- attention as one operator (ops/fused_attention.c) -------------------------------------------------------------- */
 
 /* The widest heads that it takes. */

@@ -11,6 +11,7 @@
  * Forward and backward have groups of their own. A backward group computes a value of forward again when its operands
  * are at hand there and nobody else needs the value in backward: then it is neither written nor kept. The bits are the
  * same, a Fused rounds as its steps do. */
+#include "passes/convex.h"
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -33,18 +34,11 @@ typedef struct group {
 
 typedef struct fuser {
     graph *g;
-    int *seen;    /* [node id] what the walk of this number found */
+    convex around;
     node **steps; /* [value id] the node that a result of a Fused stands for; NULL: none */
-    int n_seen, n_steps;
-    int walk;
+    int n_steps;
     int fired;
 } fuser;
-
-/* What a walk finds about a node, added to twice its number. */
-enum { MEMBER = 0, DEPENDENT = 1 };
-
-static int found(const fuser *f, const node *n) { return n->id < f->n_seen ? f->seen[n->id] - 2 * f->walk : -1; }
-static void set_found(fuser *f, const node *n, int what) { f->seen[n->id] = 2 * f->walk + what; }
 
 static bool may_join(const group *gr, const node *n) {
     const node *first = gr->members[0];
@@ -125,37 +119,14 @@ static bool shares_operand(const group *gr, const node *n) {
     return false;
 }
 
-static bool depends(const fuser *f, const node *n) {
-    for (int i = 0; i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->def && found(f, n->in[i]->def) >= MEMBER) return true;
-    return false;
-}
-
-static bool depends_through_others(const fuser *f, const node *n) {
-    for (int i = 0; i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->def && found(f, n->in[i]->def) == DEPENDENT) return true;
-    return false;
-}
-
-/* Finds what depends on the group between its first and its last member; false when a member does through others. */
-static bool is_convex(fuser *f, const group *gr, const node *first, const node *last) {
-    f->walk++;
-    for (const node *n = first;; n = n->next) {
-        bool member = is_member(gr, n);
-        if (member && depends_through_others(f, n)) return false;
-        if (member) set_found(f, n, MEMBER);
-        else if (is_live(n) && depends(f, n)) set_found(f, n, DEPENDENT);
-        if (n == last) return true;
-    }
-}
-
 /* Takes `n` in if the group stays small enough and convex. */
 static bool join(fuser *f, group *gr, node *n, const node *first, const node *last) {
     int results[FUSED_STEPS];
 
     if (gr->count == FUSED_STEPS) return false;
     gr->members[gr->count++] = n;
-    if (list_operands(gr) && list_results(f, gr, results) <= FUSED_RESULTS && is_convex(f, gr, first, last))
+    if (list_operands(gr) && list_results(f, gr, results) <= FUSED_RESULTS &&
+        convex_holds(&f->around, gr->members, gr->count, first, last))
         return true;
     gr->count--;
     list_operands(gr);
@@ -276,15 +247,9 @@ static status replace_group(fuser *f, group *gr, node *first, node *last) {
     graph *g = f->g;
     value *out[FUSED_RESULTS + FUSED_FOLDS];
     int mark = first->mark;
-    node *behind, *next;
 
-    if (!is_convex(f, gr, first, last)) return OK;
-    behind = last->next;
-    for (node *n = first->next; n != behind; n = next) {
-        next = n->next;
-        if (is_live(n) && !is_member(gr, n) && found(f, n) == DEPENDENT) graph_move(g, n, behind);
-        if (n == last) break;
-    }
+    if (!convex_holds(&f->around, gr->members, gr->count, first, last)) return OK;
+    convex_clear(&f->around, g, gr->members, gr->count, first, last);
     if (first->backward && mark == PART_BACKWARD) TRY(compute_forward_again(f, gr));
     fused_chain ch = {.n_steps = gr->count, .n_folds = gr->n_folds, .axes = gr->axes};
     for (int i = 0; i < gr->count; i++) ch.steps[i] = gr->members[i];
@@ -325,11 +290,11 @@ static status fuse_all(fuser *f) {
 }
 
 static status run(graph *g, int *fired) {
-    fuser f = {.g = g, .n_seen = 2 * g->n_nodes, .n_steps = 2 * g->n_values};
+    fuser f = {.g = g, .n_steps = 2 * g->n_values};
     status s;
 
     graph_mark_parts(g);
-    TRY(NEW(g->c, f.seen, f.n_seen));
+    TRY(convex_begin(g, NULL, &f.around));
     TRY(NEW(g->c, f.steps, f.n_steps));
     s = fuse_all(&f);
     *fired = f.fired;

@@ -1,4 +1,5 @@
-"""Cases of csrc/ops/fused.c: chains of pointwise nodes, of which passes/pointwise_fusion.c makes one."""
+"""Cases of csrc/ops/fused.c, fused_reduce.c and fused_rows.c: chains of pointwise nodes and reductions, of which
+passes/pointwise_fusion.c and passes/row_fusion.c make one."""
 
 import torch
 
@@ -29,6 +30,23 @@ def folded(name, inputs, ref, op="ReduceMean", axes=None, keepdims=0, **kwargs):
     attrs = {"keepdims": keepdims} | ({} if axes is None else {"axes": axes})
     last = (op, "y1" if kwargs.get("outputs") == 2 else "s", "y0", attrs)
     return chain(name, inputs, ref, *rows, last, op="ortmodule::FusedReduce", opset=kwargs.pop("opset", 17), **kwargs)
+
+
+#: x over the mean of x y, and more that comes of the mean; behind a dropout.
+SHARE = [("Mul", "x0 x1", "p"), ("ReduceMean", "p", "m", {"axes": [-1], "keepdims": 1}), ("Exp", "m", "e")]
+SHARE += [("Mul", "x0 e", "q"), ("Sub", "q m", "y0")]
+DROPPED_SHARE = [*DROPPED[:1], ("ReduceMax", "d", "m", {"axes": [-1], "keepdims": 1}), ("Add", "d m", "s")]
+DROPPED_SHARE += [("Add", "s x1", "y0")]
+
+
+def share(x, y):
+    m = (x * y).mean(-1, True)
+    return x * m.exp() - m
+
+
+def rows(name, inputs, ref, nodes, op="ortmodule::FusedRows", **kwargs):
+    """Fewer elements would stay as they are."""
+    return chain(name, inputs, ref, *nodes, op=op, opset=17, fd=False, resize=False, **kwargs)
 
 
 def squares(x, y):
@@ -83,4 +101,8 @@ CASES = [
     chain("rows", [t(3, 900), t(900), value(1.0, "float32"), value(True, "bool"), value([1], "int64")],
           lambda x, y, *_: (x * 0 * y).sum(-1), *DROPPED_ROWS,
           op="ortmodule::FusedReduceRandom", const=(2, 3, 4), fd=False),
+    rows("rows", [t(64, 1100), t(64, 1100)], share, SHARE),
+    rows("rows-and-columns", [t(3, 30, 800), t(800)], share, SHARE),
+    rows("dropout", [t(100, 900), t(900), value(1.0, "float32"), value(True, "bool")],
+         lambda x, y, *_: x * 0 + y, DROPPED_SHARE, op="ortmodule::FusedRowsRandom", const=(2, 3)),
 ]  # fmt: skip

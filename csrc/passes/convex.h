@@ -1,0 +1,20 @@
+/* convex.h -- whether nodes can run at once: nothing outside a group stands between two of its members. */
+#ifndef ORT_PASSES_CONVEX_H
+#define ORT_PASSES_CONVEX_H
+
+#include "graph/graph.h"
+
+typedef struct convex {
+    int *seen; /* [node id] what the walk of this number found */
+    int n_seen, walk;
+    value *(*source)(value *v); /* members read this, whatever comes between; NULL: the value itself */
+} convex;
+
+/* For the nodes that the graph has now, and as many again. */
+MUST_USE status convex_begin(graph *g, value *(*source)(value *v), convex *out);
+/* Finds what depends on the members from `first`, the first of them, to `last`; false when a member does through others. */
+bool convex_holds(convex *w, node *const *members, int count, const node *first, const node *last);
+/* After that: moves what depends on the members and stands before `last` behind it. */
+void convex_clear(convex *w, graph *g, node *const *members, int count, node *first, node *last);
+
+#endif
