@@ -65,6 +65,25 @@ TEST(totals_may_be_reshaped) {
     ctx_release(&c);
 }
 
+/* As the gradient of a mean: the total is scaled, and repeated for each element before somebody reads it. */
+TEST(totals_may_be_expanded) {
+    static const int64_t whole[] = {256, 300};
+    ctx c;
+    graph *g = graph_for_threads(&c);
+    value *x = INPUT(g, "x", F32, 256, 300), *s = fold(&c, g, "ReduceSum", x, true), *dims = NULL;
+
+    CHECK_OK(&c, graph_ints(g, 2, whole, &dims));
+    make_output(g, NODE(g, "Add", x, NODE(g, "Expand", NODE(g, "Neg", s), dims)));
+    check_rewrite(g, PASS,
+                  "input %0 x float32[256, 300] grad\n"
+                  "%1 = FusedRows(%0 x, steps=\"Neg Add\", operands=[0, 0, 1], types=[1, 1], params=[" NONE ", " NONE
+                  "], results=[0, 0], folds=\"ReduceSum\", folded=[-1], reads=[0, 1, 0, 2], "
+                  "stages=[1, 0, 0, 0, 1, 0, 1, 1, 1, 1, 0, 1, 2, 1, 2, 1, 0, 0], gives=[3], shape=[256, 300], kept=1, "
+                  "parts=3) float32[256, 300]\n"
+                  "output %1\n");
+    ctx_release(&c);
+}
+
 /* Totals that nobody reads over elements, that are read along the other axis, behind a Softmax; few rows; columns. */
 TEST(rows_that_stay) {
     static const int64_t first_axis[] = {0};
