@@ -57,29 +57,19 @@ static bool shares_operand(const rows_chain *ch, const node *n) {
     return false;
 }
 
-/* `n` reads something of the group, and all of that as it may. */
-static bool consumes(const rows_chain *ch, const node *n) {
-    bool any = false;
+/* What `reader` reads of `of`: nothing, something, or something that it may not if both are stages. */
+typedef enum reading { READS_NOTHING, READS, MISREADS } reading;
 
-    for (int i = 0; i < n->n_in; i++) {
-        if (!maker(ch, n->in[i])) continue;
-        if (!fused_rows_reads(ch, n, n->in[i])) return false;
-        any = true;
+static reading reading_of(const rows_chain *ch, const node *reader, const node *of) {
+    reading r = READS_NOTHING;
+
+    for (int i = 0; i < reader->n_in; i++) {
+        value *v = reader->in[i];
+        if (!v || fused_rows_source(v)->def != of) continue;
+        if (!fused_rows_reads(ch, reader, v)) return MISREADS;
+        r = READS;
     }
-    return any;
-}
-
-static bool feeds(const rows_chain *ch, const node *n) {
-    bool any = false;
-
-    for (int i = 0; i < ch->n_stages; i++)
-        for (int j = 0; j < ch->stages[i]->n_in; j++) {
-            value *v = ch->stages[i]->in[j];
-            if (!v || fused_rows_source(v)->def != n) continue;
-            if (!fused_rows_reads(ch, ch->stages[i], v)) return false;
-            any = true;
-        }
-    return any;
+    return r;
 }
 
 /* Somebody outside the group reads `v`, or what shows it. */
@@ -127,14 +117,18 @@ static bool join(fuser *f, rows_chain *ch, node *n, const node *first, const nod
 }
 
 static bool may_join(const rows_chain *ch, const node *first, const node *n) {
+    bool near = false;
     shape s;
     int kept;
 
     if (n->mark != first->mark || n->backward != first->backward || is_member(ch, n)) return false;
     if (!n->op || !fused_rows_holds(ch, n)) return false;
-    for (int i = 0; i < n->n_in; i++)
-        if (maker(ch, n->in[i]) && !fused_rows_reads(ch, n, n->in[i])) return false;
-    if (consumes(ch, n) || feeds(ch, n)) return true;
+    for (int i = 0; i < ch->n_stages; i++) {
+        const reading reads = reading_of(ch, n, ch->stages[i]), read = reading_of(ch, ch->stages[i], n);
+        if (reads == MISREADS || read == MISREADS) return false;
+        near |= reads == READS || read == READS;
+    }
+    if (near) return true;
     return fused_rows_folds(n, &s, &kept) && shares_operand(ch, n);
 }
 

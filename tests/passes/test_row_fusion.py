@@ -100,6 +100,15 @@ def test_against_pytorch(form):
         torch.testing.assert_close(a, b)
 
 
+def test_totals_read_along_the_other_axis():
+    """Of a square: what is a total of rows there is a number for each column here."""
+    module = Function(lambda x, z: x / x.abs().sum(-1, keepdim=True) * z * z.amax(-1))
+    operands = [torch.randn(300, 300), torch.randn(300, 300)]
+    assert compare(module, operands)
+    ours = run(export(module, operands), operands, torch.ones(300, 300), 0)[1]
+    torch.testing.assert_close(ours[0], module(*operands))
+
+
 def test_infinities_and_nans():
     x = torch.randn(600, 128)
     x[3, 5], x[9, 7], x[11] = torch.inf, torch.nan, 0.0
