@@ -17,6 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+import transformers
 
 from benchmarks.rows import EVERY
 
@@ -80,7 +81,11 @@ class Trainee:
         self.model = column.wrap(copy.deepcopy(model).to(device))
         self.optimizer = column.optimizer(self.model.parameters())
         self.autocast, self.device = autocast, device
-        self.loss = None
+        self.loss = self.schedule = None
+
+    def plan(self, steps):
+        """The learning rate rises over the first tenth of so many steps, and falls to 0 over the others."""
+        self.schedule = transformers.get_linear_schedule_with_warmup(self.optimizer, steps // 10, steps)
 
     def now(self):
         if self.device != "cpu":
@@ -100,12 +105,21 @@ class Trainee:
         marks.append(self.now())
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.schedule is not None:
+            self.schedule.step()
         marks.append(self.now())
         self.loss = loss.item()
         return [b - a for a, b in zip(marks, marks[1:], strict=False)]
 
     def close(self):
         """Nothing has to be let go."""
+
+
+def trainee_of(name, key, model, args):
+    """The column ``name`` of the row ``key``, to be closed at the end."""
+    if name == "ort":
+        return Peer(args.ort_python, key, name, model, args.autocast)
+    return Trainee(COLUMNS[name], model, args.autocast, args.device)
 
 
 # --- another environment ----------------------------------------------------------------------------------------------
@@ -122,6 +136,9 @@ class Peer:
         weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
         self.loss = None
         self._ask(("build", row, column, kind, weights))
+
+    def plan(self, steps):
+        self._ask(("plan", steps))
 
     def step(self, batch):
         """Seconds of each phase."""
@@ -162,6 +179,9 @@ def main():
             model = EVERY[row].build().train()
             model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()}, strict=False)
             trainee = Trainee(COLUMNS[column], model, None if autocast is None else getattr(torch, autocast))
+            send(answers, "ready")
+        elif question[0] == "plan":
+            trainee.plan(question[1])
             send(answers, "ready")
         else:
             batch = {name: torch.from_numpy(array) for name, array in question[1].items()}

@@ -22,18 +22,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import torch
 import transformers
 
-from benchmarks.columns import COLUMNS, Column, Peer, Trainee
+from benchmarks.columns import COLUMNS, Column, Trainee, trainee_of
+from benchmarks.losses import last_loss
 from benchmarks.report import machine, markdown, middle, plot, write
 from benchmarks.rows import EVERY, MORE, ROWS
 
 TOUCHED = 3 << 30  # bytes
 PHASES = ("forward", "backward", "optimizer")
-BATCHES, LATEST = 8, 10  # of the losses: so many batches again and again; the mean of so many steps
 
 
 def touch_memory():
@@ -46,29 +46,6 @@ def touch_memory():
     with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
         for i in range(pages):
             memory[i * mmap.PAGESIZE] = 1
-
-
-def trainee_of(name, key, model, args):
-    """The column ``name`` of the row ``key``, to be closed at the end."""
-    if name == "ort":
-        return Peer(args.ort_python, key, name, model, args.autocast)
-    return Trainee(COLUMNS[name], model, args.autocast, args.device)
-
-
-def last_losses(key, columns, model, args):
-    """{column: mean loss of the latest steps} of fresh copies that learn the same few batches."""
-    row, generator = EVERY[key], torch.Generator().manual_seed(1)
-    batches = [row.batch(generator) for _ in range(BATCHES)]
-    found = {}
-    for name in columns:
-        trainee, losses = trainee_of(name, key, model, args), []
-        torch.manual_seed(1)
-        for i in range(args.losses):
-            trainee.step(batches[i % BATCHES])
-            losses.append(trainee.loss)
-        trainee.close()
-        found[name] = mean(losses[-LATEST:])
-    return found
 
 
 def measure(key, columns, args):
@@ -100,7 +77,7 @@ def measure(key, columns, args):
 
     for trainee in trainees.values():
         trainee.close()
-    losses = last_losses(key, columns, model, args) if args.losses else {}
+    losses = {name: last_loss(key, name, model, args, args.losses) for name in columns} if args.losses else {}
     batch = row.batch(generator)
     figures = {}
     for name in columns:

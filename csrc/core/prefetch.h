@@ -20,9 +20,14 @@ static inline void prefetch_start(const void *from, int64_t bytes) {
     prefetch(from, bytes < START ? bytes : START);
 }
 
+/* Into the second cache. */
+static inline void prefetch_later(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i, 0, 2);
+}
+
 /* What lies READ_DISTANCE behind, into the second cache. */
 static inline void prefetch_ahead(const void *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + READ_DISTANCE + i, 0, 2);
+    prefetch_later((const char *)from + READ_DISTANCE, bytes);
 }
 
 /* What lies WRITE_DISTANCE behind: a store waits for the rest of its line, and behind some that wait all do. */

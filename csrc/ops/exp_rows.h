@@ -21,17 +21,62 @@ SIMD_PART const A *NAME(widened)(const T *x, int64_t n, A *room) {
 #endif
 }
 
+/* For `first`: the next block comes into the first cache, and what lies one and a half blocks behind it into the second. */
+#define ASK_FOR_BLOCKS(x)                                                                                              \
+    (prefetch((x) + step + SUM_BLOCK, LANES * (int64_t)sizeof *(x)),                                                   \
+     prefetch_later((x) + step + 5 * SUM_BLOCK / 2, LANES * (int64_t)sizeof *(x)))
+
+/* The m <= SUM_BLOCK elements as A, in any order, and *most becomes the largest of it and them. Two neighbours in bfloat16
+ * are the halves of a word, each of which is a float by one instruction. */
+SIMD_PART const A *NAME(widened_with_largest)(const T *x, int64_t m, A *room, A *most) {
+#if DIGITS == 8
+    typedef uint32_t __attribute__((may_alias, aligned(2))) pair;
+    enum { PAIRS = LANES / 2 };
+    A top[LANES];
+    int64_t i = 0;
+    SET_LANES(top, *most);
+    for (; i + LANES <= m; i += LANES) {
+        const pair *two = (const pair *)(x + i);
+#pragma omp simd
+        for (int lane = 0; lane < PAIRS; lane++) {
+            const A a = f32_of_bits(two[lane] << 16), b = f32_of_bits(two[lane] & 0xffff0000u);
+            room[i + lane] = a;
+            room[i + PAIRS + lane] = b;
+            top[lane] = LARGER(a, top[lane]);
+            top[PAIRS + lane] = LARGER(b, top[PAIRS + lane]);
+        }
+    }
+    for (; i < m; i++) {
+        room[i] = GET(x[i]);
+        top[0] = LARGER(room[i], top[0]);
+    }
+    *most = largest_lane(top);
+    return room;
+#else
+    const A *e = NAME(widened)(x, m, room);
+    A top = *most;
+    LARGEST(m, top, e[i]);
+    *most = top;
+    return e;
+#endif
+}
+
 /* Σ exp(x - *most), where *most becomes the largest: in one pass, a larger one scales what was summed before it. NaN if
  * there is nothing but -∞. */
 SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A *most) {
+    _Alignas(64) A room[SUM_BLOCK];
     double total = 0;
     *most = -(A)INFINITY;
-    EACH_BLOCK(n, x) {
+    for (int64_t from = 0, m; from < n; from += m) {
         A top = *most;
-        LARGEST(m, top, e[i]);
-        const A base = top == -(A)INFINITY ? 0 : top;
+        m = n - from < SUM_BLOCK ? n - from : SUM_BLOCK;
+        const A *e = NAME(widened_with_largest)(x + from, m, room, &top), base = top == -(A)INFINITY ? 0 : top;
         if (top > *most) total *= (double)v_exp_below(*most - base);
+#if DIGITS < 24
+        SUM_WITH(ASK_FOR_BLOCKS(x + from), m, total, vexpf_brief(e[i] - base));
+#else
         SUM_WITH(READ_AHEAD(x + from), m, total, v_exp_below(e[i] - base));
+#endif
         *most = top;
     }
     return *most == -(A)INFINITY ? NAN : total;
@@ -59,3 +104,4 @@ SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y
 }
 
 #undef EACH_BLOCK
+#undef ASK_FOR_BLOCKS

@@ -125,30 +125,31 @@ static void end_streams(void) {
             if (streams) stream_line(to + i * to_row, lines + i * SQUARE);                                                   \
             else memcpy(to + i * to_row, lines + i * SQUARE, CACHE_LINE);                                                    \
     }                                                                                                                        \
-    /* Lines of the next square are far apart, so that no CPU guesses them; the last one has none, which is asked for all \
-     * the same. */  \
+    /* Squares one after the other along the source's rows where they stream, whose next lines then share no set of a cache\
+     * with these; else along the destination's, whose lines are in a cache. Lines of the next square are far apart, so that\
+     * no CPU guesses them; the last one has none, which is asked for all the same. */ \
     SIMD_PART void squares_##T(const plane *p, bool streams) {                                                               \
         enum { SIDE = 16 / N, SQUARE = CACHE_LINE / N };                                                                     \
         const plane q = *p;                                                                                                  \
         T *to = (T *)(void *)q.to;                                                                                           \
         const T *from = (const T *)(const void *)q.from;                                                                     \
         const int64_t rows = q.rows & -SIDE, cols = q.cols & -SIDE;                                                          \
-        for (int64_t top = 0; top < rows; top += SQUARE)                                                                     \
-            for (int64_t left = 0; left < cols; left += SQUARE) {                                                            \
-                const bool same = left + SQUARE < cols;                                                                      \
-                const int64_t next_top = same ? top : top + SQUARE, next_left = same ? left + SQUARE : 0;                    \
-                for (int i = 0; i < SQUARE; i++) __builtin_prefetch(from + (next_left + i) * q.from_col + next_top);         \
-                for (int i = 0; i < SQUARE && !streams; i++)                                                                 \
-                    __builtin_prefetch(to + (next_top + i) * q.to_row + next_left, 1);                                       \
-                if (top + SQUARE <= rows && left + SQUARE <= cols) {                                                         \
-                    lines_##T(to + top * q.to_row + left, from + left * q.from_col + top, q.to_row, q.from_col,              \
-                              streams);                                                                                      \
-                    continue;                                                                                                \
-                }                                                                                                            \
-                for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                               \
-                    for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                         \
-                        square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);                  \
+        const int64_t down = (rows + SQUARE - 1) / SQUARE, across = (cols + SQUARE - 1) / SQUARE;                            \
+        int64_t top = 0, left = 0, next_top, next_left;                                                                      \
+        for (int64_t square = 1; square <= down * across; square++, top = next_top, left = next_left) {                      \
+            next_top = SQUARE * (streams ? square % down : square / across);                                                 \
+            next_left = SQUARE * (streams ? square / down : square % across);                                                \
+            for (int i = 0; i < SQUARE; i++) __builtin_prefetch(from + (next_left + i) * q.from_col + next_top);             \
+            for (int i = 0; i < SQUARE && !streams; i++)                                                                     \
+                __builtin_prefetch(to + (next_top + i) * q.to_row + next_left, 1);                                           \
+            if (top + SQUARE <= rows && left + SQUARE <= cols) {                                                             \
+                lines_##T(to + top * q.to_row + left, from + left * q.from_col + top, q.to_row, q.from_col, streams);        \
+                continue;                                                                                                    \
             }                                                                                                                \
+            for (int64_t i = top; i < rows && i < top + SQUARE; i += SIDE)                                                   \
+                for (int64_t j = left; j < cols && j < left + SQUARE; j += SIDE)                                             \
+                    square_##T(to + i * q.to_row + j, from + j * q.from_col + i, q.to_row, q.from_col);                      \
+        }                                                                                                                    \
         for (int64_t i = 0; i < q.rows; i++)                                                                                 \
             for (int64_t j = i < rows ? cols : 0; j < q.cols; j++) to[i * q.to_row + j] = from[j * q.from_col + i];          \
     }                                                                                                                        \
@@ -274,12 +275,13 @@ static void choose_blocks(mover *m, bool tiles) {
     m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
 }
 
-/* Is the destination larger than what caches keep, and does each of its lines begin where vectors may? Transposes of few
- * lines have no use for that. */
+/* Is the destination larger than what caches keep, and does each of its rows begin where vectors may? Those of a transpose
+ * begin with a line, since none would be filled by what is written next. */
 static bool streams(const mover *m, way how, int64_t count) {
+    const uintptr_t unit = how == TRANSPOSE ? CACHE_LINE : 16;
     uintptr_t starts = (uintptr_t)m->to | (uintptr_t)(m->row.to * m->size);
     for (int a = 0; a < m->n_outer; a++) starts |= (uintptr_t)(m->outer[a].to * m->size);
-    return count * m->size >= BEYOND_CACHES && starts % 16 == 0 && (how == FILL || (how == TRANSPOSE && m->size < 4));
+    return count * m->size >= BEYOND_CACHES && starts % unit == 0 && how != SCATTER;
 }
 
 void copy_elements(const tensor *to, const tensor *from) {
