@@ -14,12 +14,6 @@ static inline void prefetch(const void *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i);
 }
 
-/* The first lines of what is then read from end to end: a CPU finds the others itself, and sooner. */
-static inline void prefetch_start(const void *from, int64_t bytes) {
-    enum { START = 8 * CACHE_LINE };
-    prefetch(from, bytes < START ? bytes : START);
-}
-
 /* Into the second cache. */
 static inline void prefetch_later(const void *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += CACHE_LINE) __builtin_prefetch((const char *)from + i, 0, 2);

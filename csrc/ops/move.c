@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "core/stream.h"
 
 #include <string.h>
 
@@ -50,24 +51,6 @@ typedef word8 vector8 __attribute__((vector_size(16)));
 #define SECOND_4(a, b) IN_TURNS(vector4, a, b, 2, 6, 3, 7)
 #define FIRST_8(a, b) IN_TURNS(vector8, a, b, 0, 2)
 #define SECOND_8(a, b) IN_TURNS(vector8, a, b, 1, 3)
-
-/* Whole lines past the caches: they are not read before they are written, and drive nothing out. `to` has vectors'
- * alignment. */
-static inline void stream_line(void *to, const void *line) {
-#ifdef __SSE2__
-    typedef long long vector __attribute__((vector_size(16), may_alias));
-    for (int k = 0; k < CACHE_LINE / 16; k++) __builtin_ia32_movntdq((vector *)to + k, ((const vector *)line)[k]);
-#else
-    memcpy(to, line, CACHE_LINE);
-#endif
-}
-
-/* Before another thread reads them. */
-static void end_streams(void) {
-#ifdef __SSE2__
-    __builtin_ia32_sfence();
-#endif
-}
 
 /* Strides of columns: fill 1 and 0; transpose 1 and any, with the source's rows adjacent; scatter any and any. */
 #define PLANES(T, N)                                                                                                         \
@@ -258,14 +241,7 @@ static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]
 }
 
 /* Of a transpose: pieces of the source, along its rows, and of the destination, wide ones where threads have enough. */
-enum {
-    TILE_ROWS = 256,
-    TILE_COLS = 64,
-    WIDE_TILE_COLS = 256,
-    LEAST_FOR_WIDE = 1 << 21,
-    BLOCK_ELEMENTS = 1 << 14,
-    BEYOND_CACHES = 32 << 20
-};
+enum { TILE_ROWS = 256, TILE_COLS = 64, WIDE_TILE_COLS = 256, LEAST_FOR_WIDE = 1 << 21, BLOCK_ELEMENTS = 1 << 14 };
 
 static void choose_blocks(mover *m, bool tiles) {
     const bool wide = m->col.size * m->row.size >= LEAST_FOR_WIDE;
@@ -278,7 +254,7 @@ static void choose_blocks(mover *m, bool tiles) {
 /* Is the destination larger than what caches keep, and does each of its rows begin where vectors may? Those of a transpose
  * begin with a line, since none would be filled by what is written next. */
 static bool streams(const mover *m, way how, int64_t count) {
-    const uintptr_t unit = how == TRANSPOSE ? CACHE_LINE : 16;
+    const uintptr_t unit = how == TRANSPOSE ? CACHE_LINE : STREAM_ALIGNMENT;
     uintptr_t starts = (uintptr_t)m->to | (uintptr_t)(m->row.to * m->size);
     for (int a = 0; a < m->n_outer; a++) starts |= (uintptr_t)(m->outer[a].to * m->size);
     return count * m->size >= BEYOND_CACHES && starts % unit == 0 && how != SCATTER;

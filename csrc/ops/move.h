@@ -93,7 +93,7 @@ uint64_t order_key(dtype t, const void *data, int64_t i);
  * list; NULL where it is not known to be. */
 MUST_USE status index_of_lanes(graph *g, value *index, int axis, value **out);
 
-/* --- accumulating rows (ops/scatter.c) ---------------------------------------------------------------------------- */
+/* --- accumulating rows (ops/scatter_rows.c) ----------------------------------------------------------------------- */
 
 typedef enum combining { COMBINE_NONE, COMBINE_ADD, COMBINE_MUL, COMBINE_MAX, COMBINE_MIN } combining;
 
@@ -112,6 +112,7 @@ typedef struct row_scatter {
     int32_t *head, *next;              /* [rows] first k of a row, [count] the next k of the same row; -1 ends.
                                           straight: no head, and next is the row of k, -1 without one */
     int64_t columns;                   /* worked on together */
+    bool streams;                      /* out is new, larger than caches, and of whole lines */
 } row_scatter;
 
 size_t row_scatter_bytes(int64_t rows, int64_t count);

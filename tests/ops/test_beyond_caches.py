@@ -1,0 +1,55 @@
+"""Results larger than caches, which are written past them where their rows begin with a cache line, and as usual where
+they do not."""
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import ORTModule
+from ortmodule.session import DTYPES, Run, Session
+from tests.ops.harness import DEVICE, ONNX_TYPE, make_node
+
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="of the CPU's kernels")
+
+BEYOND = 33 << 20  # bytes
+#: (..., rows, columns) before the last two axes trade places; rows of what comes out are whole lines, or not.
+SHAPES = {"whole lines": (1024, -1), "parts of lines": (1000, -1), "odd rows": (1023, -1), "planes": (3, 128, -1)}
+
+
+def numbers(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-100, 100, shape, generator=generator, dtype=torch.int8).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_transpose(shape, dtype):
+    *given, _ = shape
+    x = numbers((*given, BEYOND // dtype.itemsize // torch.Size(given).numel() + 5), dtype)
+    perm = [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]
+    graph = onnx.helper.make_graph(
+        [make_node("Transpose", ["x"], ["y"], {"perm": perm})],
+        "transpose",
+        [onnx.helper.make_tensor_value_info("x", ONNX_TYPE[dtype], list(x.shape))],
+        [onnx.ValueInfoProto(name="y")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=8)
+    plan = Session(model.SerializeToString()).plan(((DTYPES[dtype], tuple(x.shape)),), (False,))
+    run = Run(plan, [x], 0)
+    arena = torch.empty(plan.arena_bytes, dtype=torch.uint8) if plan.arena_bytes else None
+    plan.forward(arena, [x], run.outputs, [], 0)
+    assert torch.equal(run.outputs[0], x.permute(perm))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [448, 452], ids=["whole lines", "parts of lines"])
+def test_gradient_of_an_embedding(width, dtype):
+    """Some rows are taken often, most once or never; what nobody took has a gradient of 0."""
+    rows, generator = BEYOND // dtype.itemsize // width + 3, torch.Generator().manual_seed(0)
+    indices = torch.cat([torch.randint(rows, (2000,), generator=generator), torch.tensor([0, rows - 1] * 50)])
+    dy = torch.randn(len(indices), width, generator=generator).to(dtype)
+    model = ORTModule(nn.Embedding(rows, width, dtype=dtype))
+    model(indices).backward(dy)
+    expected = torch.zeros(rows, width).index_add(0, indices, dy.float()).to(dtype)
+    torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-5)
