@@ -45,7 +45,30 @@ def equal(shape, count, ref, attrs=None, **kwargs):
     return Case("Split", [t(*shape)], ref, attrs=attrs, outputs=count, resize=False, **{"name": "equal", **kwargs})
 
 
+def of_two(start, end, step=1):
+    """Columns of two operands side by side."""
+    numbers = [value([n], I64) for n in (start, end, 1, step)]
+    return Case(
+        "Slice", [t(3, 4), t(3, 2), *numbers], lambda x, y, *s: slice_ref(torch.cat([x, y], 1), *s), const=(2, 3, 4, 5),
+        nodes=[("Concat", "x0 x1", "both", {"axis": 1}), ("Slice", "both x2 x3 x4 x5", "y0")],
+        name=f"of two {start} {end} {step}", resize=False, fd=False,
+    )  # fmt: skip
+
+
+def put_together(order):
+    """Three pieces of an operand, in this order."""
+    sizes = [2, 3, 1]
+    return Case(
+        "Concat", [t(3, 6), value(sizes, I64)], lambda x, s: torch.cat([x.split(sizes, 1)[i] for i in order], 1) * x,
+        const=1, nodes=[("Split", "x0 x1", "p0 p1 p2", {"axis": 1}),
+                        ("Concat", [f"p{i}" for i in order], "again", {"axis": 1}), ("Mul", "again x0", "y0")],
+        name=f"pieces {order}", resize=False, fd=False,
+    )  # fmt: skip
+
+
 CASES = [
+    *[of_two(*s) for s in ((0, 4), (1, 3), (4, 6), (3, 5), (0, 6, 2), (3, FIRST, -2), (5, 3, -1), (5, 2, -1), (2, 2))],
+    *[put_together(order) for order in ((0, 1, 2), (1, 2, 0), (2, 1, 0))],
     cut((5, 6), [1], [4]),
     cut((5, 6), [1, 2], [4, 5]),
     cut((5, 6), [0], [LAST], [1]),
