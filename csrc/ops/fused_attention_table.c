@@ -1,7 +1,23 @@
 /* fused_attention_table.c -- where attention as one operator is faster than its products and softmax one by one.
  *
- * Measured, forward and backward with dropout, on a CPU with AVX-512-BF16 (Zen 5), one thread. Of S tokens, 12 heads of
- * 64; the operator's gain in float32 and bfloat16:
+ * Milliseconds of forward and backward of 4096 tokens in sequences of S, 12 heads of 64, on a Xeon with AMX, two
+ * threads: one by one, as one operator, and ATen's kernel for CPUs, which has no dropout (with it ATen takes 3 to 9
+ * times as long as the slower of ours) and in bfloat16 no fast backward.
+ *
+ *              float32                                   bfloat16
+ *     S        all keys          causal                  all keys         causal
+ *     48        20   32   25      20   34   25            10   23   83     12   24   85
+ *     128       36   48   43      37   45   46            13   27   71     15   28   73
+ *     256       57   66   59      58   57   62            22   34   51     23   32   52
+ *     512      102  109   99     105   84  105            38   49   70     41   47   70
+ *     1024     217  207  182     223  142  145            88   89  120     93   75   91
+ *     2048     432  378  362     448  265  235           182  168  219    197  137  148
+ *     with dropout
+ *     256       65   72           66   60                 31   40          32   35
+ *     512      114  118          118   90                 56   62          59   53
+ *     1024     238  223          250  150                119  111         127   88
+ *
+ * On a CPU with AVX-512-BF16 (Zen 5), one thread, with dropout, the operator's gain in float32 and bfloat16:
  *
  *     S      causal     without a mask
  *     48                0.9   0.85
@@ -12,6 +28,8 @@
  *     1024   1.5  1.4
  *
  * and it keeps nothing of size S x S. With 16-bit floats it needs sums that stay float32, which only our kernels give.
+ * ATen's is not among the choices on a CPU: where it gains anything, in float32 without dropout from 512 keys on, that is
+ * 3 to 13 %.
  *
  * On a GPU nothing has been measured. There our kernel has no tensor cores, which products of 16-bit floats have: with
  * those it is for scores that take much memory. torch's kernels have them; calling them ends a CUDA graph, so they are
@@ -22,12 +40,20 @@
 
 enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 23 };
 
-bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked) {
-    const bool narrow = type == BF16 || type == F16;
-    const int64_t from = g->cuda && narrow ? MUCH : masked ? 256 : narrow ? 512 : 384;
+/* The fewest keys: [masked][dropout]. */
+typedef int fewest[2][2];
+static const fewest amx = {{1024, 1024}, {256, 256}}, amx_narrow = {{1024, 1024}, {1024, 512}},
+                    others = {{384, 384}, {256, 256}}, others_narrow = {{512, 512}, {256, 256}},
+                    gpu_narrow = {{MUCH, MUCH}, {MUCH, MUCH}};
+
+bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout) {
+    const bool narrow = type == BF16 || type == F16, has_amx = !g->cuda && gemm_can(GEMM_PACKED_AMX);
+    const fewest *from = g->cuda && narrow ? &gpu_narrow
+                         : has_amx         ? (narrow ? &amx_narrow : &amx)
+                                           : (narrow ? &others_narrow : &others);
 
     if (!g->cuda && narrow && !gemm_sums_wide(type)) return false;
-    return keys >= from && queries >= 64;
+    return keys >= (*from)[masked][dropout] && queries >= 64;
 }
 
 bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,

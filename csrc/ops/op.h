@@ -142,8 +142,9 @@ MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
 
 /* The widest heads that it takes. */
 enum { FUSED_ATTENTION_WIDTH = 256 };
-/* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden. */
-bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked);
+/* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden; `dropout`: some
+ * weights are dropped. */
+bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout);
 /* Its attribute "torch": which keys torch's own kernels are asked for on a GPU. */
 typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
 /* Whether they take it, for scores [B, H, Q, K] of heads of these widths without dropout or bias; `paying`: only so many

@@ -252,8 +252,9 @@ enum { LONG = 1024 };
 
 static bool pays(const graph *g, const attention *a) {
     if (a->allowed && of_some_rows(a->q))
-        return fused_attention_pays(g, a->q->type, LONG, LONG, true); /* as far as there is a fast kernel */
-    return fused_attention_pays(g, a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL);
+        return fused_attention_pays(g, a->q->type, LONG, LONG, true, false); /* as far as there is a fast kernel */
+    return fused_attention_pays(g, a->q->type, a->q->shape.dim[2], a->k->shape.dim[3], a->allowed != NULL,
+                                a->ratio > 0);
 }
 
 static status fuse(graph *g, value *const v[], const node *root, bool always, value **out) {

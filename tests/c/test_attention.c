@@ -102,16 +102,16 @@ TEST(long_attention_is_one_operator) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *q = turned(g, INPUT(g, "q", F32, 2, 600, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 700, 3, 4));
-    value *v = turned(g, INPUT(g, "v", F32, 2, 700, 3, 5));
+    value *q = turned(g, INPUT(g, "q", F32, 2, 1100, 3, 4)), *k = turned(g, INPUT(g, "k", F32, 2, 1200, 3, 4));
+    value *v = turned(g, INPUT(g, "v", F32, 2, 1200, 3, 5));
 
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
     check_rewrite(
         g, "attention_fusion",
-        THREE("600", "700") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
-                            "float32[2, 600, 3, 5], float32[2, 600, 3, 2]\n"
-                            "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 600, 5]\n"
-                            "output %5\n");
+        THREE("1100", "1200") "%3, %4 = FusedAttention(%0 q, %1 k, %2 v, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
+                              "float32[2, 1100, 3, 5], float32[2, 1100, 3, 2]\n"
+                              "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 1100, 5]\n"
+                              "output %5\n");
     ctx_release(&c);
 }
 

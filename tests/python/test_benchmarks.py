@@ -1,0 +1,63 @@
+"""The benchmarks' commands, with a model of two layers: what they write, and that both sides learn the same."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import columns, losses, rows, train
+
+CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(train, "TOUCHED", 1 << 20)
+    build = rows.hf("GPT2LMHeadModel", "GPT2Config", **CONFIG)
+    monkeypatch.setitem(rows.EVERY, "gpt2", rows.Row("tiny", build, rows.language(4, 12, 61)))
+
+
+def run(module, monkeypatch, out, *arguments):
+    """The report that the command has written."""
+    monkeypatch.setattr(sys, "argv", [module.__name__, "--rows", "gpt2", "--out", str(out), *arguments])
+    module.main()
+    return json.loads(out.with_suffix(".json").read_text()), out.with_suffix(".md").read_text()
+
+
+def test_train(tmp_path, monkeypatch):
+    few = ["--steps", "2", "--warmup", "1", "--new-shapes", "1", "--losses", "12", "--no-memory", "--plot"]
+    report, table = run(train, monkeypatch, tmp_path / "train", *few)
+    found = report["rows"]["gpt2"]
+    assert list(found) == ["eager", "ortmodule"] and found["eager"]["speedup"]["median"] == 1
+    for figures in found.values():
+        step, phases = figures["step"]["median"], figures["phases"]
+        assert 0 < step < 10 * figures["first_step"] and set(phases) == {"forward", "backward", "optimizer"}
+        assert figures["tokens"] == 48 and figures["new_shape"] is not None and 3.5 < figures["last_loss"] < 4.5
+    assert table.count("| tiny |") == 2 and (tmp_path / "train.png").stat().st_size > 0
+
+
+def test_losses(tmp_path, monkeypatch):
+    report, table = run(losses, monkeypatch, tmp_path / "losses", "--steps", "40", "--seeds", "1", "2")
+    found = report["rows"]["gpt2"]
+    ends = {column: [run["last"] for run in seeds.values()] for column, seeds in found.items()}
+    assert set(ends) == {"eager", "ortmodule"} and all(len(last) == 2 for last in ends.values())
+    for seeds in found.values():
+        for run_ in seeds.values():
+            assert run_["last"] < run_["curve"][0], "nothing was learned"
+    for ours, eager in zip(ends["ortmodule"], ends["eager"], strict=True):
+        assert abs(ours - eager) < 0.01
+    assert "| tiny |" in table
+
+
+def test_learning_rate():
+    """Rises over the first tenth, falls to 0 at the end."""
+    row = rows.EVERY["gpt2"]
+    trainee = columns.Trainee(columns.COLUMNS["eager"], row.build())
+    trainee.plan(20)
+    rates = []
+    for _ in range(20):
+        rates.append(trainee.optimizer.param_groups[0]["lr"])
+        trainee.step(row.batch(torch.Generator().manual_seed(0)))
+    assert rates[0] == 0 and rates[2] == max(rates) == 1e-4
+    assert rates[2:] == sorted(rates[2:], reverse=True) and trainee.optimizer.param_groups[0]["lr"] == 0
