@@ -158,7 +158,7 @@ CASES = [
     Case("efficient_attention", Function(attention), HEADS),
     Case("efficient_attention", Function(attention_with_bias), (*HEADS, (3, 4, 4))),
     Case("efficient_attention", Function(grouped_attention), ((2, 6, 4, 8), *HEADS[:2])),
-    Case("attention_fusion", Function(attention), ((1, 2, 64, 8), *((1, 2, 512, 8),) * 2), (F32, F64)),
+    Case("attention_fusion", Function(attention), ((1, 2, 64, 8), *((1, 2, 1024, 8),) * 2), (F32, F64)),
     Case("matmul_fusion", nn.Linear(8, 6)),
     Case("matmul_fusion", Function(scaled_scores), HEADS[:2]),
     Case("matmul_fusion", Function(cast_product), ((3, 5, 8), (6, 8)), (F32,)),
