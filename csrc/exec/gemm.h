@@ -74,7 +74,6 @@ bool gemm_as_stored(int64_t rows, int64_t cols, int64_t row, int64_t col, gemm_s
  * cannot; whether it is faster than a library. */
 bool gemm_packed(gemm *g);
 bool gemm_packed_by(gemm_way way, gemm *g);
-bool gemm_can(gemm_way way);             /* whether this CPU has the kernel of a way of our own */
 gemm_way gemm_packed_way(const gemm *g); /* of the best kernel; GEMM_DEFAULT: there is none */
 bool gemm_packed_pays(const gemm *g);
 /* Whether sums of this 16-bit type can be left in float32 (wide_c) without the reference. */

@@ -345,11 +345,6 @@ bool gemm_packed_pays(const gemm *g) {
     return kernel == &gemm_kernel_amx || !torch_has_narrow(g->type);
 }
 
-bool gemm_can(gemm_way way) {
-    pthread_once(&once, look);
-    return here.way[way] != NULL;
-}
-
 bool gemm_sums_wide(dtype type) { return kernel_for(&(gemm){.type = type}) != NULL; }
 
 bool gemm_rounds(dtype type) {
@@ -384,7 +379,6 @@ bool gemm_packed_pays(const gemm *g) { return (void)g, false; }
 bool gemm_packed(gemm *g) { return (void)g, false; }
 bool gemm_packed_by(gemm_way way, gemm *g) { return (void)way, (void)g, false; }
 gemm_way gemm_packed_way(const gemm *g) { return (void)g, GEMM_DEFAULT; }
-bool gemm_can(gemm_way way) { return (void)way, false; }
 bool gemm_sums_wide(dtype type) { return (void)type, false; }
 bool gemm_rounds(dtype type) { return (void)type, false; }
 

@@ -47,7 +47,8 @@ static const fewest amx = {{1024, 1024}, {256, 256}}, amx_narrow = {{1024, 1024}
                     gpu_narrow = {{MUCH, MUCH}, {MUCH, MUCH}};
 
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout) {
-    const bool narrow = type == BF16 || type == F16, has_amx = !g->cuda && type != F64 && gemm_can(GEMM_PACKED_AMX);
+    const bool narrow = type == BF16 || type == F16;
+    const bool has_amx = !g->cuda && type != F64 && gemm_packed_way(&(gemm){.type = BF16}) == GEMM_PACKED_AMX;
     const fewest *from = g->cuda && narrow ? &gpu_narrow
                          : has_amx         ? (narrow ? &amx_narrow : &amx)
                                            : (narrow ? &others_narrow : &others);
