@@ -50,14 +50,15 @@ def milliseconds(figure):
 
 
 def markdown(report):
-    """A table: a row each, and for every column step, speed-up, samples, first step, new shape, peak, final loss."""
+    """A table: a row each, and for every column step, speed-up, samples, first step, slowest later step, new
+    shape, peak, final loss."""
     about = report["machine"]
     lines = [
         f"{about['cpu']}, {about['threads']} threads; " + ", ".join(f"{k} {about[k]}" for k in list(about)[3:]),
         "",
-        "| model | backend | step, ms | speed | samples/s | tokens/s | first step, s | first − warm, s | new shape, ms "
-        "| peak, MB | last loss |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| model | backend | step, ms | speed | samples/s | tokens/s | first step, s | first − warm, s "
+        "| slowest − warm, s | new shape, ms | peak, MB | last loss |",
+        "| --- | --- |" + " ---: |" * 10,
     ]
     for name, columns in report["rows"].items():
         for column, figures in columns.items():
@@ -72,6 +73,7 @@ def markdown(report):
                 f"{tokens / figures['step']['median']:.0f}" if tokens else "–",
                 f"{figures['first_step']:.2f}",
                 f"{figures['first_minus_warm']:.2f}",
+                f"{figures['slowest_minus_warm']:.2f}",
                 "–" if new is None else f"{1e3 * new:.0f}",
                 "–" if peak is None else f"{peak / 1e6:.0f}",
                 "–" if loss is None else f"{loss:.3f}",

@@ -60,12 +60,13 @@ def measure(key, columns, args):
         touch_memory()
         first[name] = sum(trainee.step(row.batch(generator)))
 
-    steps = {name: [] for name in columns}
+    steps, slowest = {name: [] for name in columns}, dict.fromkeys(columns, 0)
     for i in range(args.warmup + args.steps):
         batch = row.batch(generator)
         order = columns if i % 2 else columns[::-1]  # nobody always goes first
         for name in order:
             phases = trainees[name].step(batch)
+            slowest[name] = max(slowest[name], sum(phases))
             if i >= args.warmup:
                 steps[name].append(phases)
 
@@ -89,6 +90,7 @@ def measure(key, columns, args):
             },
             "first_step": first[name],
             "first_minus_warm": first[name] - step["median"],
+            "slowest_minus_warm": slowest[name] - step["median"],
             "new_shape": median(new_shape[name]) if new_shape[name] else None,
             "samples": len(next(iter(batch.values()))),
             "tokens": batch["input_ids"].numel() if "input_ids" in batch else None,

@@ -19,7 +19,7 @@ typedef struct sums_args {
 
 enum { Q, K, V, OPERANDS = 7, Y = OPERANDS, STATS, DY };
 /* Sums of a head are padded to a multiple of ROUND; addresses and steps are multiples of 16 bytes. */
-enum { ROUND = 32, ALIGNED = 16, STEP = 8, HANDLES = 6, RESULTS = 4 };
+enum { ROUND = 32, ALIGNED = 16, STEP = 8 };
 
 bool torch_attention_is(const node *n) {
     return strncmp(n->op->name, "FusedAttention", 14) == 0 && node_int(n, "torch") != TORCH_NONE;
@@ -32,11 +32,8 @@ size_t torch_attention_workspace(const node *n) {
     return torch_attention_is(n) ? (size_t)(q->dim[0] * q->dim[2] * room_of(q->dim[1])) * sizeof(float) : 0;
 }
 
-/* Of a call: torch's handles of what it is given and of what it gives; all that are not NULL are freed. */
 typedef struct handles {
-    const torch_lib *t;
-    torch_quiet quiet;
-    aten in[HANDLES], out[RESULTS];
+    torch_call call;
     double scale;
     int64_t mask;
 } handles;
@@ -50,28 +47,26 @@ static bool fits(const tensor *x) {
 }
 
 static aten handle_of(const handles *h, const call *k, const tensor *x) {
-    return torch_tensor_there(h->t, k->cuda->device, x->type, x->data, x->shape.rank, x->shape.dim, x->stride);
+    return torch_tensor_there(h->call.t, k->cuda->device, x->type, x->data, x->shape.rank, x->shape.dim, x->stride);
 }
 
 /* False: torch is not asked here. On other streams than its own, as when a graph is recorded, it is not either. */
 static bool begin(const call *k, handles *h) {
+    const torch_lib *t = torch_cuda_get();
     void *stream = NULL;
 
-    *h = (handles){.t = torch_cuda_get(), .scale = node_float(k->node, "scale")};
-    h->mask = node_int(k->node, "torch") == TORCH_CAUSAL;
-    if (!torch_attention_is(k->node) || k->cuda->dry || !torch_has_attention()) return false;
+    *h = (handles){.scale = node_float(k->node, "scale"), .mask = node_int(k->node, "torch") == TORCH_CAUSAL};
+    if (!torch_attention_is(k->node) || k->cuda->dry || !torch_has_attention(true)) return false;
     for (int i = Q; i <= V; i++)
         if (!fits(&k->in[i])) return false;
-    if (h->t->aoti_torch_get_current_cuda_stream(k->cuda->device, &stream) || stream != k->cuda->stream) return false;
-    if (!torch_enter(h->t, &h->quiet)) return false;
-    for (int i = Q; i <= V; i++) h->in[i] = handle_of(h, k, &k->in[i]);
+    if (t->aoti_torch_get_current_cuda_stream(k->cuda->device, &stream) || stream != k->cuda->stream) return false;
+    if (!torch_begin(&h->call, t)) return false;
+    for (int i = Q; i <= V; i++) h->call.in[i] = handle_of(h, k, &k->in[i]);
     return true;
 }
 
 static status end(handles *h, status s) {
-    for (int i = 0; i < HANDLES; i++) torch_tensor_free(h->t, h->in[i]);
-    for (int i = 0; i < RESULTS; i++) torch_tensor_free(h->t, h->out[i]);
-    torch_leave(&h->quiet);
+    torch_end(&h->call);
     return s;
 }
 
@@ -84,26 +79,31 @@ static sums_args sums_of(const call *k, void *sums, void *stats) {
 
 static geometry over_rows(const sums_args *a) { return geometry_over(a->batch * a->length * a->heads, 256, 256); }
 
-/* The memory of result i, if it is as many dense elements. */
-static const void *result(const handles *h, int i, int64_t count) { return torch_tensor_data(h->t, h->out[i], count); }
+/* The memory of result i, if it is dense and of this shape. */
+static const void *result(const handles *h, int i, const shape *s) {
+    int64_t stride[MAX_RANK];
+    stride_contiguous(s, stride);
+    return torch_tensor_data(h->call.t, h->call.out[i], s, stride);
+}
 
 static status copy_result(ctx *c, const call *k, const handles *h, int i, tensor *to) {
-    const int64_t count = tensor_count(to);
-    return cuda_copy_bytes(c, k, to->data, result(h, i, count), (size_t)count * dtype_size(to->type));
+    return cuda_copy_bytes(c, k, to->data, result(h, i, &to->shape), (size_t)tensor_count(to) * dtype_size(to->type));
 }
 
 static status forward(ctx *c, const call *k, handles *h, kernel *stats, bool *done) {
+    aten *in = h->call.in, *out = h->call.out;
     int64_t longest[2];
     const bool kept = wanted(k, 1);
 
-    if (!h->in[Q] || !h->in[K] || !h->in[V]) return OK;
-    if (h->t->aoti_torch_cuda__efficient_attention_forward(
-            h->in[Q], h->in[K], h->in[V], NULL, NULL, NULL, NULL, NULL, 0, h->mask, kept, &h->scale, NULL, NULL,
-            &h->out[0], &h->out[1], &h->out[2], &h->out[3], &longest[0], &longest[1]))
+    if (!in[Q] || !in[K] || !in[V]) return OK;
+    if (h->call.t->aoti_torch_cuda__efficient_attention_forward(in[Q], in[K], in[V], NULL, NULL, NULL, NULL, NULL, 0,
+                                                                h->mask, kept, &h->scale, NULL, NULL, &out[0], &out[1],
+                                                                &out[2], &out[3], &longest[0], &longest[1]))
         return OK;
     sums_args a = sums_of(k, NULL, kept ? k->out[1].data : NULL);
-    const void *sums = kept ? result(h, 1, a.batch * a.heads * a.room) : NULL;
-    if (!result(h, 0, tensor_count(&k->out[0])) || (kept && !sums)) return OK;
+    const shape sums_shape = SHAPE(a.batch, a.heads, a.room);
+    const void *sums = kept ? result(h, 1, &sums_shape) : NULL;
+    if (!result(h, 0, &k->out[0].shape) || (kept && !sums)) return OK;
     TRY(copy_result(c, k, h, 0, &k->out[0]));
     a.sums = (float *)(uintptr_t)sums;
     if (kept) TRY(cuda_launch(c, k, stats, over_rows(&a), &a));
@@ -126,21 +126,21 @@ static status backward(ctx *c, const call *k, handles *h, kernel *sums, bool *do
     const sums_args a = sums_of(k, k->work, k->in[STATS].data);
     const int64_t one = 1, dims[] = {a.batch, a.heads, a.room}, steps[] = {a.heads * a.room, a.room, 1};
     const int64_t queries = k->in[Q].shape.dim[1], keys = k->in[K].shape.dim[1];
+    aten *in = h->call.in, *out = h->call.out;
 
-    h->in[IN_Y] = handle_of(h, k, &k->in[Y]);
-    h->in[IN_DY] = handle_of(h, k, &k->in[DY]);
-    h->in[IN_SUMS] = torch_tensor_there(h->t, k->cuda->device, F32, a.sums, 3, dims, steps);
-    for (int i = 0; i < HANDLES; i++)
-        if (!h->in[i]) return OK;
+    in[IN_Y] = handle_of(h, k, &k->in[Y]);
+    in[IN_DY] = handle_of(h, k, &k->in[DY]);
+    in[IN_SUMS] = torch_tensor_there(h->call.t, k->cuda->device, F32, a.sums, 3, dims, steps);
+    for (int i = 0; i <= IN_SUMS; i++)
+        if (!in[i]) return OK;
     TRY(cuda_launch(c, k, sums, over_rows(&a), &a));
     /* Seed and offset are nobody's without dropout. */
-    if (h->t->aoti_torch_cuda__efficient_attention_backward(h->in[IN_DY], h->in[Q], h->in[K], h->in[V], NULL,
-                                                            h->in[IN_Y], NULL, NULL, queries, keys, h->in[IN_SUMS], 0,
-                                                            h->in[IN_SUMS], h->in[IN_SUMS], h->mask, 0, &h->scale, &one,
-                                                            NULL, 0, &h->out[0], &h->out[1], &h->out[2], &h->out[3]))
+    if (h->call.t->aoti_torch_cuda__efficient_attention_backward(
+            in[IN_DY], in[Q], in[K], in[V], NULL, in[IN_Y], NULL, NULL, queries, keys, in[IN_SUMS], 0, in[IN_SUMS],
+            in[IN_SUMS], h->mask, 0, &h->scale, &one, NULL, 0, &out[0], &out[1], &out[2], &out[3]))
         return OK;
     for (int i = Q; i <= V; i++)
-        if (!result(h, i, tensor_count(&k->in[i]))) return OK;
+        if (!result(h, i, &k->in[i].shape)) return OK;
     for (int i = Q; i <= V; i++)
         if (wanted(k, i)) TRY(copy_result(c, k, h, i, &k->out[i]));
     *done = true;

@@ -1,6 +1,8 @@
 /* torch_lib.c -- the one place that asks the dynamic linker about torch. */
 #include "exec/torch_lib.h"
 
+#include "core/parallel.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -42,15 +44,20 @@ const torch_lib *torch_cuda_get(void) {
     return &cuda_lib;
 }
 
-bool torch_has_attention(void) {
-    const torch_lib *t = torch_cuda_get();
+bool torch_has_attention(bool cuda) {
+    const torch_lib *t = cuda ? torch_cuda_get() : torch_lib_get();
     torch_quiet q;
 
-    if (!t->aoti_torch_cuda__efficient_attention_forward || !t->aoti_torch_cuda__efficient_attention_backward)
+    if (cuda &&
+        (!t->aoti_torch_cuda__efficient_attention_forward || !t->aoti_torch_cuda__efficient_attention_backward ||
+         !t->aoti_torch_get_current_cuda_stream || !t->aoti_torch_device_type_cuda))
         return false;
-    if (!t->aoti_torch_get_current_cuda_stream || !t->aoti_torch_device_type_cuda || !t->aoti_torch_get_data_ptr ||
-        !t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object || !t->aoti_torch_get_numel ||
-        !t->aoti_torch_is_contiguous)
+    if (!cuda &&
+        (!t->aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu ||
+         !t->aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward || !t->aoti_torch_device_type_cpu))
+        return false;
+    if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object ||
+        !t->aoti_torch_get_numel || !t->aoti_torch_get_stride)
         return false;
     if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
     torch_leave(&q);
@@ -99,14 +106,14 @@ aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const sh
     return torch_tensor(t, type, data, s->rank, s->dim, stride);
 }
 
-const void *torch_tensor_data(const torch_lib *t, aten x, int64_t count) {
-    bool contiguous = false;
-    int64_t found = -1;
+const void *torch_tensor_data(const torch_lib *t, aten x, const shape *s, const int64_t *stride) {
+    int64_t count, step;
     void *data = NULL;
 
-    if (!x || t->aoti_torch_is_contiguous(x, &contiguous) || t->aoti_torch_get_numel(x, &found)) return NULL;
-    if (!contiguous || found != count || t->aoti_torch_get_data_ptr(x, &data)) return NULL;
-    return data;
+    if (!x || t->aoti_torch_get_numel(x, &count) || count != shape_count(s)) return NULL;
+    for (int i = 0; i < s->rank; i++)
+        if (t->aoti_torch_get_stride(x, i, &step) || (s->dim[i] > 1 && step != stride[i])) return NULL;
+    return t->aoti_torch_get_data_ptr(x, &data) ? NULL : data;
 }
 
 void torch_tensor_free(const torch_lib *t, aten x) {
@@ -134,4 +141,32 @@ bool torch_enter(const torch_lib *t, torch_quiet *q) {
 
 void torch_leave(const torch_quiet *q) {
     if (q->state) memcpy(q->state, q->saved, sizeof q->saved);
+}
+
+bool torch_begin(torch_call *c, const torch_lib *t) {
+    *c = (torch_call){.t = t};
+    return torch_enter(t, &c->quiet);
+}
+
+void torch_end(torch_call *c) {
+    for (size_t i = 0; i < sizeof c->in / sizeof *c->in; i++) torch_tensor_free(c->t, c->in[i]);
+    for (size_t i = 0; i < sizeof c->out / sizeof *c->out; i++) torch_tensor_free(c->t, c->out[i]);
+    torch_leave(&c->quiet);
+}
+
+typedef struct copy {
+    const char *from;
+    char *to;
+} copy;
+
+static void copy_range(void *arg, int64_t first, int64_t last) {
+    const copy *k = arg;
+    memcpy(k->to + first, k->from + first, (size_t)(last - first));
+}
+
+bool torch_take(const torch_call *c, int i, dtype type, const shape *s, const int64_t *stride, void *to) {
+    copy k = {.from = torch_tensor_data(c->t, c->out[i], s, stride), .to = to};
+    if (!k.from) return false;
+    parallel_for(shape_count(s) * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
+    return true;
 }

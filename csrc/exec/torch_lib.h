@@ -34,7 +34,7 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
     F(int32_t, aoti_torch_delete_tensor_object, (aten t))                                                              \
     F(int32_t, aoti_torch_get_data_ptr, (aten t, void **out))                                                          \
     F(int32_t, aoti_torch_get_numel, (aten t, int64_t *out))                                                           \
-    F(int32_t, aoti_torch_is_contiguous, (aten t, bool *out))                                                          \
+    F(int32_t, aoti_torch_get_stride, (aten t, int64_t axis, int64_t *out))                                            \
     F(int32_t, aoti_torch_cpu_baddbmm_out, (aten out, aten self, aten a, aten b, double beta, double alpha))           \
     F(int32_t, aoti_torch_cpu_convolution,                                                                             \
       (aten x, aten w, const aten *bias, const int64_t *stride, int64_t n_stride, const int64_t *pad, int64_t n_pad,   \
@@ -45,6 +45,12 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
        int64_t n_stride, const int64_t *pad, int64_t n_pad, const int64_t *dilation, int64_t n_dilation,               \
        int32_t transposed, const int64_t *out_pad, int64_t n_out_pad, int64_t groups, const int32_t *mask,             \
        int64_t n_mask, aten *dx, aten *dw, aten *db))                                                                  \
+    F(int32_t, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,                                             \
+      (aten q, aten k, aten v, double dropout, int32_t causal, const aten *mask, const double *scale, aten *y,         \
+       aten *lse))                                                                                                     \
+    F(int32_t, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward,                                    \
+      (aten dy, aten q, aten k, aten v, aten y, aten lse, double dropout, int32_t causal, const aten *mask,            \
+       const double *scale, aten *dq, aten *dk, aten *dv))                                                             \
     F(int32_t, aoti_torch_get_current_cuda_stream, (int32_t device, void **out))                                       \
     F(int32_t, aoti_torch_cuda__efficient_attention_forward,                                                           \
       (aten q, aten k, aten v, const aten *bias, const aten *starts_q, const aten *starts_k, const int64_t *longest_q, \
@@ -68,8 +74,8 @@ typedef struct torch_lib {
 const torch_lib *torch_lib_get(void);
 /* The same functions as torch's library for GPUs has them; its handle is NULL as long as that is not loaded. */
 const torch_lib *torch_cuda_get(void);
-/* Whether it has all that attention by torch needs (cuda/torch_attention.cu). */
-bool torch_has_attention(void);
+/* Whether it has all that attention by torch needs (ops/fused_attention_shim.c, cuda/torch_attention.cu). */
+bool torch_has_attention(bool cuda);
 
 /* A tensor over memory of ours, which must outlive it; NULL when torch cannot make one. */
 aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
@@ -80,8 +86,8 @@ aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *
 /* The first for a contiguous tensor. */
 aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s);
 void torch_tensor_free(const torch_lib *t, aten x); /* NULL is fine */
-/* The elements of a contiguous tensor that torch made, of which there should be `count`; NULL when it is no such. */
-const void *torch_tensor_data(const torch_lib *t, aten x, int64_t count);
+/* The elements of a tensor that torch made, which should be of this shape and lie so; NULL when it is no such. */
+const void *torch_tensor_data(const torch_lib *t, aten x, const shape *s, const int64_t *stride);
 
 /* Does torch have vector instructions for this 16-bit float on this machine? Otherwise it goes element by element. */
 bool torch_has_narrow(dtype type);
@@ -93,5 +99,16 @@ typedef struct torch_quiet {
 } torch_quiet;
 bool torch_enter(const torch_lib *t, torch_quiet *q);
 void torch_leave(const torch_quiet *q);
+
+/* A call between the two, and its handles: those that are there are freed at its end. */
+typedef struct torch_call {
+    const torch_lib *t;
+    torch_quiet quiet;
+    aten in[6], out[4];
+} torch_call;
+bool torch_begin(torch_call *c, const torch_lib *t); /* false: there is no call */
+void torch_end(torch_call *c);
+/* Copies out[i], which should be of this shape and lie so, to memory where it lies alike; false when it is no such. */
+bool torch_take(const torch_call *c, int i, dtype type, const shape *s, const int64_t *stride, void *to);
 
 #endif

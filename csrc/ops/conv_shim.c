@@ -4,7 +4,6 @@
  * where blocked convolution earns that back. dx is a transposed convolution of dy. */
 #include <string.h>
 
-#include "core/parallel.h"
 #include "exec/torch_lib.h"
 #include "ops/conv.h"
 
@@ -35,7 +34,7 @@ static bool available(void) {
     torch_quiet q;
 
     if (!t->aoti_torch_cpu_convolution || !t->aoti_torch_cpu_convolution_backward) return false;
-    if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_get_numel || !t->aoti_torch_is_contiguous) return false;
+    if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_get_numel || !t->aoti_torch_get_stride) return false;
     if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
     torch_leave(&q);
     return true;
@@ -57,47 +56,17 @@ bool conv_by_torch(const conv *v, conv_product product) {
 
 /* --- the calls ---------------------------------------------------------------------------------------------------- */
 
-typedef struct tensors {
-    const torch_lib *t;
-    torch_quiet quiet;
-    aten in[3], out[3]; /* whatever is not NULL is freed */
-} tensors;
-
-static bool begin(tensors *s) {
-    *s = (tensors){.t = torch_lib_get()};
-    return torch_enter(s->t, &s->quiet);
-}
-
-static void end(tensors *s) {
-    for (int i = 0; i < 3; i++) {
-        torch_tensor_free(s->t, s->in[i]);
-        torch_tensor_free(s->t, s->out[i]);
-    }
-    torch_leave(&s->quiet);
-}
-
-typedef struct copy {
-    const char *from;
-    char *to;
-} copy;
-
-static void copy_range(void *arg, int64_t first, int64_t last) {
-    const copy *k = arg;
-    memcpy(k->to + first, k->from + first, (size_t)(last - first));
-}
-
-static bool take(const tensors *s, aten x, void *to, int64_t count, dtype type) {
-    copy k = {.from = torch_tensor_data(s->t, x, count), .to = to};
-    if (!k.from) return false;
-    parallel_for(count * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
-    return true;
+static bool take(const torch_call *c, int i, const shape *s, dtype type, void *to) {
+    int64_t stride[MAX_RANK];
+    stride_contiguous(s, stride);
+    return torch_take(c, i, type, s, stride, to);
 }
 
 static shape x_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->in, v->w.rank, v->w.in); }
 static shape y_shape(const conv *v) { return spatial_shape(v->images, v->groups * v->out, v->w.rank, v->w.out); }
 static shape w_shape(const conv *v) { return spatial_shape(v->groups * v->out, v->in, v->w.rank, v->w.kernel); }
 
-static aten tensor_of(const tensors *s, const conv *v, const void *data, shape dims) {
+static aten tensor_of(const torch_call *s, const conv *v, const void *data, shape dims) {
     return torch_contiguous(s->t, v->type, data, &dims);
 }
 
@@ -107,38 +76,38 @@ static aten tensor_of(const tensors *s, const conv *v, const void *data, shape d
 bool conv_forward_shim(const conv *v, const void *x, const void *w, const void *bias, void *y) {
     const int64_t none[SPATIAL] = {0};
     shape dims = y_shape(v), channels = SHAPE(v->groups * v->out);
-    tensors s;
+    torch_call s;
     bool done;
 
-    if (!begin(&s)) return false;
+    if (!torch_begin(&s, torch_lib_get())) return false;
     s.in[0] = tensor_of(&s, v, x, x_shape(v));
     s.in[1] = tensor_of(&s, v, w, w_shape(v));
     if (bias) s.in[2] = tensor_of(&s, v, bias, channels);
     done = s.in[0] && s.in[1] && (!bias || s.in[2]) &&
            !s.t->aoti_torch_cpu_convolution(s.in[0], s.in[1], bias ? &s.in[2] : NULL, AXES(v, stride), AXES(v, before),
                                             AXES(v, dilation), 0, none, v->w.rank, v->groups, &s.out[0]) &&
-           take(&s, s.out[0], y, shape_count(&dims), v->type);
-    end(&s);
+           take(&s, 0, &dims, v->type, y);
+    torch_end(&s);
     return done;
 }
 
 bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx) {
     int64_t out_pad[SPATIAL]; /* inputs that no window reached are missing at the end */
     shape dims = x_shape(v);
-    tensors s;
+    torch_call s;
     bool done;
 
     for (int i = 0; i < SPATIAL; i++)
         out_pad[i] = v->w.in[i] - ((v->w.out[i] - 1) * v->w.stride[i] - 2 * v->w.before[i] +
                                    v->w.dilation[i] * (v->w.kernel[i] - 1) + 1);
-    if (!begin(&s)) return false;
+    if (!torch_begin(&s, torch_lib_get())) return false;
     s.in[0] = tensor_of(&s, v, dy, y_shape(v));
     s.in[1] = tensor_of(&s, v, w, w_shape(v));
     done = s.in[0] && s.in[1] &&
            !s.t->aoti_torch_cpu_convolution(s.in[0], s.in[1], NULL, AXES(v, stride), AXES(v, before), AXES(v, dilation),
                                             1, out_pad + SPATIAL - v->w.rank, v->w.rank, v->groups, &s.out[0]) &&
-           take(&s, s.out[0], dx, shape_count(&dims), v->type);
-    end(&s);
+           take(&s, 0, &dims, v->type, dx);
+    torch_end(&s);
     return done;
 }
 
@@ -146,10 +115,10 @@ bool conv_grad_weight_shim(const conv *v, const void *x, const void *dy, void *d
     const int64_t none[SPATIAL] = {0};
     const int32_t weight_only[3] = {0, 1, 0};
     shape dims = w_shape(v);
-    tensors s;
+    torch_call s;
     bool done;
 
-    if (!begin(&s)) return false;
+    if (!torch_begin(&s, torch_lib_get())) return false;
     s.in[0] = tensor_of(&s, v, dy, y_shape(v));
     s.in[1] = tensor_of(&s, v, x, x_shape(v));
     s.in[2] = tensor_of(&s, v, dw, dims); /* the weight: only its shape is looked at */
@@ -157,7 +126,7 @@ bool conv_grad_weight_shim(const conv *v, const void *x, const void *dy, void *d
            !s.t->aoti_torch_cpu_convolution_backward(s.in[0], s.in[1], s.in[2], NULL, 0, AXES(v, stride),
                                                      AXES(v, before), AXES(v, dilation), 0, none, v->w.rank, v->groups,
                                                      weight_only, 3, &s.out[0], &s.out[1], &s.out[2]) &&
-           take(&s, s.out[1], dw, shape_count(&dims), v->type);
-    end(&s);
+           take(&s, 1, &dims, v->type, dw);
+    torch_end(&s);
     return done;
 }

@@ -16,16 +16,14 @@
  * the elements that it would keep in softmax's [B, H, Q, K].
  *
  * Backward adds up the gradients of a head's keys on one thread, over tiles in order: sums depend on shapes alone. */
+#include "ops/fused_attention.h"
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "core/vmath.h"
 #include "exec/gemm.h"
 #include "ops/dropout.h"
-#include "ops/op.h"
 
 #include <string.h>
-
-enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY };
 
 /* Of a tile; random words of a row that begin anywhere among groups. */
 enum { ROWS = 64, KEYS = 256, WORDS = KEYS + 2 * PHILOX_GROUP };
@@ -377,7 +375,7 @@ static status fused_attention_cpu(ctx *c, const call *k) {
     const int64_t blocks = (j.queries.length + ROWS - 1) / ROWS;
 
     (void)c;
-    if (tensor_count(&k->out[0]) == 0) return OK;
+    if (tensor_count(&k->out[0]) == 0 || fused_attention_shim(k)) return OK;
     clear_repetitions(&j.queries, k->out[0].data, j.heads * j.value_width * j.size);
     if (tensor_present(&k->out[1])) clear_repetitions(&j.queries, k->out[1].data, 2 * j.heads * j.wide_size);
     parallel_for(j.batch * j.heads * blocks,
@@ -508,15 +506,17 @@ static void differentiate_range(void *arg, int64_t begin, int64_t end) {
             for (int64_t g = i % across * groups; g < (i % across + 1) * groups; g++) differentiate_group(j, b, g);
 }
 
-/* Sums of 16-bit results. */
+/* Sums of 16-bit results, or what torch needs. */
 static size_t grad_workspace(const node *n) {
     const value *k = n->in[K], *v = n->in[V], *bias = node_in(n, BIAS);
-    size_t elements = 0;
+    const size_t by_torch = fused_attention_shim_workspace(n);
+    size_t elements = 0, bytes;
 
-    if (wide_of(k->type) == k->type) return 0;
+    if (wide_of(k->type) == k->type) return by_torch;
     elements += (size_t)(shape_count(&k->shape) + shape_count(&v->shape));
     if (n->n_out > 3 && bias) elements += (size_t)shape_count(&bias->shape);
-    return elements * dtype_size(wide_of(k->type));
+    bytes = elements * dtype_size(wide_of(k->type));
+    return by_torch > bytes ? by_torch : bytes;
 }
 
 static status fused_attention_grad_cpu(ctx *c, const call *k) {
@@ -526,6 +526,7 @@ static status fused_attention_grad_cpu(ctx *c, const call *k) {
     int64_t units;
 
     (void)c;
+    if (fused_attention_grad_shim(k)) return OK;
     for (int i = 1; i <= 2; i++) {
         char **sums = i == 1 ? &j.dk : &j.dv;
         if (!tensor_present(&k->out[i])) continue;

@@ -28,8 +28,8 @@
  *     1024   1.5  1.4
  *
  * and it keeps nothing of size S x S. With 16-bit floats it needs sums that stay float32, which only our kernels give.
- * ATen's is not among the choices on a CPU: where it gains anything, in float32 without dropout from 512 keys on, that is
- * 3 to 13 %.
+ * ATen's is taken where it was the fastest: float32 on a CPU with AMX, without dropout, all keys from 512 on, causal from
+ * 2048 on (ops/fused_attention_shim.c).
  *
  * On a GPU nothing has been measured. There our kernel has no tensor cores, which products of 16-bit floats have: with
  * those it is for scores that take much memory. torch's kernels have them; calling them ends a CUDA graph, so they are
@@ -38,7 +38,7 @@
 #include "exec/torch_lib.h"
 #include "ops/op.h"
 
-enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 23 };
+enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 23, FEW = 64 };
 
 /* The fewest keys: [masked][dropout]. */
 typedef int fewest[2][2];
@@ -46,21 +46,31 @@ static const fewest amx = {{1024, 1024}, {256, 256}}, amx_narrow = {{1024, 1024}
                     others = {{384, 384}, {256, 256}}, others_narrow = {{512, 512}, {256, 256}},
                     gpu_narrow = {{MUCH, MUCH}, {MUCH, MUCH}};
 
+/* The fewest keys for which torch's kernel is the best on a CPU with AMX, in float32. */
+static const int torch_from[] = {[TORCH_ALL] = 512, [TORCH_CAUSAL] = 2048};
+
+static bool has_amx(void) { return gemm_packed_way(&(gemm){.type = BF16}) == GEMM_PACKED_AMX; }
+
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout) {
     const bool narrow = type == BF16 || type == F16;
-    const bool has_amx = !g->cuda && type != F64 && gemm_packed_way(&(gemm){.type = BF16}) == GEMM_PACKED_AMX;
-    const fewest *from = g->cuda && narrow ? &gpu_narrow
-                         : has_amx         ? (narrow ? &amx_narrow : &amx)
-                                           : (narrow ? &others_narrow : &others);
+    const fewest *from = g->cuda && narrow                      ? &gpu_narrow
+                         : !g->cuda && type != F64 && has_amx() ? (narrow ? &amx_narrow : &amx)
+                                                                : (narrow ? &others_narrow : &others);
 
     if (!g->cuda && narrow && !gemm_sums_wide(type)) return false;
-    return keys >= (*from)[masked][dropout] && queries >= 64;
+    return keys >= (*from)[masked][dropout] && queries >= FEW;
 }
 
-bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,
-                              bool paying) {
-    if (!g->cuda || (type != BF16 && type != F16) || (paying && shape_count(scores) < MANY)) return false;
+static bool by_torch_there(dtype type, const shape *scores, int64_t width, int64_t value_width, bool paying) {
+    if ((type != BF16 && type != F16) || (paying && shape_count(scores) < MANY)) return false;
     if (width % EIGHT || value_width % EIGHT || width > FUSED_ATTENTION_WIDTH || value_width > FUSED_ATTENTION_WIDTH)
         return false; /* a row of a head is not aligned */
-    return torch_has_attention();
+    return torch_has_attention(true);
+}
+
+bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
+                              int64_t value_width, bool paying) {
+    if (g->cuda) return by_torch_there(type, scores, width, value_width, paying);
+    if (type != F32 || !has_amx() || width != value_width) return false;
+    return scores->dim[3] >= torch_from[keys] && scores->dim[2] >= FEW && torch_has_attention(false);
 }

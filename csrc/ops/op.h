@@ -145,12 +145,12 @@ enum { FUSED_ATTENTION_WIDTH = 256 };
 /* Whether it is faster, so many queries and keys a sequence, than its parts. `masked`: some keys are hidden; `dropout`: some
  * weights are dropped. */
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout);
-/* Its attribute "torch": which keys torch's own kernels are asked for on a GPU. */
+/* Its attribute "torch": which keys torch's own kernel is asked for. */
 typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
-/* Whether they take it, for scores [B, H, Q, K] of heads of these widths without dropout or bias; `paying`: only so many
- * that they are faster. */
-bool fused_attention_by_torch(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,
-                              bool paying);
+/* Whether that takes `keys` of scores [B, H, Q, K] of heads of these widths, without dropout or bias, and is better than
+ * ours; `paying`: also than the parts. */
+bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
+                              int64_t value_width, bool paying);
 
 /* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
 
@@ -182,6 +182,8 @@ MUST_USE status emit_scaled(graph *g, value *x, double factor, value **out); /* 
 MUST_USE status emit_cast(graph *g, value *x, dtype type, value **out);
 MUST_USE status emit_reshape(graph *g, value *x, const shape *s, value **out);
 MUST_USE status emit_transpose(graph *g, value *x, const int *perm, value **out);
+/* x[start .. start + count) along one axis. */
+MUST_USE status emit_slice_axis(graph *g, value *x, int axis, int64_t start, int64_t count, value **out);
 MUST_USE status emit_reduce(graph *g, const char *op, value *x, int n_axes, const int64_t *axes, bool keep,
                             value **out);
 

@@ -241,11 +241,11 @@ static bool is_causal(const value *allowed, int64_t length) {
 static torch_attention by_torch(const graph *g, const attention *a, bool paying) {
     const shape *q = &a->q->shape, *v = &a->v->shape;
     const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+    const torch_attention keys = a->allowed ? TORCH_CAUSAL : TORCH_ALL;
 
     if (a->ratio > 0 || a->bias || of_some_rows(a->q)) return TORCH_NONE;
-    if (!fused_attention_by_torch(g, a->q->type, &scores, q->dim[3], v->dim[3], paying)) return TORCH_NONE;
-    if (!a->allowed) return TORCH_ALL;
-    return q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2]) ? TORCH_CAUSAL : TORCH_NONE;
+    if (!fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], paying)) return TORCH_NONE;
+    return !a->allowed || (q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2])) ? keys : TORCH_NONE;
 }
 
 enum { LONG = 1024 };

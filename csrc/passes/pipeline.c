@@ -5,9 +5,9 @@
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, embedding_norm,
     gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax,
-    matmul_fusion, norm_fusion, norm_residual, padding_removal, pointwise_fusion, product_cast, product_epilogue,
-    relu_dropout, rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout,
-    wide_operands;
+    matmul_fusion, norm_fusion, norm_residual, padding_removal, parallel_products, pointwise_fusion, product_cast,
+    product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion,
+    softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -28,6 +28,7 @@ const pass_def *const passes[] = {
     &softmax_dropout,
     &linear_loss,
     &loss_cast,
+    &parallel_products,
     &loss_gradient,
     &gradient_marks,
     &concat_gradient,

@@ -73,6 +73,89 @@ TEST(what_does_not_fit_stays_outside_the_product) {
     ctx_release(&c);
 }
 
+/* --- parallel_products -------------------------------------------------------------------------------------------- */
+
+TEST(narrow_products_of_one_value_are_one) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 300, 8), *a = INPUT(g, "a", F32, 8, 2), *b = INPUT(g, "b", F32, 3, 8);
+    value *wide = INPUT(g, "wide", F32, 8, 40), *y;
+    const int64_t perm[] = {1, 0};
+
+    y = NODE(g, "Softmax", NODE(g, "MatMul", x, a));
+    make_output(g, NODE(g, "MatMul", x, wide));
+    make_output(g, NODE(g, "MatMul", x, NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), b)));
+    make_output(g, y);
+    check_rewrite(g, "parallel_products",
+                  "input %0 x float32[300, 8] grad\n"
+                  "input %1 a float32[8, 2] grad\n"
+                  "input %2 b float32[3, 8] grad\n"
+                  "input %3 wide float32[8, 40] grad\n"
+                  "%4 = Transpose(%2 b, perm=[1, 0]) float32[8, 3]\n"
+                  "%5 = Concat(%1 a, %4, axis=1) float32[8, 5]\n"
+                  "%6 = MatMulBias(%0 x, %5, alpha=1) float32[300, 5]\n"
+                  "%7 = StridedSlice(%6, starts=[0, 0], counts=[300, 2], steps=[1, 1]) float32[300, 2]\n"
+                  "%8 = StridedSlice(%6, starts=[0, 2], counts=[300, 3], steps=[1, 1]) float32[300, 3]\n"
+                  "%9 = Softmax(%7) float32[300, 2]\n"
+                  "%10 = MatMul(%0 x, %3 wide) float32[300, 40]\n"
+                  "output %10\n"
+                  "output %8\n"
+                  "output %9\n");
+    ctx_release(&c);
+}
+
+static value *linear(graph *g, value *x, value *w, value *bias) {
+    const int64_t perm[] = {1, 0};
+    return NODE(g, "MatMulBias", x, NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 2, perm)), w), bias);
+}
+
+TEST(narrow_linear_layers_are_joined_as_their_weights_lie) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 2, 150, 8), *a = INPUT(g, "a", BF16, 2, 8), *a_bias = INPUT(g, "a_bias", BF16, 2);
+    value *b = INPUT(g, "b", BF16, 1, 8), *b_bias = INPUT(g, "b_bias", BF16, 1);
+
+    make_output(g, linear(g, x, a, a_bias));
+    make_output(g, linear(g, x, b, b_bias));
+    check_rewrite(g, "parallel_products",
+                  "input %0 x bfloat16[2, 150, 8] grad\n"
+                  "input %1 a bfloat16[2, 8] grad\n"
+                  "input %2 a_bias bfloat16[2] grad\n"
+                  "input %3 b bfloat16[1, 8] grad\n"
+                  "input %4 b_bias bfloat16[1] grad\n"
+                  "%5 = Concat(%1 a, %3 b, axis=0) bfloat16[3, 8]\n"
+                  "%6 = Transpose(%5, perm=[1, 0]) bfloat16[8, 3]\n"
+                  "%7 = Concat(%2 a_bias, %4 b_bias, axis=0) bfloat16[3]\n"
+                  "%8 = MatMulBias(%0 x, %6, %7, alpha=1) bfloat16[2, 150, 3]\n"
+                  "%9 = StridedSlice(%8, starts=[0, 0, 0], counts=[2, 150, 2], steps=[1, 1, 1]) bfloat16[2, 150, 2]\n"
+                  "%10 = StridedSlice(%8, starts=[0, 0, 2], counts=[2, 150, 1], steps=[1, 1, 1]) bfloat16[2, 150, 1]\n"
+                  "output %9\n"
+                  "output %10\n");
+    ctx_release(&c);
+}
+
+/* Few rows; wide ones; different factors; a matrix that is made of the product before. */
+TEST(products_that_stay_apart) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 300, 300), *few = INPUT(g, "few", F32, 4, 300), *a = INPUT(g, "a", F32, 300, 2);
+    value *b = INPUT(g, "b", F32, 300, 2), *wide = INPUT(g, "wide", F32, 300, 40), *half, *y;
+
+    make_output(g, NODE(g, "MatMul", few, a));
+    make_output(g, NODE(g, "MatMul", few, b));
+    make_output(g, NODE(g, "MatMul", x, wide));
+    make_output(g, NODE(g, "MatMul", x, NODE(g, "Neg", wide)));
+    y = NODE(g, "MatMul", x, a);
+    half = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), x, b);
+    make_output(g, half);
+    make_output(g, NODE(g, "MatMul", x, NODE(g, "Neg", y)));
+    check_untouched(g, "parallel_products");
+    ctx_release(&c);
+}
+
 /* --- product_cast ------------------------------------------------------------------------------------------------- */
 
 TEST(a_widened_product_keeps_its_sums) {

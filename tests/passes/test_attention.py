@@ -189,3 +189,85 @@ def test_verified_against_pytorch(monkeypatch):
     wrapped = ORTModule(transformers.AutoModelForCausalLM.from_config(config).train())
     wrapped(**batch()).loss.backward()
     assert fused(wrapped) == (2, 2)
+
+
+# --- by torch's kernel ------------------------------------------------------------------------------------------------
+
+ON_AMX = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the table has torch's kernel for AMX only")
+
+
+class Attention(nn.Module):
+    """Of [batch, length, heads, 8] queries, keys and values."""
+
+    def __init__(self, causal=False, dropout=0.0, mask=None):
+        super().__init__()
+        self.causal, self.dropout, self.mask = causal, dropout, mask
+
+    def forward(self, q, k, v):
+        shared = q.shape[2] // k.shape[2]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if shared > 1:
+            k, v = (x[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for x in (k, v))
+        return nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=self.mask, dropout_p=self.dropout, is_causal=self.causal
+        )
+
+
+def tensors(queries, keys, groups=2, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    sizes = (2, queries, 2, 8), (2, keys, groups, 8), (2, keys, groups, 8)
+    return [torch.randn(size, generator=generator, dtype=dtype, requires_grad=True) for size in sizes]
+
+
+@ON_AMX
+@pytest.mark.parametrize(
+    ("queries", "keys", "groups", "causal"),
+    [(512, 512, 2, False), (70, 1000, 2, False), (512, 600, 1, False), (2048, 2048, 2, True), (2048, 2048, 1, True)],
+)
+def test_attention_by_torch(queries, keys, groups, causal, monkeypatch):
+    monkeypatch.delenv("ORTMODULE_USE_EFFICIENT_ATTENTION")
+    module, given = Attention(causal), tensors(queries, keys, groups)
+    wrapped = ORTModule(module)
+    y = wrapped(*given)
+    dy = torch.randn_like(y)
+    found = torch.autograd.grad(y, given, dy)
+    assert text_of(wrapped).count(f"torch={2 if causal else 1}") == 2
+    expected = module(*given)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(found, torch.autograd.grad(expected, given, dy), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    without(wrapped, FUSED)
+    again = wrapped(*given)
+    torch.testing.assert_close(y, again, rtol=1e-5, atol=1e-6)
+    assert fused(wrapped) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "length", "dtype"),
+    [
+        (Attention(dropout=0.1), 512, torch.float32),
+        (Attention(mask=torch.ones(512, 512).tril(3).bool()), 512, torch.float32),
+        (Attention(causal=True), 512, torch.float32),
+        (Attention(), 100, torch.float32),
+        (Attention(), 512, torch.bfloat16),
+        (Attention(), 512, torch.float64),
+    ],
+    ids=["dropout", "mask", "causal", "short", "bfloat16", "float64"],
+)
+def test_attention_that_torch_is_not_asked_for(module, length, dtype):
+    wrapped = ORTModule(module)
+    wrapped(*tensors(length, length, dtype=dtype)).sum().backward()
+    assert fused(wrapped) == (1, 1)
+    assert text_of(wrapped).count("torch=0") == 2
+
+
+@ON_AMX
+def test_autocast_does_not_reach_torch():
+    """The call sees nothing of what the user has switched on around it: float32 stays float32."""
+    given, wrapped = tensors(512, 512), ORTModule(Attention())
+    y = wrapped(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        [dq, *_] = torch.autograd.grad(y, given, torch.ones_like(y))
+    assert "torch=1" in text_of(wrapped)
+    expected = Attention()(*given)
+    torch.testing.assert_close(dq, torch.autograd.grad(expected, given, torch.ones_like(y))[0], rtol=1e-4, atol=1e-5)

@@ -182,6 +182,21 @@ class Projections(nn.Module):
         return torch.tanh(x @ self.first) * (x @ self.second) + (x @ self.third) * 0.5
 
 
+class Adapters(nn.Module):
+    """Matrices of few columns beside a wide one, as in layers with adapters of a low rank; two with a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.down = nn.Linear(8, 40, bias=False), nn.Linear(8, 4, bias=False)
+        self.other, self.third = nn.Linear(8, 3, bias=False), nn.Linear(8, 6, bias=False)
+        self.first_head, self.second_head = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, x):
+        x = x.softmax(-1)
+        heads = torch.cat((self.first_head(x).tanh(), self.second_head(x)), -1)
+        return self.wide(x)[..., :3] * self.down(x)[..., 1:] + self.other(x) * self.third(x)[..., ::2] * heads
+
+
 class Tied(nn.Module):
     """A table of words that is the last layer's weight, too; one word of it has no gradient as a word."""
 
@@ -229,6 +244,7 @@ class Embeddings(nn.Module):
 
 
 CASES += [Case("embedding_norm", Embeddings(kinds), ((3, 5, 11),)) for kinds in (True, False)]
+CASES += [Case("parallel_products", Adapters(), ((2, 150, 8),)), Case("parallel_products", Adapters(), ((300, 8),))]
 CASES += [Case("gradient_sum", module, dtypes=(F32, F64)) for module in (Projections(), Tied())]
 
 
