@@ -222,7 +222,7 @@ def tensors(queries, keys, groups=2, dtype=torch.float32):
 @ON_AMX
 @pytest.mark.parametrize(
     ("queries", "keys", "groups", "causal"),
-    [(512, 512, 2, False), (70, 1000, 2, False), (512, 600, 1, False), (2048, 2048, 2, True), (2048, 2048, 1, True)],
+    [(1024, 1024, 2, False), (70, 1100, 2, False), (512, 1024, 1, False), (2048, 2048, 2, True), (2048, 2048, 1, True)],
 )
 def test_attention_by_torch(queries, keys, groups, causal, monkeypatch):
     monkeypatch.delenv("ORTMODULE_USE_EFFICIENT_ATTENTION")
@@ -245,12 +245,12 @@ def test_attention_by_torch(queries, keys, groups, causal, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "length", "dtype"),
     [
-        (Attention(dropout=0.1), 512, torch.float32),
-        (Attention(mask=torch.ones(512, 512).tril(3).bool()), 512, torch.float32),
-        (Attention(causal=True), 512, torch.float32),
+        (Attention(dropout=0.1), 1024, torch.float32),
+        (Attention(mask=torch.ones(1024, 1024).tril(3).bool()), 1024, torch.float32),
+        (Attention(causal=True), 1024, torch.float32),
         (Attention(), 100, torch.float32),
-        (Attention(), 512, torch.bfloat16),
-        (Attention(), 512, torch.float64),
+        (Attention(), 1024, torch.bfloat16),
+        (Attention(), 1024, torch.float64),
     ],
     ids=["dropout", "mask", "causal", "short", "bfloat16", "float64"],
 )
@@ -264,7 +264,7 @@ def test_attention_that_torch_is_not_asked_for(module, length, dtype):
 @ON_AMX
 def test_autocast_does_not_reach_torch():
     """The call sees nothing of what the user has switched on around it: float32 stays float32."""
-    given, wrapped = tensors(512, 512), ORTModule(Attention())
+    given, wrapped = tensors(1024, 1024), ORTModule(Attention())
     y = wrapped(*given)
     with torch.autocast("cpu", torch.bfloat16):
         [dq, *_] = torch.autograd.grad(y, given, torch.ones_like(y))
