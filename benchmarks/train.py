@@ -8,7 +8,8 @@
 Both sides get the same fresh batches, their models' default attention and dropout, and AdamW(fused=True); a step is
 forward, backward and optimizer. The figures are medians; the spread is that of the middle half of the steps. Peak
 memory is that of a process of its own, above what it held before the first step. Written to <out>.json and <out>.md,
-with --plot to <out>.png. On a GPU the clock is read when all work is done, so phases do not overlap there.
+with --plot to <out>.png. The slowest later step shows what a new length costs in a row whose batches have lengths of
+their own. On a GPU the clock is read when all work is done, so phases do not overlap there.
 
     python -m benchmarks.train --columns eager compile compile-dynamic ortmodule --losses 100 --plot
     python -m benchmarks.train --columns eager ort ortmodule --ort-python ../ort/bin/python

@@ -32,6 +32,7 @@ def test_train(tmp_path, monkeypatch):
     assert list(found) == ["eager", "ortmodule"] and found["eager"]["speedup"]["median"] == 1
     for figures in found.values():
         step, phases = figures["step"]["median"], figures["phases"]
+        assert figures["slowest_minus_warm"] >= 0
         assert 0 < step < 10 * figures["first_step"] and set(phases) == {"forward", "backward", "optimizer"}
         assert figures["tokens"] == 48 and figures["new_shape"] is not None and 3.5 < figures["last_loss"] < 4.5
     assert table.count("| tiny |") == 2 and (tmp_path / "train.png").stat().st_size > 0
