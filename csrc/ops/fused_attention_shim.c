@@ -2,7 +2,8 @@
  *
  * It takes [B, H, S, D], which are [B, S, H, D] turned, and its results lie as ours do. What it keeps of a row is the log
  * of its sum: exp(x - log of the sum) are the weights, as if that was the largest score and the sum 1. Its results are in
- * memory of torch's, and are copied. */
+ * memory of torch's, and are copied. Their last bits depend on the number of threads, as everywhere in torch; those of our
+ * kernel do not. */
 #include "exec/torch_lib.h"
 #include "ops/fused_attention.h"
 
