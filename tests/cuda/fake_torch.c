@@ -55,7 +55,7 @@ EXPORT int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const in
 EXPORT int aoti_torch_delete_tensor_object(tensor *t);
 EXPORT int aoti_torch_get_data_ptr(tensor *t, void **out);
 EXPORT int aoti_torch_get_numel(tensor *t, int64_t *out);
-EXPORT int aoti_torch_is_contiguous(tensor *t, bool *out);
+EXPORT int aoti_torch_get_stride(tensor *t, int64_t axis, int64_t *out);
 EXPORT int aoti_torch_get_current_cuda_stream(int32_t device, void **out);
 EXPORT int aoti_torch_cuda__efficient_attention_forward(tensor *q, tensor *k, tensor *v, tensor **bias,
                                                         tensor **starts_q, tensor **starts_k, int64_t *longest_q,
@@ -132,15 +132,20 @@ int aoti_torch_get_numel(tensor *t, int64_t *out) {
     return 0;
 }
 
-int aoti_torch_is_contiguous(tensor *t, bool *out) {
+static bool is_dense(const tensor *t) {
     int64_t step = 1;
+    bool dense = true;
 
-    if (!is(t)) return complain("the layout of a tensor that there is not");
-    *out = true;
     for (int d = t->rank - 1; d >= 0; d--) {
-        *out = *out && (t->dim[d] == 1 || t->stride[d] == step);
+        dense &= t->dim[d] == 1 || t->stride[d] == step;
         step *= t->dim[d];
     }
+    return dense;
+}
+
+int aoti_torch_get_stride(tensor *t, int64_t axis, int64_t *out) {
+    if (!is(t) || axis < 0 || axis >= t->rank) return complain("a stride of a tensor that there is not");
+    *out = t->stride[axis];
     return 0;
 }
 
@@ -273,14 +278,13 @@ int aoti_torch_cuda__efficient_attention_backward(tensor *dy, tensor *q, tensor 
                                                   int64_t *splits, int64_t *window, int32_t shared, tensor **dq,
                                                   tensor **dk, tensor **dv, tensor **dbias) {
     const char *what = wrong(q, k, v, dropout, mask);
-    bool dense = false;
 
     if (!enter()) return 1;
     if (what) return complain(what);
     if (bias || starts_q || starts_k || with_dbias || window || shared || !scale || !is(seed) || !is(offset))
         return complain("what else attention's gradient takes");
     if (!splits || *splits != 1) return complain("a gradient of attention that is not the same every time");
-    if (!operand_fits(dy, q, false) || !operand_fits(y, q, false) || aoti_torch_is_contiguous(y, &dense) || !dense)
+    if (!operand_fits(dy, q, false) || !operand_fits(y, q, false) || !is_dense(y))
         return complain("the result of attention, and its gradient");
     if (longest_q != q->dim[1] || longest_k != k->dim[1]) return complain("lengths of attention");
     if (!is(lse) || lse->type != FLOAT32 || lse->rank != 3 || lse->dim[0] != q->dim[0] || lse->dim[1] != q->dim[2] ||
