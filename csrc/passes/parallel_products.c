@@ -53,7 +53,7 @@ static bool is_narrow(const node *n) {
 static bool are_alike(const node *n, const node *m) {
     const value *bias = node_in(n, 2), *other = node_in(m, 2);
     if (!is_narrow(m) || m->in[0] != n->in[0] || m->in[1]->type != n->in[1]->type) return false;
-    if (product_alpha(m) != product_alpha(n) || m->backward != n->backward) return false;
+    if (product_alpha(m) != product_alpha(n)) return false;
     return bias ? other && other->type == bias->type : !other;
 }
 
