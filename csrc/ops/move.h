@@ -35,12 +35,7 @@ MUST_USE status emit_expand(graph *g, value *x, const shape *s, value **out);
 
 /* --- slices (ops/slice.c) ----------------------------------------------------------------------------------------- */
 
-/* start, step: per axis of x; out[i] = x[start + i * step] with the shape `counts`. No node when that is x itself. */
-MUST_USE status emit_slice(graph *g, value *x, const int64_t *start, const shape *counts, const int64_t *step,
-                           value **out);
-/* The slice of one value that neighbours along `axis`, a before b, are together; NULL where they are none. */
-MUST_USE status join_slices(graph *g, const value *a, const value *b, int axis, value **out);
-/* The inverse: `filler` (zeros when NULL) everywhere in `whole` but at start + i * step, where x is. */
+/* emit_slice's inverse: `filler` (zeros when NULL) everywhere in `whole` but at start + i * step, where x is. */
 MUST_USE status emit_place(graph *g, value *x, value *filler, const int64_t *start, const shape *whole,
                            const int64_t *step, value **out);
 

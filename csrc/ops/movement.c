@@ -77,21 +77,15 @@ static status concat_before_merging(graph *g, const node *n, value **out) {
     return emit_reshape(g, out[0], &n->out[0]->shape, out);
 }
 
-/* Operands without elements are dropped, but those that receive a gradient without elements; neighbours that were cut out
- * of one value side by side are one slice of it. What is left may be a single operand. */
+/* Operands without elements are dropped, but those that receive a gradient without elements. What is left may be a single
+ * operand. */
 static status simplify_concat(graph *g, const node *n, value **out) {
-    value **kept, *both;
-    int count = 0, axis;
+    value **kept;
+    int count = 0;
 
     TRY(NEW(g->c, kept, n->n_in));
-    for (int i = 0; i < n->n_in; i++) {
-        if (!shape_count(&n->in[i]->shape) && !n->in[i]->needs_grad) continue;
-        kept[count++] = n->in[i];
-        if (count < 2 || !shape_count(&n->in[i]->shape)) continue;
-        TRY(shape_axis(g->c, node_int(n, "axis"), n->out[0]->shape.rank, &axis));
-        TRY(join_slices(g, kept[count - 2], kept[count - 1], axis, &both));
-        if (both) kept[--count - 1] = both;
-    }
+    for (int i = 0; i < n->n_in; i++)
+        if (shape_count(&n->in[i]->shape) || n->in[i]->needs_grad) kept[count++] = n->in[i];
     if (count == 1) out[0] = kept[0];
     else if (count == 0 && shape_equal(&n->in[0]->shape, &n->out[0]->shape)) out[0] = n->in[0];
     else if (count > 1 && count < n->n_in) return graph_emit_op(g, n->op, n->attrs, count, kept, 1, out);

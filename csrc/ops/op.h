@@ -182,6 +182,9 @@ MUST_USE status emit_scaled(graph *g, value *x, double factor, value **out); /* 
 MUST_USE status emit_cast(graph *g, value *x, dtype type, value **out);
 MUST_USE status emit_reshape(graph *g, value *x, const shape *s, value **out);
 MUST_USE status emit_transpose(graph *g, value *x, const int *perm, value **out);
+/* start, step: per axis of x; out[i] = x[start + i * step] with the shape `counts`. No node when that is x itself. */
+MUST_USE status emit_slice(graph *g, value *x, const int64_t *start, const shape *counts, const int64_t *step,
+                           value **out);
 /* x[start .. start + count) along one axis. */
 MUST_USE status emit_slice_axis(graph *g, value *x, int axis, int64_t start, int64_t count, value **out);
 MUST_USE status emit_reduce(graph *g, const char *op, value *x, int n_axes, const int64_t *axes, bool keep,

@@ -113,36 +113,12 @@ static status infer_slice(graph *g, node *n) {
     return set_out(g, n, 0, n->in[0]->type, &s);
 }
 
-/* What lies in one operand of a Concat is cut out of that: nothing has to be joined for it. */
-static status slice_of_concat(graph *g, const node *n, const node *joined, value **out) {
-    const int64_t *start, *step;
-    const shape *counts = &n->out[0]->shape;
-    int64_t from[MAX_RANK] = {0}, at = 0;
-    int axis;
-
-    TRY(shape_axis(g->c, node_int(joined, "axis"), counts->rank, &axis));
-    TRY(read_box(g, n, "starts", &start));
-    TRY(read_box(g, n, "steps", &step));
-    const int64_t first = start[axis], last = first + (counts->dim[axis] - 1) * step[axis];
-    memcpy(from, start, (size_t)counts->rank * sizeof *start);
-    for (int i = 0; i < joined->n_in && shape_count(counts); i++) {
-        value *x = joined->in[i];
-        const int64_t size = x->shape.rank == counts->rank ? x->shape.dim[axis] : 0; /* a vector of nothing: 0 */
-        from[axis] = first - at;
-        if (first >= at && last >= at && first < at + size && last < at + size)
-            return emit_slice(g, x, from, counts, step, out);
-        at += size;
-    }
-    return OK;
-}
-
 /* A slice of a slice is one slice: forward nothing changes, backward the middle gradient is never written. */
 static status simplify_slice(graph *g, const node *n, value **out) {
     const node *inner = n->in[0]->def;
     const int64_t *start, *step, *inner_start, *inner_step;
     int64_t from[MAX_RANK] = {0}, by[MAX_RANK] = {0};
 
-    if (inner && strcmp(inner->op->name, "Concat") == 0) return slice_of_concat(g, n, inner, out);
     if (!inner || inner->op != n->op) return OK;
     TRY(read_box(g, n, "starts", &start));
     TRY(read_box(g, n, "steps", &step));
@@ -153,24 +129,6 @@ static status simplify_slice(graph *g, const node *n, value **out) {
         by[i] = step[i] * inner_step[i];
     }
     return emit_slice(g, inner->in[0], from, &n->out[0]->shape, by, out);
-}
-
-status join_slices(graph *g, const value *a, const value *b, int axis, value **out) {
-    const node *x = a->def, *y = b->def;
-    const int64_t *from, *to, *step, *other_step;
-    shape counts = a->shape;
-
-    *out = NULL;
-    if (!x || !y || x->op != y->op || strcmp(x->op->name, "StridedSlice") != 0 || x->in[0] != y->in[0]) return OK;
-    TRY(read_box(g, x, "starts", &from));
-    TRY(read_box(g, y, "starts", &to));
-    TRY(read_box(g, x, "steps", &step));
-    TRY(read_box(g, y, "steps", &other_step));
-    if (step[axis] != 1 || other_step[axis] != 1 || to[axis] != from[axis] + counts.dim[axis]) return OK;
-    for (int i = 0; i < counts.rank; i++)
-        if (i != axis && (from[i] != to[i] || step[i] != other_step[i] || counts.dim[i] != b->shape.dim[i])) return OK;
-    counts.dim[axis] += b->shape.dim[axis];
-    return emit_slice(g, x->in[0], from, &counts, step, out);
 }
 
 static status grad_slice(graph *g, const node *n, value *const dy[], value *dx[]) {

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-extern const pass_def attention_fusion, attention_lengths, concat_gradient, efficient_attention, embedding_norm,
-    gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient, masked_softmax,
-    matmul_fusion, norm_fusion, norm_residual, padding_removal, parallel_products, pointwise_fusion, product_cast,
-    product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion,
-    softmax_dropout, wide_operands;
+extern const pass_def attention_fusion, attention_lengths, concat_gradient, concat_slices, efficient_attention,
+    embedding_norm, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient,
+    masked_softmax, matmul_fusion, norm_fusion, norm_residual, padding_removal, parallel_products, pointwise_fusion,
+    product_cast, product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss,
+    silu_fusion, softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -32,6 +32,7 @@ const pass_def *const passes[] = {
     &loss_gradient,
     &gradient_marks,
     &concat_gradient,
+    &concat_slices,
     &product_cast,
     &relu_dropout,
     &gradient_sum,
@@ -93,7 +94,7 @@ status pass_end(graph *g, status s) {
 status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired) {
     for (int i = 0; passes[i]; i++) {
         int count;
-        if (passes[i]->stage != stage || (disabled >> i & 1) || !is_for(passes[i], g)) continue;
+        if (!(passes[i]->stage & stage) || (disabled >> i & 1) || !is_for(passes[i], g)) continue;
         TRY_AT(g->c, run_pass(g, passes[i], &count), "running the pass %s", passes[i]->name);
         if (fired) fired[i] += count;
     }

@@ -5,7 +5,7 @@
 #include "passes/match.h"
 
 /* AFTER_GRADIENT: only where there is one. LAST: always, after all others. */
-typedef enum pass_stage { BEFORE_GRADIENT, AFTER_GRADIENT, LAST } pass_stage;
+typedef enum pass_stage { BEFORE_GRADIENT = 1, AFTER_GRADIENT = 2, LAST = 4 } pass_stage;
 
 typedef enum pass_device { EVERYWHERE, FOR_CPUS, FOR_GPUS } pass_device;
 
@@ -13,7 +13,7 @@ typedef struct pass_def {
     const char *name;
     const rule *rules; /* ended by {0}; NULL for a pass that looks at the whole graph: */
     status (*run)(graph *g, int *fired);
-    pass_stage stage;
+    pass_stage stage; /* or several: BEFORE_GRADIENT | AFTER_GRADIENT */
     int level; /* 0: results would be wrong without it; 1: faster with it */
     pass_device device;
 } pass_def;

@@ -93,43 +93,6 @@ TEST(what_changes_nothing_is_left_out) {
     ctx_release(&c);
 }
 
-/* x[2, n] from column `from` on, every `step`-th, `count` of them. */
-static value *columns(graph *g, value *x, int64_t from, int64_t count, int64_t step) {
-    const int64_t starts[] = {0, from}, counts[] = {2, count}, steps[] = {1, step};
-    return NODE_WITH(g, "StridedSlice",
-                     NODE_ATTRS(INTS("starts", 2, starts), INTS("counts", 2, counts), INTS("steps", 2, steps)), x);
-}
-
-static value *side_by_side(graph *g, value *a, value *b) {
-    return NODE_WITH(g, "Concat", NODE_ATTRS(INT("axis", -1)), a, b);
-}
-
-TEST(slices_and_concats_undo_each_other) {
-    ctx c;
-    ctx_init(&c);
-    graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 2, 5), *y = INPUT(g, "y", F32, 2, 3), *both = side_by_side(g, x, y);
-
-    CHECK(columns(g, both, 0, 5, 1) == x);
-    CHECK(columns(g, both, 5, 3, 1) == y);
-    CHECK(columns(g, both, 4, 3, -2) == columns(g, x, 4, 3, -2));
-    CHECK(columns(g, both, 7, 2, -2) == columns(g, y, 2, 2, -2));
-    CHECK(strcmp(columns(g, both, 4, 2, 1)->def->in[0]->def->op->name, "Concat") == 0); /* of both */
-    CHECK(strcmp(columns(g, both, 5, 2, -1)->def->in[0]->def->op->name, "Concat") == 0);
-    CHECK(side_by_side(g, columns(g, x, 0, 2, 1), columns(g, x, 2, 3, 1)) == x);
-    CHECK(side_by_side(g, columns(g, x, 1, 2, 1), columns(g, x, 3, 2, 1)) == columns(g, x, 1, 4, 1));
-    /* Not neighbours, in turns, in another order, of another value, along another axis: they stay. */
-    CHECK(side_by_side(g, columns(g, x, 0, 2, 1), columns(g, x, 3, 2, 1))->def->n_in == 2);
-    CHECK(side_by_side(g, columns(g, x, 0, 2, 2), columns(g, x, 3, 2, 1))->def->n_in == 2);
-    CHECK(side_by_side(g, columns(g, x, 2, 3, 1), columns(g, x, 0, 2, 1))->def->n_in == 2);
-    CHECK(side_by_side(g, columns(g, x, 0, 2, 1), columns(g, y, 2, 1, 1))->def->n_in == 2);
-    CHECK(
-        NODE_WITH(g, "Concat", NODE_ATTRS(INT("axis", 0)), columns(g, x, 0, 2, 1), columns(g, x, 2, 2, 1))->def->n_in ==
-        2);
-    CHECK_OK(&c, graph_verify(g));
-    ctx_release(&c);
-}
-
 TEST(a_narrowing_cast_stays) {
     ctx c;
     ctx_init(&c);

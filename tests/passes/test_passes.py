@@ -111,6 +111,24 @@ def recurrence(x):
     return torch.stack(parts, 1)
 
 
+def joined_and_cut(x, y):
+    """Of the first, of the second, of both, and backwards through the second."""
+    both = torch.cat((x, y), -1)
+    return both[..., :8].exp() * both[..., 9:].mean(-1, keepdim=True) + both[..., 4:12] - both[..., 8:].flip(-1)
+
+
+def cut_and_joined(x):
+    a, b, c = x.split((3, 1, 4), -1)
+    return torch.cat((b, c, a), -1).tanh() + torch.cat((a, b, c), -1)
+
+
+def regrouped(x, y, z):
+    """Three pieces become two: their gradients are joined, and cut again."""
+    whole = torch.cat((x, y, z), -1)
+    a, b = whole.split(4, -1)
+    return a.exp() * b.sin() + whole[..., 3:4]
+
+
 def cast_product(x, w):
     return x.double() @ w.t().double()
 
@@ -165,6 +183,9 @@ CASES = [
     Case("concat_gradient", Function(split_in_three)),
     Case("concat_gradient", Function(rotary)),
     Case("concat_gradient", Function(recurrence), ((2, 24, 3),)),
+    Case("concat_slices", Function(joined_and_cut), ((3, 5, 8),) * 2),
+    Case("concat_slices", Function(cut_and_joined)),
+    Case("concat_slices", Function(regrouped), ((3, 5, 2), (3, 5, 4), (3, 5, 2))),
     Case("rotary_fusion", Function(rotary)),
     Case("rotary_fusion", Function(rotary_heads), ((2, 5, 24),)),
 ]
