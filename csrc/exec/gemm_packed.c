@@ -58,10 +58,15 @@ typedef struct blocking {
     bool beside;          /* sums of several slices are kept beside C */
 } blocking;
 
+/* Units of a slice, all but the last. */
+static int64_t slice_of(const gemm_kernel *kn, int64_t units) {
+    const int64_t slices = units <= kn->one_slice ? 1 : parts(units, kn->most_units);
+    return whole(parts(units, slices), kn->step_units);
+}
+
 static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
     const int64_t units = units_of(kn, g->k), all = whole(r.rows, kn->rows);
-    const int64_t slices = units <= kn->one_slice ? 1 : parts(units, kn->most_units);
-    blocking x = {.slice = whole(parts(units, slices), kn->step_units), .cols = r.cols};
+    blocking x = {.slice = slice_of(kn, units), .cols = r.cols};
 
     x.depth = x.slice / kn->step_units * kn->step_depth;
     x.beside = (kn->apart || gemm_type_c(g) != F32) && x.depth < g->k;
@@ -79,6 +84,76 @@ static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
     return x;
 }
 
+/* --- B laid out beforehand -------------------------------------------------------------------------------------------- */
+
+/* Behind it are the largest magnitude of each panel, and then the panels: those of all columns, slice by slice. */
+typedef struct layout {
+    const gemm_kernel *kernel; /* that reads them */
+    int64_t n, k, slice;
+} layout;
+
+static uint32_t *largest_of(layout *x) { return (uint32_t *)(x + 1); }
+
+static int64_t panels_of(const layout *x) { return parts(x->n, PANEL_COLS); }
+
+static int64_t slices_of(const layout *x) { return parts(units_of(x->kernel, x->k), x->slice); }
+
+static layout layout_of(const gemm *g, const gemm_kernel *kn) {
+    return (layout){kn, g->n, g->k, slice_of(kn, units_of(kn, g->k))};
+}
+
+static size_t head_bytes(const layout *x) {
+    return (size_t)whole((int64_t)sizeof *x + slices_of(x) * panels_of(x) * 4, CACHE_LINE);
+}
+
+/* Panel `panel` of slice `slice`, whose units are `units`. */
+static const uint32_t *panel_at(const layout *x, int64_t slice, int64_t units, int64_t panel) {
+    return (const uint32_t *)((const char *)x + head_bytes(x)) +
+           (slice * x->slice * panels_of(x) + panel * units) * PANEL_COLS;
+}
+
+/* What `g` can use of what was laid out. */
+static const layout *layout_for(const gemm *g, const gemm_kernel *kn) {
+    const layout *x = g->laid_b;
+    return x && x->kernel == kn && x->n == g->n && x->k == g->k && g->n_batch == 0 ? x : NULL;
+}
+
+typedef struct laying {
+    const gemm *g;
+    layout *to;
+} laying;
+
+static void lay_panels(void *arg, int64_t begin, int64_t end) {
+    const laying *l = arg;
+    const gemm *g = l->g;
+    const gemm_kernel *kn = l->to->kernel;
+    const int64_t panels = panels_of(l->to), depth = l->to->slice / kn->step_units * kn->step_depth;
+    const int64_t size = (int64_t)dtype_size(gemm_type_b(g));
+
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t slice = i / panels, col = i % panels * PANEL_COLS, k = slice * depth;
+        const int64_t deep = least(depth, g->k - k), cols = least(PANEL_COLS, g->n - col);
+        uint32_t *to = (uint32_t *)panel_at(l->to, slice, units_of(kn, deep), i % panels);
+        largest_of(l->to)[i] = kn->pack_b(to, (const char *)g->b + (col * g->b_col + k * g->b_row) * size,
+                                          gemm_type_b(g), cols, deep, g->b_col, g->b_row);
+    }
+}
+
+size_t gemm_layout_bytes_with(const gemm *g, const gemm_kernel *kernel) {
+    const layout x = layout_of(g, kernel);
+    const int64_t words = units_of(kernel, g->k) * panels_of(&x) * PANEL_COLS;
+    return head_bytes(&x) + (size_t)words * sizeof(uint32_t);
+}
+
+void gemm_lay_out_with(const gemm *g, const gemm_kernel *kernel, void *to) {
+    layout *x = to;
+
+    *x = layout_of(g, kernel);
+    parallel_for(slices_of(x) * panels_of(x), parallel_rows(PANEL_COLS * x->slice), lay_panels, &(laying){g, x});
+}
+
+/* --- an area ---------------------------------------------------------------------------------------------------------- */
+
 /* An area that is being multiplied. */
 typedef struct job {
     const gemm *g;
@@ -88,6 +163,7 @@ typedef struct job {
     const char *a, *b;             /* of the area's first row, and column */
     char *c;                       /* of both */
     int64_t b_step, c_step;        /* bytes from pair to pair */
+    const layout *laid;            /* B, or NULL: its panels are laid out in */
     uint32_t *room, *b_panels;     /* A's block and, behind it, sums beside C; B's panels */
     uint32_t largest_a, largest_b; /* of what is laid out */
 } job;
@@ -152,13 +228,43 @@ static void run_other(const gemm *g, const gemm_kernel *other, const char *a, co
     }
 }
 
+/* The panels of B at a place, laid out where they were not before. */
+static const uint32_t *panels_at(job *w, place p, int64_t cols, int64_t deep) {
+    const gemm *g = w->g;
+    const int64_t slice = p.k / w->x.depth, panel = (w->r.col + p.left + p.col) / PANEL_COLS;
+
+    if (!w->laid) {
+        w->largest_b = w->kn->pack_b(w->b_panels, b_at(w, p), gemm_type_b(g), cols, deep, g->b_col, g->b_row);
+        return w->b_panels;
+    }
+    const uint32_t *largest = (const uint32_t *)(w->laid + 1) + slice * panels_of(w->laid) + panel;
+    w->largest_b = 0;
+    for (int64_t i = 0; i < parts(cols, PANEL_COLS); i++)
+        if (largest[i] > w->largest_b) w->largest_b = largest[i];
+    return panel_at(w->laid, slice, units_of(w->kn, deep), panel);
+}
+
+/* The lines of a laid out panel that a step reads, of which each block asks for some. */
+static gemm_ahead laid_ahead(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
+    const int64_t step = w->kn->step_units * PANEL_COLS * 4, lines = step / CACHE_LINE, share = parts(lines, blocks);
+    const int64_t first = i * share, units = units_of(w->kn, least(w->x.depth, w->g->k - p.k));
+    const int64_t panel = (w->r.col + p.left + p.col) / PANEL_COLS + j;
+    gemm_ahead x = {.lines = least(share, lines - first), .line = CACHE_LINE, .bytes = CACHE_LINE, .step = step};
+
+    if (j * PANEL_COLS >= cols_at(w, p) || x.lines <= 0 || x.lines > w->kn->asks) return (gemm_ahead){0};
+    x.at = (const char *)panel_at(w->laid, p.k / w->x.depth, units, panel) + first * CACHE_LINE;
+    return x;
+}
+
 /* What of B's panel `j` at a place to come is asked for while block `i` of so many passes by. */
 static gemm_ahead ahead_of(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
     const gemm *g = w->g;
     const int64_t size = (int64_t)dtype_size(gemm_type_b(g)), step = w->kn->step_depth;
     const bool along = g->b_row == 1; /* columns are lines of memory */
 
-    if (p.top >= w->r.rows || (!along && g->b_col != 1)) return (gemm_ahead){0};
+    if (p.top >= w->r.rows) return (gemm_ahead){0};
+    if (w->laid) return laid_ahead(w, p, j, i, blocks);
+    if (!along && g->b_col != 1) return (gemm_ahead){0};
     const int64_t cols = least(PANEL_COLS, cols_at(w, p) - j * PANEL_COLS);
     const int64_t lines = along ? cols : step, share = parts(lines, blocks), first = i * share;
     gemm_ahead x = {.lines = least(share, lines - first)};
@@ -197,7 +303,7 @@ static void run_panels(job *w, place p) {
     if (x.beside && p.k > 0) t.more_row = x.cols;
     if (p.col == 0 && (!all_of_a || (p.pair == 0 && p.left == 0 && p.k == 0)))
         w->largest_a = kn->pack_a(w->room, a_at(w, p), gemm_type_a(g), rows, a_deep, g->a_row, g->a_col);
-    w->largest_b = kn->pack_b(w->b_panels, b_at(w, p), gemm_type_b(g), cols, deep, g->b_col, g->b_row);
+    const uint32_t *b_panels = panels_at(w, p, cols, deep);
     t.keeps_a = deep_units * (kn->rows + panels * PANEL_COLS) <= NEAR;
     const bool holds = !kn->holds || kn->holds(w->largest_a, w->largest_b, deep);
     for (int64_t n = 0; n < blocks * panels; n++) {
@@ -207,7 +313,7 @@ static void run_panels(job *w, place p) {
         t.c = sums ? (void *)(beside + row * x.cols + col) : c_here + (row * g->c_row + col) * c_size;
         t.more = t.more_row ? beside + row * x.cols + col : NULL;
         t.ahead = ahead_of(w, next, j, i, blocks);
-        if (holds) kn->run(deep_units, a_block + row * a_units, w->b_panels + col * deep_units, tall, wide, &t);
+        if (holds) kn->run(deep_units, a_block + row * a_units, b_panels + col * deep_units, tall, wide, &t);
         else
             run_other(g, kn->other, a_at(w, p) + row * g->a_row * a_size, b_at(w, p) + col * g->b_col * b_size, tall,
                       wide, deep, t);
@@ -236,6 +342,7 @@ static void run_area(const cut *x, gemm_offsets at, area r) {
              .c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size,
              .b_step = r.pairs > 1 ? g->b_step[last] * b_size : 0,
              .c_step = r.pairs > 1 ? g->c_step[last] * c_size : 0,
+             .laid = layout_for(g, kn),
              .room = room,
              .b_panels = b_panels};
 
@@ -366,6 +473,12 @@ bool gemm_packed_by(gemm_way way, gemm *g) {
     return kernel_for(g) && run_kernel(here.way[way], g);
 }
 
+size_t gemm_layout_bytes(const gemm *g) {
+    return g->k > 0 && g->n > 0 && gemm_packed_pays(g) ? gemm_layout_bytes_with(g, kernel_for(g)) : 0;
+}
+
+void gemm_lay_out(const gemm *g, void *to) { gemm_lay_out_with(g, kernel_for(g), to); }
+
 gemm_way gemm_packed_way(const gemm *g) {
     const gemm_kernel *kernel = kernel_for(g);
     for (int way = 0; way < GEMM_WAYS; way++)
@@ -381,5 +494,7 @@ bool gemm_packed_by(gemm_way way, gemm *g) { return (void)way, (void)g, false; }
 gemm_way gemm_packed_way(const gemm *g) { return (void)g, GEMM_DEFAULT; }
 bool gemm_sums_wide(dtype type) { return (void)type, false; }
 bool gemm_rounds(dtype type) { return (void)type, false; }
+size_t gemm_layout_bytes(const gemm *g) { return (void)g, 0; }
+void gemm_lay_out(const gemm *g, void *to) { (void)g, (void)to; }
 
 #endif

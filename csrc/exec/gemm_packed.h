@@ -57,6 +57,9 @@ typedef struct gemm_kernel {
 
 /* The product with one kernel, which must be one that can multiply g->type and reads A and B as they are. */
 void gemm_packed_with(const gemm *g, const gemm_kernel *kernel);
+/* gemm_layout_bytes and gemm_lay_out for such a kernel; of a product with k > 0 and n > 0. */
+size_t gemm_layout_bytes_with(const gemm *g, const gemm_kernel *kernel);
+void gemm_lay_out_with(const gemm *g, const gemm_kernel *kernel, void *to);
 
 #if defined(__x86_64__) && defined(__GNUC__)
 extern const gemm_kernel gemm_kernel_f32;     /* AVX-512; operands of any float type but float64, widened */

@@ -2,7 +2,9 @@
  *
  *     MatMul              y = a b
  *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional; without it, and `wide`, y is float32
- *                                                where a and b are 16-bit floats: the sums as they are
+ *                                                where a and b are 16-bit floats: the sums as they are. A fourth
+ *                                                operand is what LaidOut has made of b
+ *     LaidOut             b as products of that many `rows` read it (exec/gemm.h); bytes, which only they understand
  *     MatMulAdd           y = c + alpha a b      operands c, a, b; y may be c's memory
  *     GroupedMatMul       y[r] = a[r] b[e]       rows r of group e: from ends[e - 1] to ends[e]; others are 0
  *     GroupedMatMulOuter  y[e] = sum of a[r]' b[r] over the rows r of group e: the gradient of GroupedMatMul's b
@@ -46,13 +48,20 @@ static bool rounds_an_operand(const node *n) {
     return (a == F32 || b == F32) && (!node_in(n, 2) || n->in[2]->type == narrow);
 }
 
+/* One type, but for what is laid out. */
+static status require_one_type(graph *g, const node *n) {
+    node only = *n;
+    if (only.n_in > 3) only.n_in = 3;
+    return same_types(g, &only, 0);
+}
+
 status infer_matmul(graph *g, node *n) {
     char ta[SHAPE_TEXT], tb[SHAPE_TEXT];
     shape a, b, y;
 
     TRY(require(g, n, 0));
     TRY(require(g, n, 1));
-    if (!rounds_an_operand(n)) TRY(same_types(g, n, 0));
+    if (!rounds_an_operand(n)) TRY(require_one_type(g, n));
     if (n->in[0]->shape.rank == 0 || n->in[1]->shape.rank == 0)
         return fail(g->c, E_SHAPE, "%s multiplies matrices and vectors, not a tensor without dimensions", n->op->name);
     a = left_matrix(&n->in[0]->shape);
@@ -249,6 +258,7 @@ gemm matmul_gemm(const call *k) {
     g.wide_a = a->type != g.type;
     g.wide_b = b->type != g.type;
     g.wide_c = y->type != g.type;
+    if (k->n_in > 3) g.laid_b = k->in[3].data;
     batch.rank -= !row + !column;
     g.m = row ? 1 : a->shape.dim[a_last - 1];
     g.n = column ? 1 : b->shape.dim[b_last];
@@ -269,6 +279,41 @@ gemm matmul_gemm(const call *k) {
 }
 
 bool product_rounds(dtype narrow) { return gemm_rounds(narrow); }
+
+/* The product by `b` that LaidOut is for. */
+static gemm laid_gemm(const value *b, int64_t rows, dtype type) {
+    return (gemm){
+        .type = type, .wide_b = b->type != type, .alpha = 1, .m = rows, .n = b->shape.dim[1], .k = b->shape.dim[0]};
+}
+
+static dtype laid_type(const node *n) { return dtype_from_onnx((int)node_int(n, "to")); }
+
+status product_lay_out(graph *g, const node *n, value **out) {
+    const dtype type = narrower(n->in[0]->type, n->in[1]->type);
+    const int64_t rows = shape_span(&n->in[0]->shape, 0, n->in[0]->shape.rank - 1);
+    const gemm p = laid_gemm(n->in[1], rows, type);
+
+    *out = NULL;
+    if (gemm_layout_bytes(&p) == 0) return OK;
+    return emit_with(g, out, "LaidOut", NODE_ATTRS(INT("rows", rows), INT("to", dtype_table[type].onnx)), n->in[1]);
+}
+
+static status infer_laid_out(graph *g, node *n) {
+    const gemm p = laid_gemm(n->in[0], node_int(n, "rows"), laid_type(n));
+    return set_out(g, n, 0, U8, &SHAPE((int64_t)gemm_layout_bytes(&p)));
+}
+
+static status laid_out_cpu(ctx *c, const call *k) {
+    const tensor *b = &k->in[0];
+    gemm g = laid_gemm(k->node->in[0], node_int(k->node, "rows"), laid_type(k->node));
+
+    (void)c;
+    g.b = b->data;
+    g.b_row = b->stride[0];
+    g.b_col = b->stride[1];
+    gemm_lay_out(&g, k->out[0].data);
+    return OK;
+}
 
 double product_alpha(const node *n) { return node_attr(n, "alpha") ? node_float(n, "alpha") : 1; }
 
@@ -416,9 +461,11 @@ size_t matmul_cuda_workspace(const node *n);
 const op_def matmul_ops[] = {
     {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
-    {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 3), .dtypes = NUMBERS, .flags = STRIDED,
+    {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 4), .dtypes = NUMBERS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
+    {"LaidOut", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
+     .infer = infer_laid_out, .cpu = laid_out_cpu},
     {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | APART, NODE_ATTRS(FLOAT("alpha", 1)),
      .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,

@@ -100,6 +100,9 @@ typedef struct fused_chain {
 
 /* Can products round a float32 operand to these 16 bits while they read it (matmul.c)? */
 bool product_rounds(dtype narrow);
+/* The right operand of `n`, a matrix, as products like `n` read it: MatMulBias has it as its fourth operand. NULL where
+ * nothing is gained by that (matmul.c). */
+MUST_USE status product_lay_out(graph *g, const node *n, value **out);
 /* The factor of a MatMul, which is 1, or a MatMulBias. */
 double product_alpha(const node *n);
 /* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */

@@ -26,7 +26,9 @@ typedef struct scan {
     void *h, *c;              /* the state: h and c going forward, dh and dc going back */
     void *u;                  /* r h of one step (GRU) */
     void *dz, *du;
-    int64_t t; /* the step */
+    void *rest;         /* of the workspace (backward) */
+    const void *laid_r; /* r as the products of all steps read it (exec/gemm.h), or NULL */
+    int64_t t;          /* the step */
 } scan;
 
 /* --- one step ----------------------------------------------------------------------------------------------------- */
@@ -190,44 +192,72 @@ static void *at_step(const scan *s, const void *base, int64_t width) {
     return (char *)(uintptr_t)base + s->t * s->batch * width * (int64_t)dtype_size(s->type);
 }
 
-/* to [batch, gates * hidden] += h r' */
-static void times_r(const scan *s, void *to, double beta) {
+/* [batch, gates * hidden] += h r' */
+static gemm product_with_r(const scan *s) {
     const int64_t width = s->gates * s->hidden;
-    const gemm g = {.type = s->type,
-                    .m = s->batch,
-                    .n = width,
-                    .k = s->hidden,
-                    .alpha = 1,
-                    .beta = beta,
-                    .a = s->h,
-                    .a_row = s->hidden,
-                    .a_col = 1,
-                    .b = s->r,
-                    .b_row = 1,
-                    .b_col = s->hidden,
-                    .c = to,
-                    .c_row = width};
-    gemm_run(&g);
+    return (gemm){.type = s->type,
+                  .m = s->batch,
+                  .n = width,
+                  .k = s->hidden,
+                  .alpha = 1,
+                  .a = s->h,
+                  .a_row = s->hidden,
+                  .a_col = 1,
+                  .b = s->r,
+                  .b_row = 1,
+                  .b_col = s->hidden,
+                  .c_row = width,
+                  .laid_b = s->laid_r};
 }
 
 /* dh += d(r h) r */
-static void back_through_r(const scan *s, const void *du) {
+static gemm product_back_through_r(const scan *s) {
     const int64_t width = s->gates * s->hidden;
-    const gemm g = {.type = s->type,
-                    .m = s->batch,
-                    .n = s->hidden,
-                    .k = width,
-                    .alpha = 1,
-                    .beta = 1,
-                    .a = at_step(s, du, width),
-                    .a_row = width,
-                    .a_col = 1,
-                    .b = s->r,
-                    .b_row = s->hidden,
-                    .b_col = 1,
-                    .c = s->h,
-                    .c_row = s->hidden};
+    return (gemm){.type = s->type,
+                  .m = s->batch,
+                  .n = s->hidden,
+                  .k = width,
+                  .alpha = 1,
+                  .beta = 1,
+                  .a_row = width,
+                  .a_col = 1,
+                  .b = s->r,
+                  .b_row = s->hidden,
+                  .b_col = 1,
+                  .c = s->h,
+                  .c_row = s->hidden,
+                  .laid_b = s->laid_r};
+}
+
+static void times_r(const scan *s, void *to, double beta) {
+    gemm g = product_with_r(s);
+    g.c = to;
+    g.beta = beta;
     gemm_run(&g);
+}
+
+static void back_through_r(const scan *s, const void *du) {
+    gemm g = product_back_through_r(s);
+    g.a = at_step(s, du, s->gates * s->hidden);
+    gemm_run(&g);
+}
+
+/* At the beginning of the workspace r is laid out for the products of all steps, where they are so many that it pays. */
+static size_t laid_bytes(const scan *s, gemm (*product)(const scan *s)) {
+    enum { LEAST = 4 };
+    const gemm g = product(s);
+    return s->steps < LEAST ? 0 : gemm_layout_bytes(&g);
+}
+
+/* Returns what is behind it. */
+static void *lay_out(scan *s, gemm (*product)(const scan *s), void *work) {
+    const size_t bytes = laid_bytes(s, product);
+    const gemm g = product(s);
+
+    if (bytes == 0) return work;
+    gemm_lay_out(&g, work);
+    s->laid_r = work;
+    return (char *)work + bytes;
 }
 
 static void each_row(const scan *s, range_fn *body) {
@@ -262,24 +292,32 @@ static void run_backward(scan *s, range_fn *body) {
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
+static scan sizes_of(dtype type, const shape *z, const shape *r) {
+    return (scan){.type = type,
+                  .steps = z->dim[0],
+                  .batch = z->dim[1],
+                  .hidden = r->dim[1],
+                  .gates = r->dim[1] ? r->dim[0] / r->dim[1] : 0};
+}
+
 /* Forward: h, c, and of one step r h and the gates. Where the last h or c is wanted, that is the state itself. */
 size_t workspace_scan(const node *n) {
     const shape *z = &n->in[0]->shape, *r = &n->in[1]->shape;
     return (size_t)(z->dim[1] * (2 * r->dim[1] + 2 * r->dim[0] + r->dim[1])) * dtype_size(n->in[0]->type);
 }
 
+size_t scan_cpu_workspace(const node *n) {
+    const scan s = sizes_of(n->in[0]->type, &n->in[0]->shape, &n->in[1]->shape);
+    return laid_bytes(&s, product_with_r) + workspace_scan(n);
+}
+
 static void *data_of(const tensor *t, int n, int i) { return i < n && tensor_present(&t[i]) ? t[i].data : NULL; }
 
 static scan scan_of(const call *k) {
-    const shape *r = &k->in[1].shape;
-    scan s = {.type = k->in[0].type,
-              .reverse = node_int(k->node, "reverse") != 0,
-              .positive = node_int(k->node, "positive") != 0,
-              .steps = k->in[0].shape.dim[0],
-              .batch = k->in[0].shape.dim[1],
-              .hidden = r->dim[1],
-              .r = k->in[1].data};
-    s.gates = s.hidden ? r->dim[0] / s.hidden : 0;
+    scan s = sizes_of(k->in[0].type, &k->in[0].shape, &k->in[1].shape);
+    s.reverse = node_int(k->node, "reverse") != 0;
+    s.positive = node_int(k->node, "positive") != 0;
+    s.r = k->in[1].data;
     return s;
 }
 
@@ -294,7 +332,7 @@ static void *state(const scan *s, void *memory, const void *first) {
 static status run_scan(const call *k, range_fn *narrow, range_fn *wide, bool apart) {
     scan s = scan_of(k);
     const int64_t bytes = s.batch * s.hidden * (int64_t)dtype_size(s.type);
-    char *work = k->work;
+    char *work = lay_out(&s, product_with_r, k->work);
     void *last_h = data_of(k->out, k->n_out, 2), *last_c = data_of(k->out, k->n_out, 4);
 
     s.z = k->in[0].data;
@@ -336,6 +374,11 @@ size_t workspace_scan_grad(const node *n) {
     return bytes;
 }
 
+size_t scan_grad_cpu_workspace(const node *n) {
+    const scan s = sizes_of(n->in[0]->type, &n->in[0]->shape, &n->in[1]->shape);
+    return laid_bytes(&s, product_back_through_r) + workspace_scan_grad(n);
+}
+
 void *scan_grad_memory(const call *k, void *work, int i) {
     size_t at = 0;
 
@@ -344,16 +387,15 @@ void *scan_grad_memory(const call *k, void *work, int i) {
     return work ? (char *)work + at : NULL;
 }
 
-static void *grad_memory(const call *k, int i) { return scan_grad_memory(k, k->work, i); }
-
 static scan scan_back_of(const call *k) {
     scan s = scan_of(k);
 
+    s.rest = lay_out(&s, product_back_through_r, k->work);
     s.gate = k->in[0].data;
     s.lengths = k->in[2].data;
     s.dy = k->in[3].data;
-    s.dz = grad_memory(k, 0);
-    s.h = state(&s, grad_memory(k, 1), k->in[4].data);
+    s.dz = scan_grad_memory(k, s.rest, 0);
+    s.h = state(&s, scan_grad_memory(k, s.rest, 1), k->in[4].data);
     return s;
 }
 
@@ -370,7 +412,7 @@ status gru_scan_grad_cpu(ctx *c, const call *k) {
 
     (void)c;
     s.before_in = k->in[5].data;
-    s.du = grad_memory(k, 2);
+    s.du = scan_grad_memory(k, s.rest, 2);
     run_backward(&s, s.type == F64 ? gru_back_double : gru_back_float);
     return OK;
 }
@@ -379,7 +421,7 @@ status lstm_scan_grad_cpu(ctx *c, const call *k) {
     scan s = scan_back_of(k);
 
     (void)c;
-    s.c = state(&s, grad_memory(k, 2), k->in[5].data);
+    s.c = state(&s, scan_grad_memory(k, s.rest, 2), k->in[5].data);
     s.cells_in = k->in[6].data;
     s.first_c = k->in[7].data;
     run_backward(&s, s.type == F64 ? lstm_back_double : lstm_back_float);

@@ -5,9 +5,9 @@
 
 extern const pass_def attention_fusion, attention_lengths, concat_gradient, concat_slices, efficient_attention,
     embedding_norm, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient,
-    masked_softmax, matmul_fusion, norm_fusion, norm_residual, padding_removal, parallel_products, pointwise_fusion,
-    product_cast, product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss,
-    silu_fusion, softmax_dropout, wide_operands;
+    masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights, padding_removal, parallel_products,
+    pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection,
+    safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -38,6 +38,7 @@ const pass_def *const passes[] = {
     &gradient_sum,
     &product_epilogue,
     &wide_operands,
+    &packed_weights,
     &embedding_norm,
     &norm_residual,
     &pointwise_fusion,
@@ -46,7 +47,7 @@ const pass_def *const passes[] = {
 };
 /* clang-format on */
 
-_Static_assert(sizeof passes / sizeof *passes <= MAX_PASSES, "a pass has one of 32 bits");
+_Static_assert(sizeof passes / sizeof *passes - 1 <= MAX_PASSES, "a pass has one of 32 bits");
 
 #ifdef ORT_VERIFY
 static status check(graph *g) { return graph_verify(g); }

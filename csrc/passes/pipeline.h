@@ -14,7 +14,7 @@ typedef struct pass_def {
     const rule *rules; /* ended by {0}; NULL for a pass that looks at the whole graph: */
     status (*run)(graph *g, int *fired);
     pass_stage stage; /* or several: BEFORE_GRADIENT | AFTER_GRADIENT */
-    int level; /* 0: results would be wrong without it; 1: faster with it */
+    int level;        /* 0: results would be wrong without it; 1: faster with it */
     pass_device device;
 } pass_def;
 

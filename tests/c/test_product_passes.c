@@ -1,6 +1,7 @@
 /* test_product_passes.c -- the passes around matrix products and the loss behind the last one: their graphs before and
  * after, as text. */
 #include "build.h"
+#include "exec/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -451,6 +452,61 @@ TEST(what_is_no_weight_is_cast) {
     make_output(g, NODE(g, "MatMul", a, narrow));
     make_output(g, narrow); /* seen */
     check_untouched(g, "wide_operands");
+    ctx_release(&c);
+}
+
+/* --- packed_weights ----------------------------------------------------------------------------------------------- */
+
+/* Three layers of one weight, w + w's last, and a bias in the second; a fourth where there are `more`. */
+static value *shared_layers(graph *g, value *x, value *w, value *b, bool more) {
+    value *y = NODE(g, "MatMul", x, w);
+    y = NODE_WITH(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", 0.5)), y, w, b);
+    y = NODE(g, "MatMul", NODE(g, "Neg", y), w);
+    return more ? NODE(g, "MatMul", y, w) : y;
+}
+
+TEST(a_weight_of_many_layers_is_laid_out_once) {
+    enum { ROWS = 8, WIDTH = 16, ROOM = 1200 };
+    const gemm product = {.type = BF16, .m = ROWS, .n = WIDTH, .k = WIDTH};
+    const long long bytes = (long long)gemm_layout_bytes(&product);
+    char after[ROOM];
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, ROWS, WIDTH), *w = INPUT(g, "w", BF16, WIDTH, WIDTH),
+          *b = INPUT(g, "b", BF16, WIDTH);
+
+    make_output(g, shared_layers(g, x, w, b, true));
+    snprintf(after, sizeof after,
+             "input %%0 x bfloat16[8, 16] grad\n"
+             "input %%1 w bfloat16[16, 16] grad\n"
+             "input %%2 b bfloat16[16] grad\n"
+             "%%3 = LaidOut(%%1 w, rows=8, to=16) uint8[%lld]\n"
+             "%%4 = MatMulBias(%%0 x, %%1 w, -, %%3, alpha=1, wide=0) bfloat16[8, 16]\n"
+             "%%5 = MatMulBias(%%4, %%1 w, %%2 b, %%3, alpha=0.5, wide=0) bfloat16[8, 16]\n"
+             "%%6 = Neg(%%5) bfloat16[8, 16]\n"
+             "%%7 = MatMulBias(%%6, %%1 w, -, %%3, alpha=1, wide=0) bfloat16[8, 16]\n"
+             "%%8 = MatMulBias(%%7, %%1 w, -, %%3, alpha=1, wide=0) bfloat16[8, 16]\n"
+             "output %%8\n",
+             bytes);
+    if (bytes) check_rewrite(g, "packed_weights", after);
+    else check_untouched(g, "packed_weights");
+    ctx_release(&c);
+}
+
+TEST(a_weight_of_few_layers_is_read_where_it_is) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", BF16, 8, 16), *w = INPUT(g, "w", BF16, 16, 16), *b = INPUT(g, "b", BF16, 16);
+    value *y = shared_layers(g, x, w, b, false), *top = NULL;
+
+    /* Of other rows, and multiplied from the other side. */
+    CHECK(emit_slice_axis(g, y, 0, 0, 5, &top) == OK);
+    make_output(g, NODE(g, "MatMul", top, w));
+    make_output(g, NODE(g, "MatMul", w, NODE(g, "MatMul", w, w)));
+    make_output(g, y);
+    check_untouched(g, "packed_weights");
     ctx_release(&c);
 }
 
