@@ -37,9 +37,14 @@ def losses_of(key, column, model, args, steps, seed=1):
     return losses
 
 
+def end_of(losses):
+    """The mean of the latest."""
+    return mean(losses[-LATEST:])
+
+
 def last_loss(key, column, model, args, steps):
     """The mean loss of the latest of so many steps."""
-    return mean(losses_of(key, column, model, args, steps)[-LATEST:])
+    return end_of(losses_of(key, column, model, args, steps))
 
 
 def markdown(report):
@@ -83,7 +88,7 @@ def main():
         for seed in args.seeds:
             for column in args.columns:
                 losses = losses_of(name, column, model, args, args.steps, seed)
-                run = {"last": mean(losses[-LATEST:]), "curve": losses[::EVERY_SO_MANY] + losses[-1:]}
+                run = {"last": end_of(losses), "curve": losses[::EVERY_SO_MANY] + losses[-1:]}
                 columns.setdefault(column, {})[seed] = run
                 print(
                     name, column, seed, *(f"{loss:.3f}" for loss in run["curve"]), f"-> {run['last']:.4f}", flush=True

@@ -1,4 +1,4 @@
-/* fused_attention.h -- the operands of FusedAttention and its gradient, and both by torch's kernel for CPUs. */
+/* fused_attention.h -- the operands of FusedAttention and its gradient, our kernels and torch's for CPUs. */
 #ifndef ORT_OPS_FUSED_ATTENTION_H
 #define ORT_OPS_FUSED_ATTENTION_H
 
@@ -6,7 +6,14 @@
 
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY };
 
-/* Bytes that the gradient by torch needs; 0 where the node does not ask torch. */
+/* The type of scores and sums. */
+static inline dtype fused_attention_sums(dtype t) { return t == F64 ? F64 : F32; }
+
+/* fused_attention_kernel.c; they ask the others first. */
+kernel_fn fused_attention_cpu, fused_attention_grad_cpu;
+size_t fused_attention_grad_workspace(const node *n);
+
+/* fused_attention_shim.c. Bytes that the gradient by torch needs; 0 where the node does not ask torch. */
 size_t fused_attention_shim_workspace(const node *n);
 /* False: the node does not ask torch, or torch cannot, and all is to be computed still. Both ways leave the same behind, so
  * forward and backward may go different ones. */

@@ -167,8 +167,7 @@ static status tokens_first(graph *g, value *x, value **out) {
 static bool is_turned(const node *n) {
     static const int64_t turn[] = {0, 2, 1, 3};
     const int64_t *perm;
-    return strcmp(n->op->name, "Transpose") == 0 && node_ints(n, "perm", &perm) == 4 &&
-           !memcmp(perm, turn, sizeof turn);
+    return node_is(n, "Transpose") && node_ints(n, "perm", &perm) == 4 && !memcmp(perm, turn, sizeof turn);
 }
 
 static status emit_attention(graph *g, const attention *a, const node *root, value **out) {

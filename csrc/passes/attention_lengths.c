@@ -9,8 +9,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS };
 
 /* [T, H, D] behind Reshape(UnpackRows(.., rows)) to [B, S, H, D]; NULL: all rows are there. */
@@ -33,9 +31,9 @@ static value *taken_from(const graph *g, const value *y, const value *rows) {
 
     for (const use *u = y->uses; u; u = u->next) {
         const node *flat = u->user;
-        if (strcmp(flat->op->name, "Reshape") != 0 || flat->out[0]->shape.dim[0] != all) continue;
+        if (!node_is(flat, "Reshape") || flat->out[0]->shape.dim[0] != all) continue;
         for (const use *p = flat->out[0]->uses; p; p = p->next)
-            if (strcmp(p->user->op->name, "PackRows") == 0 && p->user->in[1] == rows && is_seen(g, p->user->out[0]))
+            if (node_is(p->user, "PackRows") && p->user->in[1] == rows && is_seen(g, p->user->out[0]))
                 return p->user->out[0];
     }
     return NULL;
@@ -83,7 +81,7 @@ static status run(graph *g, int *fired) {
     for (node *n = g->first, *next; n && !g->pending; n = next) {
         bool here = false;
         next = n->next;
-        if (strcmp(n->op->name, "FusedAttention") != 0 || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) continue;
+        if (!node_is(n, "FusedAttention") || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) continue;
         g->before = n;
         g->emit_name = n->name;
         TRY(take_rows(g, n, &here));

@@ -8,7 +8,6 @@
 #include "ops/op.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* --- the terms of a sum --------------------------------------------------------------------------------------------- */
 
@@ -31,7 +30,7 @@ static status append(ctx *c, list *l, value *v) {
 
 /* An addition of two tensors of the result's shape. */
 static bool adds(const node *n, const shape *s) {
-    return strcmp(n->op->name, "Add") == 0 && shape_equal(&n->in[0]->shape, s) && shape_equal(&n->in[1]->shape, s);
+    return node_is(n, "Add") && shape_equal(&n->in[0]->shape, s) && shape_equal(&n->in[1]->shape, s);
 }
 
 /* One that nothing else looks at. */

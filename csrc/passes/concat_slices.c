@@ -104,8 +104,8 @@ static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) {
         value *out = NULL;
         pass_emits(g, n, n);
-        if (strcmp(n->op->name, "Concat") == 0) TRY(concat_fewer(g, n, &out));
-        else if (strcmp(n->op->name, "StridedSlice") == 0) TRY(slice_operand(g, n, &out));
+        if (node_is(n, "Concat")) TRY(concat_fewer(g, n, &out));
+        else if (node_is(n, "StridedSlice")) TRY(slice_operand(g, n, &out));
         if (!out) continue;
         TRY(graph_replace(g, n->out[0], out));
         ++*fired;

@@ -12,8 +12,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 /* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {
     if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias") && !value_is(v, "GatherGrad")) return false;
@@ -26,7 +24,7 @@ static bool may_take(const graph *g, const value *c, const value *addend) {
     return c != addend && node_is_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
 }
 
-static bool is_sum(const node *n) { return n->backward && strcmp(n->op->name, "Add") == 0; }
+static bool is_sum(const node *n) { return n->backward && node_is(n, "Add"); }
 
 /* Behind the additions that follow. */
 static bool ends_in_a_chain(const node *sum) {
@@ -35,7 +33,7 @@ static bool ends_in_a_chain(const node *sum) {
 }
 
 static status emit_into(graph *g, value *c, const node *n, value **y) {
-    if (strcmp(n->op->name, "GatherGrad") == 0)
+    if (node_is(n, "GatherGrad"))
         return emit_with(g, y, "GatherGradAdd",
                          NODE_ATTRS(INT("axis", node_int(n, "axis")), INT("padding_idx", node_int(n, "padding_idx"))),
                          c, n->in[0], n->in[1]);

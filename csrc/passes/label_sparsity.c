@@ -16,12 +16,12 @@
 enum { LOGITS, LABELS };
 
 static bool is_loss(const node *n) {
-    if (strcmp(n->op->name, "CrossEntropy") != 0 && strcmp(n->op->name, "Nll") != 0) return false;
+    if (!node_is(n, "CrossEntropy") && !node_is(n, "Nll")) return false;
     if (!node_has(n, "ignore_index") || n->in[LOGITS]->shape.rank != 2 || value_is_constant(n->in[LABELS]))
         return false;
     for (int i = 1; i < n->n_out; i++)
         if (n->out[i] && n->out[i]->n_uses) return false;
-    return !n->in[LABELS]->def || strcmp(n->in[LABELS]->def->op->name, "PackRows") != 0; /* done already */
+    return !n->in[LABELS]->def || !node_is(n->in[LABELS]->def, "PackRows"); /* done already */
 }
 
 static status emit_live(graph *g, const node *loss, value **live) {

@@ -7,8 +7,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { SCORES, LABELS, WEIGHTS };
 
 /* The 16-bit scores that are widened to `v`, for nobody else, and reshaped at most; NULL: there are none. */

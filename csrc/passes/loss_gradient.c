@@ -8,8 +8,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { DLOSS, HIDDEN, WEIGHT, LABELS, LSE, BIAS, CLASS_WEIGHTS, UPSTREAM = 5 };
 /* Nodes between the seed and the rows' gradients, and of forward that they need. */
 enum { MOST_NODES = 128 };
@@ -119,7 +117,7 @@ static status replace_gradient(graph *g, node *loss, node *gradient, value *seed
 
 /* The LinearCrossEntropy whose gradient `n` is; NULL: none. */
 static node *loss_behind(const node *n) {
-    if (strcmp(n->op->name, "LinearCrossEntropyGrad") != 0) return NULL;
+    if (!node_is(n, "LinearCrossEntropyGrad")) return NULL;
     return value_is(n->in[LSE], "LinearCrossEntropy") ? n->in[LSE]->def : NULL;
 }
 

@@ -11,7 +11,6 @@
 #include "ops/op.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { X, ALLOWED, HIDDEN, LOWEST };
 
@@ -29,7 +28,7 @@ static bool is_lowest(const value *v) {
 
 /* Before it was made as large as its reader wanted: the operator broadcasts itself. */
 static value *before_expand(value *v) {
-    while (v->def && strcmp(v->def->op->name, "Expand") == 0) v = v->def->in[0];
+    while (value_is(v, "Expand")) v = v->def->in[0];
     return v;
 }
 

@@ -54,7 +54,8 @@ bool value_is_end(const graph *g, const value *v) {
     return lists(g->outputs, g->n_outputs, v) || lists(g->input_grads, g->n_input_grads, v);
 }
 
-bool value_is(const value *v, const char *op) { return v->def && strcmp(v->def->op->name, op) == 0; }
+bool node_is(const node *n, const char *op) { return strcmp(n->op->name, op) == 0; }
+bool value_is(const value *v, const char *op) { return v->def && node_is(v->def, op); }
 
 bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 

@@ -13,7 +13,6 @@
 #include "ops/op.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { A, B, BIAS, FACTOR, SCALED, PRODUCT, TURNED };
 
@@ -25,7 +24,7 @@ static status scale_product(graph *g, value *const v[], const node *n, value **o
     double factor;
 
     if (!dtype_is_float(n->out[0]->type) || !value_is_filled(v[FACTOR], &factor)) return OK;
-    if (strcmp(v[SCALED]->def->op->name, "Div") == 0) factor = 1 / factor;
+    if (node_is(v[SCALED]->def, "Div")) factor = 1 / factor;
     if (factor == 0 || !isfinite(factor)) return OK; /* alpha 0 would forget the NaN of an operand */
     return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n) * factor)), v[A], v[B]);
 }
@@ -49,7 +48,7 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
 
 static bool is_read_by_products(const value *v) {
     for (const use *u = v->uses; u; u = u->next)
-        if (strcmp(u->user->op->name, "MatMul") != 0 && strcmp(u->user->op->name, "MatMulBias") != 0) return false;
+        if (!node_is(u->user, "MatMul") && !node_is(u->user, "MatMulBias")) return false;
     return v->uses != NULL;
 }
 

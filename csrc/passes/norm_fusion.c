@@ -11,8 +11,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { X, SCALE, BIAS, EPSILON, NORM };
 
 /* Of either form of the operator: nothing but the last axis has shrunk. */
@@ -37,8 +35,8 @@ static bool fits_last_axis(const value *v, const value *x) {
 
 /* What `x` was before it was widened to float32, when it was `type`. */
 static value *before_cast(value *x, dtype type) {
-    bool widened = x->type == F32 && x->def && strcmp(x->def->op->name, "Cast") == 0 && x->def->in[0]->type == type &&
-                   (type == BF16 || type == F16);
+    bool widened =
+        x->type == F32 && value_is(x, "Cast") && x->def->in[0]->type == type && (type == BF16 || type == F16);
     return widened ? x->def->in[0] : x;
 }
 

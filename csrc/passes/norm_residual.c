@@ -14,15 +14,13 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
 
 /* An addition had better read `v` itself: a chain of pointwise operators need not store it, and reads through strides
  * where a norm would have a copy made. */
 static bool suits_a_chain(const graph *g, const value *v) {
     if (!v->def || !v->def->op) return false;
-    if (v->def->op->view) return strcmp(v->def->op->name, "Reshape") != 0;
+    if (v->def->op->view) return !node_is(v->def, "Reshape");
     return fused_holds(v->def) && value_is_private(g, v);
 }
 
@@ -174,9 +172,7 @@ static bool is_wanted(const graph *g, const node *n) {
     return false;
 }
 
-static bool is_any_of(const node *n, const char *a, const char *b) {
-    return strcmp(n->op->name, a) == 0 || strcmp(n->op->name, b) == 0;
-}
+static bool is_any_of(const node *n, const char *a, const char *b) { return node_is(n, a) || node_is(n, b); }
 
 static status run(graph *g, int *fired) {
     status s = OK;

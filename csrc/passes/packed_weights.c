@@ -8,18 +8,14 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 /* A copy takes as long as it saves one product or two. */
 enum { LEAST = 4 };
-
-static bool is_op(const node *n, const char *name) { return strcmp(n->op->name, name) == 0; }
 
 static int64_t rows_of(const node *n) { return shape_span(&n->in[0]->shape, 0, n->in[0]->shape.rank - 1); }
 
 /* A product by one matrix for all of its rows, which is not laid out yet. */
 static bool is_product(const node *n) {
-    if (!is_op(n, "MatMul") && !(is_op(n, "MatMulBias") && n->n_in < 4)) return false;
+    if (!node_is(n, "MatMul") && !(node_is(n, "MatMulBias") && n->n_in < 4)) return false;
     return n->in[0]->shape.rank > 1 && n->in[1]->shape.rank == 2 && n->in[0] != n->in[1];
 }
 

@@ -203,7 +203,7 @@ static int find_batches(const graph *g, int64_t sizes[MOST_BATCHES][2]) {
     for (const node *n = g->first; n && found < MOST_BATCHES; n = n->next) {
         const shape *s = n->n_out && n->out[0] ? &n->out[0]->shape : NULL;
         bool known = false;
-        if (strcmp(n->op->name, "MaskedSoftmax") != 0 || !node_in(n, 1) || s->rank != 4) continue;
+        if (!node_is(n, "MaskedSoftmax") || !node_in(n, 1) || s->rank != 4) continue;
         if (s->dim[0] < 2 || s->dim[3] < 2 || s->dim[0] * s->dim[3] < FEWEST_ROWS) continue;
         for (int i = 0; i < found; i++) known |= sizes[i][0] == s->dim[0] && sizes[i][1] == s->dim[3];
         if (known) continue;

@@ -22,12 +22,8 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 /* The most products at once. */
 enum { MOST = 16 };
-
-static bool is_op(const node *n, const char *name) { return strcmp(n->op->name, name) == 0; }
 
 /* The widest matrices for which that is faster, by so many rows of x. */
 static int64_t widest(dtype t, int64_t rows) {
@@ -40,7 +36,7 @@ static bool is_narrow(const node *n) {
     const value *a, *b, *bias;
     int64_t width;
 
-    if (!is_op(n, "MatMul") && !is_op(n, "MatMulBias")) return false;
+    if (!node_is(n, "MatMul") && !node_is(n, "MatMulBias")) return false;
     a = n->in[0];
     b = n->in[1];
     bias = node_in(n, 2);
@@ -63,7 +59,7 @@ static bool is_there_before(graph *g, const value *v, node *first) {
     node *n = v ? v->def : NULL;
 
     if (!n || n->mark) return true;
-    if ((!is_op(n, "Cast") && !is_op(n, "Transpose")) || !is_there_before(g, n->in[0], first)) return false;
+    if ((!node_is(n, "Cast") && !node_is(n, "Transpose")) || !is_there_before(g, n->in[0], first)) return false;
     graph_move(g, n, first);
     n->mark = true;
     return true;

@@ -11,8 +11,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 static bool is_product(const value *v) {
     const node *n = v->def;
 
@@ -60,7 +58,7 @@ static status totals_all_rows(graph *g, const value *v, const node *sum, bool *d
     int count;
 
     *does = false;
-    if (strcmp(sum->op->name, "ReduceSum") != 0 || sum->in[0] != v || !value_is_constant(node_in(sum, 1))) return OK;
+    if (!node_is(sum, "ReduceSum") || sum->in[0] != v || !value_is_constant(node_in(sum, 1))) return OK;
     TRY(value_ints(g, sum->in[1], "axes", &count, &axes));
     for (int i = 0; i < count; i++) seen |= 1U << (axes[i] < 0 ? axes[i] + last + 1 : axes[i]);
     *does = last > 0 && seen == (1U << last) - 1;
@@ -117,8 +115,8 @@ static bool is_transposed(const value *v) { return value_is(v, "Transpose") && v
 static value *end_of(const graph *g, value *v, dtype type) {
     while (value_is_private(g, v)) {
         const node *user = v->uses->user;
-        const bool widens = strcmp(user->op->name, "Cast") == 0 && v->type != type && user->out[0]->type == type;
-        if (!widens && (strcmp(user->op->name, "Reshape") != 0 || v->uses->index != 0)) break;
+        const bool widens = node_is(user, "Cast") && v->type != type && user->out[0]->type == type;
+        if (!widens && (!node_is(user, "Reshape") || v->uses->index != 0)) break;
         v = user->out[0];
     }
     return v->type == type ? v : NULL;

@@ -8,15 +8,13 @@
 #include "core/philox.h"
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { DY, Y, ROWS };
 
 /* The dropout of `y` with the key and the rows of this one, which is of its gradient; NULL: there is none. */
 static const node *dropout_of_result(const value *y, const node *of_gradient) {
     for (const use *u = y->uses; u; u = u->next) {
         const node *n = u->user;
-        if (n->op && strcmp(n->op->name, "DropoutTrain") == 0 && node_in(n, 1) == node_in(of_gradient, 1) &&
+        if (n->op && node_is(n, "DropoutTrain") && node_in(n, 1) == node_in(of_gradient, 1) &&
             node_int(n, "key") == node_int(of_gradient, "key"))
             return n;
     }

@@ -3,8 +3,6 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { X, COS, SIN };
 
 /* The last axis of one half, the others whole. */
@@ -52,8 +50,7 @@ static status emit_rotary(graph *g, value *x, value *cos, value *sin, value **ou
     const int rank = x->shape.rank;
     int perm[MAX_RANK];
 
-    if (!x->def || strcmp(x->def->op->name, "Transpose") != 0 || node_ints(x->def, "perm", &axes) != rank ||
-        axes[rank - 1] != rank - 1)
+    if (!value_is(x, "Transpose") || node_ints(x->def, "perm", &axes) != rank || axes[rank - 1] != rank - 1)
         return emit(g, out, "Rotary", x, cos, sin);
     for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
     TRY(turn_back(g, cos, perm, rank, &cos));

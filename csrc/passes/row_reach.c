@@ -72,7 +72,7 @@ static bool visit_broadcast(visit *v) {
 /* `v` before casts and before it was made larger: one number for each row, or NULL. */
 static value *row_numbers(const row_reach *r, value *v) {
     for (;;) {
-        bool grown = v->def && (strcmp(v->def->op->name, "Expand") == 0 || strcmp(v->def->op->name, "Cast") == 0);
+        bool grown = v->def && (node_is(v->def, "Expand") || node_is(v->def, "Cast"));
         if (shape_count(&v->shape) == r->batch * r->length) return v;
         if (!grown) return NULL;
         v = v->def->in[0];
@@ -223,9 +223,9 @@ static bool visit_product(visit *v) {
 static value *mask_of_keys(const row_reach *r, value *mask, row_axes keys, int rank) {
     value *found;
 
-    while (mask->def && strcmp(mask->def->op->name, "Expand") == 0) mask = mask->def->in[0];
+    while (value_is(mask, "Expand")) mask = mask->def->in[0];
     if (lies_along(r, mask, keys, rank)) return mask;
-    if (!mask->def || strcmp(mask->def->op->name, "And") != 0) return NULL;
+    if (!value_is(mask, "And")) return NULL;
     found = mask_of_keys(r, mask->def->in[0], keys, rank);
     return found ? found : mask_of_keys(r, mask->def->in[1], keys, rank);
 }
@@ -268,7 +268,7 @@ static bool visit_reduce(visit *v) {
         if (!axes) reduced[i] = true;
         to[i] = keep || !reduced[i] ? next++ : -1;
     }
-    adds = strcmp(v->n->op->name, "ReduceSum") == 0 || strcmp(v->n->op->name, "ReduceMean") == 0;
+    adds = node_is(v->n, "ReduceSum") || node_is(v->n, "ReduceMean");
     for (int i = 0; i < s->count; i++) {
         row_axes p = s->at[i];
         if (!reduced[p.batch] && !reduced[p.token]) {
@@ -292,7 +292,7 @@ static bool visit_pack(visit *v) {
     const row_state *s = operand(v, 0);
     const node *index = v->n->in[1]->def;
     bool rows = s->count == 1 && s->at[0].batch == 0 && s->at[0].token == 0;
-    return rows && only_operand(v, 0) && index && strcmp(index->op->name, "RowIndex") == 0 &&
+    return rows && only_operand(v, 0) && index && node_is(index, "RowIndex") &&
            add_need(v->r, NEED_NONZERO, index->in[0], 0);
 }
 
@@ -386,7 +386,7 @@ static bool is_batch(const row_reach *r, const value *v) {
 }
 
 bool rows_begin_at(const row_reach *r, const node *n) {
-    bool look_up = strcmp(n->op->name, "Gather") == 0 || strcmp(n->op->name, "Embedding") == 0;
+    bool look_up = node_is(n, "Gather") || node_is(n, "Embedding");
     return look_up && node_int(n, "axis") == 0 && dtype_is_float(n->out[0]->type) && n->in[1]->shape.rank == 2 &&
            is_batch(r, n->in[1]) && !state_of(r, n->in[0])->count && !state_of(r, n->in[1])->count;
 }

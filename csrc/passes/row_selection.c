@@ -20,16 +20,16 @@ static int selected_axes(const node *n) {
 
     if (!node_in(n, 0)) return 0;
     x = &n->in[0]->shape;
-    if (strcmp(n->op->name, "StridedSlice") == 0) {
+    if (node_is(n, "StridedSlice")) {
         int k = x->rank;
         while (k > 0 && n->out[0]->shape.dim[k - 1] == x->dim[k - 1]) k--;
         return k;
     }
-    if (strcmp(n->op->name, "Gather") == 0) {
+    if (node_is(n, "Gather")) {
         int64_t axis = node_int(n, "axis");
         return (int)(axis < 0 ? axis + x->rank : axis) + 1;
     }
-    if (strcmp(n->op->name, "GatherND") == 0) {
+    if (node_is(n, "GatherND")) {
         const shape *index = &n->in[1]->shape;
         return (int)(node_int(n, "batch_dims") + index->dim[index->rank - 1]);
     }

@@ -238,8 +238,7 @@ static status emit_rows(row_set *r, const row_rule *how, const node *n, int k, v
     shape s = rows_shape(&n->out[0]->shape, k, r->count);
 
     if (how->changes == NEW_SHAPE)
-        return strcmp(n->op->name, "Expand") == 0 ? emit_expand(r->g, in[0], &s, out)
-                                                  : emit_reshape(r->g, in[0], &s, out);
+        return node_is(n, "Expand") ? emit_expand(r->g, in[0], &s, out) : emit_reshape(r->g, in[0], &s, out);
     for (const attr *a = n->attrs; a && a->name && count < MOST_ATTRS - 1; a++, count++) {
         attr *to = &attrs[count];
         *to = *a;

@@ -10,16 +10,12 @@
 
 #include "ops/op.h"
 
-#include <string.h>
-
 enum { MOST = 3 };
-
-static bool is_op(const node *n, const char *name) { return strcmp(n->op->name, name) == 0; }
 
 static bool is_product_by(const use *u, dtype narrow) {
     const node *n = u->user;
 
-    if (u->index > 1 || (!is_op(n, "MatMul") && !is_op(n, "MatMulBias"))) return false;
+    if (u->index > 1 || (!node_is(n, "MatMul") && !node_is(n, "MatMulBias"))) return false;
     return n->in[0] != n->in[1] && n->in[1 - u->index]->type == narrow; /* which is what is multiplied */
 }
 
@@ -29,7 +25,7 @@ static int products_of(const graph *g, const value *v) {
 
     if (value_is_end(g, v)) return MOST + 1;
     for (const use *u = v->uses; u && n <= MOST; u = u->next) {
-        if (is_op(u->user, "Transpose")) n += products_of(g, u->user->out[0]);
+        if (node_is(u->user, "Transpose")) n += products_of(g, u->user->out[0]);
         else n += is_product_by(u, v->type) ? 1 : MOST + 1;
     }
     return n;
@@ -52,7 +48,7 @@ static status read_wide(graph *g, const value *narrow, value *wide) {
         value *turned;
         int perm[MAX_RANK];
         const int64_t *axes;
-        if (!is_op(u->user, "Transpose")) {
+        if (!node_is(u->user, "Transpose")) {
             TRY(multiply(g, u->user, u->index, wide));
             continue;
         }
@@ -69,7 +65,7 @@ static bool is_weight(const value *v) { return !v->def && !value_is_constant(v) 
 
 static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) {
-        if (!is_op(n, "Cast") || !is_weight(n->in[0]) || !product_rounds(n->out[0]->type)) continue;
+        if (!node_is(n, "Cast") || !is_weight(n->in[0]) || !product_rounds(n->out[0]->type)) continue;
         const int count = products_of(g, n->out[0]);
         if (count == 0 || count > MOST) continue;
         TRY(read_wide(g, n->out[0], n->in[0]));
