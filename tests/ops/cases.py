@@ -120,6 +120,7 @@ class Case:
     large: list | None = None  # operands for timing; None: the case's own, scaled up if that makes sense
     call: Callable | None = None  # what PythonOp runs
     nodes: tuple = ()  # several nodes instead of one, for what a pass makes of them (see harness.build_model)
+    some_cpus: bool = False  # the pass is for CPUs with a kernel of ours: the case is one of `op` on others, too
 
     def __post_init__(self):
         object.__setattr__(self, "attrs", dict(self.attrs or {}))

@@ -67,6 +67,8 @@ def test_the_same_bits(function, dtype, rows, width):
         assert "packed_weights" not in fired
     elif not fired.get("packed_weights"):
         pytest.skip("no kernel of ours is the best for this here")
+    else:
+        assert fired["packed_weights"] == 2  # forward and backward
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])

@@ -51,7 +51,17 @@ def products(*pairs, **kwargs):
     return [Case("MatMul", [t(*a), t(*b)], matmul, resize=False, **kwargs) for a, b in pairs]
 
 
+def by_one_matrix(rows, inner, columns):
+    """Four products that read one matrix: it is laid out for them."""
+    return Case(
+        "ortmodule::LaidOut", [*[t(rows, inner) for _ in range(4)], t(inner, columns)],
+        lambda *x: tuple(a @ x[4] for a in x[:4]), nodes=[("MatMul", f"x{i} x4", f"y{i}") for i in range(4)], const=4,
+        outputs=4, name="shared", resize=False, dtypes=("bfloat16", "float16", "float32", "float64"), some_cpus=True,
+    )  # fmt: skip
+
+
 CASES = [
+    *[by_one_matrix(*sizes) for sizes in ((6, 12, 9), (33, 70, 65), (5, 3, 8))],
     *products(
         ((5, 7), (7, 3)),
         ((7,), (7,)),
