@@ -8,7 +8,7 @@ from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 #: What only passes make, and only for CPUs (docs/passes.md).
 FOR_CPUS = {"EmbeddingNorm", "FusedReduce", "FusedReduceRandom", "FusedRows", "FusedRowsRandom", "GatherGradAdd"}
-FOR_CPUS |= {"MatMulAdd"}
+FOR_CPUS |= {"LaidOut", "MatMulAdd"}
 
 
 def test_no_kernel_is_missing():
