@@ -2,6 +2,7 @@
  *
  * Included once a file. Before it, AVX512 is the attribute of the CPU features that the file's functions need. After
  * it, functions take constants (sources, widths, rows), and are inlined where these are given. */
+#include "core/ints.h"
 #include "core/prefetch.h"
 #include "exec/gemm_packed.h"
 
@@ -11,7 +12,6 @@
 
 enum { LANES = 16 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline __mmask16 first(int64_t n) { return (__mmask16)(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1); }
 
 /* --- laying out ------------------------------------------------------------------------------------------------------- */

@@ -13,8 +13,9 @@
  *
  * Operands come from memory, the weights of a model at least: what B's next panels are laid out from is asked for while
  * the present ones are multiplied, which leaves memory alone otherwise. */
-#include "exec/gemm_packed.h"
+#include "exec/gemm_layout.h"
 
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
 #include "exec/torch_lib.h"
@@ -34,13 +35,6 @@ enum {
     LONG = 1024 /* from here on torch's bfloat16 product is as fast as ours with AVX-512-BF16 */
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
-static inline int64_t whole(int64_t n, int64_t size) { return parts(n, size) * size; }
-static inline int64_t units_of(const gemm_kernel *kn, int64_t depth) {
-    return parts(depth, kn->step_depth) * kn->step_units;
-}
-
 /* --- the parts of C --------------------------------------------------------------------------------------------------- */
 
 typedef struct area {
@@ -58,15 +52,9 @@ typedef struct blocking {
     bool beside;          /* sums of several slices are kept beside C */
 } blocking;
 
-/* Units of a slice, all but the last. */
-static int64_t slice_of(const gemm_kernel *kn, int64_t units) {
-    const int64_t slices = units <= kn->one_slice ? 1 : parts(units, kn->most_units);
-    return whole(parts(units, slices), kn->step_units);
-}
-
 static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
-    const int64_t units = units_of(kn, g->k), all = whole(r.rows, kn->rows);
-    blocking x = {.slice = slice_of(kn, units), .cols = r.cols};
+    const int64_t units = gemm_units(kn, g->k), all = whole(r.rows, kn->rows);
+    blocking x = {.slice = gemm_slice(kn, g->k), .cols = r.cols};
 
     x.depth = x.slice / kn->step_units * kn->step_depth;
     x.beside = (kn->apart || gemm_type_c(g) != F32) && x.depth < g->k;
@@ -84,74 +72,6 @@ static blocking blocking_of(const gemm *g, const gemm_kernel *kn, area r) {
     return x;
 }
 
-/* --- B laid out beforehand -------------------------------------------------------------------------------------------- */
-
-/* Behind it are the largest magnitude of each panel, and then the panels: those of all columns, slice by slice. */
-typedef struct layout {
-    const gemm_kernel *kernel; /* that reads them */
-    int64_t n, k, slice;
-} layout;
-
-static uint32_t *largest_of(layout *x) { return (uint32_t *)(x + 1); }
-
-static int64_t panels_of(const layout *x) { return parts(x->n, PANEL_COLS); }
-
-static int64_t slices_of(const layout *x) { return parts(units_of(x->kernel, x->k), x->slice); }
-
-static layout layout_of(const gemm *g, const gemm_kernel *kn) {
-    return (layout){kn, g->n, g->k, slice_of(kn, units_of(kn, g->k))};
-}
-
-static size_t head_bytes(const layout *x) {
-    return (size_t)whole((int64_t)sizeof *x + slices_of(x) * panels_of(x) * 4, CACHE_LINE);
-}
-
-/* Panel `panel` of slice `slice`, whose units are `units`. */
-static const uint32_t *panel_at(const layout *x, int64_t slice, int64_t units, int64_t panel) {
-    return (const uint32_t *)((const char *)x + head_bytes(x)) +
-           (slice * x->slice * panels_of(x) + panel * units) * PANEL_COLS;
-}
-
-/* What `g` can use of what was laid out. */
-static const layout *layout_for(const gemm *g, const gemm_kernel *kn) {
-    const layout *x = g->laid_b;
-    return x && x->kernel == kn && x->n == g->n && x->k == g->k && g->n_batch == 0 ? x : NULL;
-}
-
-typedef struct laying {
-    const gemm *g;
-    layout *to;
-} laying;
-
-static void lay_panels(void *arg, int64_t begin, int64_t end) {
-    const laying *l = arg;
-    const gemm *g = l->g;
-    const gemm_kernel *kn = l->to->kernel;
-    const int64_t panels = panels_of(l->to), depth = l->to->slice / kn->step_units * kn->step_depth;
-    const int64_t size = (int64_t)dtype_size(gemm_type_b(g));
-
-    for (int64_t i = begin; i < end; i++) {
-        const int64_t slice = i / panels, col = i % panels * PANEL_COLS, k = slice * depth;
-        const int64_t deep = least(depth, g->k - k), cols = least(PANEL_COLS, g->n - col);
-        uint32_t *to = (uint32_t *)panel_at(l->to, slice, units_of(kn, deep), i % panels);
-        largest_of(l->to)[i] = kn->pack_b(to, (const char *)g->b + (col * g->b_col + k * g->b_row) * size,
-                                          gemm_type_b(g), cols, deep, g->b_col, g->b_row);
-    }
-}
-
-size_t gemm_layout_bytes_with(const gemm *g, const gemm_kernel *kernel) {
-    const layout x = layout_of(g, kernel);
-    const int64_t words = units_of(kernel, g->k) * panels_of(&x) * PANEL_COLS;
-    return head_bytes(&x) + (size_t)words * sizeof(uint32_t);
-}
-
-void gemm_lay_out_with(const gemm *g, const gemm_kernel *kernel, void *to) {
-    layout *x = to;
-
-    *x = layout_of(g, kernel);
-    parallel_for(slices_of(x) * panels_of(x), parallel_rows(PANEL_COLS * x->slice), lay_panels, &(laying){g, x});
-}
-
 /* --- an area ---------------------------------------------------------------------------------------------------------- */
 
 /* An area that is being multiplied. */
@@ -163,7 +83,7 @@ typedef struct job {
     const char *a, *b;             /* of the area's first row, and column */
     char *c;                       /* of both */
     int64_t b_step, c_step;        /* bytes from pair to pair */
-    const layout *laid;            /* B, or NULL: its panels are laid out in */
+    const gemm_layout *laid;       /* B, or NULL: its panels are laid out in */
     uint32_t *room, *b_panels;     /* A's block and, behind it, sums beside C; B's panels */
     uint32_t largest_a, largest_b; /* of what is laid out */
 } job;
@@ -214,7 +134,7 @@ static const char *b_at(const job *w, place p) {
 static void run_other(const gemm *g, const gemm_kernel *other, const char *a, const char *b, int64_t rows, int64_t cols,
                       int64_t deep, gemm_target t) {
     enum { MOST_ROWS = 16 };
-    const int64_t units = units_of(other, deep);
+    const int64_t units = gemm_units(other, deep);
     const int64_t a_size = (int64_t)dtype_size(gemm_type_a(g)), c_size = (int64_t)dtype_size(t.type);
     _Alignas(64) uint32_t a_panel[PANEL_UNITS * MOST_ROWS], b_panel[PANEL_UNITS * PANEL_COLS];
 
@@ -237,22 +157,19 @@ static const uint32_t *panels_at(job *w, place p, int64_t cols, int64_t deep) {
         w->largest_b = w->kn->pack_b(w->b_panels, b_at(w, p), gemm_type_b(g), cols, deep, g->b_col, g->b_row);
         return w->b_panels;
     }
-    const uint32_t *largest = (const uint32_t *)(w->laid + 1) + slice * panels_of(w->laid) + panel;
-    w->largest_b = 0;
-    for (int64_t i = 0; i < parts(cols, PANEL_COLS); i++)
-        if (largest[i] > w->largest_b) w->largest_b = largest[i];
-    return panel_at(w->laid, slice, units_of(w->kn, deep), panel);
+    w->largest_b = gemm_layout_largest(w->laid, slice, panel, parts(cols, PANEL_COLS));
+    return gemm_layout_panel(w->laid, slice, deep, panel);
 }
 
 /* The lines of a laid out panel that a step reads, of which each block asks for some. */
 static gemm_ahead laid_ahead(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
     const int64_t step = w->kn->step_units * PANEL_COLS * 4, lines = step / CACHE_LINE, share = parts(lines, blocks);
-    const int64_t first = i * share, units = units_of(w->kn, least(w->x.depth, w->g->k - p.k));
+    const int64_t first = i * share, deep = least(w->x.depth, w->g->k - p.k);
     const int64_t panel = (w->r.col + p.left + p.col) / PANEL_COLS + j;
     gemm_ahead x = {.lines = least(share, lines - first), .line = CACHE_LINE, .bytes = CACHE_LINE, .step = step};
 
     if (j * PANEL_COLS >= cols_at(w, p) || x.lines <= 0 || x.lines > w->kn->asks) return (gemm_ahead){0};
-    x.at = (const char *)panel_at(w->laid, p.k / w->x.depth, units, panel) + first * CACHE_LINE;
+    x.at = (const char *)gemm_layout_panel(w->laid, p.k / w->x.depth, deep, panel) + first * CACHE_LINE;
     return x;
 }
 
@@ -287,10 +204,10 @@ static void run_panels(job *w, place p) {
     const int64_t c_size = (int64_t)dtype_size(c_type);
     const int64_t rows = least(x.rows, w->r.rows - p.top), cols = cols_at(w, p);
     const int64_t blocks = parts(rows, kn->rows), panels = parts(cols, PANEL_COLS);
-    const int64_t deep = least(x.depth, g->k - p.k), deep_units = units_of(kn, deep);
-    const bool all_of_a = x.a_units >= units_of(kn, g->k), last = p.k + x.depth >= g->k, sums = x.beside && !last;
-    const int64_t a_deep = all_of_a ? g->k : deep, a_units = units_of(kn, a_deep);
-    const uint32_t *a_block = w->room + (all_of_a ? units_of(kn, p.k) * kn->rows : 0);
+    const int64_t deep = least(x.depth, g->k - p.k), deep_units = gemm_units(kn, deep);
+    const bool all_of_a = x.a_units >= gemm_units(kn, g->k), last = p.k + x.depth >= g->k, sums = x.beside && !last;
+    const int64_t a_deep = all_of_a ? g->k : deep, a_units = gemm_units(kn, a_deep);
+    const uint32_t *a_block = w->room + (all_of_a ? gemm_units(kn, p.k) * kn->rows : 0);
     float *beside = (float *)(w->room + x.rows * x.a_units) + p.col;
     char *c_here = w->c + p.pair * w->c_step + (p.top * g->c_row + p.left + p.col) * c_size;
     const place next = following(w, p);
@@ -342,7 +259,7 @@ static void run_area(const cut *x, gemm_offsets at, area r) {
              .c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size,
              .b_step = r.pairs > 1 ? g->b_step[last] * b_size : 0,
              .c_step = r.pairs > 1 ? g->c_step[last] * c_size : 0,
-             .laid = layout_for(g, kn),
+             .laid = gemm_layout_for(g, kn),
              .room = room,
              .b_panels = b_panels};
 

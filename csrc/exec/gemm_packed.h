@@ -6,6 +6,7 @@
 #ifndef ORT_EXEC_GEMM_PACKED_H
 #define ORT_EXEC_GEMM_PACKED_H
 
+#include "core/ints.h"
 #include "exec/gemm.h"
 
 enum { PANEL_COLS = 32 };
@@ -57,9 +58,17 @@ typedef struct gemm_kernel {
 
 /* The product with one kernel, which must be one that can multiply g->type and reads A and B as they are. */
 void gemm_packed_with(const gemm *g, const gemm_kernel *kernel);
-/* gemm_layout_bytes and gemm_lay_out for such a kernel; of a product with k > 0 and n > 0. */
-size_t gemm_layout_bytes_with(const gemm *g, const gemm_kernel *kernel);
-void gemm_lay_out_with(const gemm *g, const gemm_kernel *kernel, void *to);
+
+/* Units of so many elements along K, and of a slice of K, all but the last. */
+static inline int64_t gemm_units(const gemm_kernel *kernel, int64_t depth) {
+    return parts(depth, kernel->step_depth) * kernel->step_units;
+}
+
+static inline int64_t gemm_slice(const gemm_kernel *kernel, int64_t k) {
+    const int64_t units = gemm_units(kernel, k),
+                  slices = units <= kernel->one_slice ? 1 : parts(units, kernel->most_units);
+    return whole(parts(units, slices), kernel->step_units);
+}
 
 #if defined(__x86_64__) && defined(__GNUC__)
 extern const gemm_kernel gemm_kernel_f32;     /* AVX-512; operands of any float type but float64, widened */

@@ -10,6 +10,7 @@
  *
  * A sum stays in the wide type until its tile is stored, so 16-bit results are rounded once; and it is made of partial
  * sums over TILE_K steps each, so that float32 loses little over long ones. */
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "exec/gemm.h"
 
@@ -129,8 +130,6 @@ static pack_fn *pack_of(dtype type, bool wide) {
 }
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct tile {
     int64_t row, col, rows, cols;

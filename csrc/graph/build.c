@@ -198,8 +198,9 @@ static status emit_node(graph *g, node *n, value **out) {
         if (n->out[i]->type == DT_NONE) n->out[i]->shape = SHAPE(0); /* an output this form does not have */
         TRY(shape_check(g->c, &n->out[i]->shape));
     }
-    if (op->simplify) {
+    if (op->simplify && !g->as_written) {
         TRY(op->simplify(g, n, out));
+        g->n_simplified += out[0] != NULL;
         if (out[0]) return OK;
     }
     if (foldable(n)) {

@@ -98,6 +98,7 @@ struct graph {
     int opset; /* of the default domain */
     int n_values, n_nodes;
     int n_random;         /* keys given to random nodes so far */
+    int n_simplified;     /* nodes that did not have to get in */
     const int64_t *sizes; /* sizes that data decides, as far as they are known, in the order they are asked for */
     int n_sizes;
     value **sized; /* [n_sized] the values that hold them */
@@ -106,6 +107,7 @@ struct graph {
     value *asked;        /* the operand whose numbers an inference wants (E_DATA) */
     value *pending;      /* the value that holds the first size that is not known */
     bool padding_unseen; /* nobody looks at results for tokens that are padding */
+    bool as_written;     /* nothing is simplified (passes/clean_up.c) */
     bool cuda;           /* it will run on a GPU */
     bool specialised;
     bool in_backward;      /* nodes emitted now are backward nodes */

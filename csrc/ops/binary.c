@@ -180,12 +180,12 @@ static status simplify_quotient(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* The exponents that PyTorch does not compute as powers either. */
-static status simplify_power(graph *g, const node *n, value **out) {
-    value *x = n->in[0], *square, *root;
-    double y;
+/* --- compositions ------------------------------------------------------------------------------------------------- */
 
-    if (!shape_equal(&x->shape, &n->out[0]->shape) || !value_is_filled(n->in[1], &y)) return OK;
+/* The exponents that PyTorch does not compute as powers either: infinities and zeros are others. */
+static status lower_known_power(graph *g, value *x, double y, value **out) {
+    value *square, *root;
+
     if (y == 0) return graph_full(g, x->type, &x->shape, 1, out);
     if (y == 1) {
         out[0] = x;
@@ -206,15 +206,19 @@ static status simplify_power(graph *g, const node *n, value **out) {
     return OK;
 }
 
-/* --- compositions ------------------------------------------------------------------------------------------------- */
-
 /* The exponent in the base's type; an integer to a fractional power is computed in float64. */
 static status lower_power(graph *g, const node *n, value **out) {
     value *x = n->in[0], *y = n->in[1];
+    double exponent;
+    shape s;
 
     TRY(require(g, n, 0));
     TRY(require(g, n, 1));
-    if (x->type == y->type) return OK;
+    if (x->type == y->type) {
+        TRY(shape_broadcast(g->c, &x->shape, &y->shape, &s));
+        const bool known = value_is_filled(y, &exponent) && shape_equal(&x->shape, &s);
+        return known ? lower_known_power(g, x, exponent, out) : OK;
+    }
     if (dtype_is_float(x->type) || !dtype_is_float(y->type)) {
         TRY(emit_cast(g, y, x->type, &y));
         return emit(g, out, "Pow", x, y);
@@ -438,7 +442,7 @@ const op_def binary_ops[] = {
     {BINARY("Mul", 7, ANY_TYPE, COMMUTATIVE, TILES(mul)), .lower = lower_mul, .simplify = simplify_product,
      .grad = grad_mul},
     {DIVISION("Div", 7, TILES(div)), .simplify = simplify_quotient, .grad = grad_div},
-    {BINARY("Pow", 7, NUMBERS, 0, TILES(pow)), .lower = lower_power, .simplify = simplify_power, .grad = grad_power},
+    {BINARY("Pow", 7, NUMBERS, 0, TILES(pow)), .lower = lower_power, .grad = grad_power},
     {DIVISION("Mod", 10, .params = {"fmod"}, TILES(mod)), .attrs = mod_attrs, .grad = grad_mod},
     {LOWERED("Max", "", 8, 1, VARIADIC, ANY_TYPE, lower_max)},
     {LOWERED("Min", "", 8, 1, VARIADIC, ANY_TYPE, lower_min)},

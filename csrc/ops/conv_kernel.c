@@ -10,13 +10,12 @@
  * element is one scaled addition of a shifted image. Every sum has a fixed order, whatever the number of threads. */
 #include <string.h>
 
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "exec/gemm.h"
 #include "ops/conv.h"
 
 enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8 };
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* --- how the work is cut ------------------------------------------------------------------------------------------ */
 

@@ -2,6 +2,7 @@
  *
  * In a specialised graph every shape is a number, so Constant, Shape and Size are constants, and ConstantOfShape is
  * one number seen with strides of 0. Range and EyeLike are computed, at planning time when they are small. */
+#include "core/ints.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -44,8 +45,6 @@ static status lower_constant_of_shape(graph *g, const node *n, value **out) {
 }
 
 /* --- Shape, Size -------------------------------------------------------------------------------------------------- */
-
-static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x > high ? high : x < low ? low : x; }
 
 static status lower_shape(graph *g, const node *n, value **out) {
     const shape *s;

@@ -5,6 +5,7 @@
  * keeps the largest score m of each row and the sum s = Σ exp(x - m) so far. Backward makes a tile's weights again from
  * them, and adds up the gradients of a head's keys on one thread, over tiles in order: sums depend on shapes alone. Scores
  * and sums are float32, or float64 for float64. */
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "core/philox.h"
 #include "core/vmath.h"
@@ -70,8 +71,6 @@ typedef struct job {
     char *dk, *dv; /* sums of type `wide`, laid out as the results; NULL */
     tensor dbias;  /* of type `wide`, seen as [B, H, Q, K]; absent */
 } job;
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static bool present(const call *k, int i) { return i < k->n_in && tensor_present(&k->in[i]); }
 

@@ -315,6 +315,16 @@ static status laid_out_cpu(ctx *c, const call *k) {
     return OK;
 }
 
+bool product_is(const node *n) { return strcmp(n->op->name, "MatMul") == 0 || strcmp(n->op->name, "MatMulBias") == 0; }
+
+status product_emit(graph *g, const node *n, int n_in, value *const in[], value **out) {
+    const bool wide = node_attr(n, "wide") && node_int(n, "wide");
+
+    *out = NULL;
+    return graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n)), INT("wide", wide)), n_in, in, 1,
+                      out);
+}
+
 double product_alpha(const node *n) { return node_attr(n, "alpha") ? node_float(n, "alpha") : 1; }
 
 /* MatMul and MatMulBias. */

@@ -6,6 +6,7 @@
  * that a single large one still occupies every thread. Only the size of an element matters. */
 #include "ops/move.h"
 
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
 #include "core/stream.h"
@@ -179,8 +180,6 @@ static void copy_rows(const plane *p, size_t size) {
     for (int64_t i = 0; i < p->rows; i++)
         memcpy(p->to + i * p->to_row * (int64_t)size, p->from + i * p->from_row * (int64_t)size, bytes);
 }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void move_blocks(void *arg, int64_t begin, int64_t end) {
     const mover *m = arg;

@@ -3,6 +3,7 @@
  * Concat, Trilu and ReverseSequence have kernels. The others are compositions: Pad with a constant is Place (slice.c),
  * the other modes of Pad gather every axis by an index that reflects, repeats or wraps; Tile is Expand; DepthToSpace
  * and SpaceToDepth are transposes. Backward needs shapes, and the lengths of ReverseSequence. */
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "ops/move.h"
 
@@ -154,8 +155,6 @@ static status read_pads(graph *g, const node *n, int64_t before[MAX_RANK], int64
     }
     return OK;
 }
-
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* Negative pads cut off; then what is left is put into the larger box. */
 static status pad_constant(graph *g, const node *n, const int64_t *before, const int64_t *after, value **out) {

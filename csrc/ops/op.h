@@ -103,8 +103,12 @@ bool product_rounds(dtype narrow);
 /* The right operand of `n`, a matrix, as products like `n` read it: MatMulBias has it as its fourth operand. NULL where
  * nothing is gained by that (matmul.c). */
 MUST_USE status product_lay_out(graph *g, const node *n, value **out);
-/* The factor of a MatMul, which is 1, or a MatMulBias. */
+/* MatMul or MatMulBias? */
+bool product_is(const node *n);
+/* Its factor, which is 1 of a MatMul. */
 double product_alpha(const node *n);
+/* A product like `n`, with its factor and the type of its result, of other operands. */
+MUST_USE status product_emit(graph *g, const node *n, int n_in, value *const in[], value **out);
 /* Whether `n` may be a step: pointwise, without errors to report, and of its operands' broadcast shape. */
 bool fused_holds(const node *n);
 /* Whether `n` may fold a step's result on the CPU, and along which axes. */

@@ -6,6 +6,7 @@
  * on the number of threads. */
 #include "ops/reduce_kernel.h"
 
+#include "core/ints.h"
 #include "core/parallel.h"
 
 #include <math.h>
@@ -48,8 +49,6 @@ static void add_axis(odometer *o, int64_t dim, int64_t stride) {
     o->stride[o->rank++] = stride;
     o->count *= dim;
 }
-
-static int64_t clamp(int64_t x, int64_t least, int64_t most) { return x < least ? least : x > most ? most : x; }
 
 static layout layout_of(const shape *s, unsigned axes) {
     layout l = {.kept = {.count = 1}, .folded = {.count = 1}, .inner = 1, .inner_folded = true};

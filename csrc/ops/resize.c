@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "ops/grid_sample.h"
 #include "ops/spatial.h"
@@ -76,8 +77,6 @@ static int taps_of(const axis_plan *a) {
     return 2 * (int)ceil(reach * stretch_of(a)) + (a->antialias ? 1 : 0);
 }
 
-static int64_t clamp(int64_t x, int64_t size) { return x < 0 ? 0 : x >= size ? size - 1 : x; }
-
 /* Column i of the tables: `taps` inputs and their weights. */
 static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index, double *weight) {
     const double x = source_of(a, i), stretch = stretch_of(a);
@@ -85,7 +84,7 @@ static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index,
     double total = 0;
 
     if (taps == 1) {
-        index[0] = clamp(nearest_index(a, x), a->in);
+        index[0] = clamp(nearest_index(a, x), 0, a->in - 1);
         weight[0] = 1;
         return;
     }
@@ -96,7 +95,7 @@ static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index,
         weight[k] = linear ? triangle(distance) : cubic_at(distance, a->cubic);
         /* A stretched kernel is cut off at the border; else the border's elements stand for what is beyond it. */
         if (outside && (a->exclude_outside || a->antialias)) weight[k] = 0;
-        index[k] = clamp(first + k, a->in);
+        index[k] = clamp(first + k, 0, a->in - 1);
         total += weight[k];
     }
     if (!a->exclude_outside && !a->antialias) return;

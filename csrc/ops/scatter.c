@@ -5,6 +5,7 @@
  * with op one of replace, add, mul, max, min. Results do not depend on the number of threads: whatever lands on one
  * element is taken in the order of the updates, by one thread. 16-bit floats are combined in float32.
  * Backward needs the indices; mul, max and min also x, u and y. */
+#include "core/ints.h"
 #include "core/parallel.h"
 #include "ops/combining.h"
 
@@ -201,8 +202,6 @@ static status infer_scatter_elements(graph *g, node *n) {
                     shape_text(x, tx), shape_text(index, ti), shape_text(&n->in[2]->shape, tu));
     return infer_scatter(g, n);
 }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static size_t scatter_elements_bytes(const node *n) {
     const shape *s = &n->in[0]->shape, *index = &n->in[1]->shape;

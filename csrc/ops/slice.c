@@ -5,6 +5,7 @@
  *     StridedSlice   y[i] = x[start + i * step]
  *     Place          y[start + i * step] = x[i], a filler (0) everywhere else
  * Each is the gradient of the other. A StridedSlice is always a view. Backward needs shapes only. */
+#include "core/ints.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -225,8 +226,6 @@ static status place_cpu(ctx *c, const call *k) {
 }
 
 /* --- Slice -------------------------------------------------------------------------------------------------------- */
-
-static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x > high ? high : x < low ? low : x; }
 
 /* Python's rules: negative positions count from the end, and everything is clamped to the axis. */
 static int64_t slice_axis(int64_t size, int64_t *start, int64_t end, int64_t step) {

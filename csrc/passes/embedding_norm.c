@@ -86,7 +86,7 @@ static status fuse(graph *g, node *n, int *fired) {
 static status run(graph *g, int *fired) {
     status s = OK;
     for (node *n = g->first; n && s == OK; n = n->next)
-        if (node_is(n, "LayerNormalization") && n->out[0]->n_uses + value_is_end(g, n->out[0])) s = fuse(g, n, fired);
+        if (node_is(n, "LayerNormalization") && value_is_read(g, n->out[0])) s = fuse(g, n, fired);
     return pass_end(g, s);
 }
 

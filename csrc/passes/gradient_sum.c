@@ -14,7 +14,7 @@
 
 /* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {
-    if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias") && !value_is(v, "GatherGrad")) return false;
+    if (!v->def || (!product_is(v->def) && !node_is(v->def, "GatherGrad"))) return false;
     return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(g, v);
 }
 

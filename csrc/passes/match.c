@@ -57,6 +57,8 @@ bool value_is_end(const graph *g, const value *v) {
 bool node_is(const node *n, const char *op) { return strcmp(n->op->name, op) == 0; }
 bool value_is(const value *v, const char *op) { return v->def && node_is(v->def, op); }
 
+bool value_is_read(const graph *g, const value *v) { return v->n_uses > 0 || value_is_end(g, v); }
+
 bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 
 node *value_first_reader(const value *v) {

@@ -57,6 +57,8 @@ bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPT
 
 /* True when the graph gives `v` back: it is an output, a write or a gradient. */
 bool value_is_end(const graph *g, const value *v);
+/* True unless nobody asks for `v` any more. */
+bool value_is_read(const graph *g, const value *v);
 bool node_is(const node *n, const char *op);
 /* Was it computed by this operator? */
 bool value_is(const value *v, const char *op);

@@ -48,7 +48,7 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
 
 static bool is_read_by_products(const value *v) {
     for (const use *u = v->uses; u; u = u->next)
-        if (!node_is(u->user, "MatMul") && !node_is(u->user, "MatMulBias")) return false;
+        if (!product_is(u->user)) return false;
     return v->uses != NULL;
 }
 

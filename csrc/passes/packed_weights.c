@@ -15,8 +15,8 @@ static int64_t rows_of(const node *n) { return shape_span(&n->in[0]->shape, 0, n
 
 /* A product by one matrix for all of its rows, which is not laid out yet. */
 static bool is_product(const node *n) {
-    if (!node_is(n, "MatMul") && !(node_is(n, "MatMulBias") && n->n_in < 4)) return false;
-    return n->in[0]->shape.rank > 1 && n->in[1]->shape.rank == 2 && n->in[0] != n->in[1];
+    return product_is(n) && n->n_in < 4 && n->in[0]->shape.rank > 1 && n->in[1]->shape.rank == 2 &&
+           n->in[0] != n->in[1];
 }
 
 static bool are_alike(const node *n, const node *m) {
@@ -34,22 +34,19 @@ static status find_products(graph *g, node *n, node ***found, int *count) {
 }
 
 static status read_laid_out(graph *g, node *n, value *laid) {
-    const bool wide = node_attr(n, "wide") && node_int(n, "wide");
-    value *in[] = {n->in[0], n->in[1], node_in(n, 2), laid}, *y = NULL;
+    value *in[] = {n->in[0], n->in[1], node_in(n, 2), laid}, *y;
 
     pass_emits(g, n->next, n);
-    TRY(graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n)), INT("wide", wide)), 4, in, 1, &y));
+    TRY(product_emit(g, n, 4, in, &y));
     return graph_replace(g, n->out[0], y);
 }
-
-static bool is_dead(const graph *g, const node *n) { return n->out[0]->n_uses == 0 && !value_is_end(g, n->out[0]); }
 
 static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) {
         node **products;
         value *laid;
         int count;
-        if (!is_product(n) || n->in[1]->n_uses < LEAST || is_dead(g, n)) continue;
+        if (!is_product(n) || n->in[1]->n_uses < LEAST || !value_is_read(g, n->out[0])) continue;
         TRY(find_products(g, n, &products, &count));
         if (count < LEAST) continue;
         pass_emits(g, n, n);

@@ -36,7 +36,7 @@ static bool is_narrow(const node *n) {
     const value *a, *b, *bias;
     int64_t width;
 
-    if (!node_is(n, "MatMul") && !node_is(n, "MatMulBias")) return false;
+    if (!product_is(n)) return false;
     a = n->in[0];
     b = n->in[1];
     bias = node_in(n, 2);
@@ -53,27 +53,30 @@ static bool are_alike(const node *n, const node *m) {
     return bias ? other && other->type == bias->type : !other;
 }
 
-/* Makes `v` known before `first`, moving the casts and transposes of a weight there; false where more is in between.
- * Nodes before `first` are marked. */
-static bool is_there_before(graph *g, const value *v, node *first) {
+/* Known so far, or the casts and transposes of what is: nodes so far are marked. */
+static bool is_ready(const value *v) {
+    const node *n = v ? v->def : NULL;
+    return !n || n->mark || ((node_is(n, "Cast") || node_is(n, "Transpose")) && is_ready(n->in[0]));
+}
+
+static void make_ready(graph *g, const value *v, node *first) {
     node *n = v ? v->def : NULL;
 
-    if (!n || n->mark) return true;
-    if ((!node_is(n, "Cast") && !node_is(n, "Transpose")) || !is_there_before(g, n->in[0], first)) return false;
+    if (!n || n->mark) return;
+    make_ready(g, n->in[0], first);
     graph_move(g, n, first);
     n->mark = true;
-    return true;
 }
 
 /* `first` and what follows and is like it; how many. */
-static int find_parallel(graph *g, node *first, node *found[MOST]) {
+static int find_parallel(node *first, node *found[MOST]) {
     int count = 0;
 
     found[count++] = first;
     for (const use *u = first->in[0]->uses; u && count < MOST; u = u->next) {
         node *n = u->user;
         if (n == first || n->mark || !are_alike(first, n)) continue;
-        if (is_there_before(g, n->in[1], first) && is_there_before(g, node_in(n, 2), first)) found[count++] = n;
+        if (is_ready(n->in[1]) && is_ready(node_in(n, 2))) found[count++] = n;
     }
     return count;
 }
@@ -108,6 +111,10 @@ static status multiply(graph *g, node *const *of, int count) {
     value *all, *bias, *y, *part;
     int64_t at = 0;
 
+    for (int i = 1; i < count; i++) {
+        make_ready(g, of[i]->in[1], of[0]);
+        make_ready(g, node_in(of[i], 2), of[0]);
+    }
     pass_emits(g, of[0], first);
     TRY(join_matrices(g, of, count, &all));
     TRY(join_biases(g, of, count, &bias));
@@ -127,7 +134,7 @@ static status run_all(graph *g, int *fired) {
         node *of[MOST];
         n->mark = true;
         if (!is_narrow(n) || n->in[0]->n_uses < 2) continue;
-        const int count = find_parallel(g, n, of);
+        const int count = find_parallel(n, of);
         if (count < 2) continue;
         TRY(multiply(g, of, count));
         *fired += count - 1;

@@ -3,14 +3,15 @@
 
 #include <string.h>
 
-extern const pass_def attention_fusion, attention_lengths, concat_gradient, concat_slices, efficient_attention,
-    embedding_norm, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss, loss_cast, loss_gradient,
-    masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights, padding_removal, parallel_products,
-    pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion, row_fusion, row_selection,
-    safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
+extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices,
+    efficient_attention, embedding_norm, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss,
+    loss_cast, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights,
+    padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion,
+    row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
+    &clean_up,
     &safe_softmax,
     &masked_softmax,
     &gelu_fusion,
@@ -47,7 +48,7 @@ const pass_def *const passes[] = {
 };
 /* clang-format on */
 
-_Static_assert(sizeof passes / sizeof *passes - 1 <= MAX_PASSES, "a pass has one of 32 bits");
+_Static_assert(sizeof passes / sizeof *passes - 1 <= MAX_PASSES, "a pass has one of 64 bits");
 
 #ifdef ORT_VERIFY
 static status check(graph *g) { return graph_verify(g); }
@@ -55,16 +56,16 @@ static status check(graph *g) { return graph_verify(g); }
 static status check(graph *g) { return (void)g, OK; }
 #endif
 
-uint32_t pass_bit(const char *name) {
+uint64_t pass_bit(const char *name) {
     for (int i = 0; passes[i]; i++)
-        if (strcmp(passes[i]->name, name) == 0) return UINT32_C(1) << i;
+        if (strcmp(passes[i]->name, name) == 0) return UINT64_C(1) << i;
     return 0;
 }
 
-uint32_t passes_above(int level) {
-    uint32_t bits = 0;
+uint64_t passes_above(int level) {
+    uint64_t bits = 0;
     for (int i = 0; passes[i]; i++)
-        if (passes[i]->level > level) bits |= UINT32_C(1) << i;
+        if (passes[i]->level > level) bits |= UINT64_C(1) << i;
     return bits;
 }
 
@@ -92,7 +93,7 @@ status pass_end(graph *g, status s) {
     return s;
 }
 
-status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired) {
+status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired) {
     for (int i = 0; passes[i]; i++) {
         int count;
         if (!(passes[i]->stage & stage) || (disabled >> i & 1) || !is_for(passes[i], g)) continue;

@@ -4,8 +4,9 @@
 
 #include "passes/match.h"
 
-/* AFTER_GRADIENT: only where there is one. LAST: always, after all others. */
-typedef enum pass_stage { BEFORE_GRADIENT = 1, AFTER_GRADIENT = 2, LAST = 4 } pass_stage;
+/* AFTER_GRADIENT: only where there is one. LAST: always, after all others. WHILE_EMITTED: emit has done it, and running the
+ * pass only tells how often. */
+typedef enum pass_stage { BEFORE_GRADIENT = 1, AFTER_GRADIENT = 2, LAST = 4, WHILE_EMITTED = 8 } pass_stage;
 
 typedef enum pass_device { EVERYWHERE, FOR_CPUS, FOR_GPUS } pass_device;
 
@@ -18,19 +19,19 @@ typedef struct pass_def {
     pass_device device;
 } pass_def;
 
-enum { MAX_PASSES = 32 };
+enum { MAX_PASSES = 64 };
 
 /* Ended by NULL. A pass is switched off by the bit of its place in this table. */
 extern const pass_def *const passes[];
 
 /* The bit of a pass; 0 when there is none of that name. */
-uint32_t pass_bit(const char *name);
+uint64_t pass_bit(const char *name);
 /* The bits of all passes above a level. */
-uint32_t passes_above(int level);
+uint64_t passes_above(int level);
 
 /* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
  * something; `fired` may be NULL. */
-MUST_USE status passes_run(graph *g, pass_stage stage, uint32_t disabled, int *fired);
+MUST_USE status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired);
 /* What is emitted from now on stands before `before`, with the name of `n` and in its part, forward or backward. */
 void pass_emits(graph *g, node *before, const node *n);
 /* What a pass that emits within the graph ends with: nodes are appended again, and what nothing needs is gone. `s`. */

@@ -14,8 +14,8 @@
 static bool is_product(const value *v) {
     const node *n = v->def;
 
-    if (!value_is(v, "MatMul") && !value_is(v, "MatMulBias")) return false;
-    return v->type != F64 && dtype_is_float(v->type) && n->in[0]->shape.rank > 1 && n->in[1]->shape.rank > 1;
+    return n && product_is(n) && v->type != F64 && dtype_is_float(v->type) && n->in[0]->shape.rank > 1 &&
+           n->in[1]->shape.rank > 1;
 }
 
 /* One weight for all rows, so that the library sees one product. */
@@ -71,7 +71,7 @@ static status find_totals(graph *g, const value *v, const node *with, node **out
     for (const use *u = v->uses; u && !*out; u = u->next) {
         bool does;
         const value *sum = u->user->n_out ? u->user->out[0] : NULL;
-        if (!sum || (sum->n_uses == 0 && !value_is_end(g, sum))) continue; /* replaced by now */
+        if (!sum || !value_is_read(g, sum)) continue; /* replaced by now */
         TRY(totals_all_rows(g, v, u->user, &does));
         if (does && u->user->backward == with->backward) *out = u->user;
     }
@@ -167,7 +167,7 @@ static status fuse_weight_gradient(graph *g, node *n, int *fired) {
 /* --- the pass ----------------------------------------------------------------------------------------------------- */
 
 static status visit(graph *g, node *n, int *fired) {
-    if (!n->n_out || !n->out[0] || (n->out[0]->n_uses == 0 && !value_is_end(g, n->out[0]))) return OK;
+    if (!n->n_out || !n->out[0] || !value_is_read(g, n->out[0])) return OK;
     if (value_is(n->out[0], "GeluTanh")) return fuse_gelu(g, n, fired);
     if (value_is(n->out[0], "GeluTanhGrad")) return fuse_gelu_grad(g, n, fired);
     return fuse_weight_gradient(g, n, fired);

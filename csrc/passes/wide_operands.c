@@ -15,8 +15,8 @@ enum { MOST = 3 };
 static bool is_product_by(const use *u, dtype narrow) {
     const node *n = u->user;
 
-    if (u->index > 1 || (!node_is(n, "MatMul") && !node_is(n, "MatMulBias"))) return false;
-    return n->in[0] != n->in[1] && n->in[1 - u->index]->type == narrow; /* which is what is multiplied */
+    return u->index < 2 && product_is(n) && n->in[0] != n->in[1] &&
+           n->in[1 - u->index]->type == narrow; /* which is what is multiplied */
 }
 
 /* How many products read `v`; more than MOST where others do. */
@@ -32,13 +32,11 @@ static int products_of(const graph *g, const value *v) {
 }
 
 static status multiply(graph *g, const node *n, int side, value *wide) {
-    const bool leaves_sums = node_attr(n, "wide") && node_int(n, "wide");
-    value *in[] = {n->in[0], n->in[1], node_in(n, 2)}, *y = NULL;
+    value *in[] = {n->in[0], n->in[1], node_in(n, 2)}, *y;
 
     in[side] = wide;
     pass_emits(g, n->next, n);
-    TRY(graph_emit(g, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(n)), INT("wide", leaves_sums)), n->n_in, in,
-                   1, &y));
+    TRY(product_emit(g, n, n->n_in, in, &y));
     return graph_replace(g, n->out[0], y);
 }
 

@@ -20,12 +20,24 @@ static status rewrite(graph *g, const compile_options *o, int *fired) {
     return OK;
 }
 
+/* A graph with nothing in it yet. */
+static status graph_for(ctx *c, const compile_options *o, graph **out) {
+    TRY(graph_new(c, out));
+    (*out)->sizes = o->sizes;
+    (*out)->n_sizes = o->n_sizes;
+    (*out)->host = o->host;
+    (*out)->cuda = o->cuda;
+    (*out)->padding_unseen = o->padding_unseen;
+    (*out)->as_written = o->disabled_passes & pass_bit("clean_up");
+    return OK;
+}
+
 status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     int fired[MAX_PASSES] = {0};
     graph *g;
 
-    TRY(specialise(c, model, inputs, o->n_sizes, o->sizes, o->host, o->cuda, &g));
-    g->padding_unseen = o->padding_unseen;
+    TRY(graph_for(c, o, &g));
+    TRY(specialise(g, model, inputs));
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
     TRY(rewrite(g, o, fired));
@@ -36,6 +48,7 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
         TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
     }
     TRY(passes_run(g, LAST, o->disabled_passes, fired));
+    TRY(passes_run(g, WHILE_EMITTED, o->disabled_passes, fired));
     TRY(plan_make(g, o->cuda, out));
     memcpy((*out)->fired, fired, sizeof fired);
     return OK;

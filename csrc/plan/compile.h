@@ -11,7 +11,7 @@ typedef struct compile_options {
     const int64_t *sizes;
     const host *host;         /* tells what its nodes compute; NULL: models must not have any */
     bool padding_unseen;      /* nobody looks at results for tokens that are padding */
-    uint32_t disabled_passes; /* bit i: pass i of the pipeline does not run */
+    uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
     bool cuda;                /* for a GPU */
 } compile_options;
 

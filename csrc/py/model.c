@@ -142,7 +142,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU;
-    unsigned int disabled = 0;
+    unsigned long long disabled = 0;
     int unseen = 0;
     graph *g = check_graph(object);
     input_spec *specs = NULL;
@@ -152,7 +152,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OIOOpi:plan", names, &inputs, &needs, &grads, &disabled,
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpi:plan", names, &inputs, &needs, &grads, &disabled,
                                            &known, &object_of_host, &unseen, &device))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);

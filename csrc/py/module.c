@@ -76,7 +76,7 @@ static PyObject *core_passes(PyObject *module, PyObject *unused) {
 
     (void)module, (void)unused;
     for (int i = 0; bits && passes[i]; i++) {
-        PyObject *bit = PyLong_FromUnsignedLong(pass_bit(passes[i]->name));
+        PyObject *bit = PyLong_FromUnsignedLongLong(pass_bit(passes[i]->name));
         if (!bit || PyDict_SetItemString(bits, passes[i]->name, bit) < 0) Py_CLEAR(bits);
         Py_XDECREF(bit);
     }
@@ -85,7 +85,7 @@ static PyObject *core_passes(PyObject *module, PyObject *unused) {
 
 static PyObject *core_optional_passes(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromUnsignedLong(passes_above(0));
+    return PyLong_FromUnsignedLongLong(passes_above(0));
 }
 
 static PyObject *core_cuda_devices(PyObject *module, PyObject *unused) {

@@ -53,19 +53,13 @@ status make_prologue(graph *g) {
     return graph_add_output(g, g->pending);
 }
 
-status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes, const host *h,
-                  bool cuda, graph **out) {
-    graph *g;
+status specialise(graph *g, const graph *model, const input_spec *specs) {
+    ctx *c = g->c;
     value **map, **buffer;
     int widest = 0;
 
-    TRY(graph_new(c, &g));
-    g->cuda = cuda;
     g->opset = model->opset;
     g->specialised = true;
-    g->sizes = sizes;
-    g->host = h;
-    g->n_sizes = n_sizes;
     TRY(NEW(c, map, model->n_values));
     for (int i = 0; i < model->n_inputs; i++) {
         value *declared = model->inputs[i], *v;
@@ -79,10 +73,7 @@ status specialise(ctx *c, const graph *model, const input_spec *specs, int n_siz
     TRY(NEW(c, buffer, widest));
     for (const node *n = model->first; n; n = n->next) {
         status s = emit_model_node(g, n, map, buffer);
-        if (s == E_PENDING) {
-            *out = g;
-            return make_prologue(g);
-        }
+        if (s == E_PENDING) return make_prologue(g);
         TRY(s);
     }
     g->emit_name = NULL;
@@ -93,6 +84,5 @@ status specialise(ctx *c, const graph *model, const input_spec *specs, int n_siz
         if (!map[v->id]) return fail(c, E_UNSUPPORTED, "output %s is not computed", v->name ? v->name : "?");
         TRY(graph_add_output(g, map[v->id]));
     }
-    *out = g;
     return OK;
 }

@@ -10,15 +10,14 @@ typedef struct input_spec {
     bool needs_grad;
 } input_spec;
 
-/* `specs` has one entry for each input of `model`, `sizes` the sizes that data decides as far as they are known. The
- * result lives in `c`; it shares the model's constants and names, so the model must outlive it. `model` is only read.
+/* Emits `model` into `g`, which is new and knows what it is for: the sizes that data decides as far as they are known, who
+ * runs nodes of its own, the device. `specs` has one entry for each input of `model`, which is only read; `g` shares its
+ * constants and names, so it must outlive `g`.
  *
  * Where a further size is needed the result is a *prologue*: its pending value is set, and is its only output. Running
- * it tells the size, and specialise goes on from there when it is called with one size more. `h` is asked about nodes
- * that it runs; after a prologue for one of them it knows more itself. NULL: there must be none. `cuda`: the plan is for a
- * GPU. */
-MUST_USE status specialise(ctx *c, const graph *model, const input_spec *specs, int n_sizes, const int64_t *sizes,
-                           const host *h, bool cuda, graph **out);
+ * it tells the size, and specialise goes on from there when it is called with one size more. `g->host` is asked about nodes
+ * that it runs; after a prologue for one of them it knows more itself. NULL: there must be none. */
+MUST_USE status specialise(graph *g, const graph *model, const input_spec *specs);
 /* Cuts a graph off at its pending size, which a pass may have asked for too: nothing else is computed or written. */
 MUST_USE status make_prologue(graph *g);
 

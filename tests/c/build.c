@@ -92,14 +92,14 @@ void check_rewrite(graph *g, const char *name, const char *after) {
 
     CHECK(pass_bit(name) != 0);
     for (pass_stage stage = BEFORE_GRADIENT; stage <= LAST; stage <<= 1)
-        CHECK_OK(g->c, passes_run(g, stage, ~UINT32_C(0), fired));
+        CHECK_OK(g->c, passes_run(g, stage, ~UINT64_C(0), fired));
     CHECK_TEXT(g, before);
     for (pass_stage stage = BEFORE_GRADIENT; stage <= LAST; stage <<= 1)
         CHECK_OK(g->c, passes_run(g, stage, ~pass_bit(name), fired));
     CHECK_OK(g->c, graph_verify(g));
     CHECK_TEXT(g, after);
     for (int i = 0; passes[i]; i++) {
-        CHECK(fired[i] == 0 || pass_bit(name) == UINT32_C(1) << i);
+        CHECK(fired[i] == 0 || pass_bit(name) == UINT64_C(1) << i);
         total += fired[i];
     }
     CHECK((total > 0) == (strcmp(before, after) != 0));

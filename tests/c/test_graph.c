@@ -93,6 +93,59 @@ TEST(what_changes_nothing_is_left_out) {
     ctx_release(&c);
 }
 
+/* Forth and back, by shapes, axes and types, and some arithmetic that does nothing. */
+static value *in_a_roundabout_way(graph *g, value *x) {
+    const attr *turn = NODE_ATTRS(INTS("perm", 2, ((int64_t[]){1, 0})));
+    value *y = NODE(g, "Reshape", NODE(g, "Reshape", x, INT_LIST(g, 6)), INT_LIST(g, -1, 2));
+
+    y = NODE(g, "Mul", NODE(g, "Add", y, number(g, F32, 0)), number(g, F32, 1));
+    y = NODE_WITH(g, "Transpose", turn, NODE_WITH(g, "Transpose", turn, NODE(g, "Neg", NODE(g, "Neg", y))));
+    y = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[F64].onnx)), y);
+    y = NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", dtype_table[F32].onnx)), y);
+    return NODE(g, "Expand", NODE(g, "Expand", y, INT_LIST(g, 1, 3, 2)), INT_LIST(g, 4, 3, 2));
+}
+
+TEST(one_form_for_one_meaning) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    make_output(g, in_a_roundabout_way(g, INPUT(g, "x", F32, 2, 3)));
+    graph_remove_dead(g);
+    CHECK_TEXT(g, "input %0 x float32[2, 3] grad\n"
+                  "%1 = Reshape(%0 x, [1, 3, 2], allowzero=1) float32[1, 3, 2]\n"
+                  "%2 = Expand(%1, [4, 3, 2]) float32[4, 3, 2]\n"
+                  "output %2\n");
+    CHECK(g->n_simplified > 0);
+    ctx_release(&c);
+}
+
+TEST(a_graph_as_it_is_written) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+
+    g->as_written = true;
+    make_output(g, in_a_roundabout_way(g, INPUT(g, "x", F32, 2, 3)));
+    CHECK_OK(&c, graph_verify(g));
+    CHECK_TEXT(g, "input %0 x float32[2, 3] grad\n"
+                  "%1 = Reshape(%0 x, [6]) float32[6]\n"
+                  "%2 = Reshape(%1, [-1, 2]) float32[3, 2]\n"
+                  "%3 = Add(%2, 0) float32[3, 2]\n"
+                  "%4 = Mul(%3, 1) float32[3, 2]\n"
+                  "%5 = Neg(%4) float32[3, 2]\n"
+                  "%6 = Neg(%5) float32[3, 2]\n"
+                  "%7 = Transpose(%6, perm=[1, 0]) float32[2, 3]\n"
+                  "%8 = Transpose(%7, perm=[1, 0]) float32[3, 2]\n"
+                  "%9 = Cast(%8, to=11) float64[3, 2]\n"
+                  "%10 = Cast(%9, to=1) float32[3, 2]\n"
+                  "%11 = Expand(%10, [1, 3, 2]) float32[1, 3, 2]\n"
+                  "%12 = Expand(%11, [4, 3, 2]) float32[4, 3, 2]\n"
+                  "output %12\n");
+    CHECK(g->n_simplified == 0);
+    ctx_release(&c);
+}
+
 TEST(a_narrowing_cast_stays) {
     ctx c;
     ctx_init(&c);

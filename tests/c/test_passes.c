@@ -8,11 +8,11 @@
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
 TEST(every_pass_has_a_name_and_a_switch) {
-    uint32_t all = 0;
+    uint64_t all = 0;
     for (int i = 0; passes[i]; i++) {
         CHECK(passes[i]->name && passes[i]->name[0]);
         CHECK(!passes[i]->rules != !passes[i]->run);
-        CHECK(pass_bit(passes[i]->name) == UINT32_C(1) << i);
+        CHECK(pass_bit(passes[i]->name) == UINT64_C(1) << i);
         all |= pass_bit(passes[i]->name);
     }
     CHECK(pass_bit("no_such_pass") == 0);

@@ -394,7 +394,7 @@ TEST(totals_beside_sums_that_stay_wide_are_wide) {
     ctx c;
     ctx_init(&c);
     graph *g = weight_gradient(&c, true, 0);
-    uint32_t only = pass_bit("product_cast") | pass_bit("product_epilogue");
+    uint64_t only = pass_bit("product_cast") | pass_bit("product_epilogue");
     int fired[MAX_PASSES] = {0};
 
     CHECK_OK(&c, passes_run(g, AFTER_GRADIENT, ~only, fired));

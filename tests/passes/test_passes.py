@@ -26,7 +26,9 @@ F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 # Difference allowed, relative to the largest number of each tensor: the passes change the order of roundings.
 # In a sanitized build a graph without any pass is 3.2e-6 off in attention's sums.
 TOLERANCE = {F32: 4e-6 if SANITIZED else 2e-6, F64: 1e-13, BF16: 2e-2}
-ALL_PASSES, NO_PASSES = 0, 0xFFFFFFFF
+CLEAN_UP = _core.passes()["clean_up"]
+# What passes look for is told of clean graphs.
+ALL_PASSES, NO_PASSES = 0, sum(_core.passes().values()) - CLEAN_UP
 
 
 # --- what is rewritten ------------------------------------------------------------------------------------------------
@@ -300,7 +302,12 @@ def run(session, tensors, dy, disabled):
     specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
     plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled)
     result = Run(plan, tensors, 0)
-    return plan.fired, [result.outputs[0], *result.backward([dy])]
+    return found(plan), [result.outputs[0], *result.backward([dy])]
+
+
+def found(plan):
+    """How often each pass has, but for the one that finds something everywhere."""
+    return {name: times for name, times in plan.fired.items() if name != "clean_up"}
 
 
 def difference(ours, theirs):
@@ -329,7 +336,7 @@ def test_pass(case, dtype):
     tensors = [leaf.detach().contiguous() for leaf in leaves]
     bit = _core.passes()[case.name]
     without = bit & _core.optional_passes()
-    for disabled in (NO_PASSES ^ bit, ALL_PASSES, without):
+    for disabled in (NO_PASSES ^ bit, ALL_PASSES, without, CLEAN_UP):
         fired, results = run(session, tensors, dy, disabled)
         assert disabled != NO_PASSES ^ bit or set(fired) == {case.name}
         assert not disabled & bit or case.name not in fired
@@ -361,8 +368,31 @@ def test_the_gradient_of_a_weight_that_is_used_again():
 
 def test_switched_off():
     session = export(nn.GELU(), [torch.ones(2, 3)])
-    fired, _ = run(session, [torch.ones(2, 3)], torch.ones(2, 3), NO_PASSES)
-    assert fired == {}
+    plan = session.model.plan([("float32", (2, 3))], [True], [True], NO_PASSES | CLEAN_UP)
+    assert plan.fired == {}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_clean_up(dtype):
+    """As people write it, shapes, axes and types there and back: the same bits with fewer steps."""
+
+    def forward(x):
+        y = x.view(2, 12).reshape(4, 6).t().t() + 0
+        y = -(-y * 1).double().to(dtype).expand(4, 6).sum(0, keepdim=True).mean(0)
+        return y.unsqueeze(0).expand(3, 6).expand(2, 3, 6).reshape(6, 6)
+
+    x, dy = torch.randn(4, 6, dtype=dtype), torch.randn(6, 6, dtype=dtype)
+    session, leaf = export(Function(forward), [x]), x.clone().requires_grad_()
+    y = forward(leaf)
+    expected = [y.detach(), *torch.autograd.grad(y, leaf, dy)]
+    steps = []
+    for disabled in (ALL_PASSES, NO_PASSES, CLEAN_UP, NO_PASSES | CLEAN_UP):
+        plan = session.model.plan([(DTYPES[dtype], (4, 6))], [True], [True], disabled)
+        assert ("clean_up" in plan.fired) == (not disabled & CLEAN_UP)
+        steps.append(sum(plan.nodes))
+        for ours, theirs in zip(run(session, [x], dy, disabled)[1], expected, strict=True):
+            assert difference(ours, theirs) <= TOLERANCE[dtype]
+    assert steps[0] < steps[2] and steps[1] < steps[3]
 
 
 def test_angles_with_a_gradient_stay():
