@@ -306,12 +306,6 @@ bool fused_holds(const node *n) {
     return tile_function(op, last, n->out[0]->type) != NULL;
 }
 
-static int find(value *const *list, int count, const value *v) {
-    for (int i = 0; i < count; i++)
-        if (list[i] == v) return i;
-    return NOWHERE;
-}
-
 static bool used_elsewhere(const value *v, const fused_chain *ch) {
     for (const use *u = v->uses; u; u = u->next) {
         bool inside = false;
@@ -386,7 +380,7 @@ status fused_emit(graph *g, const fused_chain *ch, value **out) {
     for (int i = 0; i < ch->n_steps; i++)
         for (int j = 0; j < steps[i]->n_in; j++) {
             value *v = steps[i]->in[j];
-            if (find(made, i, v) < 0 && find(in, n_in, v) < 0) {
+            if (fused_place(made, i, v) < 0 && fused_place(in, n_in, v) < 0) {
                 if (n_in == FUSED_OPERANDS) return fail(g->c, E_INVALID, "a fused chain has too many operands");
                 in[n_in++] = v;
             }
@@ -398,8 +392,8 @@ status fused_emit(graph *g, const fused_chain *ch, value **out) {
         memcpy(names + length, steps[i]->op->name, more);
         length += more;
         for (int j = 0; j < steps[i]->n_in; j++) {
-            int from = find(made, i, steps[i]->in[j]);
-            operands[n_operands++] = from >= 0 ? n_in + from : find(in, n_in, steps[i]->in[j]);
+            int from = fused_place(made, i, steps[i]->in[j]);
+            operands[n_operands++] = from >= 0 ? n_in + from : fused_place(in, n_in, steps[i]->in[j]);
         }
         types[i] = steps[i]->out[0]->type;
         tile_parameters(steps[i], params + i * TILE_PARAMS);

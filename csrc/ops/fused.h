@@ -6,6 +6,13 @@
 
 enum { NOWHERE = -1, FUSED_NAME = 64 }; /* bytes of an operator's name */
 
+/* Where `v` is in a list, or NOWHERE. */
+static inline int fused_place(value *const *list, int count, const value *v) {
+    for (int i = 0; i < count; i++)
+        if (list[i] == v) return i;
+    return NOWHERE;
+}
+
 typedef struct fused_step {
     const op_def *op;
     tile_fn *fn;

@@ -436,17 +436,11 @@ static void add_names(char *to, const char *names) {
     memcpy(to + length, names, strlen(names) + 1);
 }
 
-static int find(value *const *list, int count, const value *v) {
-    for (int i = 0; i < count; i++)
-        if (list[i] == v) return i;
-    return NOWHERE;
-}
-
 /* The number of what operand `i` of a stage stands for; one of the node's operands counts from -1 down, since they are
  * not all known yet. */
 static status number_of(graph *g, const rows_chain *ch, lists *l, const node *n, int i, int64_t *number) {
     value *v = n->in[i];
-    const int made = find(l->made, l->n_made, fused_rows_source(v));
+    const int made = fused_place(l->made, l->n_made, fused_rows_source(v));
     int at;
 
     if (made >= 0) {
@@ -459,7 +453,7 @@ static status number_of(graph *g, const rows_chain *ch, lists *l, const node *n,
         if (shape_count(&v->shape) == 1) s = SCALAR;
         if (!shape_equal(&s, &v->shape)) TRY(emit_reshape(g, v, &s, &v));
     }
-    at = find(l->in, l->n_in, v);
+    at = fused_place(l->in, l->n_in, v);
     if (at < 0) {
         if (l->n_in == ROWS_READS) return fail(g->c, E_INVALID, "a chain of rows has too many operands");
         at = l->n_in;
@@ -525,7 +519,7 @@ status fused_rows_emit(graph *g, const rows_chain *ch, value **out) {
         random |= (ch->stages[i]->op->flags & RANDOM) != 0;
     }
     for (int i = 0; i < l->n_reads; i++) l->reads[i] = l->reads[i] < 0 ? -1 - l->reads[i] : l->reads[i] + l->n_in;
-    for (int i = 0; i < ch->n_gives; i++) l->gives[i] = l->n_in + find(l->made, l->n_made, ch->gives[i]);
+    for (int i = 0; i < ch->n_gives; i++) l->gives[i] = l->n_in + fused_place(l->made, l->n_made, ch->gives[i]);
     const attr attrs[] = {
         STRING("steps", l->steps),
         INTS("operands", l->n_operands, l->operands),

@@ -47,6 +47,8 @@ static status place_results(graph *g, const node *n, layout *where, bool *viewed
     layout *l = &where[n->out[0]->id];
     l->root = where[n->in[0]->id].root;
     l->offset = where[n->in[0]->id].offset + offset;
+    /* Along axes of one element a view may have any stride; kernels divide by those of contiguous operands. */
+    if (tensor_contiguous(&out)) stride_contiguous(&out.shape, out.stride);
     for (int i = 0; i < out.shape.rank; i++) l->stride[i] = out.stride[i];
     *viewed = true;
     return OK;

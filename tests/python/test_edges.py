@@ -369,6 +369,28 @@ for how, around in itertools.product(("nearest", "bilinear", "bicubic"), ("zeros
         grad=how != "bilinear" or around == "zeros",  # PyTorch crashes
     )
 
+# The first of several copies: a view whose axis of one element has a stride of 0.
+ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+for name, function in (
+    ("nonzero", lambda x: ((x > 0).expand(2, 3, 4)[:1].nonzero(), x)),
+    ("masked_select", lambda x: x.expand(2, 3, 4)[:1].masked_select((x > 0).expand(2, 3, 4)[:1])),
+    ("matmul", lambda x: x.expand(2, 3, 4)[:1] @ x[:1].expand(3, 4)[:1].t()),
+    ("outer", lambda x: x[:1].expand(3, 4)[:1].t() @ x[1:2].expand(5, 4)[:1]),
+    ("sort", lambda x: x.expand(2, 3, 4)[:1].sort(1)),
+    ("cumsum", lambda x: x.expand(2, 3, 4)[:1].cumsum(0)),
+    ("topk", lambda x: x.expand(2, 3, 4)[:1].topk(2)),
+    ("softmax", lambda x: x.expand(2, 3, 4)[:1].softmax(0)),
+    ("layer_norm", lambda x: F.layer_norm(x.expand(2, 3, 4)[:1], (3, 4))),
+    ("conv1d", lambda x: F.conv1d(x.expand(2, 3, 4)[:1], x[None, :, :2].expand(2, 3, 2)[:1], padding=1)),
+    ("max_pool1d", lambda x: F.max_pool1d(x.expand(2, 3, 4)[:1], 2)),
+    ("attention", lambda x: F.scaled_dot_product_attention(*[x.expand(2, 2, 3, 4)[:1]] * 3)),
+    ("gather", lambda x: x.expand(2, 3, 4)[:1].gather(1, (x > 0).long().expand(2, 3, 4)[:1])),
+    ("index", lambda x: x[torch.arange(3).expand(2, 3)[:1]]),
+    ("roll", lambda x: x.expand(2, 3, 4)[:1].roll(1, 2)),
+    ("flip", lambda x: x.expand(2, 3, 4)[:1].flip(0, 2)),
+):
+    case(f"{name} of the first of copies", function, ROWS)
+
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
 #: Which zero an extreme of two zeros is depends on the CPU; a product with zero may have either sign.

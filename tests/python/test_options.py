@@ -110,7 +110,7 @@ BAD = {
     "ENABLE_MEM_EFFICIENT_GRAD_MGMT": ("AUTOMATIC", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
-    "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of clean_up, masked_softmax, gelu_fusion, silu_fusion,"),
+    "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of clean_up, masked_softmax, gelu_fusion,"),
 }
 FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is options.FLAG]
 PATHS = {"MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH"}  # any text is one
