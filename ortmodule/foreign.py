@@ -270,6 +270,7 @@ class Calls:
         self.done: dict[int, _Done] = {}
         self.grads: dict[int, dict[int, torch.Tensor | None]] = {}
         self.keep = False  # another backward may follow
+        self.released = False
         self.guess, self.guessed = True, False
         self.device: torch.device | None = None  # where operands are, unless on the CPU
 
@@ -354,7 +355,7 @@ class Calls:
         return dict.fromkeys(every) | dict(zip(indices, found, strict=True))
 
     def release(self) -> None:
-        self.done, self.grads = {}, {}
+        self.done, self.grads, self.released = {}, {}, True
 
 
 class DryCalls(Calls):

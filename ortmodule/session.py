@@ -111,7 +111,7 @@ class Run:
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
         """For one backward: the arena, and zeros for gradients that the plan is for and that are not there."""
         plan, arena = self.plan, self._arena
-        if (arena is None and plan.arena_bytes) or (self.calls is not None and not self.calls.done):
+        if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
             arena = arena.clone()

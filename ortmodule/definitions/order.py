@@ -101,10 +101,11 @@ def _clamp(x, low=None, high=None):
     if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
         raise Keep
     bounds = [bound for bound in (low, high) if bound is not None]
-    value, inside = x.detach(), True
+    value, inside = x.detach(), None
     for bound, nearer in zip((low, high), (torch.maximum, torch.minimum), strict=True):
         if bound is not None:
-            inside = (x >= bound if bound is low else x <= bound) & inside
+            within = x >= bound if bound is low else x <= bound
+            inside = within if inside is None else inside & within
             value = nearer(value, bound.detach())
     below = False if low is None else (x < low) & (low < high) if len(bounds) == 2 else x < low
     above = False if high is None else (x > high) | (high < low) if len(bounds) == 2 else x > high

@@ -135,6 +135,32 @@ def test_a_number_of_repeats():
     assert explain(ours).captured and explain(ours).exports == 1
 
 
+class Unread(Between):
+    """The operator's result is nobody's operand; its size is asked for."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        z = self.function(y)
+        return y.tanh().sum() if z.shape[0] < 100 else z.sum()
+
+
+def test_results_that_nobody_reads():
+    """There is nothing to run for them, in backward neither, and one backward is all there is without retain_graph."""
+    eager, ours = Unread(torch.special.i1), ORTModule(Unread(torch.special.i1))
+    ours.load_state_dict(eager.state_dict())
+    for n in (2, 3, 8, 5, 2):
+        x = torch.randn(n, 6, dtype=torch.float64)
+        for module in (ours, eager):
+            module.zero_grad()
+            loss = module(x)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+        torch.testing.assert_close(ours.linear.weight.grad, eager.linear.weight.grad)
+    assert explain(ours).captured
+
+
 def test_results_that_are_operands_become_views():
     """`x.to(x.dtype)` is x: a node has as many results whatever has nothing to do."""
     x = torch.randn(3, requires_grad=True)

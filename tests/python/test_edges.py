@@ -393,6 +393,9 @@ for name, function in (
 
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
+#: The operator runs in PyTorch, inside the graph.
+ATEN = {"scatter_reduce amax, False", "scatter_reduce amin, False", "bincount", "linspace", "instance_norm"}
+ATEN |= {"batch_norm without statistics", "batch_norm of rows"}
 #: Which zero an extreme of two zeros is depends on the CPU; a product with zero may have either sign.
 ANY_ZERO = {"maximum of odd", "minimum of odd", "hinge at its edge", "xlogy"}
 
@@ -427,3 +430,4 @@ def test_edges(name):
                     assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan()), "zeros of the other sign"
     report = explain(ours)
     assert report.captured or name in PYTORCH, report.fallback
+    assert not report.aten_ops or name in ATEN, report.aten_ops

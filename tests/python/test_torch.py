@@ -103,6 +103,9 @@ case("addcdiv", lambda x, w: torch.addcdiv(x, x, w.abs() + 1, value=0.5), rows, 
 case("lerp", lambda x, w: torch.lerp(x, w, 0.3), rows, (6,))
 case("clamp", of(lambda y: y.clamp(-0.5, 0.5)), rows, (6,))
 case("clamp from below", of(lambda y: y.clamp(min=0.1)), rows, (6,))
+case("clamp by a size", of(lambda y: (y.clamp(max=y.shape[0] - 3), y.clamp_min(-y.shape[0] / 4))), rows, (6,))
+case("clamp ints by a size", of(lambda y: y * (3 * y).long().clamp(max=y.shape[0] - 3)), rows, (6,))
+case("clamp by one tensor", lambda x, w: (x.clamp(min=w), x.clamp(max=(x * w).mean())), rows, (6,))
 case("clamp by tensors", lambda x, w: torch.clamp(x, w - 1, w + 1), rows, (6,))
 case("where", lambda x, w: torch.where(x > 0, x * w, w), rows, (6,))
 case("masked_fill", lambda x, w: (x * w).masked_fill(x > 0, -1e4), rows, (6,))
@@ -494,3 +497,4 @@ def test_function(name):
     assert report.captured or name in PYTORCH, report.fallback
     if report.captured:
         assert report.exports == (2 if name in TWO_GRAPHS else 1)
+        assert not report.aten_ops
