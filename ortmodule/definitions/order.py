@@ -109,8 +109,11 @@ def _clamp(x, low=None, high=None):
             value = nearer(value, bound.detach())
     below = False if low is None else (x < low) & (low < high) if len(bounds) == 2 else x < low
     above = False if high is None else (x > high) | (high < low) if len(bounds) == 2 else x > high
+    rest = value
     for taken, bound in ((above, high), (below, low)):
         value = value if bound is None else torch.where(taken, bound, value)
+    if len(bounds) == 2 and rest.is_floating_point():  # what a NaN has part in is NaN, and its gradient a bound's
+        value = value + torch.where(rest.isnan(), rest, -0.0)
     return torch.where(inside, x, value)
 
 
