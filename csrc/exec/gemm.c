@@ -89,10 +89,21 @@ static void blas_pairs(void *arg, int64_t begin, int64_t end) {
             j->lib->dgemm_(&j->b.transposed, &j->a.transposed, &g->n, &g->m, &g->k, &g->alpha,
                            (const double *)g->b + at.b, &j->b.ld, (const double *)g->a + at.a, &j->a.ld, &g->beta,
                            (double *)g->c + at.c, &g->c_row);
+        else if (g->type == BF16)
+            j->lib->gemm_bf16bf16f32_(&j->b.transposed, &j->a.transposed, &g->n, &g->m, &g->k, &alpha,
+                                      (const uint16_t *)g->b + at.b, &j->b.ld, (const uint16_t *)g->a + at.a, &j->a.ld,
+                                      &beta, (float *)g->c + at.c, &g->c_row);
         else
             j->lib->sgemm_(&j->b.transposed, &j->a.transposed, &g->n, &g->m, &g->k, &alpha, (const float *)g->b + at.b,
                            &j->b.ld, (const float *)g->a + at.a, &j->a.ld, &beta, (float *)g->c + at.c, &g->c_row);
     }
+}
+
+/* Of 16-bit floats MKL has a product that leaves its sums in float32. */
+static bool blas_has(const torch_lib *lib, const gemm *g) {
+    if (g->wide_a || g->wide_b) return false;
+    if (g->type == BF16) return g->wide_c && lib->gemm_bf16bf16f32_;
+    return g->type == F32 ? lib->sgemm_ != NULL : g->type == F64 && lib->dgemm_;
 }
 
 static bool blas(gemm *g) {
@@ -100,7 +111,7 @@ static bool blas(gemm *g) {
     int64_t count = gemm_pairs(g), threads = parallel_threads();
     double work = (double)g->m * (double)g->n * (double)g->k;
 
-    if (g->type == F32 ? !j.lib->sgemm_ : g->type != F64 || !j.lib->dgemm_) return false;
+    if (!blas_has(j.lib, g)) return false;
     if (!gemm_as_stored(g->m, g->k, g->a_row, g->a_col, &j.a) || !gemm_as_stored(g->k, g->n, g->b_row, g->b_col, &j.b))
         return false;
     if (g->m == 1) g->c_row = g->n;

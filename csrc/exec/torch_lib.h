@@ -22,6 +22,10 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
       (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,                 \
        const double *alpha, const double *a, const int64_t *lda, const double *b, const int64_t *ldb,                  \
        const double *beta, double *c, const int64_t *ldc))                                                             \
+    F(void, gemm_bf16bf16f32_,                                                                                         \
+      (const char *trans_a, const char *trans_b, const int64_t *m, const int64_t *n, const int64_t *k,                 \
+       const float *alpha, const void *a, const int64_t *lda, const void *b, const int64_t *ldb, const float *beta,    \
+       float *c, const int64_t *ldc))                                                                                  \
     F(int32_t, aoti_torch_dtype_float32, (void))                                                                       \
     F(int32_t, aoti_torch_dtype_float64, (void))                                                                       \
     F(int32_t, aoti_torch_dtype_bfloat16, (void))                                                                      \

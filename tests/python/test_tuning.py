@@ -1,9 +1,11 @@
 """Tuning: what is measured is used, kept, read again, and never in the way of training."""
 
+import ctypes
 import json
 import multiprocessing
 import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,11 +36,12 @@ def net():
     return nn.Sequential(nn.Linear(48, 40), nn.ReLU(), nn.Linear(40, 24))
 
 
-def step(model, dtype=torch.float32):
+def step(model, dtype=torch.float32, autocast=False):
     """The loss and the gradients."""
     torch.manual_seed(1)
     model.zero_grad()
-    loss = model(torch.randn(16, 48, dtype=dtype)).square().sum()
+    with torch.autocast("cpu", enabled=autocast):
+        loss = model(torch.randn(16, 48, dtype=dtype)).float().square().sum()
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
@@ -78,15 +81,17 @@ def test_products_are_measured_kept_and_read_again(settings, tmp_path):
     assert explain(third).tuned == 0  # nothing is measured twice
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize(
     "way", ["packed_f32", "packed_bf16", "packed_amx", "packed_amx_f32", "blas", "torch", "reference"]
 )
-def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_path, way, dtype):
+def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_path, way, kind):
     file = tmp_path / "mine.json"
     settings(ENABLE_TUNING=1, TUNING_RESULTS_PATH=file)
-    expected = step(net().to(dtype), dtype)
-    step(ORTModule(net().to(dtype)), dtype)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    of = (dtype, kind == "autocast")
+    expected = step(net().to(dtype), *of)
+    step(ORTModule(net().to(dtype)), *of)
     content = json.loads(file.read_text())
     entries = tuning._here(content)["products"].values()
     can = [way in entry["seconds"] for entry in entries]
@@ -97,12 +102,23 @@ def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_pat
     settings(ENABLE_TUNING=0)
     model = ORTModule(net().to(dtype))
     before = _core.tuning_uses()
-    found = step(model, dtype)
+    found = step(model, *of)
     after = _core.tuning_uses()
     changed = {name for name in after if after[name] != before[name]}
     assert changed <= {way} and (way in changed or not any(can))
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.5}
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if kind == "float32" else {"rtol": 0.05, "atol": 0.5}
     torch.testing.assert_close(found, expected, **tolerance)
+
+
+def test_sums_left_in_float32_may_be_those_of_mkl(settings, tmp_path):
+    """Gradients of weights under autocast: torch's wheels happen to export the product for them."""
+    settings(ENABLE_TUNING=1, TUNING_RESULTS_PATH=tmp_path / "mine.json")
+    step(ORTModule(net()), autocast=True)
+    sums = {c: e["seconds"] for c, e in products_of(tmp_path / "mine.json").items() if c.startswith("bfloat16+c ")}
+    torch_has = ctypes.CDLL(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    if not sums or not hasattr(torch_has, "gemm_bf16bf16f32_"):
+        pytest.skip("this CPU rounds sums, or this torch has no such product")
+    assert all("blas" in seconds for seconds in sums.values())
 
 
 def test_a_limit_still_measures(settings, tmp_path):
