@@ -247,5 +247,6 @@ def _unscale(optimizer: Any, sums: _Sums, original: Any, *args: Any, **kwargs: A
 
 def _reads_scaled(optimizer: Any, inner: Any) -> bool:
     """A hook before the step would see gradients that are not unscaled yet."""
-    hooks = getattr(inner, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks
-    return type(inner) is FusedAdam and not hooks and not getattr(optimizer, "torch_autocast_gradscaler", None)
+    hooks = [*getattr(inner, "_optimizer_step_pre_hooks", {}).values(), *_global_optimizer_pre_hooks.values()]
+    reads = any(getattr(hook, "reads_gradients", True) for hook in hooks)
+    return type(inner) is FusedAdam and not reads and not getattr(optimizer, "torch_autocast_gradscaler", None)

@@ -122,7 +122,6 @@ class _Waiting:
         self.copied = False
         self._values: torch.Tensor | None = None
         self._lock = threading.Lock()
-        _watch_optimizers()
         _waiting.add(self)
 
     def values(self) -> torch.Tensor:
@@ -155,15 +154,31 @@ def _copied(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tens
 
 
 _waiting: weakref.WeakSet[_Waiting] = weakref.WeakSet()
-_hooks: list[Any] = []
 
 
-def _watch_optimizers() -> None:
-    if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_before_step))
+def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The weights change after this, or after each call of a closure, which may leave scores of its own."""
+    _keep_weights()
+    args = tuple(_kept_after(x) if callable(x) and x is not optimizer else x for x in args)
+    return args, {name: _kept_after(x) if callable(x) else x for name, x in kwargs.items()}
 
 
-def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _kept_after(closure: Callable) -> Callable:
+    @functools.wraps(closure)
+    def call(*args, **kwargs):
+        result = closure(*args, **kwargs)
+        _keep_weights()
+        return result
+
+    return call
+
+
+_before_step.reads_gradients = False  # (optim/zero.py)
+#: From the beginning, since a step whose closure calls forward has begun when the first scores wait.
+register_optimizer_step_pre_hook(_before_step)
+
+
+def _keep_weights() -> None:
     if not _waiting:
         return
     copies: dict[int, torch.Tensor] = {}

@@ -141,6 +141,7 @@ class Watch(TorchFunctionMode):
             if torch._C._get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
                 torch._C._set_tracing_state(state)
                 self.failed = f"forward goes on after an error: {error}"
+            _let_go_of_indices()
             raise
         if any(tensor._version != version for tensor, version in versions):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
@@ -149,6 +150,13 @@ class Watch(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             return _stopped(result)
         return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def _let_go_of_indices() -> None:
+    """Torch's tracer keeps tensors that are indices until it writes down the operator. Those of one that fails before
+    would get into the next graph, when theirs has been freed."""
+    zero = torch.zeros(1)
+    zero[0], zero[0:1]
 
 
 def _is_plain_index(index: Any) -> bool:

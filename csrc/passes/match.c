@@ -57,6 +57,13 @@ bool value_is_end(const graph *g, const value *v) {
 bool node_is(const node *n, const char *op) { return strcmp(n->op->name, op) == 0; }
 bool value_is(const value *v, const char *op) { return v->def && node_is(v->def, op); }
 
+bool slice_keeps(const node *n, int axis) {
+    const int64_t *steps;
+
+    node_ints(n, "steps", &steps); /* all elements with a step of 1 begin at the first */
+    return steps[axis] == 1 && n->out[0]->shape.dim[axis] == n->in[0]->shape.dim[axis];
+}
+
 bool value_is_read(const graph *g, const value *v) { return v->n_uses > 0 || value_is_end(g, v); }
 
 bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }

@@ -62,6 +62,8 @@ bool value_is_read(const graph *g, const value *v);
 bool node_is(const node *n, const char *op);
 /* Was it computed by this operator? */
 bool value_is(const value *v, const char *op);
+/* Of a StridedSlice: does it keep all of an axis, in its order? */
+bool slice_keeps(const node *n, int axis);
 /* True when one node alone sees `v`. */
 bool value_is_private(const graph *g, const value *v);
 /* The first node that reads `v`, which some node makes; NULL: none does. */

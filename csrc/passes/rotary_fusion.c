@@ -8,14 +8,16 @@ enum { X, COS, SIN };
 /* The last axis of one half, the others whole. */
 static bool is_half(const node *n, bool second) {
     const shape *s = &n->in[0]->shape;
-    const int64_t *starts, *counts, *steps;
+    const int64_t *starts, *steps;
     const int last = s->rank - 1;
 
-    if (node_ints(n, "starts", &starts) != s->rank || node_ints(n, "counts", &counts) != s->rank) return false;
-    if (node_ints(n, "steps", &steps) != s->rank || last < 0 || s->dim[last] % 2) return false;
+    node_ints(n, "starts", &starts);
+    node_ints(n, "steps", &steps);
+    if (last < 0 || s->dim[last] % 2 || n->out[0]->shape.dim[last] != s->dim[last] / 2 || steps[last] != 1)
+        return false;
     for (int i = 0; i < last; i++)
-        if (starts[i] != 0 || counts[i] != s->dim[i] || steps[i] != 1) return false;
-    return starts[last] == (second ? s->dim[last] / 2 : 0) && counts[last] == s->dim[last] / 2 && steps[last] == 1;
+        if (!slice_keeps(n, i)) return false;
+    return starts[last] == (second ? s->dim[last] / 2 : 0);
 }
 
 static bool is_first(const node *n) { return is_half(n, false); }

@@ -23,9 +23,29 @@ static const row_state *operand(const visit *v, int i) {
 
 static bool same_pair(row_axes a, row_axes b) { return a.batch == b.batch && a.token == b.token; }
 
-static bool add_pair(row_state *s, row_axes p) {
+/* The same rows along other axes. */
+static row_axes moved(row_axes p, int batch, int token) { return (row_axes){batch, token, p.stream}; }
+
+static int stream_of(const row_reach *r, row_axes p) {
+    int stream = p.stream;
+    while (r->joined[stream] != stream) stream = r->joined[stream];
+    return stream;
+}
+
+static void join_streams(row_reach *r, row_axes a, row_axes b) {
+    const int one = stream_of(r, a), other = stream_of(r, b);
+    r->joined[other] = one;
+    r->masked[one] |= r->masked[other];
+}
+
+static bool add_pair(visit *v, row_axes p) {
+    row_state *s = &v->out;
+
     for (int i = 0; i < s->count; i++)
-        if (same_pair(s->at[i], p)) return true;
+        if (same_pair(s->at[i], p)) {
+            join_streams(v->r, s->at[i], p);
+            return true;
+        }
     if (s->count == 2) return false;
     s->at[s->count++] = p;
     return true;
@@ -51,10 +71,12 @@ static bool touches(const row_state *s, int axis) {
     return false;
 }
 
+static row_axes shifted(row_axes p, int shift) { return moved(p, p.batch + shift, p.token + shift); }
+
 /* Axes of an operand are those of the result, moved by `shift`. */
-static bool add_shifted(row_state *out, const row_state *s, int shift) {
+static bool add_shifted(visit *v, const row_state *s, int shift) {
     for (int i = 0; i < s->count; i++)
-        if (!add_pair(out, (row_axes){s->at[i].batch + shift, s->at[i].token + shift})) return false;
+        if (!add_pair(v, shifted(s->at[i], shift))) return false;
     return true;
 }
 
@@ -64,7 +86,7 @@ static int normal_axis(int64_t axis, int rank) { return (int)(axis < 0 ? axis + 
 
 static bool visit_broadcast(visit *v) {
     for (int i = 0; i < v->n->n_in; i++)
-        if (v->n->in[i] && !add_shifted(&v->out, operand(v, i), v->n->out[0]->shape.rank - v->n->in[i]->shape.rank))
+        if (v->n->in[i] && !add_shifted(v, operand(v, i), v->n->out[0]->shape.rank - v->n->in[i]->shape.rank))
             return false;
     return true;
 }
@@ -79,9 +101,12 @@ static value *row_numbers(const row_reach *r, value *v) {
     }
 }
 
-/* Has `v`, seen with the rank of the result, the sizes of the pair's axes there and 1 everywhere else? */
+/* Has `v`, seen with the rank of the result, the sizes of the pair's axes there and 1 everywhere else? Its elements are
+ * in the order of rows, then. */
 static bool lies_along(const row_reach *r, const value *v, row_axes p, int rank) {
     int shift = rank - v->shape.rank;
+
+    if (p.batch > p.token) return false;
     for (int i = 0; i < rank; i++) {
         int64_t size = i < shift ? 1 : v->shape.dim[i - shift];
         if (p.batch == p.token && i == p.batch) {
@@ -142,8 +167,8 @@ static bool visit_transpose(visit *v) {
     if (rank != v->n->out[0]->shape.rank) return false;
     for (int i = 0; i < rank; i++) to[perm[i]] = i;
     v->out = *s;
-    for (int i = 0; i < s->count; i++) v->out.at[i] = (row_axes){to[s->at[i].batch], to[s->at[i].token]};
-    if (s->has_zeros) v->out.zeros = (row_axes){to[s->zeros.batch], to[s->zeros.token]};
+    for (int i = 0; i < s->count; i++) v->out.at[i] = moved(s->at[i], to[s->at[i].batch], to[s->at[i].token]);
+    if (s->has_zeros) v->out.zeros = moved(s->zeros, to[s->zeros.batch], to[s->zeros.token]);
     return true;
 }
 
@@ -164,14 +189,12 @@ static bool reshape_pair(const row_reach *r, const shape *from, const shape *to,
     if (p.batch == p.token || stride_of(from, p.batch) == r->length * behind) {
         int all = find_axis(to, r->batch * r->length, behind);
         if (all >= 0) {
-            *out = (row_axes){all, all};
+            *out = moved(p, all, all);
             return true;
         }
-        out->token = find_axis(to, r->length, behind);
-        out->batch = find_axis(to, r->batch, r->length * behind);
+        *out = moved(p, find_axis(to, r->batch, r->length * behind), find_axis(to, r->length, behind));
     } else {
-        out->token = find_axis(to, r->length, behind);
-        out->batch = find_axis(to, r->batch, stride_of(from, p.batch));
+        *out = moved(p, find_axis(to, r->batch, stride_of(from, p.batch)), find_axis(to, r->length, behind));
     }
     return out->token >= 0 && out->batch >= 0;
 }
@@ -207,12 +230,12 @@ static bool visit_product(visit *v) {
     int rank = v->n->out[0]->shape.rank, to_a = rank - a->shape.rank, to_b = rank - b->shape.rank;
 
     if (a->shape.rank < 2 || b->shape.rank < 2 || operand(v, 2)->count || touches(sa, a->shape.rank - 1)) return false;
-    if (!add_shifted(&v->out, sa, to_a)) return false;
+    if (!add_shifted(v, sa, to_a)) return false;
     for (int i = 0; i < sb->count; i++) {
-        row_axes p = {sb->at[i].batch + to_b, sb->at[i].token + to_b};
+        row_axes p = shifted(sb->at[i], to_b);
         if (p.token != rank - 2) {
-            if (p.batch == rank - 2 || !add_pair(&v->out, p)) return false;
-        } else if (!is_zero_at(sa, (row_axes){p.batch, rank - 1}, to_a)) {
+            if (p.batch == rank - 2 || !add_pair(v, p)) return false;
+        } else if (!is_zero_at(sa, moved(p, p.batch, rank - 1), to_a)) {
             return false;
         }
     }
@@ -241,7 +264,7 @@ static bool visit_attention(visit *v) {
     for (int i = 0; i < s->count; i++) {
         if (s->at[i].batch == last || (s->at[i].token == last && !mask)) return false;
         if (s->at[i].token != last) {
-            if (!add_pair(&v->out, s->at[i])) return false;
+            if (!add_pair(v, s->at[i])) return false;
             continue;
         }
         keys = mask_of_keys(v->r, mask, s->at[i], rank);
@@ -249,6 +272,7 @@ static bool visit_attention(visit *v) {
         if (!keys && (rank != 4 || mask->shape.rank != 4 || s->at[i].batch != 0)) return false;
         v->out.has_zeros = true;
         v->out.zeros = s->at[i];
+        v->r->masked[stream_of(v->r, s->at[i])] = true;
     }
     return true;
 }
@@ -272,7 +296,7 @@ static bool visit_reduce(visit *v) {
     for (int i = 0; i < s->count; i++) {
         row_axes p = s->at[i];
         if (!reduced[p.batch] && !reduced[p.token]) {
-            if (!add_pair(&v->out, (row_axes){to[p.batch], to[p.token]})) return false;
+            if (!add_pair(v, moved(p, to[p.batch], to[p.token]))) return false;
         } else if (!adds || !s->has_zeros || !same_pair(p, s->zeros) ||
                    (s->factor && !add_need(v->r, NEED_NONZERO, s->factor, 0))) {
             return false;
@@ -325,15 +349,11 @@ static bool need_slice(visit *v, row_axes p) {
 
 static bool visit_slice(visit *v) {
     const row_state *s = operand(v, 0);
-    const shape *from = &v->n->in[0]->shape, *to = &v->n->out[0]->shape;
 
     for (int i = 0; i < s->count; i++) {
         row_axes p = s->at[i];
-        bool whole = to->dim[p.batch] == from->dim[p.batch] && to->dim[p.token] == from->dim[p.token];
-        if (whole) {
-            const int64_t *step;
-            node_ints(v->n, "steps", &step);
-            if (step[p.batch] != 1 || step[p.token] != 1 || !add_pair(&v->out, p)) return false;
+        if (slice_keeps(v->n, p.batch) && slice_keeps(v->n, p.token)) {
+            if (!add_pair(v, p)) return false;
         } else if (s->count > 1 || !need_slice(v, p)) {
             return false;
         }
@@ -381,6 +401,10 @@ static visit_fn *visit_of(const node *n) {
     return n->op->flags & POINTWISE && !(n->op->flags & (RANDOM | EFFECT)) ? visit_broadcast : NULL;
 }
 
+static void begin_rows(row_reach *r, const value *v) {
+    r->states[v->id] = (row_state){.count = 1, .at = {{0, 1, v->id}}};
+}
+
 static bool is_batch(const row_reach *r, const value *v) {
     return v->shape.rank >= 2 && v->shape.dim[0] == r->batch && v->shape.dim[1] == r->length;
 }
@@ -398,8 +422,7 @@ static bool follow_node(row_reach *r, const node *n) {
 
     for (int i = 0; i < n->n_in; i++) any |= n->in[i] && state_of(r, n->in[i])->count;
     if (!any) {
-        if (n->n_out && n->out[0] && rows_begin_at(r, n))
-            r->states[n->out[0]->id] = (row_state){.count = 1, .at = {{0, 1}}};
+        if (n->n_out && n->out[0] && rows_begin_at(r, n)) begin_rows(r, n->out[0]);
         return true;
     }
     if (!(visit_it = visit_of(n)) || !visit_it(&v)) return false;
@@ -414,19 +437,27 @@ bool rows_lead(const row_reach *r, const value *v) {
     return s && s->count == 1 && s->at[0].batch == 0 && s->at[0].token <= 1;
 }
 
+/* Rows of tokens, of which a mask tells what is padding. */
+static bool is_padded(const row_reach *r, const value *v) {
+    return rows_lead(r, v) && r->masked[stream_of(r, state_of(r, v)->at[0])];
+}
+
 status rows_follow(graph *g, int64_t batch, int64_t length, row_reach *out, bool *closed) {
     *out = (row_reach){.g = g, .batch = batch, .length = length, .n_values = g->n_values};
     *closed = false;
     TRY(NEW(g->c, out->states, g->n_values));
+    TRY(NEW(g->c, out->joined, g->n_values));
+    TRY(NEW(g->c, out->masked, g->n_values));
+    for (int i = 0; i < g->n_values; i++) out->joined[i] = i;
     for (int i = 0; i < g->n_inputs; i++)
         if (g->inputs[i]->shape.rank > 2 && dtype_is_float(g->inputs[i]->type) && is_batch(out, g->inputs[i]))
-            out->states[g->inputs[i]->id] = (row_state){.count = 1, .at = {{0, 1}}};
+            begin_rows(out, g->inputs[i]);
     for (const node *n = g->first; n; n = n->next)
         if (!follow_node(out, n)) return OK;
     for (const state_write *w = g->writes; w; w = w->next)
         if (state_of(out, w->value)->count) return OK;
     for (int i = 0; i < g->n_outputs; i++)
-        if (state_of(out, g->outputs[i])->count && !(g->padding_unseen && rows_lead(out, g->outputs[i]))) return OK;
+        if (state_of(out, g->outputs[i])->count && !(g->padding_unseen && is_padded(out, g->outputs[i]))) return OK;
     *closed = true;
     return OK;
 }

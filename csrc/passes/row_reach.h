@@ -9,9 +9,10 @@
 
 #include "graph/graph.h"
 
-/* Two axes of a value: which sequence, and which token of it. One axis twice: it numbers all rows. */
+/* Two axes of a value: which sequence, and which token of it. One axis twice: it numbers all rows. `stream` is the id of
+ * the value that such rows began with; rows of two streams become those of one where they meet. */
 typedef struct row_axes {
-    int batch, token;
+    int batch, token, stream;
 } row_axes;
 
 /* What may change in a value: elements of which one of the pairs names a row that does not matter. */
@@ -44,13 +45,15 @@ typedef struct row_reach {
     graph *g;
     int64_t batch, length;
     row_state *states; /* [n_values], by value id */
+    int *joined;       /* [n_values] the stream that a stream has become a part of, or itself */
+    bool *masked;      /* [n_values] attention's mask says which rows of the stream are looked at */
     int n_values;
     row_need needs[MOST_NEEDS];
     int n_needs;
 } row_reach;
 
 /* Follows the rows of all tokens [batch, length] through the graph. *closed: nothing changes that is seen, so that rows
- * which no need names do not matter. Where padding is unseen, an output's rows may. */
+ * which no need names do not matter. Where padding is unseen, an output's rows may that such a mask is for. */
 MUST_USE status rows_follow(graph *g, int64_t batch, int64_t length, row_reach *out, bool *closed);
 /* Is `v` made of rows that change alone, its leading axes? */
 bool rows_lead(const row_reach *r, const value *v);

@@ -22,7 +22,7 @@ static int selected_axes(const node *n) {
     x = &n->in[0]->shape;
     if (node_is(n, "StridedSlice")) {
         int k = x->rank;
-        while (k > 0 && n->out[0]->shape.dim[k - 1] == x->dim[k - 1]) k--;
+        while (k > 0 && slice_keeps(n, k - 1)) k--;
         return k;
     }
     if (node_is(n, "Gather")) {

@@ -76,7 +76,11 @@ static bool fits_transpose(const row_set *r, const node *n, int k) {
     return true;
 }
 
-static bool fits_slice(const row_set *r, const node *n, int k) { return same_axes(r, n->in[0], k); }
+static bool fits_slice(const row_set *r, const node *n, int k) {
+    for (int i = 0; i < k; i++)
+        if (!slice_keeps(n, i)) return false;
+    return same_axes(r, n->in[0], k);
+}
 
 static bool fits_dropout(const row_set *r, const node *n, int k) { return same_axes(r, n->in[0], k) && !node_in(n, 1); }
 

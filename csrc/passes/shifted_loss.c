@@ -18,7 +18,7 @@ static bool keeps_numbers(const value *v) {
 static const node *slice_behind(const graph *g, const value *v, int64_t classes) {
     while (value_is_private(g, v) && keeps_numbers(v)) v = v->def->in[0];
     if (!value_is(v, "StridedSlice") || v->shape.rank < 2 || v->shape.dim[v->shape.rank - 1] != classes) return NULL;
-    return v->def->in[0]->shape.dim[v->shape.rank - 1] == classes ? v->def : NULL;
+    return slice_keeps(v->def, v->shape.rank - 1) ? v->def : NULL;
 }
 
 static bool takes_most(const node *slice) {

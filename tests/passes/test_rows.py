@@ -174,6 +174,20 @@ def test_mean_of_the_tokens_that_are_there(kind):
     check(MeanPool(lambda mask, like: mask[:, :, None]), [sentence(kind)], {"padding_removal"})
 
 
+class TokensFirst(MeanPool):
+    """Pools in the layout [tokens, sequences, features], and not what attention looks at."""
+
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.model(input_ids, attention_mask).last_hidden_state.transpose(0, 1)
+        pooled = (hidden * (1 - attention_mask).t().unsqueeze(-1)).sum(0)
+        return nn.functional.cross_entropy(self.head(pooled), labels)
+
+
+def test_sums_of_tokens_that_come_before_sequences():
+    for kind in ("right", "holes"):
+        check(TokensFirst(), [sentence(kind)], set())
+
+
 def test_mean_of_all_tokens_stays():
     check(MeanPool(lambda mask, like: torch.ones_like(like)), [sentence("right")], set())
 
@@ -206,6 +220,28 @@ def test_where_the_user_says_that_padding_is_unseen(kind, monkeypatch):
     torch.testing.assert_close(found.loss, expected.loss)
     torch.testing.assert_close(found.logits[there], expected.logits[there], atol=1e-5, rtol=1e-4)
     assert (found.logits[~there & (batch["labels"] == -100)] == 0).all()
+
+
+class Cross(nn.Module):
+    """Tokens of one stream look at those of another, which alone has padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.q, self.k, self.v = nn.Embedding(VOCABULARY, 32), *(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, ids, context, mask):
+        x, y = self.table(ids), self.table(context)
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in (self.q(x), self.k(y), self.v(y)))
+        scores = (q @ k.mT).masked_fill(~mask[:, None, None, :], torch.finfo(q.dtype).min).softmax(-1)
+        return x + (scores @ v).transpose(1, 2).flatten(2)
+
+
+def test_tokens_of_another_stream_are_no_padding(monkeypatch):
+    monkeypatch.setenv("ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER", "1")
+    module = Cross()
+    ids = [torch.randint(3, VOCABULARY, (BATCH, LENGTH), generator=torch.Generator().manual_seed(i)) for i in (1, 2)]
+    found, expected = ORTModule(module)(*ids, mask_of("right")), module(*ids, mask_of("right"))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_no_label_counts():
@@ -345,6 +381,36 @@ def test_selection_out_of_range():
     wrapped(x=x, i=torch.tensor([0, 1, 2, 3]))
     with pytest.raises((RuntimeError, IndexError), match="out of range|out of bounds"):
         wrapped(x=x, i=torch.tensor([0, 1, 36, 3]))
+
+
+class Reversed(nn.Module):
+    """What is cut into rows has been turned round."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.first, self.head, self.turned = nn.Linear(6, 16), nn.Linear(16, 5), turned
+
+    def forward(self, x, labels):
+        return self.turned(self, x, labels)
+
+
+def ignoring(scores, labels):
+    return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=7)
+
+
+REVERSED = {
+    "rows, a loss": (lambda m, x, y: ignoring(m.head(m.first(x).flip(1)), y), {"label_sparsity"}),
+    "scores, a loss": (lambda m, x, y: ignoring(m.head(m.first(x)).flip(-1), y), {"label_sparsity"}),
+    "scores that are shifted": (lambda m, x, y: ignoring(m.head(m.first(x)).flip(-1)[:, 1:], y[:, 1:]), set()),
+    "rows, a selection": (lambda m, x, y: m.head(m.first(x).flip(1))[:, 0].square().sum(), {"row_selection"}),
+    "features, a selection": (lambda m, x, y: m.head(m.first(x)).flip(-1)[:, 0].square().sum(), set()),
+}
+
+
+@pytest.mark.parametrize("name", REVERSED)
+def test_steps_of_minus_one(name):
+    function, fires = REVERSED[name]
+    check(Reversed(function), [tagged(9, 16, kept=0.2), tagged(9, 16, kept=0.5)], fires)
 
 
 def test_what_others_see_is_computed_whole():

@@ -245,6 +245,24 @@ def test_scores_after_a_step_are_those_before_it(kind, optimizer, always):
     close(wrapped(**batch_of()).logits.detach(), model(**batch_of()).logits.detach(), atol=1e-3)
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS])
+def test_scores_of_a_closure_are_those_before_its_step(optimizer, always):
+    kept = []
+    for m in pair():
+        opt, seen = optimizer(m.parameters(), 0.01), {}
+
+        def closure(m=m, opt=opt, seen=seen):
+            opt.zero_grad()
+            seen["out"] = m(**batch_of())
+            seen["out"].loss.backward()
+            return seen["out"].loss
+
+        opt.step(closure)
+        kept.append(seen["out"].logits)
+    assert isinstance(kept[0], Deferred)
+    close(kept[0].detach(), kept[1].detach(), atol=1e-4)
+
+
 def test_a_list_of_scores_is_noticed(always):
     wrapped, model = pair()
     all_of = []
