@@ -106,11 +106,11 @@ def capture(
     """
     start, made = time.perf_counter(), 0
 
-    def at(sizes: _Sizes) -> Trace:
+    def at(sizes: _Sizes, high: bool = False) -> Trace:
         nonlocal made
         made += 1
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset, opaque, made)
+            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset, opaque, high)
         except export.ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
@@ -164,9 +164,7 @@ def _settled(found: Trace) -> Iterator[None]:
         raise
 
 
-def _two_traces(
-    at: Callable[[_Sizes], Trace], dims: _Dims, part: int, tree: Tree
-) -> tuple[Trace, Trace, frozenset[Dim]]:
+def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree) -> tuple[Trace, Trace, frozenset[Dim]]:
     """Two traces that agree, and the dimensions whose sizes differ between them."""
     first, sizes = _first(at, dims, part)
     with _settled(first):
@@ -174,7 +172,7 @@ def _two_traces(
 
 
 def _agreeing(
-    at: Callable[[_Sizes], Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
+    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
 ) -> tuple[Trace, Trace, frozenset[Dim]]:
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
     reason, submodule = "", None
@@ -185,7 +183,7 @@ def _agreeing(
         nonlocal reason, submodule
         tried.add(varied)
         try:
-            other = at(dims.probe(sizes, varied))
+            other = at(dims.probe(sizes, varied), high=True)
         except _Failed as error:
             reason, submodule = str(error), error.submodule
             return None
@@ -240,7 +238,7 @@ def _views(first: Trace, other: Trace) -> dict[int, View]:
     return agreed(first.views, other.views, [(write.target.kind, write.target.key) for write in first.writes])
 
 
-def _first(at: Callable[[_Sizes], Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
+def _first(at: Callable[..., Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
     tried: list[_Sizes] = []
     cause = None
     try:

@@ -118,11 +118,12 @@ class Recorder:
             what = "a random number" if depends == RANDOM else "what a part left to PyTorch computes"
             raise NotTraceable(f"{_place()} decides something with {what}")
         if tensor.numel() > MOST_ELEMENTS:
-            shape = _untraced(lambda each: list(each.shape), tensor)
+            shape = untraced(lambda each: list(each.shape), tensor)
             raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
         place = _place()
+        tensor = tensor.clone()  # as it is now: forward may change it
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
-            self.reads.append(Read(element, float(_untraced(_item, element)), depends, place, self.where()))
+            self.reads.append(Read(element, float(untraced(_item, element)), depends, place, self.where()))
 
     def depends(self, value: torch._C.Value) -> int:
         """What a traced value depends on."""
@@ -264,7 +265,7 @@ def _active() -> Recorder | None:
     return None if recorder is None or recorder._paused or torch._C._get_tracing_state() is None else recorder
 
 
-def _untraced(function: Callable, tensor: torch.Tensor) -> Any:
+def untraced(function: Callable, tensor: torch.Tensor) -> Any:
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)
     try:
@@ -307,9 +308,14 @@ def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: An
 
 
 def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
-    # An index that unrolls a loop over a size shows in the second trace.
     if not any(bound is tensor for bound in recorder._bounds):
-        recorder.read(tensor, least=DATA)
+        recorder.read(tensor)
+
+
+def _hashed(recorder: Recorder, tensor: torch.Tensor) -> None:
+    """A number that follows from a size is looked up in a dictionary or a set."""
+    if not tensor.dim() and is_number(tensor) and not _is_torch(sys._getframe(2).f_code.co_filename):
+        recorder.read(tensor)
 
 
 def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
@@ -401,14 +407,34 @@ def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     result. That of a comparison, or NotImplemented."""
     if function is torch._pack_padded_sequence and _active() is not None:
         bool(_packable(*args))
-    recorder = _active() if function in _SQUEEZES or function in _COMPARISONS else None
+    recorder = _active()
     if recorder is None:
+        return NotImplemented
+    _read_lists(recorder, function, args, kwargs)
+    if function not in _SQUEEZES and function not in _COMPARISONS:
         return NotImplemented
     if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
         return bool(_COMPARISONS[function](*args, **kwargs))
     with recorder.paused():
         _squeezed(recorder, *args, **kwargs)
     return NotImplemented
+
+
+def _read_lists(recorder: Recorder, function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A number for a list of numbers (`padding=n`): torch traces those of a list alone."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, torch.Tensor) and not value.dim() and key in _lists_of(function.__name__):
+            recorder.read(value)
+
+
+@functools.cache
+def _lists_of(name: str) -> frozenset[int | str]:
+    """The places and names of an operator's parameters that are lists of so many numbers, for which one may stand."""
+    found = []
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+        for i, argument in enumerate(schema.arguments):
+            found += (i, argument.name) if argument.N is not None else ()
+    return frozenset(found)
 
 
 def _packable(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torch.Tensor:
@@ -496,10 +522,10 @@ def _is_torch(file: str) -> bool:
 _WAYS_OUT = {
     "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
-    "__iter__": _length,
+    "__iter__": _length, "__hash__": _hashed,
 }  # fmt: skip
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-_TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence}
+_TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence, torch.linspace}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
 _COMPARISONS = {
     getattr(owner, name): compare
@@ -521,6 +547,7 @@ _PATCHES = [
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
+    _refused(torch, "manual_seed", "seeds torch's generator"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
     _refused(checkpoint, "_checkpoint_without_reentrant_generator", f"uses {CHECKPOINT}"),
     _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ortmodule import _core, devices
+from ortmodule import _core
+from ortmodule.generators import States
 from ortmodule.guards import Attributes, Description, Unguardable, describe, put_back
 from ortmodule.hooks import Reach, reach_of
 from ortmodule.io import CONSTANTS
@@ -306,15 +306,15 @@ class Tree:
     def isolated(self) -> Iterator[dict[str, torch.Tensor]]:
         """Inside, buffers and plain tensors are copies: {name: tensor}. Afterwards all is as it was.
 
-        Covers the attributes of every submodule with the containers in them, and the states of torch's, Python's and
-        NumPy's generators. A parameter that forward changes in place is not covered.
+        Covers the attributes of every submodule with the containers in them, and the states of generators. A parameter
+        that forward changes in place is not covered (a trace puts it back, watch.py).
         """
         self.refresh()
         modules = list(self.modules.values())
         containers = self.containers()
         before = [(m, dict(m.__dict__), [dict(m.__dict__[name]) for name in _INNER]) for m in modules]
         hooks = [(m.__dict__[name], dict(m.__dict__[name])) for m in modules for name in (*_HOOKS, *_MARKS)]
-        states = devices.generators(), random.getstate(), numpy.random.get_state()
+        generators = States(modules)
         same = {}
         copies = {}
         for slot in self.others:
@@ -337,9 +337,7 @@ class Tree:
                 _restore(module.__dict__, attributes)
                 for name, then in zip(_INNER, inner, strict=True):
                     _restore(module.__dict__[name], then)
-            devices.set_generators(states[0])
-            random.setstate(states[1])
-            numpy.random.set_state(states[2])
+            generators.put_back()
 
     def replace_parameters(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[int, torch.Tensor]:
         """Inside `isolated`: what ``change`` makes of each parameter takes its place; returned by the ids of both.

@@ -27,6 +27,7 @@ from ortmodule import export, io, reads
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
 from ortmodule.functional import without_view_writes
+from ortmodule.generators import States
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque, Regions, untraced
@@ -85,6 +86,10 @@ class Trace:
     scripted: set[str]  # submodules that call scripted functions
 
 
+#: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
+_PYTHON, _NUMPY = (232551, 278652), (95761, 133228)
+
+
 def trace(
     forward: Callable,
     module: nn.Module,
@@ -93,12 +98,11 @@ def trace(
     tensors: Sequence[torch.Tensor],
     opset: int,
     opaque: Opaque,
-    turn: int = 0,
+    high: bool = False,
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
-    ``turn``: another one lets Python's and NumPy's generators draw other numbers. Raises NotTraceable, or what forward
-    raises.
+    ``high``: what Python's and NumPy's generators draw. Raises NotTraceable, or what forward raises.
     """
     saved, again = Saved(), False
     while True:
@@ -108,9 +112,9 @@ def trace(
             export.tracing(flat), recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
-                # What Python draws shows as a difference between two traces.
-                random.seed(turn)
-                numpy.random.seed(turn)
+                # What is decided by a number that Python draws shows as a difference between two traces.
+                random.seed(_PYTHON[high])
+                numpy.random.seed(_NUMPY[high])
                 flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
                 graph, outputs, _ = torch.jit._get_trace_graph(
                     flat, tuple(tensors), strict=False, _return_inputs_states=True
@@ -234,6 +238,8 @@ class _Flat(nn.Module):
             self.before, self.containers = self.tree.contents(), self.tree.containers()
             hooks = self.tree.hooks()
         args, kwargs = self.arguments.rebuild(tensors)
+        self.watch.keep(parameters)
+        generators = States(self.tree.modules.values())
         with self.watch.looking(tensors, parameters, self.copies.values()):
             result = self.call(*args, **kwargs)
         with self.recorder.paused():
@@ -245,6 +251,8 @@ class _Flat(nn.Module):
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
                 if slot.get() is not tensor or tensor._version != next(then):
                     raise NotTraceable(f"forward changes the parameter {slot.name}")
+            if own := generators.drawn_from():
+                raise NotTraceable(f"forward draws random numbers from a generator of its own, {own}")
             self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)

@@ -50,6 +50,8 @@ class Watch(TorchFunctionMode):
         self.outside: dict[int, torch.Tensor] = {}
         self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
+        self._parameters: dict[int, torch.Tensor] = {}  # by their memory
+        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of those: one, and its contents before
         self._looks = False
         self.failed = ""  # of an operator, the latest
 
@@ -61,6 +63,20 @@ class Watch(TorchFunctionMode):
             yield
         finally:
             self._looks = False
+
+    def keep(self, parameters: Iterable[torch.Tensor]) -> None:
+        """What forward changes of these is put back."""
+        self._parameters = {memory: p for p in parameters if (memory := _memory(p))}
+
+    def _before_write(self, argument: Any) -> None:
+        if isinstance(argument, (tuple, list)):
+            for each in argument:
+                self._before_write(each)
+        elif isinstance(argument, torch.Tensor):
+            memory = _memory(argument)
+            if memory in self._parameters and memory not in self._changed:
+                parameter = self._parameters[memory]
+                self._changed[memory] = parameter, reads.untraced(torch.clone, parameter.detach())
 
     def _look(self, arguments: Iterable[Any]) -> None:
         for argument in arguments:
@@ -98,6 +114,8 @@ class Watch(TorchFunctionMode):
             if tensor._version != self._before[key][0]:
                 with torch.no_grad():
                     tensor.copy_(self._before[key][1])
+        for parameter, contents in self._changed.values():
+            parameter.detach().copy_(contents)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if torch._C._get_tracing_state() is None:
@@ -124,6 +142,11 @@ class Watch(TorchFunctionMode):
     def _call(self, function, args, kwargs):
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
+        if getattr(function, "__self__", None) is torch.Tensor.data:
+            raise NotTraceable("forward puts other data into a tensor: x.data = ...")
+        if function is torch.Tensor.__setitem__ or _is_in_place(function.__name__):
+            self._before_write(args[:1])
+        self._before_write((kwargs or {}).get("out"))
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
             args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
@@ -140,7 +163,7 @@ class Watch(TorchFunctionMode):
         except Exception as error:
             if torch._C._get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
                 torch._C._set_tracing_state(state)
-                self.failed = f"forward goes on after an error: {error}"
+            self.failed = f"forward goes on after an error: {error}"
             _let_go_of_indices()
             raise
         if any(tensor._version != version for tensor, version in versions):
@@ -150,6 +173,19 @@ class Watch(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             return _stopped(result)
         return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Where it lies; 0: nowhere that could be told."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _is_in_place(name: str) -> bool:
+    """Is a function of this name one that changes its first operand: `add_`, `__iadd__`?"""
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
 
 
 def _let_go_of_indices() -> None:
