@@ -164,7 +164,8 @@ class Watch(TorchFunctionMode):
             if torch._C._get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
                 torch._C._set_tracing_state(state)
             self.failed = f"forward goes on after an error: {error}"
-            _let_go_of_indices()
+            if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                _let_go_of_indices()
             raise
         if any(tensor._version != version for tensor, version in versions):
             raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
