@@ -10,13 +10,10 @@ Comparing takes a while, so nothing is compared before `_core.Watch` has seen so
 
 from __future__ import annotations
 
-import enum
 import functools
-import inspect
-import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +22,7 @@ import torch
 from torch import nn
 
 from ortmodule.io import CONSTANTS
+from ortmodule.surroundings import read_by, read_of
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
@@ -73,20 +71,6 @@ def describe(value: Any, names: dict[int, str] | None = None) -> Description:
     found = Description()
     _Walk(found, names or {}).add(value)
     return found
-
-
-def put_back(container: Any, then: Any) -> None:
-    """Gives a container the contents of ``then``, a shallow copy of it that was made before."""
-    if isinstance(container, numpy.ndarray):
-        container[...] = then
-    elif isinstance(container, (list, bytearray)):
-        container[:] = then
-    elif isinstance(container, deque):
-        container.clear()
-        container.extend(then)
-    else:
-        container.clear()
-        container.update(then)
 
 
 class _Walk:
@@ -204,33 +188,13 @@ APART = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
 APART |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
 
 
-def _globals_of(function: types.FunctionType, seen: set[types.CodeType]) -> Iterator[tuple[types.ModuleType, str]]:
-    """Globals with plain values that a function, or one of its module's that it calls, may read."""
-    function = inspect.unwrap(function)
-    owner, codes = sys.modules.get(function.__module__ or ""), [function.__code__]
-    if owner is None or vars(owner) is not function.__globals__ or owner.__name__.startswith("torch."):
-        return
-    while codes:
-        code = codes.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for name in code.co_names:
-            value = vars(owner).get(name, _MISSING)
-            if isinstance(value, types.FunctionType):
-                yield from _globals_of(value, seen)
-            elif value is None or isinstance(value, (bool, int, float, str, enum.Enum)):
-                yield owner, name
-
-
 class Attributes:
     """The attributes that the graphs of one tree of modules have read, and what they are now."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
         self._modules = modules
         self._paths = {id(module): path for path, module in modules.items()}
-        self._read: dict[Key, nn.Module | types.ModuleType] = {}
+        self._read: dict[Key, Any] = {}  # modules, and what is around them
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
         self.polled = False  # can one change without a sign in what is to be watched?
@@ -251,9 +215,10 @@ class Attributes:
                     kept[identity, each] = place
                 method = None if each in module.__dict__ else getattr(type(module), each, None)
                 if isinstance(method, types.FunctionType):
-                    for owner, key in _globals_of(method, codes):
-                        self._read[id(owner), key] = owner
-                        kept[id(owner), key] = place
+                    for owner, key in (*read_by(method, codes), *read_of(type(module), method)):
+                        if _is_small(getattr(owner, key, None)):
+                            self._read[id(owner), key] = owner
+                            kept[id(owner), key] = place
         return kept
 
     def look(self, names: dict[int, str]) -> None:
@@ -266,7 +231,8 @@ class Attributes:
     def label(self, key: Key) -> str:
         path = self._paths.get(key[0])
         if path is None:
-            return f"{self._read[key].__name__}.{key[1]}"
+            owner = self._read[key]
+            return f"{getattr(owner, '__name__', type(owner).__name__)}.{key[1]}"
         return f"{path}.{key[1]}" if path else key[1]
 
     def watched(self) -> tuple[list[dict | list], list[tuple[type, str, Any]]]:
@@ -275,18 +241,29 @@ class Attributes:
         for description in self.now.values():
             containers |= {id(c): c for c in (description.containers if description else ())}
         for (_, name), module in self._read.items():
-            if isinstance(module, types.ModuleType):
-                classes[module, name] = getattr(module, name, None)
+            if not isinstance(module, nn.Module):
+                classes[id(module), name] = module, name, getattr(module, name, None)
                 continue
             cls = type(module)
-            if name not in module.__dict__ and (cls, name) not in classes:
+            if name not in module.__dict__ and (id(cls), name) not in classes:
                 value = getattr(cls, name, _MISSING)
                 if value is not _MISSING and value is getattr(cls, name):
-                    classes[cls, name] = value
-        return list(containers.values()), [(*key, value) for key, value in classes.items()]
+                    classes[id(cls), name] = cls, name, value
+        return list(containers.values()), list(classes.values())
 
 
-def _described(module: nn.Module, name: str, names: dict[int, str], known: dict) -> Description | None:
+def _is_small(value: Any) -> bool:
+    """Of what is around a module: does comparing it cost little, and is a change of it seen without looking?"""
+    try:
+        return not describe(value).polled
+    except Unguardable:
+        return False
+
+
+def _described(module: Any, name: str, names: dict[int, str], known: dict) -> Description | None:
+    if not isinstance(module, nn.Module):
+        value = getattr(module, name, _MISSING)
+        return describe((value,))  # a tensor is itself there
     value = module.__dict__.get(name, _MISSING)
     if value is _MISSING:
         value = getattr(type(module), name, _MISSING)

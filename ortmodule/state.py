@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
+from ortmodule.containers import put_back, same_items
 from ortmodule.generators import States
-from ortmodule.guards import Attributes, Description, Unguardable, describe, put_back
+from ortmodule.guards import Attributes, Description, Unguardable, describe
 from ortmodule.hooks import Reach, reach_of
 from ortmodule.io import CONSTANTS
 
@@ -449,18 +449,6 @@ def _kind(t: torch.Tensor) -> tuple:
 def _filled(holder: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     """Which entries hold a tensor."""
     return tuple([(key, isinstance(value, torch.Tensor)) for key, value in holder.items()])
-
-
-def same_items(container: Any, then: Any) -> bool:
-    if isinstance(container, numpy.ndarray):
-        return numpy.array_equal(container, then)
-    if len(container) != len(then):
-        return False
-    if isinstance(container, dict):
-        return all(container.get(key, same_items) is value for key, value in then.items())
-    if isinstance(container, (set, bytearray)):
-        return container == then
-    return all(a is b for a, b in zip(container, then, strict=True))
 
 
 def _restore(target: dict, then: dict) -> None:

@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule import export, io, reads
+from ortmodule.containers import same_items
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
 from ortmodule.functional import without_view_writes
@@ -33,7 +34,8 @@ from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
-from ortmodule.state import Contents, Slot, Tree, same_items
+from ortmodule.state import Contents, Slot, Tree
+from ortmodule.surroundings import Around
 from ortmodule.unwritten import check_written
 from ortmodule.views import Sighting, sightings
 from ortmodule.watch import Saved, Watch
@@ -239,9 +241,14 @@ class _Flat(nn.Module):
             hooks = self.tree.hooks()
         args, kwargs = self.arguments.rebuild(tensors)
         self.watch.keep(parameters)
-        generators = States(self.tree.modules.values())
-        with self.watch.looking(tensors, parameters, self.copies.values()):
-            result = self.call(*args, **kwargs)
+        generators, around = States(self.tree.modules.values()), Around(self.tree.modules.values())
+        try:
+            with self.watch.looking(tensors, parameters, self.copies.values()):
+                result = self.call(*args, **kwargs)
+            if name := around.changed():
+                raise NotTraceable(f"forward changes {name}, which is around the module")
+        finally:
+            around.put_back()
         with self.recorder.paused():
             inside, left = io.flatten((args, kwargs))
             if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
