@@ -57,6 +57,15 @@ def _instance_norm(
 REPLACED = {F.instance_norm: _instance_norm}
 
 
+#: Where they are told that the gradient of their table is a sparse tensor.
+_SPARSE = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
+
+
+def has_sparse_gradient(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does a call ask for the gradient of a table as a sparse tensor?"""
+    return function in _SPARSE and True in (*args[_SPARSE[function] :][:1], kwargs.get("sparse"))
+
+
 def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The arguments to call ``function`` with. Raises NotTraceable for one that cannot be called in a trace."""
     if function in _UNCHECKED:

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ortmodule import reads
-from ortmodule.calls import REPLACED, recordable
+from ortmodule.calls import REPLACED, has_sparse_gradient, recordable
 from ortmodule.reads import NotTraceable
 
 
@@ -150,6 +150,8 @@ class Watch(TorchFunctionMode):
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
             args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
+        if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
+            self.failed = "the gradient of an embedding is to be sparse"
         args, kwargs = recordable(function, args, kwargs or {})
         function = REPLACED.get(function, function)
         if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:

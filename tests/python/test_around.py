@@ -254,3 +254,25 @@ def test_what_forward_leaves_around_a_module():
         torch.testing.assert_close(found[0][0], found[1][0])
         assert found[0][1:] == found[1][1:] == ([n], 6)
     assert "around the module" in explain(ours).fallback
+
+
+@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients(table):
+    class Looked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.linear = table(50, 8, sparse=True), nn.Linear(8, 3)
+
+        def forward(self, i):
+            return self.linear(self.table(i).reshape(len(i), -1, 8).mean(1))
+
+    eager = Looked()
+    ours = ORTModule(copy.deepcopy(eager))
+    for module in (eager, ours):
+        optimizer = torch.optim.SparseAdam(module.table.parameters(), 0.1)
+        for n in (4, 5):
+            optimizer.zero_grad()
+            module(torch.arange(6 * n).reshape(n, 6)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.table.weight, eager.table.weight)
+    assert ours.table.weight.grad.is_sparse
