@@ -90,3 +90,30 @@ def test_what_is_left_of_weights_is_rounding():
     ours = ORTModule(Centered())
     ours(torch.arange(12).view(3, 4)).sum().backward()
     assert explain(ours).captured, explain(ours).fallback
+
+
+def test_types_are_compared_where_numbers_are_drawn():
+    """What is drawn differs, but neither types nor sizes; data may decide the sizes of what is selected."""
+
+    class Noisy(nn.Module):
+        def __init__(self, wide):
+            super().__init__()
+            self.linear, self.wide = nn.Linear(8, 8), wide
+
+        def forward(self, x):
+            y = self.linear(x + torch.randn_like(x))
+            return y.double() if self.wide and torch._C._get_tracing_state() is None else y
+
+    class Some(nn.Module):
+        def forward(self, x):
+            return x[torch.rand(x.shape[0]) < 0.5] * 2
+
+    torch.manual_seed(0)
+    for wide in (False, True):
+        ours = ORTModule(Noisy(wide))
+        assert ours(torch.randn(3, 8)).dtype is (torch.float64 if wide else torch.float32)
+        assert explain(ours).captured is not wide
+    assert "is float32[" in explain(ours).fallback
+    ours = ORTModule(Some())
+    ours(torch.randn(30, 8))
+    assert explain(ours).captured, explain(ours).fallback
