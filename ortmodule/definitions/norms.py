@@ -123,23 +123,29 @@ def _renorm(x, p, dim, most):
 
 @defines("aten::var")
 def _var(x, *arguments):
-    return _moments(x, *arguments)[0]
+    return _moments(_wide(x), *arguments)[0].to(x.dtype)
 
 
 @defines("aten::var_mean")
 def _var_mean(x, *arguments):
-    return _moments(x, *arguments)
+    variance, mean = _moments(_wide(x), *arguments)
+    return variance.to(x.dtype), mean.to(x.dtype)
 
 
 @defines("aten::std")
 def _std(x, *arguments):
-    return _root(_moments(x, *arguments)[0])
+    return _root(_moments(_wide(x), *arguments)[0]).to(x.dtype)
 
 
 @defines("aten::std_mean")
 def _std_mean(x, *arguments):
-    variance, mean = _moments(x, *arguments)
-    return _root(variance), mean
+    variance, mean = _moments(_wide(x), *arguments)
+    return _root(variance).to(x.dtype), mean.to(x.dtype)
+
+
+def _wide(x):
+    """Neither squares nor how many there are fit 16 bits: PyTorch adds them up in wider types, too."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _moments(x, dim=None, correction=1, keepdim=False):

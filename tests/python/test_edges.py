@@ -391,6 +391,17 @@ for name, function in (
 ):
     case(f"{name} of the first of copies", function, ROWS)
 
+# --- 16-bit floats: sums, counts and numbers that do not fit ---------------------------------------------------------
+
+for dtype in FLOATS[2:]:
+    for scale in (1.0, 1000.0, 1e-3) if dtype is torch.float16 else (1.0,):
+        x = (torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+        for name, function in each("std var std_mean var_mean"):
+            case(f"{name} of {typed(dtype)} at {scale}", lambda x, f=function: f(x, 1), x)
+MANY = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).half()
+for name, function in each("std var std_mean var_mean"):
+    case(f"{name} of many", function, MANY)
+
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
 #: The operator runs in PyTorch, inside the graph.
