@@ -21,7 +21,7 @@ from ortmodule import devices, export
 from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep, Leave
 from ortmodule.pairs import use_pairs
-from ortmodule.promotion import promote
+from ortmodule.promotion import promote, takes_a_wide_factor
 from ortmodule.reads import NotTraceable
 from ortmodule.unwritten import check_written
 
@@ -35,7 +35,9 @@ def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
     """
     use_pairs(graph)
     for node in list(graph.nodes()):
-        if node.kind().removesuffix("_") in DEFINITIONS and node.kind() not in DEFINITIONS:
+        kind = node.kind()
+        plain = kind.removesuffix("_")
+        if kind not in DEFINITIONS and (plain in DEFINITIONS or (kind != plain and takes_a_wide_factor(node))):
             _out_of_place(graph, node)
     for node in graph.findAllNodes("aten::floor_divide"):
         if node.output().requires_grad():

@@ -18,6 +18,7 @@ from ortmodule import ORTModule, explain
 from tests.tolerances import SANITIZED
 
 CASES = {}
+EXACT = set()  # results in the bits of PyTorch's
 
 
 class Function(nn.Module):
@@ -402,6 +403,32 @@ MANY = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).half()
 for name, function in each("std var std_mean var_mean"):
     case(f"{name} of many", function, MANY)
 
+FACTORS = {
+    "* a number": lambda x: (x * 0.1, x * 3e-9),
+    "* a large number": lambda x: (x * 1e5, x * 65536.0, -1e9 * (1 - (x > 0).to(x.dtype))),
+    "/ a number": lambda x: (x / 70000, x / 0.1, 0.1 / x, x / 1e-9),
+    "+ a number": lambda x: (x + 0.1, 0.1 - x, x - 1e-9),
+    "* a number in place": lambda x: ((x + 0).mul_(1e5), (x + 0).div_(70000)),
+    "* a number, a row": lambda x: _times_in_a_row(x + 0),
+    "/ a size": lambda x: (x / (x.shape[0] * x.shape[1]), x.sum() / x.numel(), x / x.shape[1] ** 0.5),
+    "* a tensor of rank 0": lambda x: (x * torch.tensor(1e5), x / torch.tensor(70000)),
+    "rows / sizes": lambda x: (x @ x.mT / x.shape[1] ** 0.5).softmax(-1) / x.shape[0],
+    "nanmean": lambda x: (x.nanmean(), x.nanmean(1)),
+}
+
+
+def _times_in_a_row(x):
+    x[:, 0].mul_(70000)
+    return x
+
+
+for name, function in FACTORS.items():
+    for dtype in FLOATS[2:]:
+        small = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+        case(f"{name}, {typed(dtype)}", function, small, grad="large" not in name)
+        EXACT.update({f"{name}, {typed(dtype)}"} if name[0] in "*/+" else ())
+case("/ a size, many", FACTORS["/ a size"], MANY)
+
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
 #: The operator runs in PyTorch, inside the graph.
@@ -436,6 +463,8 @@ def test_edges(name):
             found, expected = run(ours, inputs, grad, seed), run(eager, inputs, grad, seed)
             tolerance = {"rtol": 2e-2, "atol": 1e-2} if narrow else {"rtol": 1e-5, "atol": 2e-6 if SANITIZED else 1e-6}
             torch.testing.assert_close(found, expected, **tolerance, equal_nan=True)
+            if name in EXACT:
+                torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0, equal_nan=True)
             for a, b in zip(found[0], expected[0], strict=True):
                 if a.is_floating_point() and name not in ANY_ZERO:
                     assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan()), "zeros of the other sign"
