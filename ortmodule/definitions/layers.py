@@ -51,11 +51,11 @@ def _repeat_interleave(x, repeats, dim=None, output_size=None):
 
 @defines("aten::cross_entropy_loss")
 def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smoothing):
-    """Soft targets; class indices stay one operator."""
+    """Soft targets; class indices stay one operator. What is counted need not fit 16 bits."""
     if not target.is_floating_point():
         raise Keep
     axis = 1 if scores.dim() > 1 else 0
-    classes = torch.as_tensor(scores.shape[axis]).to(scores.dtype)
+    classes = torch.as_tensor(scores.shape[axis]).to(torch.promote_types(scores.dtype, torch.float32))
     log_p = scores.log_softmax(axis)
     if weight is not None:
         weighted = log_p * weight.reshape([-1 if d == axis else 1 for d in range(scores.dim())])
@@ -63,7 +63,9 @@ def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smooth
         weighted = log_p
     target = target * (1 - label_smoothing) + label_smoothing / classes
     each = -(weighted * target).sum(axis)
-    return each if reduction == 0 else each.sum() if reduction == 2 else each.sum() / (scores.numel() / classes)
+    if reduction != 1:
+        return each if reduction == 0 else each.sum()
+    return (each.sum() / (scores.numel() / classes)).to(each.dtype)
 
 
 @defines("aten::binary_cross_entropy")

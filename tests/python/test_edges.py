@@ -413,6 +413,7 @@ FACTORS = {
     "/ a size": lambda x: (x / (x.shape[0] * x.shape[1]), x.sum() / x.numel(), x / x.shape[1] ** 0.5),
     "* a tensor of rank 0": lambda x: (x * torch.tensor(1e5), x / torch.tensor(70000)),
     "rows / sizes": lambda x: (x @ x.mT / x.shape[1] ** 0.5).softmax(-1) / x.shape[0],
+    "cross_entropy": lambda x: F.cross_entropy(x, (x.detach() / 2).softmax(1), label_smoothing=0.1),
     "nanmean": lambda x: (x.nanmean(), x.nanmean(1)),
 }
 
@@ -427,7 +428,8 @@ for name, function in FACTORS.items():
         small = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
         case(f"{name}, {typed(dtype)}", function, small, grad="large" not in name)
         EXACT.update({f"{name}, {typed(dtype)}"} if name[0] in "*/+" else ())
-case("/ a size, many", FACTORS["/ a size"], MANY)
+for name in ("/ a size", "cross_entropy"):
+    case(f"{name}, many", FACTORS[name], MANY)
 
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
