@@ -449,7 +449,7 @@ def _whole(g, x):
 def _linspace(g, start, end, steps, *options):
     """From both ends towards the middle, in the result's type."""
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
-    if dtype not in (torch.float32, torch.float64):
+    if dtype is None or not dtype.is_floating_point:
         return NotImplemented
     to = _type_utils.JitScalarType.from_dtype(dtype).onnx_type()
     start, end = (

@@ -431,6 +431,13 @@ for name, function in FACTORS.items():
 for name in ("/ a size", "cross_entropy"):
     case(f"{name}, many", FACTORS[name], MANY)
 
+for dtype in FLOATS[2:]:
+    for number, start in ((1, 0), (2, -3), (16, 0.1), (100, -3)):
+        name = f"linspace of {number}, {typed(dtype)}"
+        function = lambda x, a=start: torch.linspace(a, 1, len(x), dtype=x.dtype) * x  # noqa: E731
+        case(name, function, torch.ones(number, dtype=dtype))
+        EXACT.add(name)
+
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
 #: The operator runs in PyTorch, inside the graph.
