@@ -285,11 +285,14 @@ def _one_hot(x, classes=-1):
 
 @defines("aten::rms_norm", sizes=True)
 def _rms_norm(x, shape, weight=None, eps=None):
+    """Of the type of x, whatever the weight's is; a weight of that type goes into one operator of the engine."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     axes = list(range(-len(shape), 0))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
-    result = (wide * torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + eps)).to(x.dtype)
-    return result if weight is None else result * weight
+    result = wide * torch.rsqrt(wide.pow(2).mean(axes, keepdim=True) + eps)
+    if weight is None or weight.dtype == x.dtype:
+        return result.to(x.dtype) if weight is None else result.to(x.dtype) * weight
+    return (result * weight).to(x.dtype)
 
 
 @defines("aten::feature_dropout")

@@ -437,6 +437,9 @@ for dtype in FLOATS[2:]:
         function = lambda x, a=start: torch.linspace(a, 1, len(x), dtype=x.dtype) * x  # noqa: E731
         case(name, function, torch.ones(number, dtype=dtype))
         EXACT.add(name)
+    for weight in FLOATS:
+        function = lambda x, w: F.rms_norm(x, (7,), w)  # noqa: E731
+        case(f"rms_norm of {typed(dtype)} by {typed(weight)}", function, small.to(dtype), small[0].to(weight))
 
 #: Data decides the size of a result.
 PYTORCH = {"bincount"}
