@@ -20,9 +20,13 @@ _ARITHMETIC = frozenset(
         "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power maximum minimum fmax fmin where "
         "atan2 hypot logaddexp copysign xlogy lerp addcmul addcdiv cat concat concatenate stack hstack vstack clamp "
         "clamp_min clamp_max exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan sinh cosh tanh asin "
-        "acos atan asinh acosh atanh sigmoid erf erfc lgamma digamma softmax log_softmax mean"
+        "acos atan asinh acosh atanh sigmoid erf erfc lgamma digamma softmax log_softmax mean "
+        # Under autocast these compute in the type of the products inside.
+        "matmul einsum tensordot inner linalg_multi_dot chain_matmul linalg_vecdot linalg_matrix_power"
     ).split()
 )
+#: Recurrent layers, of whose results autocast may make 16-bit ones.
+_RECURRENT = frozenset(("aten::rnn_tanh", "aten::rnn_relu", "aten::lstm", "aten::gru"))
 # They have the type that they would have in a sum.
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
@@ -39,6 +43,9 @@ def promote(graph: torch._C.Graph) -> None:
             wanted = dtype_of(node.output()) if node.outputsSize() == 1 else None
         elif kind in _COMPARISONS:
             wanted = _compared_as(node)
+        elif kind in _RECURRENT:
+            found = {dtype_of(value) for value in node.outputs()}
+            wanted = found.pop() if len(found) == 1 else None
         else:
             continue
         if takes_a_wide_factor(node):

@@ -63,6 +63,53 @@ def test_autocast_with_grad_scaler(clip, dtype, tolerance):
     assert seen[0][0] == pytest.approx(seen[1][0], rel=tolerance)
 
 
+class Inside(nn.Module):
+    """Products inside of other operators of torch."""
+
+    FORMS = {
+        "einsum": lambda s, x: torch.einsum("bij,jk->bik", x, s.w),
+        "einsum of three": lambda s, x: torch.einsum("bij,jk,lk->bil", x, s.w, s.w),
+        "einsum of both types": lambda s, x: torch.einsum("bij,jk->bik", s.linear(x), s.w),
+        "einsum without a product": lambda s, x: torch.einsum("bij,j->bji", s.linear(x), s.w[:, 0]),
+        "tensordot": lambda s, x: torch.tensordot(x, s.w, dims=1),
+        "inner": lambda s, x: torch.inner(x, s.w.t()),
+        "linalg.matmul": lambda s, x: torch.linalg.matmul(x, s.w),
+        "linalg.multi_dot": lambda s, x: torch.linalg.multi_dot([x[0], s.w, s.w.t()]),
+        "RNN": lambda s, x: s.rnn(x),
+        "RNN of both types": lambda s, x: s.rnn(s.linear(x)),
+        "GRU of both types": lambda s, x: s.gru(s.linear(x)),
+        "LSTM of both types": lambda s, x: (lambda y, state: (y, *state))(*s.lstm(s.linear(x))),
+        "RMSNorm": lambda s, x: s.norm(s.linear(x)),
+    }
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.w, self.linear = form, nn.Parameter(torch.randn(16, 12)), nn.Linear(16, 16)
+        self.rnn, self.gru, self.norm = nn.RNN(16, 8, batch_first=True), nn.GRU(16, 8), nn.RMSNorm(16)
+        self.lstm = nn.LSTM(16, 8, num_layers=2, bidirectional=True)
+
+    def forward(self, x):
+        return self.FORMS[self.form](self, x)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+@pytest.mark.parametrize("form", Inside.FORMS)
+def test_autocast_of_products_inside(form, dtype, tolerance):
+    torch.manual_seed(0)
+    eager = Inside(form)
+    ours, x, found = ORTModule(copy.deepcopy(eager)), torch.randn(2, 5, 16), []
+    for module in (eager, ours):
+        with torch.autocast("cpu", dtype):
+            results = module(x)
+        results = [results] if isinstance(results, torch.Tensor) else list(results)
+        sum(t.float().square().sum() for t in results).backward()
+        found.append((results, [p.grad for p in module.parameters() if p.grad is not None]))
+    assert explain(ours).captured, explain(ours).fallback
+    for expected, got in zip(*map(lambda pair: pair[0] + pair[1], found), strict=True):
+        assert got.dtype is expected.dtype
+        assert (got - expected).float().norm() <= tolerance * expected.float().norm()
+
+
 # --- ours -------------------------------------------------------------------------------------------------------------
 
 
