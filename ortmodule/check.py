@@ -70,7 +70,7 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
             if source.kind == "graph" and (kinds := _other_kind(found[source.key], tensor, sized)):
                 return f"tensor {i} of the result {kinds}"
         return ""
-    least = _narrowest(capture.model, feeds)
+    least = _narrowest(capture.model, dict(zip(session.inputs, feeds, strict=True)))
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
         if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):
             moved = in_pytorch(rounded)[0]
@@ -80,12 +80,19 @@ def difference(capture: Capture, forward: Callable, arguments: io.Structure, tre
     return ""
 
 
-def _narrowest(model: onnx.ModelProto, feeds: list[torch.Tensor]) -> float:
-    """The tolerance of the narrowest type of a float that the graph computes with, as under autocast."""
-    types = {tensor.dtype for tensor in feeds}
+def _narrowest(model: onnx.ModelProto, feeds: dict[str, torch.Tensor]) -> float:
+    """The tolerance of the narrowest type of a float that the graph computes with, as under autocast.
+
+    float32 counts where a float64 tensor becomes one, not where a size does.
+    """
+    types = {tensor.dtype for tensor in feeds.values()}
+    wide = {name for name, tensor in feeds.items() if tensor.dtype is torch.float64}
     for node in model.graph.node:
-        if node.op_type == "Cast":
-            types |= {_NARROW.get(attribute.i) for attribute in node.attribute if attribute.name == "to"}
+        to = next((attribute.i for attribute in node.attribute if attribute.name == "to"), None)
+        if node.op_type == "Cast" and (to in _NARROW or (to == onnx.TensorProto.FLOAT and node.input[0] in wide)):
+            types.add(_NARROW.get(to, torch.float32))
+        elif node.op_type not in ("Shape", "Size") and not wide.isdisjoint(node.input):
+            wide.update(node.output)
     return max((_TOLERANCE[dtype] for dtype in types & _TOLERANCE.keys()), default=0.0)
 
 
