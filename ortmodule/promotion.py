@@ -55,43 +55,33 @@ def promote(graph: torch._C.Graph) -> None:
             _cast_operands(graph, node, wanted)
 
 
-# --- factors of 16-bit tensors ----------------------------------------------------------------------------------------
+# --- factors of float16 tensors ---------------------------------------------------------------------------------------
 
 #: PyTorch multiplies 16-bit tensors by numbers, and divides them, in float32; in sums it rounds the numbers.
 _SCALED = frozenset(("aten::mul", "aten::div", "aten::true_divide"))
-_NARROW = (torch.float16, torch.bfloat16)
-_PRODUCTS = frozenset(f"aten::{name}" for name in ("matmul", "bmm", "mm", "linear", "baddbmm", "addmm"))
-_MOVES = frozenset(f"aten::{name}" for name in ("transpose", "t", "permute", "view", "reshape", "expand", "unsqueeze"))
-_BRACKETS = frozenset(("aten::mul", "aten::add", "aten::div"))
 
 
 def takes_a_wide_factor(node: torch._C.Node) -> bool:
-    """Has a product or quotient a number, or a tensor of rank 0, that its 16-bit type rounds?
+    """Has a product or quotient in float16 a number, or a tensor of rank 0, that float16 cannot hold?
 
-    Where the engine fuses the factor into more than a chain of pointwise operators, a mere rounding stays.
+    One that is merely rounded stays, since patterns know it; and bfloat16 has float32's range.
     """
     operands = list(node.inputs())
-    if node.kind().removesuffix("_") not in _SCALED or len(operands) != 2 or dtype_of(node.output()) not in _NARROW:
+    if node.kind().removesuffix("_") not in _SCALED or len(operands) != 2 or dtype_of(node.output()) != torch.float16:
         return False  # three operands: a quotient that is rounded to an integer
-    factors = [_roundings(value, dtype_of(node.output())) for value in operands]
-    found = max(factors if "mul" in node.kind() else factors[1:])
-    return found == _LOST or (found == _ROUNDED and not _is_fused(node))
+    return any(map(_is_beyond_half, operands if "mul" in node.kind() else operands[1:]))
 
 
-_EXACT, _ROUNDED, _LOST = range(3)
-
-
-def _roundings(value: torch._C.Value, narrow: torch.dtype) -> int:
-    """What a factor is in the narrow type; _LOST: it may be beyond its range. Only a constant's value counts: two
-    traces that differ in sizes have to agree."""
+def _is_beyond_half(value: torch._C.Value) -> bool:
+    """Only a constant's value counts: two traces that differ in sizes have to agree."""
     dtype = dtype_of(value)
-    if dtype in (None, narrow, torch.bool) or value.type().dim() != 0:
-        return _EXACT
+    if dtype in (None, torch.float16, torch.bool) or value.type().dim() != 0:
+        return False
     if value.node().kind() != "prim::Constant":
-        return _ROUNDED if _is_root(value) else _LOST
+        return not _is_root(value)
     number = torch.as_tensor(value.toIValue(), dtype=torch.float64)
-    off = (number.to(narrow).to(torch.float64) - number).abs()  # NaN: neither it nor infinity is rounded
-    return _LOST if off > torch.finfo(narrow).eps * number.abs() else _ROUNDED if off > 0 else _EXACT
+    off = (number.half().double() - number).abs()  # NaN: neither it nor infinity is rounded
+    return bool(off > torch.finfo(torch.float16).eps * number.abs())
 
 
 def _is_root(value: torch._C.Value) -> bool:
@@ -100,28 +90,6 @@ def _is_root(value: torch._C.Value) -> bool:
     while node.kind() in ("aten::to", "aten::reciprocal"):
         node = next(node.inputs()).node()
     return node.kind() in ("aten::pow", "aten::sqrt", "aten::rsqrt")
-
-
-def _is_fused(node: torch._C.Node) -> bool:
-    """Does the factor go into a product's alpha, or is it one of GELU's formulas?"""
-    makers = [value.node() for value in node.inputs()]
-    users = list(_users(node.output()))
-    if any(maker.kind() in _PRODUCTS for maker in makers) or (users and all(u.kind() in _PRODUCTS for u in users)):
-        return True
-    for _ in range(5):
-        if any(user.kind() in ("aten::tanh", "aten::erf") for user in users):
-            return True
-        users = [use.user for user in users if user.kind() in _BRACKETS for use in user.output().uses()]
-    return False
-
-
-def _users(value: torch._C.Value) -> Iterator[torch._C.Node]:
-    """Those of what only moves its elements are its own."""
-    for use in value.uses():
-        if use.user.kind() in _MOVES:
-            yield from _users(use.user.output())
-        else:
-            yield use.user
 
 
 def _round_result(graph: torch._C.Graph, node: torch._C.Node, narrow: torch.dtype) -> None:

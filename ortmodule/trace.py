@@ -239,16 +239,18 @@ class _Flat(nn.Module):
         with self.recorder.paused():
             self.before, self.containers = self.tree.contents(), self.tree.containers()
             hooks = self.tree.hooks()
+            generators, around = States(self.tree.modules.values()), Around(self.tree.modules.values())
+            self.watch.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors)
-        self.watch.keep(parameters)
-        generators, around = States(self.tree.modules.values()), Around(self.tree.modules.values())
         try:
             with self.watch.looking(tensors, parameters, self.copies.values()):
                 result = self.call(*args, **kwargs)
-            if name := around.changed():
-                raise NotTraceable(f"forward changes {name}, which is around the module")
+            with self.recorder.paused():
+                if name := around.changed():
+                    raise NotTraceable(f"forward changes {name}, which is around the module")
         finally:
-            around.put_back()
+            with self.recorder.paused():
+                around.put_back()
         with self.recorder.paused():
             inside, left = io.flatten((args, kwargs))
             if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):

@@ -492,13 +492,14 @@ def test_log_level_from_the_environment(monkeypatch):
 def test_a_trace_lets_go_of_what_is_over():
     """Traces are made with a gradient, but nothing waits for a backward of theirs."""
     alive = []
+    note = alive.append
 
     def forward(self, x):
         first = self.linear(x)
         known = weakref.ref(first)
         second = first.sin()  # its gradient is made of `first`
         del first
-        alive.append(known() is not None)
+        note(known() is not None)
         return second
 
     pair = Pair(forward)

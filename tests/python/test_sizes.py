@@ -115,6 +115,7 @@ def test_channels_are_pinned_and_space_is_not():
 def test_forward_is_traced_no_more_than_it_takes():
     """On images, all sizes, then all but the channels; a setting that forward finds out takes no trace of its own."""
     calls = []
+    note = calls.append
 
     class Net(nn.Module):
         def __init__(self):
@@ -122,7 +123,7 @@ def test_forward_is_traced_no_more_than_it_takes():
             self.convolution, self.config = nn.Conv2d(3, 4, 3), SimpleNamespace(kind=None)
 
         def forward(self, x):
-            calls.append(tuple(x.shape))
+            note(tuple(x.shape))
             if self.config.kind is None:
                 self.config.kind = "mean"
             return self.convolution(x).mean((2, 3))
