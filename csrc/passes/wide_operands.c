@@ -12,11 +12,17 @@
 
 enum { MOST = 3 };
 
+static const value *unturned(const value *v) {
+    while (v->def && node_is(v->def, "Transpose")) v = v->def->in[0];
+    return v;
+}
+
+/* Of 16-bit operands one stays, which says what is multiplied: so they may not be the same weight, turned or not. */
 static bool is_product_by(const use *u, dtype narrow) {
     const node *n = u->user;
 
-    return u->index < 2 && product_is(n) && n->in[0] != n->in[1] &&
-           n->in[1 - u->index]->type == narrow; /* which is what is multiplied */
+    return u->index < 2 && product_is(n) && unturned(n->in[0]) != unturned(n->in[1]) &&
+           n->in[1 - u->index]->type == narrow;
 }
 
 /* How many products read `v`; more than MOST where others do. */

@@ -455,6 +455,23 @@ TEST(what_is_no_weight_is_cast) {
     ctx_release(&c);
 }
 
+/* As in z z' of z = Cast(w), with both turned, and with another product beside. */
+TEST(a_weight_times_itself_turned_is_cast) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    const int64_t perm[] = {0, 2, 1}, round[] = {1, 2, 0};
+    value *a = INPUT(g, "a", BF16, 3, 3, 3), *w = INPUT(g, "w", F32, 3, 3, 3), *v = INPUT(g, "v", F32, 3, 3, 3);
+    value *x = cast(g, w, BF16), *z = cast(g, v, BF16), *turned;
+
+    make_output(g, NODE(g, "MatMul", x, NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 3, perm)), x)));
+    turned = NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 3, perm)), z);
+    make_output(g, NODE(g, "MatMul", NODE_WITH(g, "Transpose", NODE_ATTRS(INTS("perm", 3, round)), z), turned));
+    make_output(g, NODE(g, "MatMul", a, turned));
+    check_untouched(g, "wide_operands");
+    ctx_release(&c);
+}
+
 /* --- packed_weights ----------------------------------------------------------------------------------------------- */
 
 /* Three layers of one weight, w + w's last, and a bias in the second; a fourth where there are `more`. */

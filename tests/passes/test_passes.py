@@ -504,6 +504,22 @@ def test_weights_that_others_read_are_cast_once():
         assert "wide_operands" not in fired
 
 
+@pytest.mark.parametrize(
+    "product",
+    [lambda z: z @ z.transpose(1, 2), lambda z: z.transpose(1, 2) @ z, lambda z: z @ z],
+    ids=["right", "left", "neither"],
+)
+def test_what_is_multiplied_by_itself_is_cast(product):
+    """As in attention of an input to itself under autocast: one operand at least says in 16 bits what is multiplied."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 40, 40)
+    session = export(Function(lambda x: product(x.bfloat16())), [x])
+    plan = session.model.plan([("float32", tuple(x.shape))], (False,), (False,), ALL_PASSES)
+    result = Run(plan, [x], 0).outputs[0]
+    assert "wide_operands" not in plan.fired and result.dtype == BF16
+    assert difference(result, product(x.bfloat16().double())) <= TOLERANCE[BF16]
+
+
 class Autocast(nn.Module):
     """What autocast makes of a layer between two norms: 16 bits around products, float32 in norms and the residual."""
 
