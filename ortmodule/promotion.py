@@ -189,6 +189,8 @@ def _example(value: torch._C.Value) -> torch.Tensor | float | None:
 
 def _cast_operands(graph: torch._C.Graph, node: torch._C.Node, wanted: torch.dtype) -> None:
     for user, i, value in _operands(node):
+        if node.kind() in _RECURRENT and dtype_of(value) == torch.int64:
+            continue  # the batch sizes of a packed sequence
         # Constants of rank 0 are Python numbers: the exporter gives them the type of the other operand.
         if dtype_of(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
             continue
