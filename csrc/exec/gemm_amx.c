@@ -240,7 +240,7 @@ static bool split_holds(uint32_t a, uint32_t b, int64_t k) {
 
     while (INT64_C(1) << terms < k) terms++;
     if (ea == INFINITE || eb == INFINITE || both + terms > MOST) return false;
-    if (ea == 0 || eb == 0) return ea - BIAS <= -LEAST && eb - BIAS <= -LEAST;
+    if (a == 0 || b == 0) return true; /* all zeros: denormal numbers have an exponent of 0, too */
     return ea - BIAS >= LEAST && eb - BIAS >= LEAST && both >= LEAST;
 }
 

@@ -102,15 +102,30 @@ INLINE void split_one(uint32_t *out, const void *p, const void *q) {
             (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(_mm512_castps_si512(x[part * LANES])));
 }
 
-/* Panels of three planes; returns the largest magnitude among their bfloat16. */
+INLINE bool all_zero(const float *in, int64_t lines, int64_t depth, int64_t line_step, int64_t depth_step) {
+    const bool along = depth_step <= line_step;
+    const int64_t outer = along ? lines : depth, inner = along ? depth : lines;
+    const int64_t outer_step = along ? line_step : depth_step, inner_step = along ? depth_step : line_step;
+
+    for (int64_t i = 0; i < outer; i++, in += outer_step) {
+        int some = 0;
+        for (int64_t j = 0; j < inner; j++) some |= in[j * inner_step] != 0;
+        if (some) return false;
+    }
+    return true;
+}
+
+/* Panels of three planes; returns the largest magnitude among their bfloat16: the least one for denormal numbers that
+ * are less, or that rounding took for zeros. */
 INLINE uint32_t pack_split(uint32_t *out, const void *in, int64_t lines, int64_t depth, int64_t line_step,
                            int64_t depth_step, int width, bool lines_first) {
     static const source floats = {4, 2, PARTS, split_along, split_across, split_one};
-    __m512i largest = _mm512_setzero_si512();
+    __m512i magnitudes = _mm512_setzero_si512();
 
-    pack_panels(out, in, lines, depth, line_step, depth_step, floats, width, lines_first, LANES, &largest);
-    largest = _mm512_max_epu16(largest, _mm512_srli_epi32(largest, 16));
-    return _mm512_reduce_max_epu32(_mm512_and_si512(largest, _mm512_set1_epi32(0xffff)));
+    pack_panels(out, in, lines, depth, line_step, depth_step, floats, width, lines_first, LANES, &magnitudes);
+    magnitudes = _mm512_max_epu16(magnitudes, _mm512_srli_epi32(magnitudes, 16));
+    const uint32_t largest = _mm512_reduce_max_epu32(_mm512_and_si512(magnitudes, _mm512_set1_epi32(0xffff)));
+    return largest || all_zero(in, lines, depth, line_step, depth_step) ? largest : 1;
 }
 
 static bool can_pairs(void) {

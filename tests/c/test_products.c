@@ -311,6 +311,36 @@ TEST(a_product_of_split_floats_is_right_beyond_what_can_be_split) {
         }
     }
 }
+
+/* Blocks of denormal numbers, of which the least have no first part; read along lines and across them. */
+TEST(a_product_of_split_floats_has_denormal_numbers) {
+    enum { M = 40, N = 36, K = 130 };
+    static const gemm_kernel *const split[] = {&gemm_kernel_amx_f32, &gemm_kernel_amx_f32_emulated};
+    static const float sizes[] = {1e-39F, -1e-42F, 3e-45F, 0};
+    static float a[M * K], b[K * N], c[M * N];
+
+    for (int trial = 0; trial < 32; trial++) {
+        const bool in_a = trial % 2, a_along = trial / 2 % 2, b_along = trial / 4 % 2;
+        const float small = sizes[trial / 8];
+        gemm g = {.type = F32, .m = M, .n = N, .k = K, .alpha = 1, .a = a, .b = b, .c = c, .c_row = N};
+        g.a_row = a_along ? K : 1;
+        g.a_col = a_along ? 1 : M;
+        g.b_row = b_along ? 1 : N;
+        g.b_col = b_along ? K : 1;
+        for (int i = 0; i < M * K; i++) a[i] = in_a ? (float)(1 + i % 3) * small : 0x1p30F;
+        for (int i = 0; i < K * N; i++) b[i] = in_a ? 0x1p30F : (float)(1 + i % 3) * small;
+        for (int way = 0; way < 2; way++) {
+            if (!split[way]->can()) continue;
+            gemm_packed_with(&g, split[way]);
+            for (int i = 0; i < M * N; i++) {
+                double sum = 0;
+                for (int k = 0; k < K; k++)
+                    sum += (double)a[i / N * g.a_row + k * g.a_col] * (double)b[k * g.b_row + i % N * g.b_col];
+                CHECK(fabs(c[i] - sum) <= 1e-5 * fabs(sum));
+            }
+        }
+    }
+}
 #endif
 
 /* --- convolutions ------------------------------------------------------------------------------------------------- */
