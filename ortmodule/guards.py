@@ -202,7 +202,7 @@ class Attributes:
     def add(self, reads: dict[Key, str]) -> dict[Key, str]:
         """Those of ``reads`` ({attribute: place}) that a graph has to watch, with the globals that methods read."""
         kept = {}
-        codes: set[types.CodeType] = set()
+        codes: set[Any] = set()
         for (identity, name), place in reads.items():
             path = self._paths.get(identity)
             if path is None:

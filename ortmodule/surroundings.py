@@ -61,17 +61,21 @@ def _is_librarys(cls: type) -> bool:
     return _is_library(sys.modules.get(cls.__module__))
 
 
-def read_by(function: types.FunctionType, seen: set[types.CodeType]) -> Iterator[Place]:
-    """What a function may read, and those that it calls. ``seen``: code that was looked at."""
+def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
+    """What a function may read, and those that it calls. ``seen``: functions and code that were looked at."""
     function = inspect.unwrap(function)
     owner, codes = sys.modules.get(function.__module__ or ""), [function.__code__]
     if owner is None or vars(owner) is not function.__globals__ or owner.__name__.startswith("torch."):
         return
     users = not _is_library(owner)
-    if users and function.__code__ not in seen:
+    if users and function not in seen:
+        seen.add(function)
         for cell in function.__closure__ or ():
-            if _is_held(_found(cell, "cell_contents")):
+            value = _found(cell, "cell_contents")
+            if _is_held(value):
                 yield cell, "cell_contents"
+            elif isinstance(value, types.FunctionType):
+                yield from read_by(value, seen)
     while codes:
         code = codes.pop()
         if code in seen:
@@ -113,7 +117,7 @@ class Around:
     """What the methods of ``modules`` that users wrote may read and change around them, as it is now."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        seen: set[types.CodeType] = set()
+        seen: set[Any] = set()
         self._held: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
         for cls in dict.fromkeys(base for module in modules for base in type(module).__mro__):
             if _is_librarys(cls):
@@ -121,7 +125,9 @@ class Around:
             for method in [part for part in vars(cls).values() if isinstance(part, types.FunctionType)]:
                 for owner, name in (*read_by(method, seen), *read_of(cls, method)):
                     value = _found(owner, name)
-                    if _is_plain(value) or (isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS):
+                    if _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor)):
+                        self._held[id(owner), name] = owner, name, value, value
+                    elif isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS:
                         self._held[id(owner), name] = owner, name, value, copy.copy(value)
 
     def changed(self) -> str | None:
