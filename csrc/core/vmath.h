@@ -134,6 +134,27 @@ static inline double vexp_below(double x) {
     return x < -708.0 ? 0 : c;
 }
 
+/* exp(x) RAISED for x <= 0, as before: normal where exp(x) is denormal, so that a probability, which is a quotient of two
+ * of these, is rounded once. 0 where exp(x) is: were it rounded to 0 there, the CPU would take its time. */
+#define RAISED_F32 0x1p64f
+#define RAISED_F64 0x1p128
+
+static inline float vexpf_raised(float x) {
+    uint32_t n;
+    float p = exp_poly_f32(exp_reduce_f32(x, 127 + 64, &n)), scale = f32_of_bits(n << 23);
+    p = scale + scale * p;
+    return x < -104.0f ? 0 : p;
+}
+
+static inline double vexp_raised(double x) {
+    uint64_t n;
+    double r, c = x < -746.0 ? -746.0 : x;
+
+    r = exp_reduce_f64(c, &n);
+    c = (1 + exp_poly_f64(r)) * exp2_f64(n + 128);
+    return x < -746.0 ? 0 : c;
+}
+
 /* 2^n (exp(r) - 1) + (2^n - 1), halved inside because 2^128 is not a number. */
 static inline float vexpm1f(float x) {
     uint32_t n;
@@ -324,6 +345,8 @@ static inline double vcos(double x) { return cos(x); }
 
 #define v_exp(x) _Generic((x), float: vexpf, double: vexp)(x)
 #define v_exp_below(x) _Generic((x), float: vexpf_below, double: vexp_below)(x)
+#define v_exp_raised(x) _Generic((x), float: vexpf_raised, double: vexp_raised)(x)
+#define v_raised(x) ((x) * _Generic((x), float: RAISED_F32, double: RAISED_F64))
 #define v_expm1(x) _Generic((x), float: vexpm1f, double: vexpm1)(x)
 #define v_log(x) _Generic((x), float: vlogf, double: vlog)(x)
 #define v_log1p(x) _Generic((x), float: vlog1pf, double: vlog1p)(x)

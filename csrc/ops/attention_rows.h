@@ -37,12 +37,12 @@ SIMD static void NAME(softmax_row)(const void *scores, void *weights, int64_t n)
     LARGEST(n, most, GET(x[i]));
     if (most == -(A)INFINITY) most = 0;
 #if DIGITS < 24
-    SUM(n, total, v_exp_below(GET(x[i]) - most));
+    SUM(n, total, v_exp_raised(GET(x[i]) - most));
     scale = (A)(1 / (total == 0 ? 1 : total));
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp_below(GET(x[i]) - most) * scale);
+    for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp_raised(GET(x[i]) - most) * scale);
 #else
-    SUM(n, total, y[i] = v_exp_below(x[i] - most));
+    SUM(n, total, y[i] = v_exp_raised(x[i] - most));
     scale = (A)(1 / (total == 0 ? 1 : total));
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) y[i] *= scale;

@@ -82,13 +82,15 @@ SIMD_PART double NAME(row_sum_exp)(const T *x, int64_t n, A *most) {
     return *most == -(A)INFINITY ? NAN : total;
 }
 
-/* y = exp(x - high - low) scale, which is finite but in rows of NaN; y may be x */
-SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y) {
+/* y = exp(x - high - low) scale, which is finite but in rows of NaN; y may be x. Where the exponential is `raised`, scale
+ * takes that back. */
+SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, bool raised, T *y) {
+#define EXP(x) (raised ? v_exp_raised(x) : v_exp_below(x))
 #if DIGITS < 24
     _Alignas(64) A made[SUM_BLOCK];
     const bool finite = isfinite(high) && isfinite(scale);
     EACH_BLOCK(n, x) {
-        IN_STEPS(0, m, (READ_AHEAD(x + from), WRITE_AHEAD(y + from)), made[i] = v_exp_below(e[i] - high - low) * scale);
+        IN_STEPS(0, m, (READ_AHEAD(x + from), WRITE_AHEAD(y + from)), made[i] = EXP(e[i] - high - low) * scale);
         if (finite) {
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) y[from + i] = PUT_FINITE(made[i]);
@@ -99,8 +101,9 @@ SIMD_PART void NAME(row_exp)(const T *x, int64_t n, A high, A low, A scale, T *y
     }
 #else
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] = v_exp_below(x[i] - high - low) * scale;
+    for (int64_t i = 0; i < n; i++) y[i] = EXP(x[i] - high - low) * scale;
 #endif
+#undef EXP
 }
 
 #undef EACH_BLOCK

@@ -76,7 +76,7 @@ SIMD static void NAME(cross_entropy_grad_rows)(const loss_job *j, int64_t begin,
         }
         if (!share) {
             const T at_label = PUT((v_exp_below(GET(x[label]) - high - low) - 1) * scale);
-            NAME(row_exp)(x, n, high, low, scale, dx);
+            NAME(row_exp)(x, n, high, low, scale, false, dx);
             dx[label] = at_label;
         } else {
             const A p = v_exp_below(GET(x[label]) - high - low);

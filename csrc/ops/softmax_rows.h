@@ -17,8 +17,8 @@ SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
         rows = end - row < fit ? end - row : fit;
 #if DIGITS < 24
         if (n > BUFFER) {
-            scale[0] = (A)(1 / NAME(row_sum_exp)(x, n, most));
-            NAME(row_exp)(x, n, most[0], 0, scale[0], y);
+            scale[0] = (A)(1 / NAME(row_sum_exp)(x, n, most)) / v_raised((A)1);
+            NAME(row_exp)(x, n, most[0], 0, scale[0], true, y);
             continue;
         }
         const A *wide = NAME(widened)(x, rows * n, buffer);
@@ -34,7 +34,7 @@ SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
         for (int64_t r = 0; r < rows; r++) {
             double total = 0;
             SUM_WITH((READ_AHEAD(x + r * n), WRITE_AHEAD(y + r * n)), n, total,
-                     e[r * n + i] = v_exp_below(wide[r * n + i] - most[r]));
+                     e[r * n + i] = v_exp_raised(wide[r * n + i] - most[r]));
             scale[r] = (A)(1 / total);
         }
         for (int64_t r = 0; r < rows; r++) {
@@ -111,10 +111,11 @@ SIMD static void NAME(softmax_columns)(const job *j, int64_t at, int64_t width) 
     A most[COLUMNS], sum[COLUMNS];
 
     NAME(column_max_sum)(x, j->length, j->inner, width, most, sum);
+    for (int64_t k = 0; k < width; k++) sum[k] = v_raised(sum[k]);
     for (int64_t i = 0; i < j->length; i++)
 #pragma omp simd
         for (int64_t k = 0; k < width; k++)
-            y[i * j->inner + k] = PUT(v_exp_below(GET(x[i * j->inner + k]) - most[k]) / sum[k]);
+            y[i * j->inner + k] = PUT(v_exp_raised(GET(x[i * j->inner + k]) - most[k]) / sum[k]);
 }
 
 SIMD static void NAME(log_softmax_columns)(const job *j, int64_t at, int64_t width) {

@@ -59,9 +59,12 @@ static double worst_float(float_map *map, exact_fn *exact, float limit) {
 
 /* Of arguments that are not above 0. */
 static inline float exp_below_f32(float x) { return vexpf_below(-fabsf(x)); }
+static inline float exp_raised_f32(float x) { return vexpf_raised(-fabsf(x)) * 0x1p-64f; }
 static inline float exp_brief_f32(float x) { return vexpf_brief(-fabsf(x)); }
 static double normal_exp_f32(double x) { return fabs(x) > 87 ? 0 : exp(-fabs(x)); }
 static inline double exp_below_f64(double x) { return vexp_below(-fabs(x)); }
+static double below_exp(double x) { return exp(-fabs(x)); }
+static inline double exp_raised_f64(double x) { return vexp_raised(-fabs(x)) * 0x1p-128; }
 static double normal_exp_f64(double x) { return fabs(x) > 708 ? 0 : exp(-fabs(x)); }
 
 #define FLOAT_MAP(f)                                                                                                   \
@@ -70,6 +73,7 @@ static double normal_exp_f64(double x) { return fabs(x) > 708 ? 0 : exp(-fabs(x)
     }
 FLOAT_MAP(vexpf)
 FLOAT_MAP(exp_below_f32)
+FLOAT_MAP(exp_raised_f32)
 FLOAT_MAP(exp_brief_f32)
 FLOAT_MAP(vexpm1f)
 FLOAT_MAP(vlogf)
@@ -96,6 +100,7 @@ static double sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 
 TEST(float_functions_are_within_two_units_of_the_last_place) {
     CHECK(worst_float(map_vexpf, exp, INFINITY) < 1.1);
     CHECK(worst_float(map_exp_below_f32, normal_exp_f32, INFINITY) < 1.1);
+    CHECK(worst_float(map_exp_raised_f32, below_exp, INFINITY) < 1.1);
     CHECK(worst_float(map_exp_brief_f32, normal_exp_f32, 8) < 3.5);
     CHECK(worst_float(map_exp_brief_f32, normal_exp_f32, INFINITY) < 100);
     CHECK(worst_float(map_vexpm1f, expm1, INFINITY) < 1.7);
@@ -250,6 +255,7 @@ static double worst_double(double_map *map, exact_fn *exact) {
     }
 DOUBLE_MAP(vexp)
 DOUBLE_MAP(exp_below_f64)
+DOUBLE_MAP(exp_raised_f64)
 DOUBLE_MAP(vexpm1)
 DOUBLE_MAP(vlog)
 DOUBLE_MAP(vlog1p)
@@ -259,6 +265,7 @@ DOUBLE_MAP(vtanh)
 TEST(double_functions_are_accurate_to_2e_15) {
     CHECK(worst_double(map_vexp, exp) < 2e-15);
     CHECK(worst_double(map_exp_below_f64, normal_exp_f64) < 2e-15);
+    CHECK(worst_double(map_exp_raised_f64, below_exp) < 2e-15);
     CHECK(worst_double(map_vexpm1, expm1) < 2e-15);
     CHECK(worst_double(map_vlog, log) < 2e-15);
     CHECK(worst_double(map_vlog1p, log1p) < 2e-15);

@@ -62,6 +62,16 @@ def cases(op):
         yield softmax(op, t(14, 4, special=True), 0, name="special")
 
 
+def denormal(op, width, axis=-1):
+    """Probabilities that are denormal numbers, times what makes numbers of the usual size of them."""
+    nodes = (op, "x0", "p", {} if "::" in op else {"axis": axis}), ("Mul", "p x1", "y0")
+    for dtypes, least, scale in (("float32", "bfloat16"), -88.0, 2.0**126), ("float64", -709.0, 2.0**1022):
+        row = [0.0] + [least - i % 4 / 4 for i in range(width - 1)]
+        inputs = [value([[x] for x in row] if axis == 0 else row), value(scale)]
+        options = {"name": f"denormal{axis}", "dtypes": dtypes, "const": 1, "grad": False, "resize": False}
+        yield Case(op, inputs, lambda x, scale: x.softmax(axis) * scale, nodes=nodes, **options)
+
+
 NEVER, ALWAYS = 1e-15, 1.0
 
 
@@ -90,3 +100,4 @@ CASES += [
     dropped("hidden", value(MASKED), grad=False, resize=False),
     dropped("special", t(4, 14, special=True)),
 ]
+CASES += [*denormal("Softmax", 9), *denormal("Softmax", 9, 0), *denormal("Softmax", 7000)]
