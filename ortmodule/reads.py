@@ -60,6 +60,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
 REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
+_OURS = __file__.rpartition("/")[0]
 
 _current = threading.local()
 
@@ -277,7 +278,7 @@ def untraced(function: Callable, tensor: torch.Tensor) -> Any:
 def _place() -> str:
     """The line of the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(1)
-    inside = (torch.__path__[0], __file__.rpartition("/")[0])
+    inside = (torch.__path__[0], _OURS)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -309,12 +310,6 @@ def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: An
 
 def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
     if not any(bound is tensor for bound in recorder._bounds):
-        recorder.read(tensor)
-
-
-def _hashed(recorder: Recorder, tensor: torch.Tensor) -> None:
-    """A number that follows from a size is looked up in a dictionary or a set."""
-    if not tensor.dim() and is_number(tensor) and not _is_torch(sys._getframe(2).f_code.co_filename):
         recorder.read(tensor)
 
 
@@ -378,6 +373,24 @@ def _unwatched(name: str) -> _Patch:
         return method
 
     return _patch(torch.Tensor, name, make)
+
+
+def _hashes() -> _Patch:
+    """A number that follows from a size finds what is kept under that number, in dictionaries and sets."""
+
+    def make(original):
+        def hash_of(tensor):
+            recorder = _active()
+            file = sys._getframe(1).f_code.co_filename
+            if recorder is None or tensor.dim() or _is_torch(file) or file.startswith(_OURS) or not is_number(tensor):
+                return original(tensor)
+            with recorder.paused():
+                recorder.read(tensor)
+            return hash(untraced(_item, tensor))
+
+        return hash_of
+
+    return _patch(torch.Tensor, "__hash__", make)
 
 
 def _attribute_reads() -> _Patch:
@@ -522,7 +535,7 @@ def _is_torch(file: str) -> bool:
 _WAYS_OUT = {
     "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
-    "__iter__": _length, "__hash__": _hashed,
+    "__iter__": _length,
 }  # fmt: skip
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence, torch.linspace}
@@ -540,6 +553,7 @@ _item = torch.Tensor.item
 _PATCHES = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
     *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
+    _hashes(),
     _attribute_reads(),
     _told(),
     _checks(),

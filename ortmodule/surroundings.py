@@ -125,6 +125,8 @@ class Around:
             for method in [part for part in vars(cls).values() if isinstance(part, types.FunctionType)]:
                 for owner, name in (*read_by(method, seen), *read_of(cls, method)):
                     value = _found(owner, name)
+                    if isinstance(owner, types.ModuleType) and _is_library(owner):
+                        continue
                     if _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor)):
                         self._held[id(owner), name] = owner, name, value, value
                     elif isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS:

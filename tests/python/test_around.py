@@ -256,6 +256,25 @@ def test_what_forward_leaves_around_a_module():
     assert "around the module" in explain(ours).fallback
 
 
+KEPT = {}
+
+
+def test_what_forward_keeps_around_a_module():
+    """Made at the first call of a length, and found from then on."""
+
+    def forward(self, x):
+        n = x.shape[1]
+        if n not in KEPT:
+            KEPT[n] = torch.arange(n, dtype=torch.float32)[:, None]
+        return self.linear(x) * KEPT[n]
+
+    pair = Pair(forward)
+    for n, captured in ((5, False), (5, True), (7, False), (7, True), (5, True)):
+        torch.testing.assert_close(pair.ours(rows(2, n, 4)), pair.eager(rows(2, n, 4)))
+        assert explain(pair.ours).captured == captured
+    assert list(KEPT) == [5, 7] and all(type(n) is int for n in KEPT)
+
+
 @pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients(table):
     class Looked(nn.Module):
