@@ -1,4 +1,6 @@
-/* attention_rows.h -- template of attention.c: the two steps of MaskedSoftmax, for a row. y may be x. */
+/* attention_rows.h -- template of attention.c: hiding, and softmax, of rows; y may be x. And what is stored in 16 bits. */
+#include "ops/softmax_block.h"
+
 #if DIGITS == 53
 #define BITS uint64_t
 #elif DIGITS == 24
@@ -26,27 +28,41 @@ SIMD static void NAME(hide_row)(const void *x, const uint8_t *allowed, void *y, 
     }
 }
 
-/* The exponentials of -∞ are the zeros that are wanted, unless there is nothing else: then nothing is subtracted, so
- * that they are 0 and not NaN, and their sum divides nothing. */
-SIMD static void NAME(softmax_row)(const void *scores, void *weights, int64_t n) {
-    const T *x = scores;
-    T *y = weights;
-    A most = -(A)INFINITY, scale;
-    double total = 0;
-
-    LARGEST(n, most, GET(x[i]));
-    if (most == -(A)INFINITY) most = 0;
-#if DIGITS < 24
-    SUM(n, total, v_exp_raised(GET(x[i]) - most));
-    scale = (A)(1 / (total == 0 ? 1 : total));
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] = PUT(v_exp_raised(GET(x[i]) - most) * scale);
-#else
-    SUM(n, total, y[i] = v_exp_raised(x[i] - most));
-    scale = (A)(1 / (total == 0 ? 1 : total));
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) y[i] *= scale;
-#endif
+SIMD static void NAME(softmax)(const void *x, void *y, int64_t n, int64_t rows, bool safe) {
+    NAME(softmax_of)(x, y, n, rows, safe);
 }
+
+#if DIGITS < 24
+SIMD static void NAME(round)(const float *x, void *to, int64_t n) {
+    T *y = to;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) y[i] = PUT(x[i]);
+}
+
+/* Of float32, with the exponentials in `room`. */
+SIMD static void NAME(narrow_softmax)(const float *x, float *room, void *y, int64_t n, int64_t rows, bool safe) {
+    for (int64_t row = 0; row < rows; row += SOFTMAX_ROWS) {
+        const int64_t m = rows - row < SOFTMAX_ROWS ? rows - row : SOFTMAX_ROWS;
+        const float *from = x + row * n;
+        NAME(softmax_block)(from, room + row * n, (T *)y + row * n, n, m, safe, from, sizeof *from);
+    }
+}
+
+/* The gradient of rows, in float32 or rounded. */
+#define SLOPE(name, R, put)                                                                                            \
+    SIMD static void NAME(name)(const float *dy, const void *weights, void *to, int64_t n, int64_t rows) {             \
+        for (int64_t row = 0; row < rows; row++, dy += n) {                                                            \
+            const T *y = (const T *)weights + row * n;                                                                 \
+            R *dx = (R *)to + row * n;                                                                                 \
+            double total = 0;                                                                                          \
+            SUM(n, total, dy[i] * GET(y[i]));                                                                          \
+            const float dot = (float)total;                                                                            \
+            _Pragma("omp simd") for (int64_t i = 0; i < n; i++) dx[i] = put(GET(y[i]) * (dy[i] - dot));                \
+        }                                                                                                              \
+    }
+SLOPE(wide_slope, float, )
+SLOPE(narrow_slope, T, PUT)
+#undef SLOPE
+#endif
 
 #undef BITS

@@ -16,8 +16,9 @@ typedef struct dropout_run {
 } dropout_run;
 
 dropout_run dropout_of(const call *k);
-/* y[i] of a tensor from x[i], i in [from, to); y may be x. With the bits of DropoutTrain. */
-void dropout_part(const dropout_run *d, const void *x, void *y, int64_t from, int64_t to);
+/* y[i] from x[i], i in [0, n), which are elements `position` and up of a tensor; y may be x. With the bits of
+ * DropoutTrain. */
+void dropout_part(const dropout_run *d, const void *x, void *y, int64_t position, int64_t n);
 
 /* Of SoftmaxDropout and MaskedSoftmaxDropout (ops/softmax.c). */
 status infer_softmax_dropout(graph *g, node *n);

@@ -145,6 +145,11 @@ bool fused_rows_reads(const rows_chain *ch, const node *n, value *v);
 /* One node that computes the stages: out[i] stands for gives[i], and is of its shape. */
 MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
 
+/* --- softmax in 16 bits (ops/attention.c) --------------------------------------------------------------------------- */
+
+/* The longest rows of NarrowSoftmax, and the elements that it works on at a time. */
+enum { NARROW_SOFTMAX_MOST = 4096 };
+
 /* --- attention as one operator (ops/fused_attention.c) -------------------------------------------------------------- */
 
 /* The widest heads that it takes. */

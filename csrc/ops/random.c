@@ -134,7 +134,7 @@ dropout_run dropout_of(const call *k) {
                          .type = k->in[0].type};
 }
 
-void dropout_part(const dropout_run *r, const void *x, void *y, int64_t from, int64_t to) {
+void dropout_part(const dropout_run *r, const void *x, void *y, int64_t position, int64_t n) {
     const draw d = {.fn = drop[r->type],
                     .in = x,
                     .out = y,
@@ -142,7 +142,7 @@ void dropout_part(const dropout_run *r, const void *x, void *y, int64_t from, in
                     .key = r->key,
                     .threshold = r->threshold,
                     .scale = r->factor};
-    draw_stretch(&d, from, from, to - from);
+    draw_stretch(&d, position, 0, n);
 }
 
 /* As a step of a fused chain: `in[1]` holds the random bits. */

@@ -12,8 +12,8 @@
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* Columns and rows worked on together; elements of rows that a thread keeps; between which and dropout it alternates. */
-enum { COLUMNS = 256, ROWS = 8, BUFFER = 4096, BLOCK = 2048 };
+/* Columns worked on together; elements of rows between which and dropout a thread alternates. */
+enum { COLUMNS = 256, BLOCK = 2048 };
 
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
@@ -91,12 +91,18 @@ static int64_t block_end(const job *j, int64_t from, int64_t end) {
     return end - from < rows ? end : from + rows;
 }
 
+/* Rows [from, to) of y from those of x. */
+static void drop_rows(const job *j, const void *x, void *y, int64_t from, int64_t to) {
+    const int64_t at = from * j->length, bytes = at * (int64_t)dtype_size(j->drop.type);
+    dropout_part(&j->drop, (const char *)x + bytes, (char *)y + bytes, at, (to - from) * j->length);
+}
+
 static void dropout_range(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;
     for (int64_t from = begin, to; from < end; from = to) {
         to = block_end(j, from, end);
         j->rows(j, from, to);
-        dropout_part(&j->drop, j->out, j->dropped, from * j->length, to * j->length);
+        drop_rows(j, j->out, j->dropped, from, to);
     }
 }
 
@@ -108,7 +114,7 @@ static void dropout_grad_range(void *arg, int64_t begin, int64_t end) {
     there.a = j->out;
     for (int64_t from = begin, to; from < end; from = to) {
         to = block_end(j, from, end);
-        dropout_part(&j->drop, j->a, j->out, from * j->length, to * j->length);
+        drop_rows(j, j->a, j->out, from, to);
         j->rows(&there, from, to);
     }
 }

@@ -1,53 +1,10 @@
 /* softmax_rows.h -- template of softmax.c: rows of `length` neighbouring elements, and columns side by side. */
 
-#include "ops/exp_rows.h"
+#include "ops/softmax_block.h"
 
-/* Rows that lie in a buffer together are worked on together, one step of all after the other: a CPU that waits for the
- * largest of one goes on with the next. The exponentials wait for their sum: in y where that has digits enough, else in
- * the buffer, which takes the widened rows before; a row that does not fit makes them twice. */
 SIMD static void NAME(softmax_rows)(const job *j, int64_t begin, int64_t end) {
-    const int64_t n = j->length, fit = n > BUFFER ? 1 : n > BUFFER / ROWS ? BUFFER / n : ROWS;
-    A most[ROWS], scale[ROWS];
-#if DIGITS < 24
-    _Alignas(64) A buffer[BUFFER];
-#endif
-    for (int64_t row = begin, rows; row < end; row += rows) {
-        const T *x = (const T *)j->a + row * n;
-        T *y = (T *)j->out + row * n;
-        rows = end - row < fit ? end - row : fit;
-#if DIGITS < 24
-        if (n > BUFFER) {
-            scale[0] = (A)(1 / NAME(row_sum_exp)(x, n, most)) / v_raised((A)1);
-            NAME(row_exp)(x, n, most[0], 0, scale[0], true, y);
-            continue;
-        }
-        const A *wide = NAME(widened)(x, rows * n, buffer);
-        A *e = buffer;
-#else
-        const A *wide = x;
-        A *e = y;
-#endif
-        for (int64_t r = 0; r < rows; r++) {
-            most[r] = -(A)INFINITY;
-            LARGEST(n, most[r], wide[r * n + i]);
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            double total = 0;
-            SUM_WITH((READ_AHEAD(x + r * n), WRITE_AHEAD(y + r * n)), n, total,
-                     e[r * n + i] = v_exp_raised(wide[r * n + i] - most[r]));
-            scale[r] = (A)(1 / total);
-        }
-        for (int64_t r = 0; r < rows; r++) {
-            const A *from = e + r * n, factor = scale[r];
-            T *to = y + r * n;
-            if (isnan(factor)) {
-                for (int64_t i = 0; i < n; i++) to[i] = PUT(factor);
-                continue;
-            }
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++) to[i] = PUT_FINITE(from[i] * factor);
-        }
-    }
+    const int64_t n = j->length;
+    NAME(softmax_of)((const T *)j->a + begin * n, (T *)j->out + begin * n, n, end - begin, false);
 }
 
 SIMD static void NAME(log_softmax_rows)(const job *j, int64_t begin, int64_t end) {

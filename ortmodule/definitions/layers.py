@@ -13,7 +13,7 @@ from ortmodule.definitions.table import Keep, Leave, defines
 
 @defines("aten::scaled_dot_product_attention")
 def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """A row with nothing to attend to gives zeros, as in PyTorch.
+    """A row with nothing to attend to gives zeros, and 16-bit scores and weights are float32, as in PyTorch.
 
     The scores of what is masked become the lowest finite number and its weights an exact zero, so that no NaN appears
     in either direction.
@@ -22,6 +22,7 @@ def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale
         times = int(query.shape[-3]) // int(key.shape[-3])
         key, value = _repeat_interleave(key, times, -3), _repeat_interleave(value, times, -3)
     scores = (query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)) @ key.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     blocked = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1) if is_causal else None
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -32,7 +33,7 @@ def _attention(query, key, value, mask=None, dropout=0.0, is_causal=False, scale
         weights = scores.softmax(-1)
     else:
         weights = scores.masked_fill(blocked, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(blocked, 0.0)
-    return (F.dropout(weights, dropout) if dropout else weights) @ value
+    return (F.dropout(weights, dropout) if dropout else weights).to(value.dtype) @ value
 
 
 @defines("aten::repeat_interleave")

@@ -478,6 +478,62 @@ TEST(dropout_stays_behind_a_softmax) {
     ctx_release(&c);
 }
 
+/* --- softmax_cast --------------------------------------------------------------------------------------------------- */
+
+TEST(a_softmax_is_stored_as_it_is_read) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *allowed = INPUT(g, "allowed", BOOL, 3), *y;
+
+    make_output(
+        g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 1)), x)));
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 10)), NODE(g, "MaskedSoftmax", x, allowed)));
+    y = dropped(g, NODE(g, "MaskedSoftmax", x), 7);
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), y));
+    check_rewrite(
+        g, "softmax_cast",
+        "input %0 x float32[4, 3] grad\n"
+        "input %1 allowed bool[3]\n"
+        "%2, %3 = NarrowSoftmax(%0 x, to=16, safe=0, ratio=0, key=0) bfloat16[4, 3], bfloat16[4, 3]\n"
+        "%4, %5 = NarrowSoftmax(%0 x, %1 allowed, to=10, safe=1, ratio=0, key=0) float16[4, 3], float16[4, 3]\n"
+        "%6, %7 = NarrowSoftmaxRandom(%0 x, to=16, safe=1, ratio=0.25, key=7) bfloat16[4, 3], bfloat16[4, 3]\n"
+        "output %2\n"
+        "output %4\n"
+        "output %6\n");
+    ctx_release(&c);
+}
+
+TEST(the_gradient_of_a_softmax_is_stored_as_it_is_read) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *dy = INPUT(g, "dy", F32, 4, 3), *y = INPUT(g, "y", BF16, 4, 3), *z = INPUT(g, "z", BF16, 4, 3);
+    const attr *to = NODE_ATTRS(INT("to", 1));
+
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), NODE_WITH(g, "NarrowSoftmaxGrad", to, dy, y)));
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 10)), NODE_WITH(g, "NarrowSoftmaxGrad", to, dy, z)));
+    CHECK_OK(&c, passes_run(g, AFTER_GRADIENT, ~pass_bit("softmax_cast"), NULL));
+    CHECK(count_nodes(g, "NarrowSoftmaxGrad") == 2 && count_nodes(g, "Cast") == 1); /* of another type than y's */
+    ctx_release(&c);
+}
+
+TEST(a_softmax_stays_float32) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 4, 3), *seen = NODE(g, "MaskedSoftmax", x), *long_rows = INPUT(g, "l", F32, 2, 4097);
+    value *first = NODE_WITH(g, "Softmax", NODE_ATTRS(INT("axis", 0)), x);
+
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), seen)); /* which is seen, too */
+    make_output(g, seen);
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), first)); /* along another axis */
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 16)), NODE(g, "MaskedSoftmax", long_rows)));
+    make_output(g, NODE_WITH(g, "Cast", NODE_ATTRS(INT("to", 11)), NODE(g, "MaskedSoftmax", NODE(g, "Exp", x))));
+    check_untouched(g, "softmax_cast");
+    ctx_release(&c);
+}
+
 /* --- relu_dropout --------------------------------------------------------------------------------------------------- */
 
 TEST(what_a_dropout_has_left_tells_the_slope_of_a_relu) {

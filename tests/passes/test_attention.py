@@ -164,6 +164,40 @@ def test_any_number_of_threads_gives_the_same_bits(dtype):
         assert torch.equal(y, results[0][0]) and torch.equal(dx, results[0][1])
 
 
+class Masked(nn.Module):
+    """Of heads, with any kind of mask."""
+
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, q, k, v, mask=None):
+        return nn.functional.scaled_dot_product_attention(q * 1, k, v, attn_mask=mask, is_causal=self.causal)
+
+
+@pytest.mark.parametrize("efficient", ["0", "1"])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "bias"])
+@pytest.mark.parametrize(("length", "width"), [(16, 32), (300, 80)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_as_near_to_the_exact_result_as_in_pytorch(dtype, length, width, mask, efficient, monkeypatch):
+    """Results and gradients, of scores of some size; the root mean square of the error in PyTorch is the measure."""
+    monkeypatch.setenv("ORTMODULE_USE_EFFICIENT_ATTENTION", efficient)
+    torch.manual_seed(0)
+    q, k, v, dy = (torch.randn(2, 3, length, width).to(dtype) * scale for scale in (3, 1, 1, 1))
+    given = {
+        "bool": torch.rand(2, 1, 1, length) > 0.3,
+        "bias": torch.randn(2, 3, length, length).to(dtype),
+    }.get(mask)
+    plain, results = Masked(mask == "causal"), []
+    for module, kind in (plain, torch.float64), (plain, dtype), (ORTModule(plain), dtype):
+        leaves = [x.to(kind).requires_grad_() for x in (q, k, v)]
+        more = [] if given is None else [given if mask == "bool" else given.to(kind)]
+        y = module(*leaves, *more)
+        results.append([y.detach().double(), *(g.double() for g in torch.autograd.grad(y, leaves, dy.to(kind)))])
+    for exact, theirs, ours in zip(*results, strict=True):
+        assert (ours - exact).square().mean() <= 1.7**2 * (theirs - exact).square().mean()
+
+
 def test_scores_are_not_kept():
     module, x = SelfAttention(dropout=0.1), torch.randn(1, 1024, 32)
     wrapped = ORTModule(module)

@@ -89,6 +89,11 @@ def attention(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
+def wide_weights(q, k, v):
+    """As models of 16 bits write it."""
+    return (q @ k.transpose(-1, -2)).float().softmax(-1).type(q.dtype) @ v
+
+
 def attention_with_bias(q, k, v, bias):
     return (bias + q @ k.transpose(-1, -2)).softmax(-1) @ v
 
@@ -173,6 +178,7 @@ CASES = [
     Case("norm_fusion", LayerNorm(8, bias=True)),
     Case("norm_fusion", LayerNorm(8, bias=False)),
     Case("safe_softmax", Function(sdpa), HEADS, (F32, F64)),
+    Case("softmax_cast", Function(wide_weights), HEADS, (BF16,)),
     Case("masked_softmax", Function(masked_attention), HEADS),
     Case("masked_softmax", Function(filled_attention), HEADS),
     Case("efficient_attention", Function(attention), HEADS),
@@ -565,6 +571,35 @@ def test_a_mask_of_minus_infinity():
     assert fired["masked_softmax"] == 1
     assert (results[0][1, :, 0] == 0).all()
     assert all(torch.isfinite(x).all() for x in results)
+
+
+@pytest.mark.parametrize("narrow", [BF16, torch.float16])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 48, 48), (5, 70), (1, 129), (131, 1), (3, 0), (4, 4096)], ids=str)
+def test_a_softmax_that_is_stored_in_16_bits(shape, masked, rate, narrow):
+    """Of float32 scores: result, mask and gradient, which stays float32, differ from those of the nodes one by one by
+    the rounding of the weights alone."""
+    torch.manual_seed(0)
+    x, allowed = torch.randn(shape), torch.rand(shape) < 0.7
+    allowed[1:2] = False
+
+    def forward(x):
+        p = x.softmax(-1)
+        if masked:
+            p = torch.where(allowed, torch.where(allowed, x, -math.inf).softmax(-1), 0.0)
+        return (nn.functional.dropout(p, rate, True) if rate else p).type(narrow)
+
+    session = export(Function(forward), [x])
+    dy, bit = torch.randn(shape).type(narrow), _core.passes()["softmax_cast"]
+    fired, (y, dx) = run(session, [x], dy, ALL_PASSES)
+    assert fired["softmax_cast"] == 1
+    without, (expected, slope) = run(session, [x], dy, bit)
+    assert "softmax_cast" not in without and y.dtype == narrow and dx.dtype == F32
+    assert torch.equal(y, expected)
+    unit = torch.finfo(narrow).eps
+    weight = slope.abs().amax(-1, keepdim=True) if x.numel() else slope
+    assert ((dx - slope).abs() <= unit * (slope.abs() + weight)).all()
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])

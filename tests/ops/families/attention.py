@@ -36,6 +36,30 @@ def dropped(name, x, *mask, rate=1e-15, **kwargs):
     return Case("ortmodule::MaskedSoftmaxDropout", inputs, ref, name=name, nodes=nodes, const=const, **kwargs)
 
 
+def narrow(name, x, *mask, dtype, rate=None, op="ortmodule::MaskedSoftmax", **kwargs):
+    """Stored in 16 bits (passes/softmax_cast.c), behind a dropout that leaves nothing to chance, if there is one."""
+    kind = {"bfloat16": 16, "float16": 10}[dtype]
+    inputs = [x, *mask] + ([] if rate is None else [value(rate, "float32"), value(True, "bool")])
+    first = 1 + len(mask)
+    nodes = [
+        ("Cast", "x0", "w", {"to": 1}),
+        (op, "w x1" if mask else "w", "p", {} if "::" in op else {"axis": -1}),
+    ]
+    if rate is not None:
+        nodes.append(("Dropout", f"p x{first} x{first + 1}", "d"))
+    nodes.append(("Cast", "p" if rate is None else "d", "y0", {"to": kind}))
+
+    def ref(x, *others):
+        y = masked_softmax(x.float(), *others[: len(mask)]) if "::" in op else x.float().softmax(-1)
+        return (y * (0 if rate == 1 else 1)).to(x.dtype)
+
+    ours = "ortmodule::NarrowSoftmax" + ("Random" if rate else "")
+    const = tuple(range(first, len(inputs)))
+    return Case(
+        ours, inputs, ref, name=f"{name}-{dtype}", nodes=tuple(nodes), const=const, dtypes=dtype, fd=False, **kwargs
+    )
+
+
 INF = math.inf
 ROWS = [[True, False, True], [False, False, False], [True, True, True]]
 
@@ -67,3 +91,20 @@ CASES = [
     dropped("no-columns", t(4, 0), bools(4, 0), grad=False, resize=False),
 ]
 CASES += denormal("ortmodule::MaskedSoftmax", 9)
+for dtype in ("bfloat16", "float16"):
+    CASES += [
+        narrow("plain", t(2, 3, 70), dtype=dtype, op="Softmax"),
+        narrow("nothing", value([[0.5, -INF, 1.0], [-INF] * 3]), dtype=dtype, op="Softmax", grad=False, resize=False),
+        narrow("special", t(4, 14, special=True), dtype=dtype, op="Softmax"),
+        narrow("open", value([[0.5, -INF, 1.0], [-INF] * 3]), dtype=dtype, grad=False, resize=False),
+        narrow("empty-rows", t(2, 3, 3), value(ROWS, "bool"), dtype=dtype, resize=False),
+        narrow("heads", t(2, 4, 3, 70), bools(2, 1, 3, 70), dtype=dtype),
+        narrow("whole-rows", t(2, 3, 5), bools(2, 3, 1), dtype=dtype),
+        narrow("long", t(3, 4096), bools(3, 4096), dtype=dtype, resize=False),
+        narrow("no-rows", t(0, 4), bools(0, 4), dtype=dtype, resize=False),
+        narrow("no-columns", t(4, 0), dtype=dtype, grad=False, resize=False),
+        narrow("dropped", t(2, 3, 70), dtype=dtype, op="Softmax", rate=1e-15),
+        narrow("dropped-heads", t(2, 4, 30, 70), bools(2, 1, 30, 70), dtype=dtype, rate=1e-15),
+        narrow("dropped-long", t(3, 4096), dtype=dtype, rate=1e-15, resize=False),
+        narrow("nothing-left", t(2, 3, 5), bools(5), dtype=dtype, rate=1.0),
+    ]
