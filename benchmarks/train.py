@@ -33,20 +33,23 @@ from benchmarks.losses import last_loss
 from benchmarks.report import machine, markdown, middle, plot, write
 from benchmarks.rows import EVERY, MORE, ROWS
 
-TOUCHED = 3 << 30  # bytes
+TOUCHED, HUGE_PAGE = 3 << 30, 2 << 20  # bytes
 PHASES = ("forward", "backward", "optimizer")
 
 
 def touch_memory():
-    """Writes to some free memory once, more than a first step takes.
+    """Writes to some free memory once, more than a first step takes: in small pages, as malloc has them, and in huge ones.
 
     A virtual machine gets its pages from the host at the first touch, which takes seconds a gigabyte; whoever happened
-    to step first would be charged for it.
+    to step first would be charged for it. What was touched in small pages is not what a huge page is made of next.
     """
-    pages = min(TOUCHED // mmap.PAGESIZE, os.sysconf("SC_AVPHYS_PAGES") // 2)
-    with mmap.mmap(-1, pages * mmap.PAGESIZE) as memory:
-        for i in range(pages):
-            memory[i * mmap.PAGESIZE] = 1
+    size = min(TOUCHED, os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE // 4) // HUGE_PAGE * HUGE_PAGE
+    with mmap.mmap(-1, size) as small, mmap.mmap(-1, size) as huge:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            huge.madvise(mmap.MADV_HUGEPAGE)
+        for memory in (small, huge):
+            for at in range(0, size, mmap.PAGESIZE):
+                memory[at] = 1
 
 
 def measure(key, columns, args):
