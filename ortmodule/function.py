@@ -501,7 +501,7 @@ def _end(t: torch.Tensor) -> int:
 
 def _compare(reads: Sequence, output: torch.Tensor) -> None:
     for read, value in zip(reads, output.tolist(), strict=True):
-        if value != read.value and not (value != value and read.value != read.value):
+        if not read.is_value(value):
             raise DoesNotHold(f"{read.place} found {value:g}, and {read.value:g} when it was traced")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from ortmodule.dtypes import dtype_of
+from ortmodule.size_numbers import ARITHMETIC
 
 # Operands have the type of the result.
 _ARITHMETIC = frozenset(
@@ -106,7 +107,7 @@ def _round_result(graph: torch._C.Graph, node: torch._C.Node, narrow: torch.dtyp
 
 
 #: What Python computes with sizes.
-_OF_NUMBERS = frozenset(f"aten::{name}" for name in ("add", "sub", "rsub", "mul", "div", "pow", "reciprocal"))
+_OF_NUMBERS = ARITHMETIC - _COMPARISONS
 
 
 def _widen_numbers(graph: torch._C.Graph) -> None:

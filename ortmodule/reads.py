@@ -12,6 +12,7 @@ random number, and anything that autograd does inside forward, cannot be replaye
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
+from ortmodule.size_numbers import ARITHMETIC, is_number, number_of
+
 #: What a value depends on: the most of what its operands do. FOREIGN: on what a part left to PyTorch computes.
 NOTHING, SIZE, DATA, RANDOM, FOREIGN = range(5)
 
@@ -37,10 +40,6 @@ _RANDOM = {
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
 _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
-_ARITHMETIC = {
-    "aten::add", "aten::sub", "aten::rsub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder",
-    "aten::pow", "aten::neg", "aten::abs", "aten::gt", "aten::ge", "aten::lt", "aten::le", "aten::eq", "aten::ne",
-}  # fmt: skip
 #: The values of operands decide how large a result is.
 _SIZED_BY_DATA = {
     "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::unique_dim", "aten::_unique", "aten::_unique2",
@@ -59,6 +58,7 @@ _SIZED_BY_FIRST = {
 CHECKPOINT = "torch.utils.checkpoint"
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
 REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
+_ROUNDING = 1e-14
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 _OURS = __file__.rpartition("/")[0]
 
@@ -78,6 +78,13 @@ class Read:
     depends: int
     place: str
     submodule: str | None = None  # whose forward it is in
+
+    def is_value(self, found: float) -> bool:
+        """Is it what another run, or another trace, has found? Python computes with sizes, a graph repeats it in float64,
+        and the last place may differ."""
+        if self.depends == SIZE and math.isclose(found, self.value, rel_tol=_ROUNDING):
+            return True
+        return found == self.value or (found != found and self.value != self.value)
 
 
 @dataclass
@@ -121,7 +128,10 @@ class Recorder:
         if tensor.numel() > MOST_ELEMENTS:
             shape = untraced(lambda each: list(each.shape), tensor)
             raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
-        place = _place()
+        place, number = _place(), number_of(tensor) if is_number(tensor) else None
+        if number is not None:
+            self.reads.append(Read(tensor, float(number), depends, place, self.where()))
+            return
         tensor = tensor.clone()  # as it is now: forward may change it
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
             self.reads.append(Read(element, float(untraced(_item, element)), depends, place, self.where()))
@@ -182,7 +192,7 @@ def _causes_of_size(value: torch._C.Value) -> _Causes:
     if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
         return [(operands[0], True)], SIZE
     # Numbers among the operands may be sizes.
-    numbers = () if kind in _ARITHMETIC else (v for v in operands if not _holds_tensors(v))
+    numbers = () if kind in ARITHMETIC else (v for v in operands if not _holds_tensors(v))
     return [*((v, True) for v in operands if _holds_tensors(v)), *((v, False) for v in numbers)], SIZE
 
 
@@ -203,34 +213,6 @@ def _takes_masks(node: torch._C.Node) -> bool:
     chosen = list(node.inputs())[1].node().inputs()
     kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), torch._C.TensorType)]
     return any(kind in (None, torch.bool, torch.uint8) for kind in kinds)
-
-
-def is_number(tensor: torch.Tensor) -> bool:
-    """Is this traced tensor what a trace makes of a Python number, computed from sizes?
-
-    While tracing, the sizes of a tensor are tensors of rank 0; without a trace they are numbers.
-    """
-    if tensor.dim() or type(tensor) is not torch.Tensor:
-        return False
-    found, open_values = False, [torch._C._get_value_trace(tensor)]
-    while open_values:
-        node = open_values.pop().node()
-        if node.kind() == "prim::NumToTensor":
-            found = True
-        elif node.kind() in _ARITHMETIC:
-            open_values += node.inputs()
-        elif node.kind() != "prim::Constant" or not _is_plain(node.output().toIValue()):
-            return False
-    return found
-
-
-def _is_plain(constant: Any) -> bool:
-    """A number that was written into the program: the trace shows some as tensors of rank 0."""
-    return (
-        constant.dim() == 0
-        if isinstance(constant, torch.Tensor)
-        else constant is None or isinstance(constant, (int, float))
-    )
 
 
 @contextmanager
@@ -344,7 +326,8 @@ def _patch(owner: Any, name: str, make: Callable[[Callable], Callable]) -> _Patc
 
 
 def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
-    """`watch(recorder, tensor, ...)` goes first."""
+    """`watch(recorder, tensor, ...)` goes first. Of numbers Python gets what it would have computed."""
+    convert = _CONVERSIONS.get(name)
 
     def make(original):
         def method(tensor, *args, **kwargs):
@@ -352,6 +335,9 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
             if recorder is not None:
                 with recorder.paused():
                     watch(recorder, tensor, *args, **kwargs)
+                    number = number_of(tensor) if convert is not None and is_number(tensor) else None
+                if number is not None:
+                    return convert(number)
             return original(tensor, *args, **kwargs)
 
         return method
@@ -391,6 +377,17 @@ def _hashes() -> _Patch:
         return hash_of
 
     return _patch(torch.Tensor, "__hash__", make)
+
+
+def _of_numbers(name: str, compute: Callable) -> _Patch:
+    """What numbers have and tensors have not: a size is a tensor while it is traced."""
+
+    def method(tensor, *args):
+        if _active() is None or not is_number(tensor):
+            raise TypeError(f"type Tensor doesn't define {name} method")
+        return compute(tensor, *args)
+
+    return _Patch(torch.Tensor, name, method, method, inherited=True)
 
 
 def _attribute_reads() -> _Patch:
@@ -537,6 +534,10 @@ _WAYS_OUT = {
     "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
     "__iter__": _length,
 }  # fmt: skip
+_CONVERSIONS = {
+    "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "item": lambda number: number,
+    "tolist": lambda number: number,
+}  # fmt: skip
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence, torch.linspace}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
@@ -554,6 +555,10 @@ _PATCHES = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
     *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
     _hashes(),
+    _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
+    _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),
+    _of_numbers("__round__", lambda a, *digits: round(a.item(), *digits)),
+    _of_numbers("__trunc__", int),
     _attribute_reads(),
     _told(),
     _checks(),

@@ -25,6 +25,7 @@ from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
 from ortmodule.reads import NotTraceable
+from ortmodule.size_numbers import is_number
 from ortmodule.state import Slot, Tree, without
 
 CALL = "ortmodule::call"
@@ -299,7 +300,7 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
         if id(tensor) not in known:
             known[id(tensor)] = len(operands)
             operands.append(tensor)
-    numbers = frozenset(i for i, t in enumerate(operands) if reads.is_number(t))
+    numbers = frozenset(i for i, t in enumerate(operands) if is_number(t))
     return operands, [known[id(t)] for t in tensors], numbers
 
 

@@ -34,6 +34,7 @@ from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
+from ortmodule.size_numbers import is_number
 from ortmodule.state import Contents, Slot, Tree
 from ortmodule.surroundings import Around
 from ortmodule.unwritten import check_written
@@ -267,7 +268,7 @@ class _Flat(nn.Module):
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(reads.SIZE), self.recorder.of(reads.DATA)):
-                outputs += [torch.stack([r.tensor.detach().to(torch.float64) for r in read])] if read else []
+                outputs += [torch.stack([_double(r.tensor) for r in read])] if read else []
             outputs += self.regions.tokens
         if not outputs:
             raise NotTraceable("forward computes nothing")
@@ -316,7 +317,7 @@ class _Flat(nn.Module):
         self.sources, outputs = [], []
         for tensor in leaves:
             if id(tensor) not in known:
-                known[id(tensor)] = Source("number" if reads.is_number(tensor) else "graph", len(outputs))
+                known[id(tensor)] = Source("number" if is_number(tensor) else "graph", len(outputs))
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
@@ -423,6 +424,11 @@ class _Flat(nn.Module):
         return outputs
 
 
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    """For a vector of reads; numbers are float64 in a graph, and would be rounded on any other way."""
+    return (tensor if is_number(tensor) else tensor.detach()).to(torch.float64)
+
+
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
@@ -433,7 +439,7 @@ def difference(first: Trace, second: Trace) -> str:
     """Where two traces disagree, or an empty string."""
     for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
         for one, other in zip(a, b, strict=False):
-            if one.place != other.place or not _same_value(one, other):
+            if one.place != other.place or not one.is_value(other.value):
                 return f"{one.place} takes another way"
         if len(a) != len(b):
             return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
@@ -462,7 +468,7 @@ def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
     """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
     for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
         for one, other in zip(a, b, strict=False):
-            if one.place != other.place or not _same_value(one, other):
+            if one.place != other.place or not one.is_value(other.value):
                 return one.submodule if one.submodule == other.submodule else None
     for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
         texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
@@ -483,10 +489,6 @@ def _path(scope: str, names: Iterable[str]) -> str:
     """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
     found = scope.rpartition("::")[2].partition("/")[0]
     return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")
-
-
-def _same_value(a: reads.Read, b: reads.Read) -> bool:
-    return a.value == b.value or (a.value != a.value and b.value != b.value)
 
 
 def _rank_of(match: re.Match) -> str:

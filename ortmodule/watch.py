@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from ortmodule import reads
 from ortmodule.calls import REPLACED, has_sparse_gradient, recordable
 from ortmodule.reads import NotTraceable
+from ortmodule.size_numbers import is_number
 
 
 class Saved:
@@ -152,6 +153,7 @@ class Watch(TorchFunctionMode):
             args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = "the gradient of an embedding is to be sparse"
+        function = _of_numbers(function, args)
         args, kwargs = recordable(function, args, kwargs or {})
         function = REPLACED.get(function, function)
         if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
@@ -184,6 +186,14 @@ def _memory(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def _of_numbers(function: Any, args: tuple) -> Any:
+    """`n += 1`, which a tensor has as `add_`, leaves a number as it was for whoever has it, too."""
+    name = getattr(function, "__name__", "")
+    if not _is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
+        return function
+    return getattr(torch.Tensor, name.removesuffix("_"), function)
 
 
 def _is_in_place(name: str) -> bool:

@@ -1,6 +1,8 @@
 """Which sizes a captured graph serves, and in how many traces that is found out."""
 
 import copy
+import math
+import operator
 import warnings
 from types import SimpleNamespace
 
@@ -243,6 +245,59 @@ def test_a_size_of_random_numbers_is_not_random(name):
     for many in (6, 2, 5, 8):
         report = pair.check(rows(8, 4), torch.arange(8) < many)
     assert report.captured
+
+
+NUMBERS = {
+    "divmod": lambda y: y * divmod(y.shape[1], 3)[0] + divmod(100, y.shape[0])[1],
+    "round": lambda y: y[:, : round(y.shape[1] / 2)] * round(y.shape[0] / 3, 1) + round(y.shape[1]),
+    "ceil": lambda y: y[:, : math.ceil(y.shape[1] / 3)] * math.floor(y.shape[0] / 2),
+    "trunc": lambda y: y + math.trunc(y.shape[1] * 0.7),
+    "int": lambda y: y[:, : int(y.shape[1] * 0.29) + 1],  # 28.999999999999996 of 100
+    "index": lambda y: y[:, torch.arange(y.shape[1])[: int(y.shape[1] * (1 - 0.3))]],
+    "float": lambda y: y * float(y.shape[1] * 0.7) * math.sqrt(y.shape[1] * 0.3),
+    "quotient": lambda y: y * int(49 / y.shape[1]) + int(49 / y.shape[1] * y.shape[1]),
+    "inverse": lambda y: y * int(1 / y.shape[1] * 49),
+    "large": lambda y: y * int(y.shape[1] * 16777217 * 1.0 % 1000),
+    "equal": lambda y: y * (2 if y.shape[1] * 0.1 * 3 == 0.3 * y.shape[1] else 3),
+    "greater": lambda y: y * (2 if y.shape[1] * 0.7 > 6.3 else 3),
+    "elements": lambda y: y * int(y.numel() * 0.01),
+}
+
+
+@pytest.mark.parametrize("of", NUMBERS.values(), ids=NUMBERS)
+def test_python_computes_with_sizes_as_it_does_without_a_trace(of):
+    """There they are tensors, which have no divmod, and fractions of float32."""
+    pair = Pair(lambda self, x: of(self.linear(x)))
+    for length in (7, 8, 9, 10, 49, 98, 100):
+        report = pair.check(rows(2, length, 4))
+    assert report.captured
+
+
+def in_place(y, change):
+    n = before = y.shape[1]
+    n = change(n)
+    return y * before + n
+
+
+CHANGES = {"+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv}
+CHANGES |= {"//=": operator.ifloordiv, "%=": operator.imod, "**=": operator.ipow}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("by", [2, 0.5])
+def test_a_number_that_is_changed_leaves_its_copies(change, by):
+    pair = Pair(lambda self, x: in_place(self.linear(x), lambda n: change(n, by)))
+    for shape in ((2, 7, 4), (3, 8, 4), (2, 9, 4)):
+        report = pair.check(rows(*shape))
+    assert report.captured and report.exports == 1
+
+
+@pytest.mark.parametrize("of", [round, math.trunc, lambda y: divmod(y, 2), lambda y: divmod(7, y)])
+def test_tensors_are_no_numbers(of):
+    pair = Pair(lambda self, x: self.linear(x) * of(x.sum()))
+    for model in pair.eager, pair.ours:
+        with pytest.raises(TypeError):
+            model(rows(2, 4))
 
 
 def number_of_turns(x, chosen):
