@@ -38,7 +38,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def touch_memory():
-    """Writes to some free memory once, more than a first step takes: in small pages, as malloc has them, and in huge ones.
+    """Writes to some free memory once, more than a first step takes: in small pages, as malloc has them, and huge ones.
 
     A virtual machine gets its pages from the host at the first touch, which takes seconds a gigabyte; whoever happened
     to step first would be charged for it. What was touched in small pages is not what a huge page is made of next.

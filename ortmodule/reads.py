@@ -80,8 +80,8 @@ class Read:
     submodule: str | None = None  # whose forward it is in
 
     def is_value(self, found: float) -> bool:
-        """Is it what another run, or another trace, has found? Python computes with sizes, a graph repeats it in float64,
-        and the last place may differ."""
+        """Is it what another run, or another trace, has found? What Python computes with sizes a graph repeats in
+        float64, and the last place may differ."""
         if self.depends == SIZE and math.isclose(found, self.value, rel_tol=_ROUNDING):
             return True
         return found == self.value or (found != found and self.value != self.value)

@@ -69,6 +69,10 @@ def _assigned(x, indices, values):
     masks = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
     places = [d for d, i in enumerate(indices) if i is not None]
     first = places == list(range(len(places)))
+    if masks and len(places) == 1 and values.dim() <= x.dim() - places[0] - indices[places[0]].dim():
+        chosen = indices[places[0]].bool()  # the same values for whatever it chooses
+        chosen = chosen.reshape([*chosen.shape] + [1] * (x.dim() - places[0] - chosen.dim()))
+        return torch.where(chosen, values.to(x.dtype), x)
     if masks and not first:
         raise Leave("of a mask behind a dimension that is left out")
     if masks:

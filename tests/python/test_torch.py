@@ -261,6 +261,12 @@ IN_PLACE = {
     "assigned row": lambda y, x, w: y.__setitem__((slice(None), 0), w),
     "assigned slice": lambda y, x, w: y.__setitem__((..., slice(1, 3)), 0.0),
     "assigned by a mask": lambda y, x, w: y.__setitem__(x > 0, 0.0),
+    "a number by a mask of rows": lambda y, x, w: y.__setitem__(x.sum(-1) > 0, 2.0),
+    "a vector by a mask of rows": lambda y, x, w: y.__setitem__(x.sum(-1) > 0, w * 2),
+    "its own rows by a mask": lambda y, x, w: y.__setitem__(x.sum(-1) > 0, y[x.sum(-1) > 0] * w),
+    "a mask of columns": lambda y, x, w: y.__setitem__((slice(None), x[0].sum(-1) > 0), w[0]),
+    "a mask of numbers": lambda y, x, w: y.__setitem__((x.sum(-1) > 0).to(torch.uint8), w),
+    "a matrix by a mask": lambda y, x, w: y.__setitem__(x[:, 0, 0] > 0, x[0]),
     "through a view": lambda y, x, w: y.view(-1).add_(1),
     "through a transpose": lambda y, x, w: y.transpose(1, 2)[:, 0].zero_(),
 }
