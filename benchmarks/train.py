@@ -43,7 +43,7 @@ def touch_memory():
     A virtual machine gets its pages from the host at the first touch, which takes seconds a gigabyte; whoever happened
     to step first would be charged for it. What was touched in small pages is not what a huge page is made of next.
     """
-    size = min(TOUCHED, os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE // 4) // HUGE_PAGE * HUGE_PAGE
+    size = min(TOUCHED, os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE // 4) // HUGE_PAGE * HUGE_PAGE or HUGE_PAGE
     with mmap.mmap(-1, size) as small, mmap.mmap(-1, size) as huge:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             huge.madvise(mmap.MADV_HUGEPAGE)
