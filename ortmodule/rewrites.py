@@ -20,6 +20,7 @@ from torch import nn
 from ortmodule import devices, export
 from ortmodule.aten import leave_to_torch
 from ortmodule.definitions import DEFINITIONS, Keep, Leave
+from ortmodule.dtypes import dtype_of
 from ortmodule.pairs import use_pairs
 from ortmodule.promotion import promote, takes_a_wide_factor
 from ortmodule.reads import NotTraceable
@@ -63,16 +64,20 @@ def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
 
 
 def _out_of_place(graph: torch._C.Graph, node: torch._C.Node) -> None:
-    """`x.f_(...)` becomes `x.copy_(x.f(...))`."""
-    target = next(node.inputs())
+    """`x.f_(...)` becomes `x.copy_(x.f(...))`, which the exporter can say, also where x is a part of something. Of an
+    input it cannot; whoever reads that later reads the result anyway."""
+    target, dtype = next(node.inputs()), dtype_of(node.output())
     with graph.insert_point_guard(node):
         computed = graph.insertNode(graph.create(node.kind().removesuffix("_"), list(node.inputs()), 1))
-        computed.copyMetadata(node)
-        computed.output().setType(node.output().type())
-        copy = graph.create("aten::copy_", [target, computed.output(), graph.insertConstant(False)], 1)
-        graph.insertNode(copy).copyMetadata(node)
-    copy.output().setType(node.output().type())
-    node.output().replaceAllUsesWith(copy.output())
+        if target.node().kind() == "prim::Param":
+            kind, operands = "aten::to", [computed.output(), *map(graph.insertConstant, (dtype, False, False, None))]
+        else:
+            kind, operands = "aten::copy_", [target, computed.output(), graph.insertConstant(False)]
+        result = graph.insertNode(graph.create(kind, operands, 1))
+    for made in (computed, result):
+        made.copyMetadata(node)
+        made.output().setType(node.output().type())
+    node.output().replaceAllUsesWith(result.output())
     node.destroy()
 
 

@@ -273,6 +273,27 @@ def test_statistics_and_counters():
     steps(nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)), True, n=5)
 
 
+IN_PLACE = {
+    "lerp_": lambda buffer, x: buffer.lerp_(x, 0.1),
+    "addcmul_": lambda buffer, x: buffer.addcmul_(x, x, value=0.5),
+    "xlogy_": lambda buffer, x: buffer.xlogy_(x.abs()),
+    "copy_": lambda buffer, x: buffer.copy_(x.double()),
+    "a slice": lambda buffer, x: buffer[1:].lerp_(x[1:], 0.1),
+    "a list": lambda buffer, x: torch._foreach_lerp_([buffer], [x], 0.1),
+}
+
+
+@pytest.mark.parametrize("change", IN_PLACE.values(), ids=IN_PLACE)
+def test_a_running_average(change):
+    def forward(self, x):
+        y = self.linear(x)
+        with torch.no_grad():
+            change(self.average, y.mean(0))
+        return y - self.average
+
+    steps(made(forward, buffers={"average": torch.ones(4)}), True, 1)
+
+
 def test_a_part_of_a_buffer():
     def forward(self, x):
         y = self.linear(x)
