@@ -51,6 +51,48 @@ def test_one_that_knows_is_left_to_pytorch(less):
         torch.testing.assert_close(found[name], tensor)
 
 
+class Gated(nn.Module):
+    """Does something else when it is traced, which zeros hide from its result at first."""
+
+    def __init__(self, of, hidden=True, held=False):
+        super().__init__()
+        self.linear, self.last, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), nn.Parameter(torch.zeros(()))
+        self.of, self.hidden = of, hidden
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+        self.list = [self.last.weight, self.scale] if held else None
+
+    def forward(self, x):
+        y = self.linear(x)
+        traced = self.hidden and torch._C._get_tracing_state() is not None
+        weight, scale = self.list or (self.last.weight, self.scale)
+        z = y * (2 if traced else 3)
+        return x + (F.linear(z, weight) if self.of == "matrix" else torch.cat([scale[None], scale[None]])[0] * z)
+
+
+@pytest.mark.parametrize("of", ["matrix", "number"])
+def test_zeros_hide_nothing(of):
+    torch.manual_seed(0)
+    eager, x = Gated(of), torch.randn(2, 5, 8)
+    ours, state = ORTModule(eager), torch.get_rng_state()
+    torch.testing.assert_close(ours(x), eager(x))
+    assert not explain(ours).captured and "does not compute what the module does" in explain(ours).fallback
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(p.any() for p in (eager.last.weight, eager.last.bias, eager.scale))
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("of", ["matrix", "number"])
+def test_zeros_stay(of, held):
+    """Also where forward has them from elsewhere than its module, and they cannot be other values for a while."""
+    torch.manual_seed(0)
+    eager, x = Gated(of, hidden=False, held=held), torch.randn(2, 5, 8)
+    ours = ORTModule(eager)
+    torch.testing.assert_close(ours(x), eager(x))
+    assert explain(ours).captured, explain(ours).fallback
+    assert torch.equal(ours(x), x)
+
+
 def test_rounding_is_told_from_another_result():
     torch.manual_seed(0)
     expected = torch.randn(100)
