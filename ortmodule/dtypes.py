@@ -29,6 +29,12 @@ def is_tensor(value: torch._C.Value) -> bool:
     return isinstance(value.type(), torch._C.TensorType)
 
 
+def is_complex(value: torch._C.Value) -> bool:
+    """Does a trace's graph have complex numbers there?"""
+    dtype = dtype_of(value)
+    return dtype is not None and dtype.is_complex
+
+
 def dtype_of(value: torch._C.Value) -> torch.dtype | None:
     """The type of a tensor's elements in a trace's graph. None: it is no tensor, or of no known type."""
     kind = value.type()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ortmodule.dtypes import is_tensor
+from ortmodule.dtypes import is_complex, is_tensor
 from ortmodule.reads import NotTraceable
 from ortmodule.rewrites import number_in_trace
 
@@ -218,7 +218,7 @@ class _Walk:
         assigns = node.kind() in _ASSIGNMENTS and all(_of_one_line(step, node) for step in steps)
         if self.rewrites and root in self.roots:
             self._rewrite(node, following, target)
-        elif steps and (not assigns or root in self.given or node.output().uses()):
+        elif steps and (not assigns or root in self.given or node.output().uses() or is_complex(node.output())):
             self.found.add(root)
         elif not steps:
             self.now[root] = node.output()

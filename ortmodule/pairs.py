@@ -16,18 +16,18 @@ from torch import nn
 
 from ortmodule import devices, export
 from ortmodule.definitions.table import sloped
-from ortmodule.dtypes import PARTS, dtype_of, is_tensor
+from ortmodule.dtypes import PARTS, is_complex, is_tensor
 from ortmodule.reads import NotTraceable
 
 
 def use_pairs(graph: torch._C.Graph) -> None:
     """Complex values of a trace become pairs, in place; inputs of the graph, too. Raises NotTraceable for a result."""
-    complexes = [value for value in _values(graph) if _is_complex(value)]
+    complexes = [value for value in _values(graph) if is_complex(value)]
     if not complexes or any(_real(value) is None for value in complexes) or any(map(_changes_some, graph.nodes())):
         return
     pairs = _Pairs(graph)
     for value in graph.inputs():
-        if _is_complex(value):
+        if is_complex(value):
             _become_pairs(value, value)
             pairs.of[value.unique()] = value
     for node in list(graph.nodes()):
@@ -44,20 +44,17 @@ def _values(graph: torch._C.Graph) -> Iterable[torch._C.Value]:
         yield from node.outputs()
 
 
-def _is_complex(value: torch._C.Value) -> bool:
-    dtype = dtype_of(value)
-    return dtype is not None and dtype.is_complex
-
-
 def _real(value: torch._C.Value) -> torch.dtype | None:
     """The type of its parts, if pairs can have them."""
     return PARTS.get(value.type().dtype()) if value.type().sizes() is not None else None
 
 
 def _changes_some(node: torch._C.Node) -> bool:
-    """Does it write into complex numbers, which others may see?"""
+    """Does it write into complex numbers, other than as a whole?"""
     name = node.kind()
-    return name.endswith("_") and not name.endswith("__") and any(map(_is_complex, (*node.inputs(), *node.outputs())))
+    if name == "aten::copy_" and all(map(is_complex, list(node.inputs())[:2])):
+        return False
+    return name.endswith("_") and not name.endswith("__") and any(map(is_complex, (*node.inputs(), *node.outputs())))
 
 
 def _become_pairs(value: torch._C.Value, like: torch._C.Value) -> None:
@@ -75,7 +72,7 @@ _MOVES = {
         "movedim": ".dd", "slice": ".d...", "select": ".d.", "narrow": ".d..", "view": ".S", "reshape": ".S",
         "expand": ".S.", "repeat": ".R", "flatten": ".dd", "unflatten": ".d.", "clone": "..", "contiguous": "..",
         "detach": ".", "alias": ".", "index": "..", "index_select": ".d.", "cat": "Ld", "stack": "Ld", "flip": ".D",
-        "chunk": "..d", "split": "..d", "split_with_sizes": "..d", "unbind": ".d",
+        "chunk": "..d", "split": "..d", "split_with_sizes": "..d", "unbind": ".d", "copy_": "...",
     }.items()
 }  # fmt: skip
 
@@ -97,7 +94,7 @@ class _Pairs:
                 _become_pairs(value, value)
                 self.of[value.unique()] = value
             return
-        touched = any(_is_complex(value) for value in (*node.outputs(), *_operands(node)))
+        touched = any(is_complex(value) for value in (*node.outputs(), *_operands(node)))
         touched = touched or any(value.unique() in self.of for value in _operands(node))
         if not touched:
             return
@@ -138,7 +135,8 @@ class _Pairs:
             return False
         if listed and any(use.user.kind() != "prim::ListUnpack" for use in output.uses()):
             return False
-        moved = self.graph.insertNode(self.graph.create(node.kind(), new, 1))
+        # Whoever reads what was written later reads the result.
+        moved = self.graph.insertNode(self.graph.create(node.kind().removesuffix("_"), new, 1))
         moved.copyMetadata(node)
         if listed:
             moved.output().setType(output.type())
@@ -185,7 +183,7 @@ class _Pairs:
             traced = _trace(definition, tensors)
         except _NotThis:
             return False
-        if definition.gives_pairs != _is_complex(output):
+        if definition.gives_pairs != is_complex(output):
             return False
         (result,) = self.graph.insertGraph(traced, tensors)
         step = node.prev()
@@ -220,7 +218,7 @@ class _Pairs:
             elif value.unique() in self.of:
                 node.replaceInput(i, self.joined(value))
         for value in list(node.outputs()):
-            if not _is_complex(value):
+            if not is_complex(value):
                 continue
             plain = self.graph.create("aten::resolve_conj", [value], 1)
             plain.insertAfter(node)
@@ -247,7 +245,7 @@ class _Pairs:
 
     def _is_pair(self, value: torch._C.Value) -> bool:
         constant = value.node().kind() == "prim::Constant"
-        return value.unique() in self.of or (constant and _is_complex(value) and value.type().dim() != 0)
+        return value.unique() in self.of or (constant and is_complex(value) and value.type().dim() != 0)
 
     def _pair(self, value: torch._C.Value) -> torch._C.Value:
         if value.unique() not in self.of:

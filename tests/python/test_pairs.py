@@ -29,6 +29,21 @@ def angles(z):
     return torch.arange(z.shape[-1], dtype=z.real.dtype) * 0.7
 
 
+def assigned(z, index, value):
+    z = z * 1
+    z[index] = value
+    return z * 2
+
+
+def filtered(z):
+    """The first frequencies alone, as in Fourier neural operators."""
+    found = torch.fft.fft(z, dim=1)
+    kept = torch.zeros(found.shape, dtype=z.dtype)
+    kept[:, :2] = found[:, :2] * angles(z)
+    kept[:, -1:] = found[:, -1:] * 1j
+    return torch.fft.ifft(kept, dim=1)
+
+
 #: Of complex numbers [rows, length, 4]. None of these needs PyTorch.
 FUNCTIONS = {
     "itself": lambda z: z,
@@ -77,12 +92,17 @@ FUNCTIONS = {
     "in double precision": lambda z: z.to(torch.complex128).to(z.dtype),
     "copied": lambda z: z.contiguous().clone(),
     "without a gradient": lambda z: z * z.detach(),
+    "a part of it assigned": lambda z: assigned(z, (slice(None), slice(2)), z[:, :2] * 1j),
+    "a row of it assigned": lambda z: assigned(z, (slice(None), 0), z[:1, 1]),
+    "all of it assigned": lambda z: assigned(z, ..., z.flip(-1)),
+    "a column of another": lambda z: assigned(z, (..., 1), z[..., 0].conj()),
 }
 #: PyTorch computes one operator of them.
 PARTLY = {
     "absolute": lambda z: (z * 2).abs(),
     "angle": lambda z: z.angle(),
     "a transform between": lambda z: torch.fft.ifft(torch.fft.fft(z, dim=1) * angles(z), dim=1) * 1j,
+    "a filter": filtered,
     "over another": lambda z: z / (z.flip(0) + 3),
     "a square": lambda z: z**2,
     "a sum": lambda z: z.sum(1),
