@@ -64,7 +64,8 @@ def _become_pairs(value: torch._C.Value, like: torch._C.Value) -> None:
 
 
 #: What becomes of the arguments of operators that move elements about: `d` is a dimension, `D` are several, `P` a whole
-#: order of them, `S` sizes, `R` repetitions, `L` a list of tensors; anything else stays. Longer forms come last.
+#: order of them, `S` sizes, `R` repetitions, `L` a list of tensors, `p` a complex one; anything else stays. Longer
+#: forms come last.
 _MOVES = {
     f"aten::{name}": form
     for name, form in {
@@ -72,7 +73,8 @@ _MOVES = {
         "movedim": ".dd", "slice": ".d...", "select": ".d.", "narrow": ".d..", "view": ".S", "reshape": ".S",
         "expand": ".S.", "repeat": ".R", "flatten": ".dd", "unflatten": ".d.", "clone": "..", "contiguous": "..",
         "detach": ".", "alias": ".", "index": "..", "index_select": ".d.", "cat": "Ld", "stack": "Ld", "flip": ".D",
-        "chunk": "..d", "split": "..d", "split_with_sizes": "..d", "unbind": ".d", "copy_": "...",
+        "chunk": "..d", "split": "..d", "split_with_sizes": "..d", "unbind": ".d", "copy_": "pp.",
+        "expand_as": "pp", "reshape_as": "pp", "view_as": "pp", "select_scatter": "ppd.", "slice_scatter": "ppd...",
     }.items()
 }  # fmt: skip
 
@@ -151,8 +153,8 @@ class _Pairs:
         if how == "L":
             items = [self._pair(item) if self._is_pair(item) else None for item in _items(value)]
             return None if None in items or not items else self._list(items, torch._C.ListType.ofTensors())
-        if self._is_pair(value):
-            return self._pair(value)
+        if self._is_pair(value) or how == "p":
+            return self._pair(value) if self._is_pair(value) else None
         constant = value.node().kind() == "prim::Constant"
         if how == "d":
             dim = value.toIValue() if constant else None
