@@ -23,10 +23,10 @@ from benchmarks.rows import EVERY, MORE, ROWS
 BATCHES, LATEST, EVERY_SO_MANY = 8, 10, 25
 
 
-def losses_of(key, column, model, args, steps, seed=1):
-    """The loss at each of so many steps of a fresh copy of ``model``."""
+def losses_of(key, column, model, args, steps, seed=1, samples=None):
+    """The loss at each of so many steps of a fresh copy of ``model``; of the first ``samples`` of each batch."""
     row, generator = EVERY[key], torch.Generator().manual_seed(1)
-    batches = [row.batch(generator) for _ in range(BATCHES)]
+    batches = [{name: of[:samples] for name, of in row.batch(generator).items()} for _ in range(BATCHES)]
     trainee, losses = trainee_of(column, key, model, args), []
     trainee.plan(steps)
     torch.manual_seed(seed)
@@ -51,7 +51,8 @@ def markdown(report):
     """A table: the figures of each seed, a row for every model and column."""
     about = report["machine"]
     lines = [
-        f"{about['cpu']}; torch {about['torch']}, autocast {report['autocast']}, {report['steps']} steps",
+        f"{about['cpu']}; torch {about['torch']}, autocast {report['autocast']}, {report['steps']} steps"
+        + (f", {report['samples']} samples of each batch" if report["samples"] else ""),
         "",
         "| model | first loss | " + " | ".join(report["columns"]) + " |",
         "| --- | ---: |" + " ---: |" * len(report["columns"]),
@@ -71,6 +72,7 @@ def main():
     parser.add_argument("--columns", nargs="+", choices=list(COLUMNS), default=["eager", "ortmodule"])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="of what dropout draws")
+    parser.add_argument("--samples", type=int, help="of each batch, for machines on which whole ones take hours")
     parser.add_argument("--autocast", type=lambda name: getattr(torch, name), help="bfloat16, float16")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--ort-python", help="the Python of an environment with onnxruntime-training")
@@ -80,6 +82,7 @@ def main():
     transformers.utils.logging.set_verbosity_error()
 
     report = {"machine": machine(args.device), "autocast": str(args.autocast), "steps": args.steps}
+    report["samples"] = args.samples
     report |= {"columns": args.columns, "rows": {}}
     for name in args.rows:
         torch.manual_seed(0)
@@ -87,7 +90,7 @@ def main():
         columns = report["rows"][name] = {}
         for seed in args.seeds:
             for column in args.columns:
-                losses = losses_of(name, column, model, args, args.steps, seed)
+                losses = losses_of(name, column, model, args, args.steps, seed, args.samples)
                 run = {"last": end_of(losses), "curve": losses[::EVERY_SO_MANY] + losses[-1:]}
                 columns.setdefault(column, {})[seed] = run
                 print(

@@ -29,12 +29,20 @@ def gpu():
     return {"device": torch.cuda.get_device_name(), **dict(zip(fields.split(","), values, strict=False))}
 
 
+def cpu():
+    """Its name, which tells little on virtual machines, with family and model."""
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    said = {key.strip(): value.strip() for key, _, value in reversed(lines)}
+    if "model name" not in said:
+        return platform.processor()
+    numbers = [f"{key.removeprefix('cpu ')} {said[key]}" for key in ("cpu family", "model") if key in said]
+    return said["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
+
+
 def machine(device="cpu"):
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     packages = {name: version(name) for name in ("torch", "transformers", "ortmodule")}
     return {
-        "cpu": cpu[0] if cpu else platform.processor(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

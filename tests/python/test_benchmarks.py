@@ -51,6 +51,16 @@ def test_losses(tmp_path, monkeypatch):
     assert "| tiny |" in table
 
 
+def test_losses_of_a_part_of_each_batch(tmp_path, monkeypatch):
+    whole, part = (
+        run(losses, monkeypatch, tmp_path / "losses", "--steps", "3", "--seeds", "1", *more)
+        for more in ((), ("--samples", "2"))
+    )
+    assert part[0]["samples"] == 2 and "3 steps, 2 samples of each batch" in part[1] and "samples" not in whole[1]
+    first = [report["rows"]["gpt2"]["eager"]["1"]["curve"][0] for report, _ in (whole, part)]
+    assert first[0] != first[1]
+
+
 def test_learning_rate():
     """Rises over the first tenth, falls to 0 at the end."""
     row = rows.EVERY["gpt2"]
