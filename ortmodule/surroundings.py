@@ -7,7 +7,9 @@ users write is followed everywhere; of libraries only the plain globals of their
 from __future__ import annotations
 
 import copy
+import dis
 import enum
+import functools
 import inspect
 import sys
 import sysconfig
@@ -82,7 +84,7 @@ def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
             continue
         seen.add(code)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for name in code.co_names:
+        for name in _globals_in(code, vars(owner)):
             value = vars(owner).get(name, _MISSING)
             if isinstance(value, types.FunctionType):
                 yield from read_by(value, seen)
@@ -90,6 +92,20 @@ def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
                 yield owner, name
             elif users:
                 yield from _attributes(value, code.co_names)
+
+
+def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
+    """Names of ``known`` globals that code reads or sets: among its names are those of attributes, too."""
+    if known.keys().isdisjoint(code.co_names):
+        return ()
+    names = _names_of_globals(code)
+    return [name for name in names if name in known]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of_globals(code: types.CodeType) -> tuple[str, ...]:
+    used = (step.argval for step in dis.get_instructions(code) if step.opname.endswith(("_GLOBAL", "_NAME")))
+    return tuple(dict.fromkeys(used))
 
 
 def read_of(cls: type, function: types.FunctionType) -> Iterator[Place]:

@@ -222,6 +222,33 @@ def test_what_lies_around_a_module(name):
         change(1.0)
 
 
+STEP, HISTORY, PARTS = 0, [], {}
+
+
+def test_a_global_that_has_the_name_of_an_attribute():
+    """As in a script whose loop is beside its module."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.STEP, self.HISTORY, self.PARTS = nn.Linear(4, 4), 2.0, [3.0], {"y": nn.Tanh()}
+
+        def forward(self, x):
+            return self.PARTS["y"](self.linear(x)) * self.STEP * self.HISTORY[0]
+
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    try:
+        for i in range(4):
+            globals().update(STEP=i, PARTS={"x": i})
+            HISTORY.append(i)
+            torch.testing.assert_close(ours(rows(2, 4)), eager(rows(2, 4)))
+        assert explain(ours).exports == 1
+    finally:
+        globals().update(STEP=0, PARTS={})
+        HISTORY.clear()
+
+
 FEATURES, CALLS = {}, []
 
 
