@@ -130,6 +130,14 @@ def _is_zero(tensor: torch.Tensor) -> bool:
     return not tensor.reshape(-1)[:64].any() and not tensor.any()
 
 
+def _place(tensor: torch.Tensor) -> int:
+    """Where it lies; 0: nowhere, as a sparse one."""
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def _tensors(arguments: Sequence) -> Iterator[torch.Tensor]:
     for each in arguments:
         if isinstance(each, torch.Tensor):
@@ -198,7 +206,7 @@ class _KeepAll(TorchDispatchMode):
         return False  # skipping it would first import it, for a second
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if self._replaced and any(t.data_ptr() in self._replaced for t in _tensors(args)):
+        if self._replaced and any(_place(t) in self._replaced for t in _tensors(args)):
             raise _Elsewhere
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **(kwargs or {}))
