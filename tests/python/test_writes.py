@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -271,6 +272,43 @@ def test_statistics_and_counters():
     torch.manual_seed(0)
     steps(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)), True, 1, n=5)
     steps(nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)), True, n=5)
+
+
+@dataclass
+class Kept:
+    hidden: torch.Tensor
+
+
+HOLDERS = {
+    "a dictionary": lambda h: {"hidden": h},
+    "a dictionary in one": lambda h: {"all": {"hidden": h, "n": 1}},
+    "a list": lambda h: [h, h * 2],
+    "a tuple": lambda h: (h, None),
+    "a dataclass": Kept,
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_results_that_are_kept_in_a_container(kind):
+    """Of one batch they cannot be compared with those of another, in training and afterwards."""
+
+    def forward(self, x):
+        h = self.linear(x).relu()
+        self.kept = HOLDERS[kind](h.detach())
+        return h
+
+    eager = made(forward)
+    ours = ORTModule(copy.deepcopy(eager))
+    for n in (3, 3, 5):
+        for training in (True, False):
+            for module in (ours, eager):
+                module.train(training)
+            x = rows(n, 4)
+            torch.testing.assert_close(ours(x), eager(x))
+            kept = [vars(m.kept) if kind == "a dataclass" else m.kept for m in (ours, eager)]
+            torch.testing.assert_close(*(k["all"] if kind == "a dictionary in one" else k for k in kept))
+    report = explain(ours)
+    assert report.captured, report.fallback
 
 
 IN_PLACE = {
