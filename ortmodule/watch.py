@@ -153,7 +153,7 @@ class Watch(TorchFunctionMode):
             args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = "the gradient of an embedding is to be sparse"
-        function = _of_numbers(function, args)
+        function = _without_changing_numbers(function, args)
         args, kwargs = recordable(function, args, kwargs or {})
         function = REPLACED.get(function, function)
         if (compared := reads.observed(function, args, kwargs)) is not NotImplemented:
@@ -188,7 +188,7 @@ def _memory(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _of_numbers(function: Any, args: tuple) -> Any:
+def _without_changing_numbers(function: Any, args: tuple) -> Any:
     """`n += 1`, which a tensor has as `add_`, leaves a number as it was for whoever has it, too."""
     name = getattr(function, "__name__", "")
     if not _is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
