@@ -82,8 +82,7 @@ def main():
     transformers.utils.logging.set_verbosity_error()
 
     report = {"machine": machine(args.device), "autocast": str(args.autocast), "steps": args.steps}
-    report["samples"] = args.samples
-    report |= {"columns": args.columns, "rows": {}}
+    report |= {"samples": args.samples, "columns": args.columns, "rows": {}}
     for name in args.rows:
         torch.manual_seed(0)
         model = EVERY[name].build().train()

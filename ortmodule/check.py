@@ -23,6 +23,7 @@ from ortmodule.foreign import Raised
 from ortmodule.rounding import is_rounding, rounded
 from ortmodule.session import Session
 from ortmodule.state import Tree
+from ortmodule.watch import memory_of
 
 # How far results may be apart, relative to their largest element.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -101,7 +102,7 @@ def _difference(
 
 # --- parameters that are zeros ----------------------------------------------------------------------------------------
 
-_Key = tuple[int, torch.Size]  #: where a parameter lies, and how large it is
+_Key = tuple[int, int, torch.Size]  #: where a parameter lies, in which memory, and how large it is
 
 
 class _Elsewhere(Exception):
@@ -109,7 +110,7 @@ class _Elsewhere(Exception):
 
 
 def _key(tensor: torch.Tensor) -> _Key:
-    return tensor.data_ptr(), tensor.shape
+    return memory_of(tensor), tensor.storage_offset(), tensor.shape
 
 
 def _filled(tree: Tree) -> dict[_Key, torch.Tensor]:
@@ -128,14 +129,6 @@ def _filled(tree: Tree) -> dict[_Key, torch.Tensor]:
 
 def _is_zero(tensor: torch.Tensor) -> bool:
     return not tensor.reshape(-1)[:64].any() and not tensor.any()
-
-
-def _place(tensor: torch.Tensor) -> int:
-    """Where it lies; 0: nowhere, as a sparse one."""
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 def _tensors(arguments: Sequence) -> Iterator[torch.Tensor]:
@@ -199,14 +192,14 @@ class _KeepAll(TorchDispatchMode):
         """Raises :class:`_Elsewhere` where one of those tensors is used that ``filled`` stands for."""
         super().__init__()
         self.random = False
-        self._replaced = {memory for memory, _ in filled}
+        self._replaced = {memory for memory, *_ in filled}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping it would first import it, for a second
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if self._replaced and any(_place(t) in self._replaced for t in _tensors(args)):
+        if self._replaced and any(memory_of(t) in self._replaced for t in _tensors(args)):
             raise _Elsewhere
         if torch.Tag.nondeterministic_seeded not in function.tags:
             return function(*args, **(kwargs or {}))

@@ -128,7 +128,7 @@ class Recorder:
         if tensor.numel() > MOST_ELEMENTS:
             shape = untraced(lambda each: list(each.shape), tensor)
             raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
-        place, number = _place(), number_of(tensor) if is_number(tensor) else None
+        place, number = _place(), number_of(tensor)
         if number is not None:
             self.reads.append(Read(tensor, float(number), depends, place, self.where()))
             return
@@ -335,7 +335,7 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
             if recorder is not None:
                 with recorder.paused():
                     watch(recorder, tensor, *args, **kwargs)
-                    number = number_of(tensor) if convert is not None and is_number(tensor) else None
+                    number = number_of(tensor) if convert is not None else None
                 if number is not None:
                     return convert(number)
             return original(tensor, *args, **kwargs)

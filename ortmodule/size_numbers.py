@@ -69,7 +69,9 @@ def _is_plain(constant: Any) -> bool:
 
 
 def number_of(tensor: torch.Tensor) -> float | int | bool | None:
-    """The value of a traced tensor that :func:`is_number`, as Python computes it; None: nobody knows."""
+    """The value of a traced tensor that :func:`is_number`, as Python computes it; None: it is none, or nobody knows."""
+    if not is_number(tensor):
+        return None
     known: dict[int, Any] = {}
     last = torch._C._get_value_trace(tensor)
     asked = [last]

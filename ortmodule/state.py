@@ -487,5 +487,5 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(_alike, a, b))
     if is_dataclass(a) and not isinstance(a, type):
-        return _alike(vars(a), vars(b)) if hasattr(a, "__dict__") else False
+        return _alike(vars(a), vars(b))
     return bool(a == b)

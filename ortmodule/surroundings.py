@@ -98,8 +98,7 @@ def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
     """Names of ``known`` globals that code reads or sets: among its names are those of attributes, too."""
     if known.keys().isdisjoint(code.co_names):
         return ()
-    names = _names_of_globals(code)
-    return [name for name in names if name in known]
+    return filter(known.__contains__, _names_of_globals(code))
 
 
 @functools.lru_cache(maxsize=4096)

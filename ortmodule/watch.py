@@ -67,14 +67,14 @@ class Watch(TorchFunctionMode):
 
     def keep(self, parameters: Iterable[torch.Tensor]) -> None:
         """What forward changes of these is put back."""
-        self._parameters = {memory: p for p in parameters if (memory := _memory(p))}
+        self._parameters = {memory: p for p in parameters if (memory := memory_of(p))}
 
     def _before_write(self, argument: Any) -> None:
         if isinstance(argument, (tuple, list)):
             for each in argument:
                 self._before_write(each)
         elif isinstance(argument, torch.Tensor):
-            memory = _memory(argument)
+            memory = memory_of(argument)
             if memory in self._parameters and memory not in self._changed:
                 parameter = self._parameters[memory]
                 self._changed[memory] = parameter, reads.untraced(torch.clone, parameter.detach())
@@ -180,7 +180,7 @@ class Watch(TorchFunctionMode):
         return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
     """Where it lies; 0: nowhere that could be told."""
     try:
         return tensor.untyped_storage().data_ptr()
