@@ -13,6 +13,7 @@
 #include "ops/fused.h"
 
 #include "core/philox.h"
+#include "core/stream.h"
 #include "ops/lookup.h"
 
 #include <alloca.h>
@@ -142,11 +143,6 @@ typedef struct scratch {
     buffer *steps;
 } scratch;
 
-static void store(const fused_step *s, const void *tile, int64_t n, char *to) {
-    if (native(s)) memcpy(to, tile, (size_t)n * dtype_size(s->type));
-    else tile_store(s->type, tile, n, to);
-}
-
 static void run_step(const fused_run *r, int index, int64_t start, int64_t n, scratch *w) {
     const fused_program *p = &r->program;
     const fused_step *s = &p->steps[index];
@@ -163,7 +159,7 @@ static void run_step(const fused_run *r, int index, int64_t start, int64_t n, sc
     if (s->table) lookup_tile(s->table, n, s->n_in > 1 ? in[0] : NULL, in[s->n_in - 1], out);
     else s->fn(n, out, in, s->param);
     if (!native(s) && s->last >= 0 && (!s->table || s->n_in > 1)) tile_round(s->type, out, n);
-    if (place && s->buffer >= 0 && !s->late) store(s, out, n, place);
+    if (place && s->buffer >= 0 && !s->late) tile_store(s->type, out, n, place, s->streams);
     w->at[p->n_in + index] = out;
 }
 
@@ -192,7 +188,9 @@ void fused_tile(const fused_run *r, int64_t start, int64_t n, void *memory) {
         if (p->steps[i].wanted) run_step(r, i, start, n, w);
     for (int i = 0; i < p->n_steps; i++) {
         const fused_step *s = &p->steps[i];
-        if (s->late) store(s, w->at[p->n_in + i], n, r->out[s->result] + start * (int64_t)dtype_size(s->type));
+        if (!s->late) continue;
+        char *place = r->out[s->result] + start * (int64_t)dtype_size(s->type);
+        tile_store(s->type, w->at[p->n_in + i], n, place, false);
     }
 }
 
@@ -211,6 +209,7 @@ static void run_tiles(void *arg, int64_t begin, int64_t end) {
         const int64_t start = tile * TILE;
         fused_tile(r, start, r->count - start < TILE ? r->count - start : TILE, memory);
     }
+    end_streams();
 }
 
 status fused_read(ctx *c, const call *k, fused_program *p) {
@@ -270,6 +269,8 @@ status fused_cpu(ctx *c, const call *k) {
     for (int i = 0; i < k->n_out; i++) {
         if (!tensor_present(&k->out[i])) continue;
         TRY(fused_prepare(c, k, &k->out[i].shape, k->work, &r));
+        for (fused_step *s = r.program.steps; s < r.program.steps + r.program.n_steps; s++)
+            s->streams = s->result >= 0 && tile_streams(&k->out[s->result], k->in, k->n_in);
         parallel_for((r.count + TILE - 1) / TILE, 1 + GRAIN / TILE / r.program.n_steps, run_tiles, &r);
         return OK;
     }

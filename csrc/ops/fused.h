@@ -23,6 +23,7 @@ typedef struct fused_step {
     int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
     const float *table;          /* instead of fn: looked up (ops/lookup.h), or NULL */
     bool draws, wanted, late;    /* late: written when all steps have run */
+    bool streams;                /* Fused: its result is written past the caches */
     bool folded;                 /* FusedReduce: read when all steps have run */
 } fused_step;
 

@@ -3,7 +3,10 @@
  * An index that is used for many blocks of single elements, and has long runs in it (of a padded image, say), is read
  * once: what is left is a copy of each run. */
 #include "core/parallel.h"
+#include "core/stream.h"
 #include "ops/move.h"
+
+enum { LEAST_STREAMED = 512, PIECE = 256, AHEAD = 4 }; /* bytes of a row, and of its pieces; rows */
 
 /* Single elements that are neighbours on both sides. */
 typedef struct run {
@@ -19,7 +22,21 @@ typedef struct gather {
     size_t bytes;        /* of the elements behind the axis */
     const run *runs;     /* NULL, or all that is to be read of one block of elements */
     int64_t n_runs;
+    bool streams;
 } gather;
+
+/* Row k to memory that is not read soon, while the row that is AHEAD is asked for piece by piece: rows lie in no order that
+ * a CPU would find, and the last ones of a block ask for what comes first. */
+static void stream_row(const gather *p, int64_t k, char *to, const char *from) {
+    const int64_t bytes = (int64_t)p->bytes, ahead = wrap_index(index_at(p->index, (k + AHEAD) % p->count), p->size);
+    const char *later = from + (ahead - wrap_index(index_at(p->index, k), p->size)) * bytes;
+
+    for (int64_t i = 0, n; i < bytes; i += n) {
+        n = bytes - i < PIECE ? bytes - i : PIECE;
+        prefetch(later + i, n);
+        stream(to + i, from + i, n);
+    }
+}
 
 static void gather_range(void *arg, int64_t begin, int64_t end) {
     const gather *p = arg;
@@ -27,12 +44,16 @@ static void gather_range(void *arg, int64_t begin, int64_t end) {
 
     for (int64_t i = begin; i < end; i++) {
         int64_t row = wrap_index(index_at(p->index, k), p->size) + outer * p->size;
-        copy_item(p->to + (size_t)i * p->bytes, p->from + (size_t)row * p->bytes, p->bytes);
+        char *to = p->to + (size_t)i * p->bytes;
+        const char *from = p->from + (size_t)row * p->bytes;
+        if (p->streams) stream_row(p, k, to, from);
+        else copy_item(to, from, p->bytes);
         if (++k == p->count) {
             k = 0;
             outer++;
         }
     }
+    if (p->streams) end_streams();
 }
 
 /* The same of single elements, or of a few that take no more room: T is as large, I the type of the indices. */
@@ -125,6 +146,7 @@ status gather_cpu(ctx *c, const call *k) {
                 .count = tensor_count(&k->in[1]),
                 .bytes = (size_t)inner * dtype_size(x->type)};
     if (tensor_count(y) == 0) return OK; /* rows may be empty, and are then not worth walking over */
+    p.streams = p.bytes >= LEAST_STREAMED && outer * p.count * (int64_t)p.bytes >= BEYOND_CACHES;
     if (inner == 1 && outer >= LEAST_BLOCKS && p.size <= INT32_MAX && p.count <= INT32_MAX &&
         find_runs(&p, k->work, p.count / LEAST_RUN))
         parallel_for(outer, parallel_rows(p.count), gather_fn(&p), &p);

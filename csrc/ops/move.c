@@ -239,13 +239,16 @@ static int merged_axes(const tensor *to, const tensor *from, axis axes[MAX_RANK]
     return merged;
 }
 
-/* Of a transpose: pieces of the source, along its rows, and of the destination, wide ones where threads have enough. */
-enum { TILE_ROWS = 256, TILE_COLS = 64, WIDE_TILE_COLS = 256, LEAST_FOR_WIDE = 1 << 21, BLOCK_ELEMENTS = 1 << 14 };
+/* Of a transpose: pieces of the source, along its rows, and of the destination, wide ones where threads have enough. What
+ * streams goes on along a source's rows: few pages are open at a time, and each of their lines is the next. */
+enum { TILE_ROWS = 256, TILE_COLS = 64, WIDE_TILE_COLS = 256, STREAMED_ROWS = 2048, LEAST_FOR_WIDE = 1 << 21 };
+enum { BLOCK_ELEMENTS = 1 << 14 };
 
 static void choose_blocks(mover *m, bool tiles) {
-    const bool wide = m->col.size * m->row.size >= LEAST_FOR_WIDE;
+    const bool wide = m->col.size * m->row.size >= LEAST_FOR_WIDE && !m->streams;
     m->col_block = least(m->col.size, !tiles ? BLOCK_ELEMENTS : wide ? WIDE_TILE_COLS : TILE_COLS);
-    m->row_block = least(m->row.size, tiles ? TILE_ROWS : BLOCK_ELEMENTS / m->col_block);
+    m->row_block = !tiles ? BLOCK_ELEMENTS / m->col_block : m->streams ? STREAMED_ROWS : TILE_ROWS;
+    m->row_block = least(m->row.size, m->row_block);
     m->col_blocks = (m->col.size + m->col_block - 1) / m->col_block;
     m->row_blocks = (m->row.size + m->row_block - 1) / m->row_block;
 }
@@ -278,8 +281,8 @@ void copy_elements(const tensor *to, const tensor *from) {
 
     how = m.col.to != 1 ? SCATTER : m.col.from == 0 ? FILL : m.row.from == 1 ? TRANSPOSE : SCATTER;
     if (m.col.to != 1 || m.col.from != 1) m.fn = plane_functions[log2_size(m.size)][how];
-    choose_blocks(&m, how == TRANSPOSE);
     m.streams = streams(&m, how, tensor_count(to));
+    choose_blocks(&m, how == TRANSPOSE);
     for (int i = 0; i < m.n_outer; i++) blocks *= m.outer[i].size;
     blocks *= m.row_blocks * m.col_blocks;
     parallel_for(blocks, parallel_rows(m.row_block * m.col_block), move_blocks, &m);

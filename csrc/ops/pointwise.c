@@ -8,7 +8,7 @@
  * The output may be the memory of operand 0 or 1 of the same type and shape: then that operand is read at the places
  * that are written, and before they are written. */
 #include "core/half.h"
-#include "core/prefetch.h"
+#include "core/stream.h"
 #include "ops/lookup.h"
 
 #include <stdio.h>
@@ -92,7 +92,19 @@ static store_fn *const store_of[DTYPE_COUNT] = {
     [BF16] = store_bf16, [F16] = store_f16, [I16] = store_i16, [I8] = store_i8, [U8] = store_u8,
 };
 
-void tile_store(dtype t, const void *tile, int64_t n, void *to) { store_of[t](tile, n, to); }
+void tile_store(dtype t, const void *tile, int64_t n, void *to, bool streams) {
+    const size_t size = dtype_size(t);
+    _Alignas(64) char narrow[TILE * 2];
+
+    if (tile_is_native(t)) {
+        memcpy(to, tile, (size_t)n * size);
+    } else if (streams) {
+        store_of[t](tile, n, narrow);
+        stream(to, narrow, n * (int64_t)size);
+    } else {
+        store_of[t](tile, n, to);
+    }
+}
 
 #define ROUND(name, C, T, narrow, widen)                                                                               \
     SIMD static void name(void *tile, int64_t n) {                                                                     \
@@ -241,11 +253,12 @@ typedef struct job {
     double param[TILE_PARAMS];
     dtype type;
     char *out;
+    bool streams;
 } job;
 
 static void run_range(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;
-    bool native = tile_is_native(j->type);
+    const bool direct = tile_is_native(j->type);
     int64_t size = (int64_t)dtype_size(j->type);
     tile_buffer in[TILE_OPERANDS], out;
 
@@ -256,9 +269,10 @@ static void run_range(void *arg, int64_t begin, int64_t end) {
         char *to = j->out + start * size;
 
         for (int i = 0; i < j->n_in; i++) tiles[i] = tile_read(&j->in[i], start, n, &in[i]);
-        j->fn(n, native ? (void *)to : out.bytes, tiles, j->param);
-        if (!native) tile_store(j->type, out.bytes, n, to);
+        j->fn(n, direct ? (void *)to : out.bytes, tiles, j->param);
+        if (!direct) tile_store(j->type, out.bytes, n, to, j->streams);
     }
+    if (j->streams) end_streams();
 }
 
 /* --- costly functions of bfloat16, looked up -------------------------------------------------------------------------- */
@@ -297,6 +311,13 @@ static bool runs_as_lookup(const job *j, const call *k) {
     return true;
 }
 
+bool tile_streams(const tensor *out, const tensor *in, int n_in) {
+    if (tile_is_native(out->type)) return false; /* what costs time to compute is better written as it is made */
+    for (int i = 0; i < n_in; i++)
+        if (in[i].data == out->data) return false; /* its lines are in the caches when they are written */
+    return tensor_count(out) * (int64_t)dtype_size(out->type) >= BEYOND_CACHES;
+}
+
 status pointwise_cpu(ctx *c, const call *k) {
     const tensor *out = &k->out[0];
     const tensor *last = &k->in[k->n_in - 1];
@@ -306,6 +327,7 @@ status pointwise_cpu(ctx *c, const call *k) {
     if (!j.fn) return fail(c, E_UNSUPPORTED, "%s does not compute %s", k->node->op->name, dtype_name(last->type));
     for (int i = 0; i < k->n_in; i++) j.in[i] = tile_source_of(&k->in[i], &out->shape);
     tile_parameters(k->node, j.param);
+    j.streams = tile_streams(out, k->in, k->n_in);
     if (k->work && runs_as_lookup(&j, k)) return OK;
     parallel_for(tensor_count(out), GRAIN, run_range, &j);
     return OK;

@@ -67,8 +67,10 @@ void tile_begin(const tile_source *s, int64_t n, tile_buffer *b);
 const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffer *b);
 /* Whether elements of `t` are stored as they are computed. */
 static inline bool tile_is_native(dtype t) { return t == F32 || t == F64 || t == I64 || t == I32 || t == BOOL; }
-/* n elements of a tile into memory of a type that is not native, narrowed. */
-void tile_store(dtype t, const void *tile, int64_t n, void *to);
+/* n elements of a tile into memory, narrowed where the type is not native, and then past the caches if it `streams`. */
+void tile_store(dtype t, const void *tile, int64_t n, void *to, bool streams);
+/* Whether that is better for a result of these operands. */
+bool tile_streams(const tensor *out, const tensor *in, int n_in);
 /* What storing a tile as `t` and loading it again leaves of it. */
 void tile_round(dtype t, void *tile, int64_t n);
 int64_t tile_element(dtype t); /* bytes of an element in a tile */

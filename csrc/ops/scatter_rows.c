@@ -11,7 +11,7 @@ enum { COLUMNS = 1024, LEAST_COLUMNS = 64, FEW_COLUMNS = 8 };
 enum { NEAR_BYTES = 1 << 14 };
 /* Updates are read in no order. The beginning of the one that is AHEAD of a CPU, START bytes, is asked for piece by piece
  * while this one is added; a CPU finds the rest itself, and would wait if all were asked for at once. */
-enum { AHEAD = 4, PIECE = 256, START = 1024 };
+enum { AHEAD = 4, PIECE = 128, START = 4096 };
 
 /* An update, in the order in which rows take them. */
 typedef struct place {
