@@ -219,7 +219,7 @@ void fold_store(dtype t, void *to, int64_t at, const void *totals, int64_t n) {
     conversions[t].narrow((char *)to + at * (int64_t)dtype_size(t), totals, n);
 }
 
-const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, fold_tile *buffer) {
+const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, void *buffer) {
     const void *from = (const char *)x + at * (int64_t)dtype_size(t);
     if (!conversions[t].widen) return from;
     prefetch_ahead(from, n * (int64_t)dtype_size(t));

@@ -5,6 +5,7 @@
  * and one over the folded ones. Long folds are cut into parts by size alone, joined in order: a result does not depend
  * on the number of threads. */
 #include "ops/reduce_kernel.h"
+#include "core/prefetch.h"
 
 #include "core/ints.h"
 #include "core/parallel.h"
@@ -41,8 +42,8 @@ typedef struct layout {
     int64_t outputs;       /* numbers made */
 } layout;
 
-/* Elements; a number; lines whose totals are written once. */
-enum { PART = 32768, MOST_PARTS = 32, LINES_A_PART = 64, ROWS_TOGETHER = 32 };
+/* Elements; a number; lines whose totals are written once; elements of them worked on together. */
+enum { PART = 32768, MOST_PARTS = 32, LINES_A_PART = 64, ROWS_TOGETHER = 32, LINE_PIECE = FOLD_TILE / FOLD_LINES };
 
 static void add_axis(odometer *o, int64_t dim, int64_t stride) {
     o->dim[o->rank] = dim;
@@ -267,6 +268,25 @@ static void fold_lines(const job *j, window *w, int64_t base, int64_t from, int6
                                                            NULL);
 }
 
+/* FOLD_LINES lines of n elements, `stride` apart, whose totals are read and written once. */
+static void fold_lines_at_once(const job *j, window *w, int64_t at, int64_t stride, char *acc, int64_t n,
+                               const char *shift) {
+    const dtype t = j->x->type;
+    const bool stored = fold_is_stored(t);
+    const int64_t size = (int64_t)dtype_size(t), wide = fold_class_of(t) == FOLD_F32 ? 4 : 8;
+
+    for (int64_t k = 0, some; k < n; k += some) {
+        const char *from = (const char *)j->x->data + (at + k) * size;
+        some = n - k < LINE_PIECE ? n - k : LINE_PIECE;
+        for (int i = 0; i < FOLD_LINES; i++) {
+            if (stored) prefetch_later(from + (FOLD_LINES + i) * stride * size, some * size);
+            else (void)fold_load(t, from, i * stride, some, (char *)&w->buffer + i * LINE_PIECE * wide);
+        }
+        j->ends[0].r->each->lines[j->ends[0].as](acc + k * TOTAL, stored ? from : (const char *)&w->buffer, some,
+                                                 stored ? stride : LINE_PIECE, shift ? shift + k * TOTAL : NULL);
+    }
+}
+
 static void fold_columns(const job *j, window *w, int64_t base, int64_t from, int64_t to, const totals *acc, int64_t n,
                          const void *shift) {
     const layout *l = &j->l;
@@ -277,10 +297,9 @@ static void fold_columns(const job *j, window *w, int64_t base, int64_t from, in
         fold_lines(j, w, base, from, to, acc, n, together);
         return;
     }
-    if (l->folded.rank == 1 && !j->source && fold_is_stored(j->x->type))
-        for (const int64_t stride = l->folded.stride[0]; from + FOLD_LINES <= to; from += FOLD_LINES)
-            j->ends[0].r->each->lines[j->ends[0].as](
-                acc->of[0], fold_load(j->x->type, j->x->data, base + from * stride, n, &w->buffer), n, stride, shift);
+    if (l->folded.rank == 1 && !j->source)
+        for (; from + FOLD_LINES <= to; from += FOLD_LINES)
+            fold_lines_at_once(j, w, base + from * l->folded.stride[0], l->folded.stride[0], acc->of[0], n, shift);
     for (int64_t row = from; row < to; row++) {
         const int64_t at = base + offset_at(&l->folded, row);
         for (int64_t k = 0, some; k < n; k += some) {

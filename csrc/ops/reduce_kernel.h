@@ -40,7 +40,7 @@ typedef union fold_tile {
 } fold_tile;
 fold_class fold_class_of(dtype t);
 bool fold_is_stored(dtype t); /* in its class, so that loading makes no copy */
-const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, fold_tile *buffer);
+const void *fold_load(dtype t, const void *x, int64_t at, int64_t n, void *buffer);
 void fold_store(dtype t, void *to, int64_t at, const void *totals, int64_t n);
 
 typedef struct reduction {
