@@ -44,7 +44,8 @@ SIMD static void NAME(narrow_softmax)(const float *x, float *room, void *y, int6
     for (int64_t row = 0; row < rows; row += SOFTMAX_ROWS) {
         const int64_t m = rows - row < SOFTMAX_ROWS ? rows - row : SOFTMAX_ROWS;
         const float *from = x + row * n;
-        NAME(softmax_block)(from, room + row * n, (T *)y + row * n, n, m, safe, from, sizeof *from);
+        float tops[SOFTMAX_ROWS][LANES];
+        NAME(softmax_block)(from, room + row * n, (T *)y + row * n, n, m, safe, false, tops, from, sizeof *from);
     }
 }
 

@@ -1,8 +1,9 @@
 /* each_float.h -- includes the file TEMPLATE once for each float type, then forgets TEMPLATE.
  *
  * A template is written for any of them: T is an element in memory, A what is computed with (float for the 16-bit
- * types), DIGITS the bits of T's mantissa, GET and PUT go from T to A and back (PUT_FINITE: what is not NaN),
- * NAME(f) is f_f32, f_f64, f_bf16 or f_f16. FLOAT_TABLE(f), for afterwards, is the four functions by dtype. */
+ * types), DIGITS the bits of T's mantissa, GET and PUT go from T to A and back (PUT_FINITE: what is not NaN), EACH_OF
+ * takes elements in an order that suits T (ops/lanes.h), NAME(f) is f_f32, f_f64, f_bf16 or f_f16. FLOAT_TABLE(f), for
+ * afterwards, is the four functions by dtype. */
 
 #include "ops/lanes.h"
 
@@ -16,6 +17,7 @@
 #define GET(x) (x)
 #define PUT(x) (x)
 #define PUT_FINITE(x) (x)
+#define EACH_OF IN_ORDER
 #include TEMPLATE
 #undef T
 #undef DIGITS
@@ -23,6 +25,7 @@
 #undef GET
 #undef PUT
 #undef PUT_FINITE
+#undef EACH_OF
 
 #define T bf16
 #define DIGITS 8
@@ -30,6 +33,7 @@
 #define GET(x) bf16_to_f32(x)
 #define PUT(x) f32_to_bf16(x)
 #define PUT_FINITE(x) f32_to_bf16_finite(x)
+#define EACH_OF IN_PAIRS
 #include TEMPLATE
 #undef T
 #undef DIGITS
@@ -37,6 +41,7 @@
 #undef GET
 #undef PUT
 #undef PUT_FINITE
+#undef EACH_OF
 
 #define T f16
 #define DIGITS 11
@@ -44,6 +49,7 @@
 #define GET(x) ((float)(x))
 #define PUT(x) ((f16)(x))
 #define PUT_FINITE(x) PUT(x)
+#define EACH_OF IN_ORDER
 #include TEMPLATE
 #undef T
 #undef A
@@ -52,6 +58,7 @@
 #undef GET
 #undef PUT
 #undef PUT_FINITE
+#undef EACH_OF
 
 #define T double
 #define A double
@@ -60,6 +67,7 @@
 #define GET(x) (x)
 #define PUT(x) (x)
 #define PUT_FINITE(x) (x)
+#define EACH_OF IN_ORDER
 #include TEMPLATE
 #undef T
 #undef A
@@ -68,6 +76,7 @@
 #undef GET
 #undef PUT
 #undef PUT_FINITE
+#undef EACH_OF
 
 #undef TEMPLATE
 #undef JOIN_NAMES

@@ -18,6 +18,7 @@ SIMD_PART void NAME(add_rows)(const job *j, int64_t row, T *sum) {
 
 SIMD static void NAME(embedding_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width;
+    const bool finite = NAME(scales_are_finite)(j->scale, j->bias, n);
     for (int64_t row = begin; row < end; row++) {
         T *y = (T *)j->out + row * n, *sum = j->sum ? (T *)j->sum + row * n : y;
         A m, r;
@@ -26,6 +27,6 @@ SIMD static void NAME(embedding_rows)(const job *j, int64_t begin, int64_t end) 
         NAME(moments)(sum, n, y, true, j->epsilon, &m, &r);
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
-        NAME(scale_row)(DT_NONE, sum, n, m, r, j->scale, j->bias, row * n, j->out);
+        NAME(scale_row)(DT_NONE, finite, sum, n, m, r, j->scale, j->bias, row * n, j->out);
     }
 }

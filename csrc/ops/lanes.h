@@ -7,6 +7,7 @@
 #define ORT_OPS_LANES_H
 
 #include "core/prefetch.h"
+#include "core/vmath.h"
 
 #include <stdint.h>
 
@@ -41,6 +42,33 @@ enum { LANES = 32 };
     for (; at_ + (count) <= to_; at_ += (count)) AS_LANES(count, body)
 #define SET_LANES(lanes, x) _Pragma("omp simd") for (int lane_ = 0; lane_ < LANES; lane_++)(lanes)[lane_] = (x)
 
+/* The same for x[i] as `v`, all in [from, to), in any order: `i` counts them, and `body` is an expression. Two neighbours in
+ * bfloat16 are the halves of a word, each of which is a float by one instruction: IN_PAIRS takes the first halves of a
+ * step before the second ones. Templates of each_float.h know which of the two is theirs as EACH_OF. */
+#define IN_ORDER(from, to, first, x, v, body) IN_STEPS(from, to, first, const A v = GET((x)[i]); (body))
+#define IN_PAIRS(from, to, first, x, v, body)                                                                          \
+    do {                                                                                                               \
+        typedef uint32_t __attribute__((may_alias, aligned(2))) two;                                                   \
+        int64_t pair_at_ = (from), pair_to_ = (to);                                                                    \
+        for (; pair_at_ + LANES <= pair_to_; pair_at_ += LANES) {                                                      \
+            const int64_t step __attribute__((unused)) = pair_at_;                                                     \
+            const two *pairs_ = (const two *)(const void *)((x) + pair_at_);                                           \
+            first;                                                                                                     \
+            _Pragma("omp simd") for (int pair_ = 0; pair_ < LANES / 2; pair_++) {                                      \
+                HALF_OF_PAIR(pair_, v, pairs_[pair_] << 16, body)                                                      \
+                HALF_OF_PAIR(LANES / 2 + pair_, v, pairs_[pair_] & 0xffff0000u, body)                                  \
+            }                                                                                                          \
+        }                                                                                                              \
+        IN_ORDER(pair_at_, pair_to_, (void)0, x, v, body);                                                             \
+    } while (0)
+#define HALF_OF_PAIR(lane_, v, bits, body)                                                                             \
+    {                                                                                                                  \
+        const int lane __attribute__((unused)) = lane_;                                                                \
+        const int64_t i __attribute__((unused)) = pair_at_ + lane;                                                     \
+        const float v = f32_of_bits(bits);                                                                             \
+        (body);                                                                                                        \
+    }
+
 /* What is left of all lanes, which are used up. */
 #define FOLD(name, A, op)                                                                                              \
     static inline __attribute__((always_inline)) A name(A *x) {                                                        \
@@ -63,7 +91,7 @@ FOLD(largest_lane_f64, double, LARGER)
 #define READ_AHEAD(x) prefetch_ahead((x) + step, LANES * (int64_t)sizeof *(x))
 #define WRITE_AHEAD(y) prefetch_to((y) + step, LANES * (int64_t)sizeof *(y))
 
-/* total += Σ expr over i in [0, n), and the same of two expressions at once. Blocks are summed in A and added up in
+/* total += Σ expr over i in [0, n), and of two expressions at once. Blocks are summed in A and added up in
  * double: a long sum is as accurate as a short one. SUM_WITH does `first` before each step, as IN_STEPS does. */
 enum { SUM_BLOCK = 1024 };
 #define EACH_SUM_BLOCK(n)                                                                                              \
@@ -71,29 +99,41 @@ enum { SUM_BLOCK = 1024 };
          sum_to_ = sum_n_ - sum_from_ < SUM_BLOCK ? sum_n_ : sum_from_ + SUM_BLOCK, sum_from_ < sum_n_;                \
          sum_from_ += SUM_BLOCK)
 #define SUM(n, total, expr) SUM_WITH((void)0, n, total, expr)
-#define SUM_WITH(first, n, total, expr)                                                                                \
+#define SUM_WITH(first, n, total, expr) SUM_BY(IN_STEPS(sum_from_, sum_to_, first, sum_[lane] += expr), n, total)
+#define SUM_2(n, total_1, expr_1, total_2, expr_2)                                                                     \
+    SUM_2_BY(IN_LANES(sum_from_, sum_to_, (sum_[lane] += expr_1, more_[lane] += expr_2)), n, total_1, total_2)
+/* Of each x[i] as `v`. */
+#define SUM_OF(first, n, x, v, total, expr)                                                                            \
+    SUM_BY(EACH_OF(sum_from_, sum_to_, first, x, v, sum_[lane] += expr), n, total)
+#define SUM_2_OF(n, x, v, total_1, expr_1, total_2, expr_2)                                                            \
+    SUM_2_BY(EACH_OF(sum_from_, sum_to_, (void)0, x, v, (sum_[lane] += expr_1, more_[lane] += expr_2)), n, total_1,    \
+             total_2)
+#define SUM_BY(steps, n, total)                                                                                        \
     EACH_SUM_BLOCK(n) {                                                                                                \
         A sum_[LANES];                                                                                                 \
         SET_LANES(sum_, 0);                                                                                            \
-        IN_STEPS(sum_from_, sum_to_, first, sum_[lane] += expr);                                                       \
+        steps;                                                                                                         \
         total += (double)sum_of_lanes(sum_);                                                                           \
     }
-#define SUM_2(n, total_1, expr_1, total_2, expr_2)                                                                     \
+#define SUM_2_BY(steps, n, total_1, total_2)                                                                           \
     EACH_SUM_BLOCK(n) {                                                                                                \
-        A sum_1_[LANES], sum_2_[LANES];                                                                                \
-        SET_LANES(sum_1_, 0);                                                                                          \
-        SET_LANES(sum_2_, 0);                                                                                          \
-        IN_LANES(sum_from_, sum_to_, (sum_1_[lane] += expr_1, sum_2_[lane] += expr_2));                                \
-        total_1 += (double)sum_of_lanes(sum_1_);                                                                       \
-        total_2 += (double)sum_of_lanes(sum_2_);                                                                       \
+        A sum_[LANES], more_[LANES];                                                                                   \
+        SET_LANES(sum_, 0);                                                                                            \
+        SET_LANES(more_, 0);                                                                                           \
+        steps;                                                                                                         \
+        total_1 += (double)sum_of_lanes(sum_);                                                                         \
+        total_2 += (double)sum_of_lanes(more_);                                                                        \
     }
 
 /* most = the largest of it and expr over i in [0, n), without those that are NaN; most is not NaN */
-#define LARGEST(n, most, expr)                                                                                         \
+#define LARGEST(n, most, expr) LARGEST_BY(IN_LANES(0, n, top_[lane] = LARGER(expr, top_[lane])), most)
+/* Of each x[i] as `v`. */
+#define LARGEST_OF(n, x, v, most) LARGEST_BY(EACH_OF(0, n, (void)0, x, v, top_[lane] = LARGER(v, top_[lane])), most)
+#define LARGEST_BY(steps, most)                                                                                        \
     do {                                                                                                               \
         A top_[LANES];                                                                                                 \
         SET_LANES(top_, most);                                                                                         \
-        IN_LANES(0, n, top_[lane] = LARGER(expr, top_[lane]));                                                         \
+        steps;                                                                                                         \
         most = largest_lane(top_);                                                                                     \
     } while (0)
 

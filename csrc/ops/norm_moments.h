@@ -5,39 +5,58 @@
 SIMD_PART void NAME(moments)(const T *x, int64_t n, const T *y, bool centred, double epsilon, A *mean, A *inverse) {
     double total = 0, squares = 0, rest = 0;
     if (!centred) {
-        SUM_WITH((READ_AHEAD(x), WRITE_AHEAD(y)), n, squares, GET(x[i]) * GET(x[i]));
+        SUM_OF((READ_AHEAD(x), WRITE_AHEAD(y)), n, x, v, squares, v * v);
         *mean = 0;
         *inverse = (A)(1 / sqrt(squares / (double)n + epsilon));
         return;
     }
-    SUM_WITH((READ_AHEAD(x), WRITE_AHEAD(y)), n, total, GET(x[i]));
+    SUM_OF((READ_AHEAD(x), WRITE_AHEAD(y)), n, x, v, total, v);
     const A near = (A)(total / (double)n);
-    SUM_2(n, squares, (GET(x[i]) - near) * (GET(x[i]) - near), rest, GET(x[i]) - near);
+    SUM_2_OF(n, x, v, squares, (v - near) * (v - near), rest, v - near);
     rest /= (double)n;
     const double variance = squares / (double)n - rest * rest;
     *mean = (A)((double)near + rest);
     *inverse = (A)(1 / sqrt((variance < 0 ? 0 : variance) + epsilon));
 }
 
-/* x as element i of `p`. Any type but the 16-bit floats stands for T, and `t` is a constant wherever this is inlined. */
-SIMD_PART void NAME(save)(void *p, dtype t, int64_t i, A x) {
+/* x as element i of `p`; `finite`: it is not NaN. Any type but the 16-bit floats stands for T, and `t` is a constant wherever
+ * this is inlined. */
+SIMD_PART void NAME(save)(void *p, dtype t, bool finite, int64_t i, A x) {
 #if DIGITS == 24
-    if (t == BF16) ((bf16 *)p)[i] = f32_to_bf16(x);
+    if (t == BF16) ((bf16 *)p)[i] = finite ? f32_to_bf16_finite(x) : f32_to_bf16(x);
     else if (t == F16) ((f16 *)p)[i] = (f16)x;
     else
 #endif
-        ((T *)p)[i] = PUT(x);
+        ((T *)p)[i] = finite ? PUT_FINITE(x) : PUT(x);
     (void)t;
 }
 
-/* The norm of a row x of n elements, elements of `y` from `first` on. */
-SIMD_PART void NAME(scale_row)(dtype to, const T *x, int64_t n, A m, A r, const A *scale, const A *bias, int64_t first,
-                               void *y) {
+/* Whether all that rows are scaled with is finite; bias may be NULL. */
+SIMD_PART bool NAME(scales_are_finite)(const A *scale, const A *bias, int64_t n) {
+    A zero = 0;
+#pragma omp simd reduction(+ : zero)
+    for (int64_t i = 0; i < n; i++) zero += 0 * scale[i];
+    for (int64_t i = 0; bias && i < n; i++) zero += 0 * bias[i];
+    return zero == 0;
+}
+
+/* The norm of a row x of n elements, elements of `y` from `first` on. Where scales, bias and moments are finite nothing is
+ * NaN: an element is at most sqrt(n) deviations away. */
+#define SCALED ((GET(x[i]) - m) * r * scale[i])
+SIMD_PART void NAME(scale_finite_row)(dtype to, bool finite, const T *x, int64_t n, A m, A r, const A *scale,
+                                      const A *bias, int64_t first, void *y) {
     if (bias) {
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) NAME(save)(y, to, first + i, (GET(x[i]) - m) * r * scale[i] + bias[i]);
+        for (int64_t i = 0; i < n; i++) NAME(save)(y, to, finite, first + i, SCALED + bias[i]);
     } else {
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) NAME(save)(y, to, first + i, (GET(x[i]) - m) * r * scale[i]);
+        for (int64_t i = 0; i < n; i++) NAME(save)(y, to, finite, first + i, SCALED);
     }
+}
+#undef SCALED
+SIMD_PART void NAME(scale_row)(dtype to, bool finite, const T *x, int64_t n, A m, A r, const A *scale, const A *bias,
+                               int64_t first, void *y) {
+    if (finite && isfinite(m) && isfinite(r) && r > 0)
+        NAME(scale_finite_row)(to, true, x, n, m, r, scale, bias, first, y);
+    else NAME(scale_finite_row)(to, false, x, n, m, r, scale, bias, first, y);
 }

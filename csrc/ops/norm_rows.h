@@ -67,6 +67,7 @@ SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
 /* y may lie where x or the sum does: it is written last. */
 SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width;
+    const bool finite = NAME(scales_are_finite)(j->scale, j->bias, n);
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
         A m, r;
@@ -80,9 +81,9 @@ SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
         if (j->means) ((A *)j->means)[row] = m;
         if (j->inverses) ((A *)j->inverses)[row] = r;
 #if DIGITS == 24
-        if (j->narrow) BY_TYPE(j->to, NAME(scale_row), x, n, m, r, j->scale, j->bias, row * n, j->narrow);
+        if (j->narrow) BY_TYPE(j->to, NAME(scale_row), finite, x, n, m, r, j->scale, j->bias, row * n, j->narrow);
 #endif
-        if (j->out) NAME(scale_row)(DT_NONE, x, n, m, r, j->scale, j->bias, row * n, j->out);
+        if (j->out) NAME(scale_row)(DT_NONE, finite, x, n, m, r, j->scale, j->bias, row * n, j->out);
     }
 }
 

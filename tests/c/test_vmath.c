@@ -61,6 +61,7 @@ static double worst_float(float_map *map, exact_fn *exact, float limit) {
 static inline float exp_below_f32(float x) { return vexpf_below(-fabsf(x)); }
 static inline float exp_raised_f32(float x) { return vexpf_raised(-fabsf(x)) * 0x1p-64f; }
 static inline float exp_brief_f32(float x) { return vexpf_brief(-fabsf(x)); }
+static inline float exp_brief_raised_f32(float x) { return vexpf_brief_raised(-fabsf(x)) * 0x1p-64f; }
 static double normal_exp_f32(double x) { return fabs(x) > 87 ? 0 : exp(-fabs(x)); }
 static inline double exp_below_f64(double x) { return vexp_below(-fabs(x)); }
 static double below_exp(double x) { return exp(-fabs(x)); }
@@ -75,6 +76,7 @@ FLOAT_MAP(vexpf)
 FLOAT_MAP(exp_below_f32)
 FLOAT_MAP(exp_raised_f32)
 FLOAT_MAP(exp_brief_f32)
+FLOAT_MAP(exp_brief_raised_f32)
 FLOAT_MAP(vexpm1f)
 FLOAT_MAP(vlogf)
 FLOAT_MAP(vlog1pf)
@@ -103,6 +105,8 @@ TEST(float_functions_are_within_two_units_of_the_last_place) {
     CHECK(worst_float(map_exp_raised_f32, below_exp, INFINITY) < 1.1);
     CHECK(worst_float(map_exp_brief_f32, normal_exp_f32, 8) < 3.5);
     CHECK(worst_float(map_exp_brief_f32, normal_exp_f32, INFINITY) < 100);
+    CHECK(worst_float(map_exp_brief_raised_f32, below_exp, 8) < 3.5);
+    CHECK(worst_float(map_exp_brief_raised_f32, below_exp, INFINITY) < 100);
     CHECK(worst_float(map_vexpm1f, expm1, INFINITY) < 1.7);
     CHECK(worst_float(map_vlogf, log, INFINITY) < 1.1);
     CHECK(worst_float(map_vlog1pf, log1p, INFINITY) < 1.7);

@@ -5,6 +5,7 @@ import math
 import torch.nn.functional as F
 
 from tests.ops.cases import FLOAT, Case, ints, t, value
+from tests.ops.families.softmax import strange
 
 FEW = ("float32", "float64", "bfloat16")
 BIG = [[1000.0, 1001.0, -1000.0], [-3e4, -3e4, -3e4 + 64], [0.0, -math.inf, 5.0]]
@@ -126,6 +127,11 @@ CASES = [
     cross_entropy(t(2, 7, 3), ints(2, 3, high=7), weights(7), "none", ignore=1, outputs=2),
     cross_entropy(t(7), ints(high=7), outputs=2, resize=False),
     cross_entropy(value(BIG), value([0, 2, 2], "int64"), reduction="none", name="big", fd=False, resize=False),
+    *(
+        cross_entropy(value(strange(width)), value(list(range(8)), "int64"), reduction="none", name=f"strange{width}",
+                      grad=False, resize=False)
+        for width in (37, 70, 1100, 5000)
+    ),
     cross_entropy(t(4, 7, special=True), ints(4, high=7), reduction="none", name="special"),
     *(soft(t(6, 7), w, reduction) for w in (None, weights(7)) for reduction in ("mean", "sum", "none")),
     soft(t(2, 7, 3), weights(7)),

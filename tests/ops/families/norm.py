@@ -1,5 +1,7 @@
 """Normalisation over the last axes and over groups of channels."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -181,7 +183,25 @@ def residual_cases():
     ]  # fmt: skip
 
 
+def strange(where, width=70):
+    """NaN and infinities in one of x, scale and bias; among x rows with the largest numbers, and of but one number."""
+    numbers = [[[math.sin(i + row) for i in range(width)] for row in range(6)], [1.0] * width, [0.5] * width]
+    if where == 0:
+        numbers[0][1][:2], numbers[0][2] = [3e38, -3e38], [7.0] * width
+        numbers[0][3][40], numbers[0][4][-1], numbers[0][5][33] = math.nan, math.inf, -math.inf
+    else:
+        numbers[where][3], numbers[where][40], numbers[where][-1] = math.nan, math.inf, -math.inf
+
+    def ref(x, w, b):
+        return F.layer_norm(x, w.shape, w, b, 1e-3)
+
+    options = {"grad": False, "resize": False, "dtypes": FEW, "opset": 17, "name": f"strange{where}"}
+    attrs = {"axis": -1, "epsilon": 1e-3}
+    return Case("LayerNormalization", [value(n) for n in numbers], ref, attrs=attrs, **options)
+
+
 CASES = [
+    *(strange(where) for where in range(3)),
     *residual_cases(),
     *embedding_cases(),
     layer((6, 5), dtypes=FLOAT, large=[t(1024, 768), t(768), t(768)]),

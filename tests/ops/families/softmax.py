@@ -16,6 +16,17 @@ def hardmax(x, axis):
     return hot.scatter(axis, x.argmax(axis, keepdim=True), 1.0) if x.dim() else hot + 1
 
 
+def strange(width):
+    """Rows wider than vectors: NaN and infinities in any of them or behind the last whole one, larger ones late."""
+    rows = [[math.sin(0.37 * i + row) * 4 for i in range(width)] for row in range(8)]
+    rows[0][3] = rows[1][-1] = rows[2][width // 2] = math.nan
+    rows[3] = [-INF] * width
+    rows[4][: width - 2] = [-INF] * (width - 2)
+    rows[5][35] = INF
+    rows[6][-1], rows[7][33] = 60.0, -INF
+    return rows
+
+
 OPS = {"Softmax": torch.softmax, "LogSoftmax": torch.log_softmax, "Hardmax": hardmax}
 
 
@@ -55,6 +66,8 @@ def cases(op):
     yield softmax(op, t(3, 7000), 1, fd=False, resize=False)
     yield softmax(op, t(2, 9, 700), 1, fd=False, resize=False)
     if op != "Hardmax":
+        for width in (37, 70, 1100, 5000):
+            yield softmax(op, value(strange(width)), name=f"strange{width}", grad=False, resize=False)
         yield softmax(op, value(MASKED), name="masked", grad=False, resize=False)
         yield softmax(op, value(MASKED), 0, name="masked0", grad=False, resize=False)
         yield softmax(op, value(BIG), name="big", resize=False, fd=False)
