@@ -5,13 +5,15 @@
 
 A kernel is one operator's forward or backward in a plan of its own, on tensors larger than the caches. GB/s count what
 it has to read and write, each tensor once; "of a copy's": of the rate at which one such tensor is copied into another
-by PyTorch in the same run. Products are counted in GFLOP/s. Ours, ATen's and the copy take turns; figures are the
-fastest of all turns, which others on the machine disturb least. The C library keeps what ATen frees, or page faults
+by PyTorch in the same run. Products are counted in GFLOP/s. Ours, ATen's and the copy take turns. Times are the fastest
+of all turns, which others on the machine disturb least; quotients are the medians of each turn's, since where a machine
+is faster at times, these are not the same for all three. The C library keeps what ATen frees, or page faults
 would be most of its time. ATen's backward has no figure where it gives back the gradient that it got, or a view of it.
 """
 
 import argparse
 import ctypes
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,15 +158,20 @@ def keep_memory():
     library.mallopt(trim, 2**31 - 1)
 
 
-def fastest(functions, turns):
-    best = [float("inf")] * len(functions)
+def in_turns(functions, turns):
+    """Seconds of each function in each turn; the first one is not counted."""
+    times = [[] for _ in functions]
     for turn in range(turns + 1):
-        for i, function in enumerate(functions):
+        for function, taken in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()
             if turn:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best
+                taken.append(time.perf_counter() - start)
+    return times
+
+
+def quotient(these, those):
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
 def measure(kernel, dtype, megabytes, turns):
@@ -172,20 +179,22 @@ def measure(kernel, dtype, megabytes, turns):
     source = torch.ones(megabytes << 18)
     target = torch.empty_like(source)
     for phase, (ours, aten, size) in phases(kernel, tensors).items():
-        times = fastest([ours, aten, lambda: target.copy_(source)], turns)
-        copied = 2 * source.nbytes / times[2]
+        times = in_turns([ours, aten, lambda: target.copy_(source)], turns)
+        own, eager, copy = map(min, times)
+        measured = not (kernel.free and phase == "backward")
         work = kernel.flops(*tensors) * (1 if phase == "forward" else 2) if kernel.flops else None
         yield {
             "kernel": kernel.name,
             "dtype": DTYPES[dtype],
             "phase": phase,
             "bytes": size,
-            "seconds": times[0],
-            "aten_seconds": None if kernel.free and phase == "backward" else times[1],
-            "copy_bytes_per_second": copied,
-            "bytes_per_second": size / times[0],
-            "of_a_copy": size / times[0] / copied,
-            "flops_per_second": work and work / times[0],
+            "seconds": own,
+            "aten_seconds": eager if measured else None,
+            "speed": quotient(times[1], times[0]) if measured else None,
+            "copy_bytes_per_second": 2 * source.nbytes / copy,
+            "bytes_per_second": size / own,
+            "of_a_copy": quotient(times[2], times[0]) * size / (2 * source.nbytes),
+            "flops_per_second": work and work / own,
         }
 
 
@@ -205,7 +214,7 @@ def markdown(report):
             row["phase"],
             f"{1e3 * row['seconds']:.2f}",
             f"{1e3 * aten:.2f}" if aten else "",
-            f"{aten / row['seconds']:.2f}×" if aten else "",
+            f"{row['speed']:.2f}×" if aten else "",
             "" if flops else f"{row['bytes_per_second'] / 1e9:.1f}",
             "" if flops else f"{100 * row['of_a_copy']:.0f} %",
             f"{flops / 1e9:.0f}" if flops else "",

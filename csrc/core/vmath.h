@@ -135,26 +135,25 @@ static inline float vexpf_raised(float x) {
 
 /* exp(x) and exp(x) RAISED for x <= 0, for results of 16 bits and for sums of exponentials of 16-bit numbers: fewer
  * instructions, and 1 for 0. The relative error is 2e-7 down to -8, and 4e-7 (without fused multiplication and addition
- * 6e-6) at -87, where it is nothing of a sum that has a 1. A NaN that was a 16-bit number stays one, and those that
- * arithmetic makes; any whose last nine bits are not zeros may not. */
-static inline float exp_brief(float x, float raised) {
-    const float round = ROUND_F32 + raised, t = x * 0x1.715476p+0f + round, r = x - (t - round) * 0x1.62e43p-1f;
+ * 6e-6) at -87, where it is nothing of a sum that has a 1. */
+static inline float exp_brief(float x, float bias) {
+    const float round = ROUND_F32 + bias, t = x * 0x1.715476p+0f + round, r = x - (t - round) * 0x1.62e43p-1f;
     float p = 0.008290272f;
     p = p * r + 0.04189816f;
     p = p * r + 0.16667639f;
     p = p * r + 0.49999148f;
     p = p * r + 0.9999997f;
     p = p * r + 1;
-    return f32_of_bits(bits_of_f32(p) + (bits_of_f32(t) << 23));
+    return p * f32_of_bits(bits_of_f32(t) << 23);
 }
 
 static inline float vexpf_brief(float x) {
-    const float y = exp_brief(x, 0);
+    const float y = exp_brief(x, 127);
     return x < -87.0f ? 0 : y;
 }
 
 static inline float vexpf_brief_raised(float x) {
-    const float y = exp_brief(x, 64);
+    const float y = exp_brief(x, 127 + 64);
     return x < -104.0f ? 0 : y;
 }
 
