@@ -1,7 +1,7 @@
 /* exp_rows.h -- template of softmax_rows.h and loss_rows.h: what both do with the exponentials of a row.
  *
- * Rows of 16-bit floats are widened by blocks, and rounded by blocks: a loop that does more than one of that and an
- * exponential keeps nothing in registers. What is widened lies as EACH_OF counts it (ops/lanes.h), until it is rounded. */
+ * Exponentials of 16-bit floats are rounded by blocks: a loop that does both keeps nothing in registers. Until then they
+ * lie as EACH_OF counts them (ops/lanes.h). */
 
 #undef EXP_BELOW
 #undef EXP_RAISED
