@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import columns, losses, rows, train
+from benchmarks import columns, kernels, losses, rows, train
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
 
@@ -59,6 +59,31 @@ def test_losses_of_a_part_of_each_batch(tmp_path, monkeypatch):
     assert part[0]["samples"] == 2 and "3 steps, 2 samples of each batch" in part[1] and "samples" not in whole[1]
     first = [report["rows"]["gpt2"]["eager"]["1"]["curve"][0] for report, _ in (whole, part)]
     assert first[0] != first[1]
+
+
+def test_kernels(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "keep_memory", lambda: None)
+    few = ["--only", "Add", "MatMul", "--megabytes", "1", "--turns", "3", "--out", str(tmp_path / "kernels")]
+    monkeypatch.setattr(sys, "argv", ["kernels", *few])
+    kernels.main()
+    found = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert [(row["kernel"], row["dtype"], row["phase"]) for row in found] == [
+        (kernel, dtype, phase)
+        for kernel in ("Add", "MatMul")
+        for dtype in ("float32", "bfloat16")
+        for phase in ("forward", "backward")
+    ]
+    for row in found:
+        assert min(row["seconds"], row["of_a_copy"], row["copy_bytes_per_second"]) > 0
+        handed_on = row["kernel"] == "Add" and row["phase"] == "backward"  # ATen gives back the gradient that it got
+        assert (row["speed"] is None) == (row["aten_seconds"] is None) == handed_on
+        assert (row["flops_per_second"] is None) == (row["kernel"] == "Add")
+    assert (tmp_path / "kernels.md").read_text().count("| Add |") == 4
+
+
+def test_quotients_are_of_one_turn():
+    """A machine that was twice as fast in the last turns was so for both."""
+    assert kernels.quotient([6.0, 8.0, 3.0, 3.0, 9.0], [2.0, 2.0, 1.0, 1.0, 1.0]) == 3
 
 
 def test_learning_rate():
