@@ -18,7 +18,7 @@ SIMD_PART void NAME(add_rows)(const job *j, int64_t row, T *sum) {
 
 SIMD static void NAME(embedding_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width;
-    const bool finite = NAME(scales_are_finite)(j->scale, j->bias, n);
+    const bool finite = DIGITS < 24 && NAME(scales_are_finite)(j->scale, j->bias, n);
     for (int64_t row = begin; row < end; row++) {
         T *y = (T *)j->out + row * n, *sum = j->sum ? (T *)j->sum + row * n : y;
         A m, r;

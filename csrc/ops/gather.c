@@ -25,11 +25,11 @@ typedef struct gather {
     bool streams;
 } gather;
 
-/* Row k to memory that is not read soon, while the row that is AHEAD is asked for piece by piece: rows lie in no order that
+/* The k-th row to memory that is not read soon, while the row that is AHEAD is asked for piece by piece: rows lie in no order that
  * a CPU would find, and the last ones of a block ask for what comes first. */
-static void stream_row(const gather *p, int64_t k, char *to, const char *from) {
+static void stream_row(const gather *p, int64_t k, int64_t row, char *to, const char *from) {
     const int64_t bytes = (int64_t)p->bytes, ahead = wrap_index(index_at(p->index, (k + AHEAD) % p->count), p->size);
-    const char *later = from + (ahead - wrap_index(index_at(p->index, k), p->size)) * bytes;
+    const char *later = from + (ahead - row) * bytes;
 
     for (int64_t i = 0, n; i < bytes; i += n) {
         n = bytes - i < PIECE ? bytes - i : PIECE;
@@ -43,10 +43,10 @@ static void gather_range(void *arg, int64_t begin, int64_t end) {
     int64_t outer = begin / p->count, k = begin % p->count;
 
     for (int64_t i = begin; i < end; i++) {
-        int64_t row = wrap_index(index_at(p->index, k), p->size) + outer * p->size;
+        const int64_t row = wrap_index(index_at(p->index, k), p->size);
         char *to = p->to + (size_t)i * p->bytes;
-        const char *from = p->from + (size_t)row * p->bytes;
-        if (p->streams) stream_row(p, k, to, from);
+        const char *from = p->from + (size_t)(row + outer * p->size) * p->bytes;
+        if (p->streams) stream_row(p, k, row, to, from);
         else copy_item(to, from, p->bytes);
         if (++k == p->count) {
             k = 0;

@@ -36,15 +36,16 @@ SIMD_PART bool NAME(scales_are_finite)(const A *scale, const A *bias, int64_t n)
     A zero = 0;
 #pragma omp simd reduction(+ : zero)
     for (int64_t i = 0; i < n; i++) zero += 0 * scale[i];
-    for (int64_t i = 0; bias && i < n; i++) zero += 0 * bias[i];
+#pragma omp simd reduction(+ : zero)
+    for (int64_t i = 0; i < (bias ? n : 0); i++) zero += 0 * bias[i];
     return zero == 0;
 }
 
 /* The norm of a row x of n elements, elements of `y` from `first` on. Where scales, bias and moments are finite nothing is
  * NaN: an element is at most sqrt(n) deviations away. */
 #define SCALED ((GET(x[i]) - m) * r * scale[i])
-SIMD_PART void NAME(scale_finite_row)(dtype to, bool finite, const T *x, int64_t n, A m, A r, const A *scale,
-                                      const A *bias, int64_t first, void *y) {
+SIMD_PART void NAME(scale_elements)(dtype to, bool finite, const T *x, int64_t n, A m, A r, const A *scale,
+                                    const A *bias, int64_t first, void *y) {
     if (bias) {
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) NAME(save)(y, to, finite, first + i, SCALED + bias[i]);
@@ -57,6 +58,6 @@ SIMD_PART void NAME(scale_finite_row)(dtype to, bool finite, const T *x, int64_t
 SIMD_PART void NAME(scale_row)(dtype to, bool finite, const T *x, int64_t n, A m, A r, const A *scale, const A *bias,
                                int64_t first, void *y) {
     if (finite && isfinite(m) && isfinite(r) && r > 0)
-        NAME(scale_finite_row)(to, true, x, n, m, r, scale, bias, first, y);
-    else NAME(scale_finite_row)(to, false, x, n, m, r, scale, bias, first, y);
+        NAME(scale_elements)(to, true, x, n, m, r, scale, bias, first, y);
+    else NAME(scale_elements)(to, false, x, n, m, r, scale, bias, first, y);
 }

@@ -67,7 +67,7 @@ SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
 /* y may lie where x or the sum does: it is written last. */
 SIMD static void NAME(norm_rows)(const job *j, int64_t begin, int64_t end) {
     const int64_t n = j->width;
-    const bool finite = NAME(scales_are_finite)(j->scale, j->bias, n);
+    const bool rounds = DIGITS < 24 || j->narrow, finite = rounds && NAME(scales_are_finite)(j->scale, j->bias, n);
     for (int64_t row = begin; row < end; row++) {
         const T *x = (const T *)j->x + row * n;
         A m, r;

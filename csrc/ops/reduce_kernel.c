@@ -5,10 +5,10 @@
  * and one over the folded ones. Long folds are cut into parts by size alone, joined in order: a result does not depend
  * on the number of threads. */
 #include "ops/reduce_kernel.h"
-#include "core/prefetch.h"
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "core/prefetch.h"
 
 #include <math.h>
 

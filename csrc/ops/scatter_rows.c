@@ -9,9 +9,9 @@
 
 enum { COLUMNS = 1024, LEAST_COLUMNS = 64, FEW_COLUMNS = 8 };
 enum { NEAR_BYTES = 1 << 14 };
-/* Updates are read in no order. The beginning of the one that is AHEAD of a CPU, START bytes, is asked for piece by piece
- * while this one is added; a CPU finds the rest itself, and would wait if all were asked for at once. */
-enum { AHEAD = 4, PIECE = 128, START = 4096 };
+/* Updates are read in no order. The one that is AHEAD is asked for piece by piece while this one is added: a CPU would wait
+ * if all of it were asked for at once. */
+enum { AHEAD = 4, PIECE = 128 };
 
 /* An update, in the order in which rows take them. */
 typedef struct place {
@@ -47,7 +47,7 @@ static inline bool next_update(const row_scatter *s, place *p) {
                 const T *x = updates + k * s->width, *later = more ? updates + ahead->k * s->width : x;                \
                 for (int64_t i = 0, m; i < n; i += m) {                                                                \
                     m = n - i < PIECE ? n - i : PIECE;                                                                 \
-                    if (i * (int64_t)sizeof(T) < START) prefetch(later + i, m * (int64_t)sizeof(T));                   \
+                    prefetch(later + i, m * (int64_t)sizeof(T));                                                       \
                     if (begun || k != s->head[r]) take_##T(s->how, acc + i, x + i, m);                                 \
                     else                                                                                               \
                         for (int64_t j = i; j < i + m; j++) acc[j] = (A)((U)0 + (U)GET(x[j]));                         \
