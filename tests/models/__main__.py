@@ -1,8 +1,9 @@
-"""python -m tests.models [NAME...] [--write] [--again]
+"""python -m tests.models [NAME...] [--write] [--again] [--page]
 
 Without names: everything. A name may have wildcards; `--list` shows them. What was found with these very sources is
 not run again unless `--again` says so. ``--write`` puts what was found into docs/models.md. Named ones are told about
-in full: what was built, what it was given, and what PyTorch runs of it.
+in full: what was built, what it was given, and what PyTorch runs of it. ``--page`` runs nothing and writes the text
+around the rows anew.
 """
 
 import argparse
@@ -54,12 +55,17 @@ def main():
     parser.add_argument("--write", action="store_true", help="put them into docs/models.md")
     parser.add_argument("--again", action="store_true", help="run what is known, too")
     parser.add_argument("--list", action="store_true", help="only show the names")
+    parser.add_argument("--page", action="store_true", help="only write docs/models.md anew")
+    parser.add_argument("--workers", type=int, default=2, help="models at a time")
     parser.add_argument("--seconds", type=int, default=processes.SECONDS, help="limit for each")
     options = parser.parse_args()
     every = subjects.names()
     names, full = chosen(every, options.names, parser.error), bool(options.names)
     if options.list:
         print("\n".join(names))
+        return
+    if options.page:
+        table.write({}, every)
         return
     known = {} if options.again else results.known(names)
     for outcome in known.values():
@@ -69,7 +75,8 @@ def main():
         show(outcome, full)
         results.keep(outcome)
 
-    found = known | processes.run_all([n for n in names if n not in known], report=report, seconds=options.seconds)
+    left = [name for name in names if name not in known]
+    found = known | processes.run_all(left, options.workers, report, options.seconds)
     counts = Counter((outcome.state, outcome.captured) for outcome in found.values())
     print(
         ", ".join(f"{n} {state}{'' if captured else ' (PyTorch)'}" for (state, captured), n in sorted(counts.items()))

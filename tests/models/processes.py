@@ -30,23 +30,23 @@ def _work(name, pipe, seconds):
 
 def run(name, context, seconds=SECONDS):
     """The outcome of one subject."""
-    from tests.models.trial import WRONG, Outcome
+    from tests.models.trial import UNBUILT, WRONG, Outcome
 
     pipe, theirs = context.Pipe()
     process = context.Process(target=_work, args=(name, theirs, seconds))
     process.start()
     theirs.close()
-    text = f"took more than {seconds} seconds"
+    state, text = UNBUILT, f"took more than {seconds} seconds"  # of a slow machine, or for ever: nothing is known
     try:
         if pipe.poll(seconds):
             return pipe.recv()
     except EOFError:
         process.join()
-        text = f"the process ended with {process.exitcode}"
+        state, text = WRONG, f"the process ended with {process.exitcode}"
     finally:
         process.kill()
         process.join()
-    return Outcome(name, state=WRONG, reason=text)
+    return Outcome(name, state=state, reason=text)
 
 
 def run_all(names, workers=2, report=lambda outcome: None, seconds=SECONDS):

@@ -1,7 +1,12 @@
 """docs/models.md: what became of every model."""
 
+import re
+import time
 from collections import Counter
 from pathlib import Path
+
+import torch
+import transformers
 
 from tests.models.trial import DOUBLE, RIGHT, UNBUILT, WRONG
 
@@ -9,35 +14,69 @@ PATH = Path(__file__).parents[2] / "docs" / "models.md"
 GROUPS = ("transformers", "torch.nn", "classics")
 HEADING = "## Not settled"
 NOT_SETTLED = (
-    "No small configuration or batch is found for these, or they took too long, or they differ: none is counted above."
+    "No small configuration or batch was found for these, or comparing them took too long, or they draw numbers that",
+    "cannot be drawn again. They are counted in the column of this name above, and nowhere else.",
 )
 ENGINE, PYTORCH = "engine", "PyTorch"
+COLUMNS = ("model", "agrees", "run by", "loss", "gradients", "exports", "nodes", "through PyTorch", "why not", "ran on")
+#: Cells that depend on the CPU, or on the day: a test compares the others.
+OF_A_CPU = ("loss", "gradients", "nodes", "ran on")
+COUNTED = (
+    "all", "compared", "right", "right in float64", "wrong", "not settled", "by the engine alone",
+    "by the engine, with parts through PyTorch", "by PyTorch",
+)  # fmt: skip
+
+
+def versions():
+    """Of what the models come from, as the page has it."""
+    return f"torch {torch.__version__.partition('+')[0]} and transformers {transformers.__version__}"
+
+
+def known_versions():
+    """Those of the page's latest rows."""
+    found = re.search(r"The latest rows ran with (.*?)\.$", PATH.read_text(), re.M) if PATH.exists() else None
+    return found[1] if found else "unknown versions"
 
 
 def write(outcomes, names):
     """Writes the table of ``names``: new rows for these outcomes, the others as they were."""
-    rows = {name: row for name, row in _rows().items() if name in names}
-    rows |= {name: _row(outcome) for name, outcome in outcomes.items()}
-    PATH.write_text(_render({name: rows[name] for name in names if name in rows}))
+    rows = {name: row for name, row in known_rows().items() if name in names}
+    rows |= {name: row_of(outcome) for name, outcome in outcomes.items()}
+    ordered = {name: rows[name] for name in names if name in rows}
+    PATH.write_text(render(ordered, versions() if outcomes else known_versions()))
 
 
 def states():
     """The committed table: {name: (state, what ran it)}."""
-    return {name: (row[1], row[2]) for name, row in _rows().items() if row[1] != UNBUILT}
+    return {name: (row[1], row[2]) for name, row in known_rows().items() if row[1] != UNBUILT}
 
 
-def _rows():
+def known_rows():
+    """The rows of the page by name, those that are not settled, too."""
     lines = PATH.read_text().splitlines() if PATH.exists() else []
     cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines if line.startswith("| ")]
-    rows = {row[0]: row for row in cells if len(row) == 9 and row[0] not in ("model", "---")}
+    rows = {row[0]: row for row in cells if len(row) == len(COLUMNS) and re.fullmatch(r"[\d-]{10}", row[-1])}
     if HEADING in lines:
-        listed = [line.removeprefix("- ").partition(": ") for line in lines[lines.index(HEADING) :] if line[:2] == "- "]
-        rows |= {name: [name, UNBUILT, *["–"] * 6, reason] for name, _, reason in listed}
+        for line in lines[lines.index(HEADING) :]:
+            if found := re.fullmatch(r"- (\S+) \(([\d-]+)\): (.*)", line):
+                rows[found[1]] = [found[1], UNBUILT, *["–"] * 6, found[3], found[2]]
     return rows
 
 
-def _row(outcome):
-    name, state, reason = outcome.name, outcome.state, outcome.reason.replace("|", "/") or "–"
+def comparable(row):
+    """The cells that depend on neither CPU nor day, by column. Rounding decides which of the two kinds of *right* it is."""
+    cells = {column: cell for column, cell in zip(COLUMNS, row, strict=True) if column not in OF_A_CPU}
+    return cells | {"agrees": cells["agrees"].replace(DOUBLE, RIGHT)}
+
+
+def row_of(outcome):
+    """The cells of an outcome of today."""
+    return [*_cells(outcome), time.strftime("%Y-%m-%d")]
+
+
+def _cells(outcome):
+    name, state = outcome.name, outcome.state
+    reason = outcome.reason.replace("|", "/").strip() or "–"
     if state == UNBUILT:
         return [name, state, "–", "–", "–", "–", "–", "–", reason]
     ran = ENGINE if outcome.captured else PYTORCH
@@ -58,8 +97,20 @@ def _line(cells):
     return "| " + " | ".join(cells) + " |"
 
 
-def _render(rows):
+def counts(rows):
+    """How many of these rows are in each column of the page's first table."""
+    states = Counter(row[1].partition(", ")[0] for row in rows)
+    compared = [row for row in rows if row[1] != UNBUILT]
+    parts = sum(row[2] == ENGINE and row[7] != "–" for row in compared)
+    engine = sum(row[2] == ENGINE for row in compared)
+    found = [states[RIGHT], states[DOUBLE], states[WRONG], states[UNBUILT]]
+    return [len(rows), len(compared), *found, engine - parts, parts, len(compared) - engine]
+
+
+def render(rows, with_versions):
+    """The page of these rows; ``with_versions``: of the libraries that the latest of them ran with."""
     built = {name: row for name, row in rows.items() if row[1] != UNBUILT}
+    groups = {group: [row for name, row in rows.items() if _group(name) == group] for group in GROUPS}
     lines = [
         "# Models",
         "",
@@ -73,21 +124,18 @@ def _render(rows):
         "functions and submodules that PyTorch runs inside the graph; where it runs the module, the reason is given.",
         "Families with backbones of timm are tried where timm is installed.",
         "",
-        *(_summary(group, {n: r for n, r in built.items() if _group(n) == group}) for group in GROUPS),
+        "*ran on* is the day on which a row was compared last. The tests compare a few rows again, and every row with",
+        f"`--full`: all cells but {', '.join(OF_A_CPU[:-1])}, which depend on the CPU.",
+        f"The latest rows ran with {with_versions}.",
+        "",
+        _line(["", *COUNTED]),
+        _line(["---"] + ["---:"] * len(COUNTED)),
+        *(_line([group, *map(str, counts(of))]) for group, of in groups.items()),
+        _line(["together", *map(str, counts(list(rows.values())))]),
     ]
-    head = ["model", "agrees", "run by", "loss", "gradients", "exports", "nodes", "through PyTorch", "why not"]
     for group in GROUPS:
-        lines += ["", f"## {group}", "", _line(head), _line(["---"] * len(head))]
+        lines += ["", f"## {group}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
         lines += [_line(row) for name, row in built.items() if _group(name) == group]
-    lines += ["", HEADING, "", NOT_SETTLED, ""]
-    lines += [f"- {name}: {row[8]}" for name, row in rows.items() if row[1] == UNBUILT]
+    lines += ["", HEADING, "", *NOT_SETTLED, ""]
+    lines += [f"- {name} ({row[9]}): {row[8]}" for name, row in rows.items() if row[1] == UNBUILT]
     return "\n".join(lines) + "\n"
-
-
-def _summary(group, rows):
-    counts = Counter((row[1].partition(", ")[0], row[2]) for row in rows.values())
-    engine = sum(n for (_, ran), n in counts.items() if ran == ENGINE)
-    right = sum(n for (state, _), n in counts.items() if state != WRONG)
-    parts = sum(row[2] == ENGINE and row[7] != "–" for row in rows.values())
-    text = f"- {group}: {len(rows)} tried, {right} right, {engine} run by the engine ({parts} of them with parts that"
-    return f"{text} PyTorch runs), {len(rows) - engine} by PyTorch"

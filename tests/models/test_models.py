@@ -1,10 +1,11 @@
-"""Every row of docs/models.md is right, and the engine runs what the table says that it runs.
+"""Every row of docs/models.md is right, and its cells say what comes out.
 
 A few of them; all with --full. ``python -m tests.models`` runs each in a process of its own; with the same sources
 ``python -m tests.models --write`` takes what was found here.
 """
 
 import os
+import re
 import time
 
 import pytest
@@ -37,12 +38,32 @@ def test_model(name):
         assert outcome.captured, outcome.reason
     if "ORTMODULE_BUILD" not in os.environ:
         results.keep(outcome)
+        if table.known_versions() == table.versions():
+            found, known = (table.comparable(row) for row in (table.row_of(outcome), table.known_rows()[name]))
+            assert found == known, f"run: python -m tests.models {name} --write"
 
 
 def test_table():
-    assert STATES.keys() <= set(subjects.names())
+    """`python -m tests.models --page` writes the text around the rows; `NAME --write` a row."""
+    rows = table.known_rows()
+    assert table.PATH.read_text() == table.render(rows, table.known_versions())
     assert all(state != WRONG for state, _ in STATES.values())
     assert len([name for name in STATES if not name.startswith("nn.")]) > 100
+    if table.known_versions() == table.versions():
+        assert set(rows) == set(subjects.names())
+        assert list(STATES) == [name for name in subjects.names() if name in STATES]
+
+
+def test_every_name_is_counted_once():
+    """The first table's columns add up, and its last line is that of all rows."""
+    rows = table.known_rows()
+    lines = [line for line in table.PATH.read_text().splitlines() if re.fullmatch(r"\| [\w.]+ (\| \d+ )+\|", line)]
+    *groups, together = [list(map(int, re.findall(r"\| (\d+)", line))) for line in lines]
+    assert len(groups) == len(table.GROUPS) and together == [sum(column) for column in zip(*groups, strict=True)]
+    for every, compared, right, double, wrong, unsettled, alone, parts, by_pytorch in [*groups, together]:
+        assert every == compared + unsettled
+        assert compared == right + double + wrong == alone + parts + by_pytorch
+    assert together[0] == len(rows) and together[1] == len(STATES)
 
 
 def test_no_class_of_torch_is_left_out():
