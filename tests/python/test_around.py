@@ -302,6 +302,44 @@ def test_what_forward_keeps_around_a_module():
     assert list(KEPT) == [5, 7] and all(type(n) is int for n in KEPT)
 
 
+class ByClass(dict):
+    """Keys are classes' names, as in transformers' registry of what its models record."""
+
+    def __setitem__(self, owner, value):
+        super().__setitem__(str(type(owner)), value)
+
+    def get(self, owner):
+        return super().get(str(type(owner))) or 1.0
+
+
+REGISTRY = ByClass()
+dict.update(REGISTRY, {"<class 'int'>": 2.0, "<class 'str'>": 3.0})
+
+
+def test_a_dictionary_with_methods_of_its_own():
+    """Its items are what they were, and are put back by the built-in class's methods."""
+    before = dict(REGISTRY)
+    pair = Pair(lambda self, x: self.linear(x) * REGISTRY.get(5) + REGISTRY.get(self))
+    for n in (3, 4):
+        assert pair.check(rows(n, 4)).captured and dict(REGISTRY) == before
+
+
+def test_what_forward_leaves_in_a_dictionary_with_methods_of_its_own():
+    before = dict(REGISTRY)
+
+    def forward(self, x):
+        REGISTRY[x] = 7.0
+        return self.linear(x)
+
+    pair = Pair(forward)
+    try:
+        for n, captured in ((3, False), (4, True)):  # from the second call on it changes nothing
+            pair.check(rows(n, 4), captured=captured)
+            assert dict(REGISTRY) == before | {"<class 'torch.Tensor'>": 7.0}
+    finally:
+        del REGISTRY["<class 'torch.Tensor'>"]
+
+
 @pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients(table):
     class Looked(nn.Module):
