@@ -206,7 +206,8 @@ _UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
 
 @dataclass(frozen=True)
 class Variable:
-    """One setting. ``name``: without the prefix. ``exists``: it does something; otherwise it is accepted only."""
+    """One setting. ``name``: without the prefix. ``exists``: it does something; otherwise it is accepted only, and any
+    value but the default gets a warning."""
 
     name: str
     kind: Kind
@@ -259,8 +260,10 @@ _TABLE = (
              "every 10 steps a table: how much of the token and label inputs is not padding"),
     Variable("PRINT_MEMORY_STATS", FLAG, False,
              "memory of every step, before and after forward and backward: allocated, peak, cached, inactive"),
-    Variable("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
-             "how convolutions on a GPU choose an algorithm; the CPU has one"),
+    _later("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
+           "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first that "
+           "cuDNN's heuristic names, gives the same bits every time and fits into the workspace; `EXHAUSTIVE`: the one "
+           "of these that is measured to be the fastest. The CPU has one algorithm"),
     Variable("ENABLE_CUDA_GRAPHS", FLAG, True,
              "on a GPU a step whose memory comes back at the same addresses is started as CUDA graphs, forward and "
              "backward; off: kernel by kernel"),
@@ -281,9 +284,9 @@ _TABLE = (
              "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
              "token, too, which are 0 for padding"),
     Variable("DEFER_LOGITS", AUTO_FLAG, "auto",
-             "scores that only the loss looks at are computed when somebody else does, with the weights of their "
-             "forward; backward through them, too. `auto`: where that leaves work out, once nobody has looked in two "
-             "calls; `1`: always"),
+             "logits that only the loss reads are computed when the script reads them, with the weights that their "
+             "forward had; backward goes through them all the same. `auto`: where that saves work, once the script has "
+             "not read them in two calls; `1`: always"),
     _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
            "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
     _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
@@ -303,8 +306,8 @@ _TABLE = (
     Variable("ENABLE_TUNING", FLAG, False,
              "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
              "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed when a "
-             "plan first has it; on a GPU cuBLASLt's algorithms are, for each product, if none with these has run; may "
-             "change the last bits of results"),
+             "plan first has it; on a GPU cuBLASLt's algorithms are timed, for each product that is new in its types "
+             "and sizes; may change the last bits of results"),
     Variable("MAX_TUNING_DURATION_MS", _number(0), 0,
              "about how long to measure one class of products; 0: as long as it takes"),
     Variable("TUNING_RESULTS_PATH", PATH, "",
@@ -368,7 +371,7 @@ class Options:
 
     @property
     def padding_unseen(self) -> bool:
-        """The user says that nobody looks at results for padding."""
+        """The user says that results for padding are not read."""
         return self["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "1"
 
     @staticmethod

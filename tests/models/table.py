@@ -64,7 +64,7 @@ def known_rows():
 
 
 def comparable(row):
-    """The cells that depend on neither CPU nor day, by column. Rounding decides which of the two kinds of *right* it is."""
+    """The cells that depend on neither CPU nor day, by column. Rounding decides which kind of *right* it is."""
     cells = {column: cell for column, cell in zip(COLUMNS, row, strict=True) if column not in OF_A_CPU}
     return cells | {"agrees": cells["agrees"].replace(DOUBLE, RIGHT)}
 

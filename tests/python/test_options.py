@@ -1,5 +1,6 @@
 """Every setting: where it comes from, what a bad value says, what it does."""
 
+import ast
 import json
 import os
 import warnings
@@ -82,6 +83,33 @@ GUIDELINE = """
 
 def test_every_name_is_there():
     assert set(GUIDELINE.split()) == set(VARIABLES)
+
+
+OLD = "accepted for old scripts"
+
+
+def read_names():
+    """Names of settings that code of the package has as strings, the table itself left out."""
+    found = set()
+    for path in Path(options.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        table = {
+            constant
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Variable", "_later")
+            for constant in ast.walk(call)
+        }
+        found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n not in table}
+    return found & set(VARIABLES)
+
+
+def test_every_setting_is_read_or_says_that_it_has_no_effect():
+    used, silent = read_names(), {name for name, v in VARIABLES.items() if not v.exists or v.doc.startswith(OLD)}
+    assert set(VARIABLES) - used == silent, "a setting that does nothing, or one that does and says that it does not"
+    assert {name for name, v in VARIABLES.items() if v.exists and v.doc.startswith(OLD)} == {
+        "SKIPCHECK_POLICY",
+        "DEEPCOPY_BEFORE_MODEL_EXPORT",
+    }
 
 
 def test_defaults():
@@ -174,7 +202,7 @@ def test_an_unknown_name(env):
 
 
 LATER = {name for name, variable in VARIABLES.items() if not variable.exists}
-OTHER = {"EXPORTER": "dynamo", "MEMORY_OPT_LEVEL": "1", "MAX_TUNING_DURATION_MS": "7"} | dict.fromkeys(PATHS, "file")
+OTHER = {"EXPORTER": "dynamo", "CONV_ALGO_SEARCH": "exhaustive"} | dict.fromkeys(PATHS, "file")
 
 
 @pytest.mark.parametrize("name", sorted(LATER))
@@ -364,9 +392,12 @@ def test_skipcheck_policy(env):
 
 @pytest.mark.parametrize("algorithm", ["HEURISTIC", "exhaustive"])
 def test_conv_algo_search(algorithm, env):
-    """The CPU has one algorithm: the same result."""
+    """The CPU has one algorithm: the same result. Measuring is not there yet, on a GPU either, and says so."""
     env(CONV_ALGO_SEARCH=algorithm)
-    assert Options.read()["CONV_ALGO_SEARCH"] == algorithm.upper()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert Options.read()["CONV_ALGO_SEARCH"] == algorithm.upper()
+    assert [("CONV_ALGO_SEARCH" in str(w.message)) for w in told] == [True] * (algorithm == "exhaustive")
     model = ORTModule(nn.Conv2d(2, 3, 3))
     image = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(model(image), model._ortmodule.module.forward(image))
