@@ -20,6 +20,15 @@ def middle(values):
     return {"median": median(values), "low": low, "high": high}
 
 
+def speedup(base, these):
+    """How many times as fast as ``base``: the quotient of each turn's two times, as `middle` of all turns.
+
+    Median and quartiles are of the same numbers. A quotient of two medians would be another statistic: when the machine
+    was slow in some turns only, it may lie outside of these quartiles.
+    """
+    return middle([b / t for b, t in zip(base, these, strict=True)])
+
+
 def gpu():
     """Device, driver and clocks, as nvidia-smi knows them."""
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,power.limit"
@@ -59,10 +68,13 @@ def milliseconds(figure):
 
 def markdown(report):
     """A table: a row each, and for every column step, speed-up, samples, first step, slowest later step, new
-    shape, peak, final loss."""
+    shape, peak, final loss. What is in brackets and what ± means is said above it."""
     about = report["machine"]
     lines = [
         f"{about['cpu']}, {about['threads']} threads; " + ", ".join(f"{k} {about[k]}" for k in list(about)[3:]),
+        "",
+        f"step: median of {report['steps']} steps ± half of their interquartile range. speed: median, and in brackets "
+        "the quartiles, of the first backend's time over this one's in each turn. new shape: median.",
         "",
         "| model | backend | step, ms | speed | samples/s | tokens/s | first step, s | first − warm, s "
         "| slowest − warm, s | new shape, ms | peak, MB | last loss |",

@@ -6,10 +6,12 @@
     python -m benchmarks.train --device cuda --autocast bfloat16 --columns eager compile ortmodule --rows bert-large
 
 Both sides get the same fresh batches, their models' default attention and dropout, and AdamW(fused=True); a step is
-forward, backward and optimizer. The figures are medians; the spread is that of the middle half of the steps. Peak
-memory is that of a process of its own, above what it held before the first step. Written to <out>.json and <out>.md,
-with --plot to <out>.png. The slowest later step shows what a new length costs in a row whose batches have lengths of
-their own. On a GPU the clock is read when all work is done, so phases do not overlap there.
+forward, backward and optimizer. The figures are medians; the spread is that of the middle half of the steps. The speed
+is the median, with quartiles, of the first column's time over this one's in each turn. Peak memory is that of a
+process of its own, above what it held before the first step: gradients and the optimizer's states, which that step
+makes, are in it, the parameters are not. Written to <out>.json and <out>.md, with --plot to <out>.png. The slowest
+later step shows what a new length costs in a row whose batches have lengths of their own. On a GPU the clock is read
+when all work is done, so phases do not overlap there.
 
     python -m benchmarks.train --columns eager compile compile-dynamic ortmodule --losses 100 --plot
     python -m benchmarks.train --columns eager ort ortmodule --ort-python ../ort/bin/python
@@ -30,7 +32,7 @@ import transformers
 
 from benchmarks.columns import COLUMNS, Column, Trainee, trainee_of
 from benchmarks.losses import last_loss
-from benchmarks.report import machine, markdown, middle, plot, write
+from benchmarks.report import machine, markdown, middle, plot, speedup, write
 from benchmarks.rows import EVERY, MORE, ROWS
 
 TOUCHED, HUGE_PAGE = 3 << 30, 2 << 20  # bytes
@@ -40,8 +42,8 @@ PHASES = ("forward", "backward", "optimizer")
 def touch_memory():
     """Writes to some free memory once, more than a first step takes: in small pages, as malloc has them, and huge ones.
 
-    A virtual machine gets its pages from the host at the first touch, which takes seconds a gigabyte; whoever happened
-    to step first would be charged for it. What was touched in small pages is not what a huge page is made of next.
+    A virtual machine gets its pages from the host at the first touch, which takes seconds a gigabyte; the column that
+    steps first would be charged for it. What was touched in small pages is not what a huge page is made of next.
     """
     size = min(TOUCHED, os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE // 4) // HUGE_PAGE * HUGE_PAGE or HUGE_PAGE
     with mmap.mmap(-1, size) as small, mmap.mmap(-1, size) as huge:
@@ -67,7 +69,7 @@ def measure(key, columns, args):
     steps, slowest = {name: [] for name in columns}, dict.fromkeys(columns, 0)
     for i in range(args.warmup + args.steps):
         batch = row.batch(generator)
-        order = columns if i % 2 else columns[::-1]  # nobody always goes first
+        order = columns if i % 2 else columns[::-1]  # each goes first in every second turn
         for name in order:
             phases = trainees[name].step(batch)
             slowest[name] = max(slowest[name], sum(phases))
@@ -100,9 +102,8 @@ def measure(key, columns, args):
             "tokens": batch["input_ids"].numel() if "input_ids" in batch else None,
             "last_loss": losses.get(name),
         }
-        base = [sum(phases) for phases in steps[columns[0]]]
-        figures[name]["speedup"] = middle([b / sum(phases) for b, phases in zip(base, steps[name], strict=True)])
-        figures[name]["speedup"]["median"] = median(base) / step["median"]
+        whole = [[sum(phases) for phases in steps[column]] for column in (columns[0], name)]
+        figures[name]["speedup"] = speedup(*whole)
     return figures
 
 
@@ -115,7 +116,7 @@ def status_bytes(key):
 
 
 def peak_memory(name, column, args):
-    """Bytes above the model and its optimizer, measured in a process of its own."""
+    """Bytes above the model: gradients and the optimizer's states count. Measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.train", "--rows", name, "--columns", column, "--peak-only"]
     command += ["--autocast", str(args.autocast).removeprefix("torch.")] if args.autocast else []
     command += ["--device", args.device, "--dtype", str(args.dtype).removeprefix("torch.")]

@@ -1,12 +1,13 @@
 """The benchmarks' commands, with a model of two layers: what they write, and that both sides learn the same."""
 
+import argparse
 import json
 import sys
 
 import pytest
 import torch
 
-from benchmarks import columns, kernels, losses, rows, train
+from benchmarks import columns, kernels, losses, report, rows, train
 
 CONFIG = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 61, "n_positions": 32}
 
@@ -27,15 +28,51 @@ def run(module, monkeypatch, out, *arguments):
 
 def test_train(tmp_path, monkeypatch):
     few = ["--steps", "2", "--warmup", "1", "--new-shapes", "1", "--losses", "12", "--no-memory", "--plot"]
-    report, table = run(train, monkeypatch, tmp_path / "train", *few)
-    found = report["rows"]["gpt2"]
+    written, table = run(train, monkeypatch, tmp_path / "train", *few)
+    found = written["rows"]["gpt2"]
     assert list(found) == ["eager", "ortmodule"] and found["eager"]["speedup"]["median"] == 1
     for figures in found.values():
         step, phases = figures["step"]["median"], figures["phases"]
+        assert figures["speedup"]["low"] <= figures["speedup"]["median"] <= figures["speedup"]["high"]
         assert figures["slowest_minus_warm"] >= 0
         assert 0 < step < 10 * figures["first_step"] and set(phases) == {"forward", "backward", "optimizer"}
         assert figures["tokens"] == 48 and figures["new_shape"] is not None and 3.5 < figures["last_loss"] < 4.5
     assert table.count("| tiny |") == 2 and (tmp_path / "train.png").stat().st_size > 0
+
+
+#: Seconds of two columns' steps in the same turns, of a machine that was three times as slow in some of these.
+EAGER, OURS = [4.0, 12.0, 4.4, 12.0, 4.0], [2.0, 6.0, 2.0, 5.0, 2.0]
+
+
+def test_speed_is_of_one_turn():
+    """Median and quartiles are of the same quotients (2.0, 2.0, 2.2, 2.4, 2.0), where medians' quotient is 2.2."""
+    found = report.speedup(EAGER, OURS)
+    assert found == {"median": 2, "low": 2, "high": pytest.approx(2.3)}
+    assert report.speedup([3.0], [2.0]) == {"median": 1.5, "low": 1.5, "high": 1.5}
+
+
+class Clocked:
+    """A column whose steps take these times, the first of them and a warm one apart."""
+
+    def __init__(self, seconds):
+        self.seconds = iter([9.0, 9.0, *seconds])
+
+    def step(self, batch):
+        seconds = next(self.seconds)
+        return [seconds / 4, seconds / 2, seconds / 4]
+
+    def close(self):
+        pass
+
+
+def test_the_table_has_the_speed_of_turns(monkeypatch):
+    columns_ = {"eager": Clocked(EAGER), "ortmodule": Clocked(OURS)}
+    monkeypatch.setattr(train, "trainee_of", lambda name, key, model, args: columns_[name])
+    args = argparse.Namespace(dtype=torch.float32, warmup=1, steps=len(OURS), new_shapes=0, losses=0)
+    figures = train.measure("gpt2", list(columns_), args)
+    assert figures["ortmodule"]["speedup"]["median"] == 2 and figures["eager"]["speedup"]["median"] == 1
+    table = report.markdown({"machine": report.machine(), "steps": len(OURS), "rows": {"gpt2": figures}})
+    assert "| 2.00× (2.00–2.30) |" in table and "| 2000 ±1750 |" in table and "in each turn" in table
 
 
 def test_losses(tmp_path, monkeypatch):
