@@ -1,0 +1,92 @@
+"""What the written pages say, held against the tree: figures that stand in two pages, names of files and of tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README, BENCHMARKS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def tables(text):
+    """[(the paragraph before it, its rows as {heading: cell})] of every table, in order."""
+    found = []
+    for part in re.finditer(r"((?:^(?!\|).+\n)+)\n((?:^\|.*\n)+)", text + "\n", re.M):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in part[2].splitlines()]
+        found.append((" ".join(part[1].split()), [dict(zip(head, row, strict=True)) for row in rows]))
+    return found
+
+
+#: A column of README's table: how the paragraph before its table in docs/benchmarks.md begins.
+MEASURED = {
+    "Zen 5, float32": "AMD EPYC (Zen 5: AVX-512, no AMX), 2 threads; ",
+    "Zen 5, bfloat16": "On a CPU with AVX512-BF16 and no AMX (a Zen 5 like the first table's, ",
+    "Xeon, float32": "On a CPU with AMX MKL takes AVX-512; ",
+    "Xeon, bfloat16": "On a CPU with AMX (Intel Xeon, 2 threads, ",
+    "Zen 4, float32": "AMD EPYC (family 25, model 17), ",
+    "Zen 4, bfloat16": "bfloat16 autocast, in the same session, ",
+}
+
+
+def speeds(begins):
+    """(day, {model: "ours (torch.compile's)"}) of the table whose paragraph begins so."""
+    (paragraph, rows), *more = [table for table in tables(BENCHMARKS.read_text()) if table[0].startswith(begins)]
+    assert not more and len({row["model"] for row in rows}) == 10
+    of = {(row["model"], row["backend"]): row["speed"].partition("×")[0] for row in rows}
+    days = re.findall(r"\d{4}-\d\d-\d\d", paragraph)
+    assert len(days) == 1
+    return days[0], {model: f"{of[model, 'ortmodule']} ({of[model, 'compile']})" for model, _ in of}
+
+
+def test_speeds_of_the_readme():
+    """Every one is that of docs/benchmarks.md, and the days on which they were measured are named."""
+    (paragraph, rows), *_ = [table for table in tables(README.read_text()) if set(MEASURED) < set(table[1][0])]
+    for column, begins in MEASURED.items():
+        day, figures = speeds(begins)
+        assert {row["model"]: row[column] for row in rows} == figures, column
+        kind, dtype = column.split(", ")
+        assert re.search(rf"{kind}[^.;]*{dtype} {day}", paragraph), f"{column} is of {day}"
+
+
+def test_a_figure_that_was_changed_is_found(monkeypatch, tmp_path):
+    changed = tmp_path / "benchmarks.md"
+    text = BENCHMARKS.read_text()
+    assert "| MiniLM classifier, 32×48 | ortmodule | 125 ±13 | 5.56×" in text
+    changed.write_text(text.replace("| ortmodule | 125 ±13 | 5.56×", "| ortmodule | 125 ±13 | 5.57×"))
+    monkeypatch.setitem(globals(), "BENCHMARKS", changed)
+    with pytest.raises(AssertionError, match="Zen 5, float32"):
+        test_speeds_of_the_readme()
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+FOLDERS = ("csrc", "ortmodule", "optim", "tests", "benchmarks", "examples", "scripts", "docs")
+SOURCES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {p.name for p in ROOT.iterdir()}
+#: Files of others, and files that are made when something runs.
+OTHERS = {"tuning_results.json"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_pages_name(page):
+    """`file.c`, `folder/file.py` and links lead to something in the tree."""
+    text = page.read_text()
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
+    for name in re.findall(r"`([\w/.-]+\.(?:c|h|cu|py|md|json|toml))`", text if page.name == "passes.md" else prose):
+        assert name.rpartition("/")[2] in SOURCES | OTHERS, name
+        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
+            assert (ROOT / name).exists(), name
+    for target in re.findall(r"\]\(([\w/.-]+)\)", text):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_pages_name(page):
+    """`python -m module` is a module of the tree."""
+    for module in re.findall(r"python -m ((?:benchmarks|tests|examples|ortmodule)[\w.]*)", page.read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
