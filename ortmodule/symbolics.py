@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from torch.onnx import errors, symbolic_helper
 from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils, symbolic_opset11, utils
@@ -223,12 +224,23 @@ def _smooth_l1_loss(g, x, target, reduction=1, beta=1.0):
 
 
 def _distances(g, x, target, reduction, **attributes):
-    if reduction == 0:
-        return _own(g, "Huber", *_alike(g, x, target), **attributes)
-    each = g.op(f"{DOMAIN}::Huber", *_alike(g, x, target), **attributes)
+    """Huber's loss. A float64 ``delta`` that an attribute, which is float32, would not give back is a factor beside the
+    loss of operands divided by it."""
+    x, target = _alike(g, x, target)
+    delta, factor = attributes["delta_f"], None
+    if x.type().dtype() == torch.float64 and float(str(numpy.float32(delta))) != delta:
+        over, factor = (
+            g.op("Constant", value_t=torch.tensor(number, dtype=torch.float64))
+            for number in (delta, delta if "over_f" in attributes else delta * delta)
+        )
+        x, target = g.op("Div", x, over), g.op("Div", target, over)
+        attributes = {"delta_f": 1.0}
+    each = g.op(f"{DOMAIN}::Huber", x, target, **attributes)
     shape = max((list(g.original_node.inputs())[i].type().dim() for i in (0, 1)), default=0)
     each.setType(_result(g).with_sizes([None] * shape))
-    return g.op("ReduceMean" if reduction == 1 else "ReduceSum", each, keepdims_i=0)
+    if reduction != 0:
+        each = g.op("ReduceMean" if reduction == 1 else "ReduceSum", each, keepdims_i=0)
+    return each if factor is None else g.op("Mul", each, factor)
 
 
 # --- plain functions --------------------------------------------------------------------------------------------------
