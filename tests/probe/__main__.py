@@ -1,6 +1,7 @@
-"""python -m tests.probe [--dtype float32] [--few] [--write] [NAME...]
+"""python -m tests.probe [--dtype float32] [--few] [--write] [--page] [NAME...]
 
-Without names: every entry. A name may have wildcards. ``--write`` puts what was found into docs/ops_torch.md.
+Without names: every entry. A name may have wildcards. ``--write`` puts what was found into docs/ops_torch.md;
+``--page`` runs nothing and writes the text around the cells anew.
 """
 
 import argparse
@@ -27,13 +28,19 @@ def main():
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--few", action="store_true", help=f"at most {FEW} samples of each entry")
     parser.add_argument("--write", action="store_true", help="put them into docs/ops_torch.md")
+    parser.add_argument("--processes", type=int, default=2, help="entries at a time")
+    parser.add_argument("--page", action="store_true", help="only write docs/ops_torch.md anew")
     options = parser.parse_args()
+    if options.page:
+        table.write({}, options.dtype)
+        return
     names = [
         n
         for n in names_of(getattr(torch, options.dtype))
         if not options.names or any(fnmatch.fnmatch(n, p) for p in options.names)
     ]
-    outcomes = workers.probe_all(names, options.dtype, FEW if options.few else None, report=show)
+    most = FEW if options.few else None
+    outcomes = workers.probe_all(names, options.dtype, most, options.processes, report=show)
     states = [outcome.state for outcome in outcomes.values()]
     print(", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))), f"of {len(states)}")
     if options.write:
