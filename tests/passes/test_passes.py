@@ -654,6 +654,11 @@ def test_dropout_behind_a_relu(ratio, dtype):
     assert all(torch.equal(a, b) for a, b in zip(ours, apart, strict=True))
     slope = ours[1] != 0
     assert not slope[x <= 0].any() and slope.any()
+    assert abs(slope[x > 0].double().mean() - (1 - ratio)) < 0.05
+    leaves = [t.double().requires_grad_() for t in (x, w)]  # in PyTorch, with the elements that were kept
+    expected = (torch.relu(leaves[0]) * slope / (1 - ratio)) @ leaves[1]
+    for a, b in zip(ours, [expected.detach(), *torch.autograd.grad(expected, leaves, dy.double())], strict=True):
+        assert difference(a, b) <= TOLERANCE[dtype]
     specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in (x, w))
     peaks = [session.model.plan(specs, (True,) * 2, (True,), disabled).arena_bytes for disabled in (ALL_PASSES, bit)]
     assert peaks[0] < peaks[1]
