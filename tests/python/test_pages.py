@@ -63,6 +63,16 @@ def test_a_figure_that_was_changed_is_found(monkeypatch, tmp_path):
         test_speeds_of_the_readme()
 
 
+def test_families_of_the_readme():
+    """As many as docs/models.md counts."""
+    every = [row for _, rows in tables((ROOT / "docs" / "models.md").read_text()) for row in rows]
+    row = next(row for row in every if row.get("") == "transformers")
+    sentence = (
+        f"compares {row['compared']} of transformers' {row['all']} families; {row['not settled']} are not settled"
+    )
+    assert sentence in " ".join(README.read_text().split())
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 FOLDERS = ("csrc", "ortmodule", "optim", "tests", "benchmarks", "examples", "scripts", "docs")
