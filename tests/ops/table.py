@@ -1,7 +1,8 @@
 """What the cases cover: docs/ops.md, from the case list and the operator records.
 
     python -m tests.ops.table                      writes docs/ops.md
-    python -m tests.ops.table --measure [NAME...]  with new figures, of these operators or all; others stay
+    python -m tests.ops.table --measure [NAME...]  with new figures, of these operators or all; others stay. The page
+                                                   says when and where all were measured
 
 A case belongs to the newest record of its operator that is not newer than its opset. Operators of our own domain
 have no cases: they are reached through gradients and passes, so they are looked for in the plans of all cases.
@@ -9,6 +10,7 @@ have no cases: they are reached through gradients and passes, so they are looked
 
 import re
 import sys
+import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -83,6 +85,15 @@ def known():
     return found
 
 
+MEASURED = re.compile(r"^Figures are of (.*?): day and CPU of the latest", re.M)
+
+
+def known_place():
+    """Day and CPU of the latest measurement of all figures that are in the file."""
+    found = MEASURED.search(PATH.read_text()) if PATH.exists() else None
+    return found[1] if found else "an unknown day"
+
+
 def share_of(found, expected, allowed):
     """Largest difference of two tensors, as a share of what is allowed."""
     if not found.is_floating_point() or not found.numel():
@@ -133,7 +144,8 @@ def measure(names):
     return found
 
 
-def render(figures=None):
+def render(figures=None, place=None):
+    """The page. ``figures``: as :func:`known`. ``place``: as :func:`known_place`."""
     cases, dtypes = reached()
     figures = known() if figures is None else figures
     lines = [
@@ -143,7 +155,9 @@ def render(figures=None):
         "kernel; *composed* ones are written in terms of others when a graph is specialised. The types are those that",
         "the tests run. What PyTorch runs inside a graph is in [ops_torch.md](ops_torch.md).",
         "",
-        "Figures are those of the latest `python -m tests.ops.table --measure`. *Tolerance used*: the largest",
+        f"Figures are of {place or known_place()}: day and CPU of the latest `python -m tests.ops.table --measure`",
+        "of all operators; those of operators that came later, or changed, are of the day when that was. Tests compare",
+        "the other columns with the tree, and every case with its tolerance. *Tolerance used*: the largest",
         "difference from PyTorch in results and gradients, as a share of the tolerance of the type (or of the case,",
         "where that has a wider one). *Forward*, *backward*: the engine's time divided by that of the same expression",
         "in PyTorch, float32, one thread, at large operands; of up to three cases the worst. The least of many runs,",
@@ -173,7 +187,10 @@ def render(figures=None):
 
 
 if __name__ == "__main__":
+    from benchmarks.report import cpu
+
     PATH.parent.mkdir(exist_ok=True)
-    arguments = sys.argv[1:]
-    PATH.write_text(render(known() | measure(arguments[1:]) if arguments[:1] == ["--measure"] else None))
+    measured, names = sys.argv[1:2] == ["--measure"], sys.argv[2:]
+    today = f"{time.strftime('%Y-%m-%d')}, {cpu()}" if measured and not names else None
+    PATH.write_text(render(known() | measure(names) if measured else None, today))
     print(f"{PATH}: {len(registry())} operators, {len(CASES)} cases")

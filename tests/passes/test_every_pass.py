@@ -5,7 +5,9 @@ times. No model here draws random numbers. A test at the end holds the list of p
 """
 
 import copy
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +143,20 @@ def test_no_pass_is_left_out():
     cases = {case.name for case in test_passes.CASES}
     assert cases | set(MODELS) | set(ELSEWHERE) == set(_core.passes())
     assert not set(MODELS) & cases and not set(ELSEWHERE) & (set(MODELS) | cases)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
+ROW = re.compile(r"^\| `(\w+)` \|.* \| ([^|]+) \| ([^|]+) \|$", re.M)
+#: It is at work in every graph, so the tests of graphs do not name it.
+UNNAMED = {("clean_up", "test_graph.c")}
+
+
+def test_tests_that_the_page_names():
+    """Each of them is there, and one of a row's is about its pass."""
+    for name, *cells in ROW.findall(PAGE.read_text()):
+        for cell in cells:
+            files = re.findall(r"`([^`]+)`", cell)
+            found = {file: list((PAGE.parents[1] / "tests").rglob(file.rpartition("/")[2])) for file in files}
+            assert all(found.values()), (name, files)
+            about = [file for file in files if any(name in path.read_text() for path in found[file])]
+            assert about or any((name, file) in UNNAMED for file in files), (name, files)
