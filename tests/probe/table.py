@@ -15,6 +15,9 @@ PATH = Path(__file__).parents[2] / "docs" / "ops_torch.md"
 NEVER = "–"  # PyTorch has no gradient of it in this type
 NO_REASON = "–"
 INSIDE = "PyTorch runs "  # ... inside the graph
+#: From run to run PyTorch runs other samples of these: a graph is compared with its module on a part of the batch, and
+#: not every sample's part says the same each time.
+UNSTEADY = ("_segment_reduce.lengths", "_segment_reduce.offsets", "nn.functional.embedding_bag")
 
 
 def version():
@@ -103,7 +106,8 @@ def render(rows, ran):
         "PyTorch runs (linear algebra, Fourier transforms and a few others; `explain` names them); *mixed*: some of",
         "them; *PyTorch*: PyTorch runs them, for the reason given; –: PyTorch has no gradient of it in this type.",
         "*Ran on* is the day on which all entries of a type ran last, and *torch* is its version then. The tests run",
-        "a few of them again and compare their cells; with `--full` they run all.",
+        "a few of them again and compare their cells; with `--full` they run all. How many samples the engine runs",
+        f"differs by a few from run to run for {', '.join(f'`{name}`' for name in UNSTEADY)}.",
         "",
         "Results agree within relative * |expected| + absolute * the largest element (or 1), or are as near to what",
         *textwrap.wrap(allowed, 110, break_long_words=False, break_on_hyphens=False),

@@ -49,6 +49,8 @@ def test_cell(name, dtype):
     outcome = probe(name, getattr(torch, dtype), most=None if dtype == "float32" else FEW)
     row = table.known_rows()[name]
     assert not outcome.wrong
+    if name in table.UNSTEADY:
+        return
     assert table.cell(outcome) == row[1 + DTYPES.index(dtype)], dict(outcome.reasons)
     if dtype == "float32":
         assert table.share(outcome) == row[-2]
