@@ -39,9 +39,15 @@ def known_versions():
 
 
 def write(outcomes, names):
-    """Writes the table of ``names``: new rows for these outcomes, the others as they were."""
+    """Writes the table of ``names``: new rows for these outcomes, the others as they were.
+
+    A row that was compared where a library (timm) was installed stays, with its day, where the library is missing.
+    """
     rows = {name: row for name, row in known_rows().items() if name in names}
-    rows |= {name: row_of(outcome) for name, outcome in outcomes.items()}
+    for name, outcome in outcomes.items():
+        missing = outcome.state == UNBUILT and outcome.reason.startswith("ImportError")
+        if not missing or name not in rows or rows[name][1] == UNBUILT:
+            rows[name] = row_of(outcome)
     ordered = {name: rows[name] for name in names if name in rows}
     PATH.write_text(render(ordered, versions() if outcomes else known_versions()))
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.models import layers, results, subjects, table
-from tests.models.trial import UNBUILT, WRONG, attempt
+from tests.models.trial import UNBUILT, WRONG, Outcome, attempt
 from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -64,6 +64,21 @@ def test_every_name_is_counted_once():
         assert every == compared + unsettled
         assert compared == right + double + wrong == alone + parts + by_pytorch
     assert together[0] == len(rows) and together[1] == len(STATES)
+
+
+def test_what_a_missing_library_leaves(tmp_path, monkeypatch):
+    """A row that was compared elsewhere; what is not settled any more is counted there."""
+    page = tmp_path / "models.md"
+    page.write_text(table.PATH.read_text())
+    monkeypatch.setattr(table, "PATH", page)
+    before, names = table.known_rows(), list(table.known_rows())
+    table.write({"gpt2": Outcome("gpt2", state=UNBUILT, reason="ImportError: timm")}, names)
+    assert table.known_rows() == before
+    table.write({"gpt2": Outcome("gpt2", state=UNBUILT, reason="ValueError: no batch")}, names)
+    after = table.known_rows()
+    assert after["gpt2"][1] == UNBUILT and after["gpt2"][8] == "ValueError: no batch"
+    unsettled = [table.counts(list(rows.values()))[5] for rows in (before, after)]
+    assert unsettled[1] == unsettled[0] + 1
 
 
 def test_no_class_of_torch_is_left_out():
