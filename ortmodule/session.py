@@ -25,6 +25,8 @@ ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
+#: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
+GPU_ALIGNED = 256
 
 
 def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -35,6 +37,19 @@ def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None
 
 def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[torch.Tensor | None]:
     return [None if spec is None else _empty(spec, gpu) for spec in specs]
+
+
+def aligned_bytes(count: int, device: torch.device | None = None) -> torch.Tensor:
+    """``count`` bytes; on a GPU aligned as libraries want their workspaces, which allocators that are plugged into
+    torch need not do, nor does the CPU's."""
+    if device is None:
+        return _empty(("uint8", (count,)))
+    room = _empty(("uint8", (count,)), device) if device.type == "cuda" else None
+    if room is not None and room.data_ptr() % GPU_ALIGNED == 0:
+        return room
+    room = _empty(("uint8", (count + GPU_ALIGNED,)), device)
+    start = -room.data_ptr() % GPU_ALIGNED
+    return room[start : start + count]
 
 
 def _zeros(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -97,7 +112,7 @@ class Run:
             calls.device = gpu
         self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
         self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
-        self._arena = _empty(("uint8", (plan.arena_bytes,)), gpu) if plan.arena_bytes else None
+        self._arena = aligned_bytes(plan.arena_bytes, gpu) if plan.arena_bytes else None
         try:
             plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_how(gpu, graphs))
         except BaseException:
@@ -114,7 +129,7 @@ class Run:
         if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
-            arena = arena.clone()
+            arena = aligned_bytes(arena.numel(), self.gpu).copy_(arena)
         return arena, [
             None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
@@ -304,14 +319,14 @@ class Session:
         if gpu is None:
             return self.tuning.plan_made(plan)
         stream, tf32, _ = _how(gpu, self.graphs)
-        self.tuning.plan_made_for(gpu.index or 0, plan, tf32, stream, lambda n: _empty(("uint8", (n,)), gpu))
+        self.tuning.plan_made_for(gpu.index or 0, plan, tf32, stream, lambda n: aligned_bytes(n, gpu))
 
     def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
         if gpu is None:
             return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
         plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
         if plan.constant_bytes:
-            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
+            plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], int]:

@@ -66,6 +66,10 @@ static PyObject *plan_keep(PyObject *object, PyObject *args) {
         PyErr_Format(PyExc_ValueError, "the constants take %lld bytes", (long long)self->p->constant_bytes);
         return NULL;
     }
+    if ((uintptr_t)at % PLAN_ALIGNED_ON_GPU != 0) {
+        PyErr_Format(PyExc_ValueError, "the memory of constants is not aligned to %d", (int)PLAN_ALIGNED_ON_GPU);
+        return NULL;
+    }
     ctx_init(&c);
     if (upload(&c, self, (void *)(uintptr_t)stream, at) == OK) {
         self->constants = Py_NewRef(memory);

@@ -43,13 +43,14 @@ static int collect(const plan_object *self, PyObject *tensors, value *const *val
 
 static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
     const plan *p = self->p;
+    const int aligned = p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED;
     int64_t bytes;
 
     *out = NULL;
     if (p->arena_bytes == 0) return 0;
     if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
-    if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
+    if (bytes >= p->arena_bytes && (uintptr_t)*out % (uintptr_t)aligned == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to %d", (long long)p->arena_bytes, aligned);
     return -1;
 }
 

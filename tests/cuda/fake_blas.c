@@ -410,7 +410,7 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
         return complain("an epilogue's vector that is not aligned as was said");
     if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6])))
         return complain("an epilogue's matrix that is not aligned as was said");
-    if (work_bytes < NEEDED || !work || misaligned(work, 16)) return complain("a workspace");
+    if (work_bytes < NEEDED || !work || misaligned(work, 256)) return complain("a workspace");
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
     if (how->data[7] >= ANSWERS - 1) return complain("an answer that does not count");
     if ((int)how->data[7] == broken) return NOT_SUPPORTED;

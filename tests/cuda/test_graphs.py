@@ -26,8 +26,8 @@ INPUTS = {"x": ("float32", 2), "w": ("float32", 2)}
 
 
 def aligned(count):
-    memory = torch.zeros(count + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
+    memory = torch.zeros(count + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 256
     return memory[start : start + count]
 
 

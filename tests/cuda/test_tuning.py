@@ -14,6 +14,7 @@ from torch import nn
 from ortmodule import ORTModule, _core, explain, options, tuning
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_epilogues import Fixed, layers
+from tests.cuda.test_graphs import aligned
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -171,7 +172,7 @@ def test_steps_as_graphs_use_the_choice(blas):
     rows, _ = layers(True, True, True)
     fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
     needed, _ = _core.cuda_tune(fixed.plan, 0)
-    _, found = _core.cuda_tune(fixed.plan, 0, 0.0, torch.empty(needed, dtype=torch.uint8))
+    _, found = _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))
     first, before = fixed.step(graphs=False), used(blas)
     for _ in range(4):
         assert all(torch.equal(a, b) for a, b in zip(fixed.step(), first, strict=True))
@@ -241,7 +242,7 @@ def test_every_call_may_fail(blas, driver):  # noqa: F811
         plan = s.plan([("float32", tuple(t.shape)) for t in operands], [False] * 3, None, gpu=torch.device("cpu"))
         needed, found = _core.cuda_tune(plan, 0)
         assert needed > 0 and found == []
-        memory, held = torch.empty(needed, dtype=torch.uint8), driver.fake_held()
+        memory, held = aligned(needed), driver.fake_held()
         driver.fake_fail_at(n)
         try:
             _core.cuda_tune(plan, 0, 0.0, memory)
