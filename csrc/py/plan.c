@@ -30,7 +30,7 @@ static void plan_dealloc(PyObject *object) {
     replay_free(self->graphs);
     ctx_release(&self->c);
     free(self->seconds);
-    Py_XDECREF(self->constants);
+    if (!self->was_captured) Py_XDECREF(self->constants);
     Py_XDECREF(self->model);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);

@@ -4,6 +4,7 @@
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
  *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 3: products are
  *                           not taken that have an epilogue but the bias, 0: nothing of this
+ *     fake_blas_fail(n, s)  the n-th product from now on is refused with the status s; 0: none
  *     fake_blas_products()  how many products were computed
  *     fake_blas_rounded()   how many of them were allowed TF32
  *     fake_blas_finished(e) how many had the epilogue e
@@ -22,6 +23,8 @@ enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_TF32 = 77 };
 enum { NONE = 1, BIAS = 4, COLUMN_TOTALS = 16, GELU = 32, SLOPE = 64, EXTRA = 128, A_TOTALS = 256, B_TOTALS = 512 };
 enum { ANSWERS = 4 };  /* of the heuristic's; the last does not count */
 enum { NEEDED = 256 }; /* bytes of the workspace that it uses */
+/* Bytes that kernels of the library's read at a time, whatever was said, and that divide the workspace's address. */
+enum { LINE = 16, WORK_LINE = 256 };
 
 typedef struct handle {
     char unused;
@@ -56,7 +59,7 @@ typedef struct answer {
     int reserved[4];
 } answer;
 
-static int refusing, products, rounded, finished[B_TOTALS + 1], fastest, broken = -1, used[ANSWERS];
+static int refusing, fail_at, fail_with, products, rounded, finished[B_TOTALS + 1], fastest, broken = -1, used[ANSWERS];
 EXPORT void fake_blas_fastest(int which, int not_running);
 EXPORT int fake_blas_used(int which);
 void fake_blas_fastest(int which, int not_running) {
@@ -65,10 +68,15 @@ void fake_blas_fastest(int which, int not_running) {
 }
 int fake_blas_used(int which) { return used[which]; }
 EXPORT void fake_blas_refuse(int on);
+EXPORT void fake_blas_fail(int n, int status);
 EXPORT int fake_blas_products(void);
 EXPORT int fake_blas_rounded(void);
 EXPORT int fake_blas_finished(int epilogue);
 void fake_blas_refuse(int on) { refusing = on; }
+void fake_blas_fail(int n, int status) {
+    fail_at = n;
+    fail_with = status;
+}
 int fake_blas_products(void) { return products; }
 int fake_blas_rounded(void) { return rounded; }
 int fake_blas_finished(int epilogue) { return finished[epilogue]; }
@@ -406,14 +414,15 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (how->data[0] != mark_of(p, l)) return complain("the algorithm of another product");
     for (int i = 0; i < 4; i++)
         if (misaligned(data[i], how->data[1 + i])) return complain("an operand that is not aligned as was said");
-    if (has_vector(of) && (!of->vector || misaligned(of->vector, how->data[5])))
+    if (has_vector(of) && (!of->vector || misaligned(of->vector, how->data[5]) || misaligned(of->vector, LINE)))
         return complain("an epilogue's vector that is not aligned as was said");
-    if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6])))
+    if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6]) || misaligned(of->extra, LINE)))
         return complain("an epilogue's matrix that is not aligned as was said");
-    if (work_bytes < NEEDED || !work || misaligned(work, 256)) return complain("a workspace");
+    if (work_bytes < NEEDED || !work || misaligned(work, WORK_LINE)) return complain("a workspace");
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
     if (how->data[7] >= ANSWERS - 1) return complain("an answer that does not count");
     if ((int)how->data[7] == broken) return NOT_SUPPORTED;
+    if (fail_at && --fail_at == 0) return fail_with;
     if (refusing && (refusing != 3 || (of->epilogue != NONE && of->epilogue != BIAS))) return NOT_SUPPORTED;
     const job j = {*of,
                    {*l[0], *l[1], *l[2], *l[3]},
