@@ -123,6 +123,8 @@ static status load_driver(ctx *c) {
  * locks may be held by threads that it does not have. */
 static atomic_bool is_forked;
 
+bool cuda_is_forked(void) { return atomic_load(&is_forked); }
+
 static void forked(void) { atomic_store(&is_forked, true); }
 
 static status refuse_forked(ctx *c) {

@@ -34,6 +34,8 @@ MUST_USE status cuda_begin(ctx *c, int device, void *stream, cuda_run *out);
  * nothing: what is still under way is seen at the next look. */
 MUST_USE status cuda_end(ctx *c, const cuda_run *r, status s);
 
+/* A child of fork that has no CUDA of its own: it must not wait for a lock, and can give nothing back. */
+bool cuda_is_forked(void);
 /* An error with the reason unless kernels can run here. */
 MUST_USE status cuda_available(ctx *c, int *devices);
 

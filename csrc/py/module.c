@@ -7,6 +7,7 @@
 #include "cuda/nccl.h"
 #include "cuda/optim.h"
 #include "cuda/refusals.h"
+#include "cuda/replay.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
@@ -140,6 +141,13 @@ static PyObject *core_cuda_captured(PyObject *module, PyObject *args) {
     return PyErr_Occurred() ? NULL : PyBool_FromLong(is_captured);
 }
 
+static PyObject *core_cuda_graphs(PyObject *module, PyObject *unused) {
+    const replay_kept n = replay_all_kept();
+
+    (void)module, (void)unused;
+    return Py_BuildValue("(LL)", (long long)n.graphs, (long long)n.kernels);
+}
+
 static PyObject *core_cuda_refusals(PyObject *module, PyObject *args) {
     const int count = refusals_count();
     PyObject *list, *row;
@@ -214,6 +222,10 @@ static PyMethodDef methods[] = {
                "where they are kept from now on (\"\": nowhere), and why one was not compiled")},
     {"cuda_captured", core_cuda_captured, METH_VARARGS,
      PyDoc_STR("cuda_captured(stream) -> whether that stream is being captured into a CUDA graph")},
+    {"cuda_graphs", core_cuda_graphs, METH_NOARGS,
+     PyDoc_STR(
+         "cuda_graphs() -> (graphs, kernels): how many CUDA graphs the plans of this process keep, and about how many\n"
+         "kernels these start")},
     {"cuda_refusals", core_cuda_refusals, METH_VARARGS,
      PyDoc_STR(
          "cuda_refusals(known) -> None where there have been `known` of them in this process; else how many, and\n"

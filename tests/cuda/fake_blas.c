@@ -4,13 +4,14 @@
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
  *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 3: products are
  *                           not taken that have an epilogue but the bias, 0: nothing of this
- *     fake_blas_fail(n, s)  the n-th product from now on is refused with the status s; 0: none
+ *     fake_blas_fail(n, s)  the n-th product from now on is refused with the status s, 13: when its kernel is started, so
+ *                           that a capture is lost; 0: none
  *     fake_blas_products()  how many products were computed
  *     fake_blas_rounded()   how many of them were allowed TF32
  *     fake_blas_finished(e) how many had the epilogue e
  *     fake_blas_fastest(i, j)  from now on answer i of the heuristic's is the fastest, and answer j does not run
  *     fake_blas_used(i)     how many products ran by answer i */
-enum { SUCCESS, NO_MEMORY = 3, WRONG = 7, NOT_SUPPORTED = 15 };
+enum { SUCCESS, NO_MEMORY = 3, WRONG = 7, FAILED = 13, NOT_SUPPORTED = 15 };
 
 #include "fake_library.h"
 #include "fake_numbers.h"
@@ -422,7 +423,10 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
     if (how->data[7] >= ANSWERS - 1) return complain("an answer that does not count");
     if ((int)how->data[7] == broken) return NOT_SUPPORTED;
-    if (fail_at && --fail_at == 0) return fail_with;
+    if (fail_at && --fail_at == 0) {
+        if (fail_with == FAILED) fake_poison();
+        return fail_with;
+    }
     if (refusing && (refusing != 3 || (of->epilogue != NONE && of->epilogue != BIAS))) return NOT_SUPPORTED;
     const job j = {*of,
                    {*l[0], *l[1], *l[2], *l[3]},

@@ -17,6 +17,7 @@ enum {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     INVALID_HANDLE = 400,
+    CAPTURE_INVALIDATED = 901,
     CAPTURE_UNMATCHED = 903,
     WRONG_THREAD = 908,
     UPDATE_FAILURE = 910
@@ -38,6 +39,7 @@ typedef struct thing {
 } thing;
 
 static _Thread_local thing *capturing;
+static _Thread_local int poisoned;
 static thing users = {.kind = GRAPH, .last = &users.first}; /* its items are those of the caller's capture */
 static int user_captures;
 static int started, given;
@@ -93,6 +95,8 @@ static int give_back(thing *t, kind of, const char *what) {
     return SUCCESS;
 }
 
+void fake_poison(void) { poisoned = capturing != NULL; }
+
 EXPORT void fake_user_capture(int on);
 EXPORT int fake_user_replay(void);
 void fake_user_capture(int on) {
@@ -110,6 +114,7 @@ int fake_give(void *stream, fake_work *run, const void *data, unsigned long byte
 
     if (t && t->kind != STREAM) return complain(INVALID_HANDLE, "a stream that there is not");
     if (t != capturing) return complain(INVALID_HANDLE, "work outside of the stream that is captured");
+    if (t && poisoned) return CAPTURE_INVALIDATED;
     if (t || user_captures) return add(t ? t : &users, run, data, bytes);
     given++;
     return run(data);
@@ -154,9 +159,11 @@ int cuStreamEndCapture(void *stream, void **graph) {
     *graph = NULL;
     if (!t || t != capturing) return complain(t ? WRONG_THREAD : CAPTURE_UNMATCHED, "a capture that did not begin");
     capturing = NULL;
-    if (fails || !(made = make(GRAPH))) {
+    if (fails || poisoned || !(made = make(GRAPH))) {
+        const int result = poisoned ? CAPTURE_INVALIDATED : OUT_OF_MEMORY;
         clear(t);
-        return OUT_OF_MEMORY;
+        poisoned = 0;
+        return result;
     }
     if (t->first) made->first = t->first, made->last = t->last;
     t->first = NULL;

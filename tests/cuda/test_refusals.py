@@ -107,15 +107,17 @@ def test_the_second_of_several_products_is_refused(blas):
     assert refusals() == seen + 1
 
 
-def test_a_refusal_while_a_graph_is_recorded(blas):
-    """The step is recorded with what is computed instead, and goes on as a graph."""
+@pytest.mark.parametrize("status", [INVALID_VALUE, EXECUTION_FAILED])
+def test_a_refusal_while_a_graph_is_recorded(blas, status):
+    """The step is recorded with what is computed instead, and goes on as a graph; at the next time, where a kernel that
+    did not start has spoiled the recording."""
     rows, expected = layers(True, True, True)
     for n in range(1, 9):
         _core.tuning_clear()
         fixed = Fixed(rows, [torch.randn(s) for s in [(5, 6), (16, 6), (4, 16), (16,)]])
         wanted, seen = fixed.step(graphs=False), refusals()
         fixed.step()
-        blas.fake_blas_fail(n, INVALID_VALUE)
+        blas.fake_blas_fail(n, status)
         for _ in range(4):
             for ours, theirs in zip(fixed.step(), wanted, strict=True):
                 torch.testing.assert_close(ours, theirs)
