@@ -204,7 +204,7 @@ class Call:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
         graph = self.graph
         self._check_versions()
-        if self.run.seed_there is not None:
+        if self.run.seed_there is not None or (self.run.calls is not None and self.generator is None):
             raise RuntimeError(
                 "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
                 "only that knows which random numbers it drew"

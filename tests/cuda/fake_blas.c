@@ -3,7 +3,8 @@
  * It checks what it is told: handles, types, sizes, strides, alignments, the order of calls, and that an algorithm is
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
  *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 3: products are
- *                           not taken that have an epilogue but the bias, 0: nothing of this
+ *                           not taken that have an epilogue but the bias, 4: the heuristic knows none for those,
+ *                           0: nothing of this
  *     fake_blas_fail(n, s)  the n-th product from now on is refused with the status s, 13: when its kernel is started, so
  *                           that a capture is lost; 0: none
  *     fake_blas_products()  how many products were computed
@@ -226,6 +227,9 @@ static const char *wrong_epilogue(const description *p, const layout *const l[4]
     return p->extra_ld % 8 != 0 || p->extra_ld < (int64_t)l[3]->rows ? "the lines of an epilogue's matrix" : NULL;
 }
 
+/* With more than a bias. */
+static int is_finished(const description *p) { return p->epilogue != NONE && p->epilogue != BIAS; }
+
 static uint64_t alignment(const void *p) { return (uintptr_t)p & (0 - (uintptr_t)p); }
 
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, void *d, void *wish, int most,
@@ -242,7 +246,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, 
     if ((wrong = wrong_sizes(p, l))) return complain(wrong);
     if ((wrong = wrong_epilogue(p, l))) return complain(wrong);
     *count = 0;
-    if (refusing == 2 || f->workspace < NEEDED) return NOT_SUPPORTED;
+    if (refusing == 2 || (refusing == 4 && is_finished(of)) || f->workspace < NEEDED) return NOT_SUPPORTED;
     for (int i = 0; i < 4; i++)
         if (f->aligned[i] < (uint32_t)size_of(l[i]->type)) return complain("an alignment");
     *count = most < ANSWERS ? most : ANSWERS;
@@ -427,7 +431,7 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
         if (fail_with == FAILED) fake_poison();
         return fail_with;
     }
-    if (refusing && (refusing != 3 || (of->epilogue != NONE && of->epilogue != BIAS))) return NOT_SUPPORTED;
+    if (refusing && (refusing < 3 || is_finished(of))) return NOT_SUPPORTED;
     const job j = {*of,
                    {*l[0], *l[1], *l[2], *l[3]},
                    scalar(of, alpha),

@@ -96,6 +96,27 @@ def test_each_product_of_a_step_is_refused(blas, status, kind):
     assert n > 5
 
 
+@pytest.mark.parametrize("how", [3, 4], ids=["when it is started", "by the heuristic"])
+def test_epilogues_are_refused(blas, how):
+    """As a library may that has none for a type: products without them are the library's all the same."""
+    torch.manual_seed(0)
+    model, x = net(), torch.randn(3, 6)
+    expected = image_step(model, x)
+    blas.fake_blas_refuse(how)
+    try:
+        wrapped = ORTModule(net())
+        seen = refusals()
+        with pytest.warns(UserWarning, match="CUBLAS_STATUS_NOT_SUPPORTED.*epilogue (36|164)"):
+            found = image_step(wrapped, x)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        noted, products = refusals(), blas.fake_blas_products()
+        image_step(wrapped, x)
+        assert refusals() == noted >= seen + 3 and blas.fake_blas_products() - products >= 4
+    finally:
+        blas.fake_blas_refuse(0)
+
+
 def test_the_second_of_several_products_is_refused(blas):
     """Matrices in two batch dimensions, which the library gets one by one: all are computed anew."""
     a, b = torch.randn(2, 1, 5, 4).expand(2, 3, 5, 4).contiguous(), torch.randn(2, 3, 4, 6).transpose(0, 1)
@@ -246,7 +267,7 @@ def test_a_convolution_takes_the_next_algorithm(dnn, status):
     """Of forward, of the gradients; from then on it is the one that is used."""
     torch.manual_seed(0)
     for n in (1, 2, 3):
-        model, x = nn.Conv2d(2, 3, 3, padding=n), torch.randn(2, 2, 7, 6 + n + status // 1000, requires_grad=True)
+        model, x = nn.Conv2d(2, 11, 3, padding=n), torch.randn(2, 2, 7, 6 + n + status // 1000, requires_grad=True)
         wrapped, theirs = ORTModule(model), image_step(model, x)
         image_step(wrapped, x)
         seen, spare = refusals(), dnn.fake_dnn_spare()
@@ -260,7 +281,7 @@ def test_a_convolution_takes_the_next_algorithm(dnn, status):
 @pytest.mark.filterwarnings("ignore")
 def test_a_convolution_that_no_algorithm_does_is_pytorchs(dnn):
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), torch.randn(2, 2, 7, 13)
+    model, x = nn.Sequential(nn.Conv2d(2, 11, 3), nn.ReLU()), torch.randn(2, 2, 7, 13)
     wrapped, theirs = ORTModule(model), image_step(model, x)
     image_step(wrapped, x)
     seen = refusals()
@@ -275,7 +296,7 @@ def test_a_convolution_that_no_algorithm_does_is_pytorchs(dnn):
 @pytest.mark.parametrize("status", [BAD_PARAM, NOT_STARTED])
 def test_norms_and_pools_have_kernels_of_ours(dnn, status):
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.BatchNorm2d(3), nn.AvgPool2d(2)), torch.randn(2, 3, 6, status // 500)
+    model, x = nn.Sequential(nn.BatchNorm2d(11), nn.AvgPool2d(2)), torch.randn(2, 11, 6, status // 500)
     wrapped, theirs = ORTModule(model), image_step(model, x)
     for n in (1, 2, 3):
         seen = refusals()

@@ -155,15 +155,20 @@ def test_an_answer_that_does_not_run_is_not_chosen(blas, tmp_path):
 
 
 def test_nothing_is_measured_during_a_capture(blas, driver):  # noqa: F811
-    """Of torch's, around the first step: nobody may wait then."""
+    """Of the caller's: a plan that is there already is not measured, and none is made."""
     width = next(WIDTHS)
+    rows, _ = layers(True, True, True)
+    fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
+    needed, _ = _core.cuda_tune(fixed.plan, 0)
     blas.settings(ENABLE_TUNING=1)
-    blas.fake_blas_fastest(1, -1)
-    driver.fake_captured_by_others(1)
     model = ORTModule(net(width))
-    assert steps_use(blas, model, width).keys() == {0}
+    driver.fake_captured_by_others(1)
+    assert _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))[1] == []
+    with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+        step(model, width)
     driver.fake_captured_by_others(0)
-    assert explain(model).tuned == 0
+    step(model, width)
+    assert explain(model).tuned > 0
 
 
 def test_steps_as_graphs_use_the_choice(blas):

@@ -8,7 +8,7 @@ from torch import nn
 
 from ortmodule import ORTModule, _core
 from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
-from tests.cuda.test_graphs import INPUTS, ROWS, Cached, Step, same
+from tests.cuda.test_graphs import INPUTS, ROWS, Around, Cached, Step, same
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
@@ -189,3 +189,19 @@ def test_constants_outlive_their_plan(capture):
     capture.replay()
     torch.testing.assert_close(y, torch.tanh(x * torch.tensor([1.0, 2.0, 3.0])))
     assert len(rubbish) == 200
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_generators_are_not_read(capture, monkeypatch):
+    """Those of a GPU cannot be while they belong to the graph; nodes that PyTorch runs are captured all the same."""
+    model, x = ORTModule(Around()), torch.randn(7, 6, requires_grad=True)
+    model(x).sum().backward()
+
+    def generators():
+        raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+
+    with monkeypatch.context() as patched, capture:
+        patched.setattr("ortmodule.devices.generators", generators)
+        y = model(x)
+    with pytest.raises(RuntimeError, match="only that knows which random numbers it drew"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
