@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from benchmarks.large import Clock, finished
 from benchmarks.report import machine, middle, write
 from ortmodule import _core
-from ortmodule.session import DTYPES, ENGINE_ERRORS, Run, Session, gpu_of, stream_of
+from ortmodule.session import DTYPES, ENGINE_ERRORS, Run, Session, aligned_bytes, gpu_of, stream_of
 
 KINDS = {torch.bfloat16: TensorProto.BFLOAT16, torch.float16: TensorProto.FLOAT16, torch.bool: TensorProto.BOOL}
 HEADS, WIDTH = 16, 64  # of attention
@@ -165,7 +165,7 @@ def measured_algorithms(way):
     stream, memory = stream_of(gpu), None
     needed, found = _core.cuda_tune(way.plan, 0, 0.0, memory, stream)
     if needed:
-        memory = torch.empty(needed, dtype=torch.uint8, device=way.inputs[0].device)
+        memory = aligned_bytes(needed, gpu)
         found = _core.cuda_tune(way.plan, 0, 0.0, memory, stream)[1]
     others = sum(len(times) > 1 and min(times, key=times.get) != "0" for _, _, times in found)
     return {product: name for product, name, _ in found}, others

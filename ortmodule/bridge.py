@@ -198,12 +198,17 @@ class Call:
             prepared, _ = self.graph._planned(self.shapes, wanted, self.tensors, self.run.seed)
         else:
             prepared = self.graph.prepare(self.shapes, wanted, self.prepared.sizes)
-        return Run(prepared.plan, self.tensors, self.run.seed)
+        return Run(prepared.plan, self.tensors, self.run.seed, seed_there=self.run.seed_there)
 
     def eager_backward(self, grads: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
         """Gradients that can be differentiated again: through PyTorch, which runs forward once more."""
         graph = self.graph
         self._check_versions()
+        if self.run.seed_there is not None or (self.run.calls is not None and self.generator is None):
+            raise RuntimeError(
+                "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
+                "only that knows which random numbers it drew"
+            )
         results, stands = results_again(graph, self.eager, self.inputs, self.tensors, self.run.seed, self.generator)
         sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
         outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ortmodule import _core
+
 if TYPE_CHECKING:
     from ortmodule.runner import Runner
+
+
+#: Sentences of a printed report about what libraries refused.
+MOST_REFUSED = 3
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,8 @@ class Report:
     plans: int = 0  #: plans that were made: one for each new shape
     peak_bytes: int = 0  #: the arena of a step, known before it runs
     seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan, tune
+    cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
+    refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
     tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
 
     def __str__(self) -> str:
@@ -34,6 +42,10 @@ class Report:
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
         tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
+        graphs = [f"  graphs     {self.cuda_graphs} CUDA graphs are kept, of all modules"] if self.cuda_graphs else []
+        refused = [f"  refused    {sentence}" for sentence in self.refused[:MOST_REFUSED]]
+        if len(self.refused) > MOST_REFUSED:
+            refused.append(f"  refused    and {len(self.refused) - MOST_REFUSED} more")
         return "\n".join(
             (
                 f"{self.name}: the engine runs it",
@@ -42,6 +54,8 @@ class Report:
                 f"  PyTorch    runs {outside} inside the graph",
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 *tuned,
+                *graphs,
+                *refused,
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
             )
@@ -58,6 +72,7 @@ def explain(model: Any) -> Report:
     seconds = runner.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
     if runner.tuning is not None:
         seconds["tune"] = runner.tuning.seconds
+    runner.refusals.listen()
     name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
     if graph is None or reason is not None:
         return Report(name, False, reason, exports=runner.exports, seconds=seconds)
@@ -76,5 +91,7 @@ def explain(model: Any) -> Report:
         plans=sum(session.plans_made for session in sessions),
         peak_bytes=plan.arena_bytes,
         seconds=seconds,
+        cuda_graphs=_core.cuda_graphs()[0],
+        refused=list(runner.refusals.list),
         tuned=runner.tuning.products if runner.tuning is not None else 0,
     )

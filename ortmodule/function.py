@@ -26,7 +26,17 @@ from ortmodule.foreign import Calls, DryCalls, Node, NotKnown
 from ortmodule.guards import Guards
 from ortmodule.reference import RANDOM
 from ortmodule.segments import Segment, Watch, chain, segments_of
-from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
+from ortmodule.session import (
+    DTYPES,
+    ENGINE_ERRORS,
+    MOST_PLANS,
+    Run,
+    Session,
+    gpu_of,
+    is_captured,
+    overwrite,
+    run_planned,
+)
 from ortmodule.state import Slot, Tree
 from ortmodule.trace import Source
 from ortmodule.tuning import Tuning
@@ -270,7 +280,8 @@ class Graph:
             if self._early is not None:
                 self._check_early(sizes, contiguous)
             seed = draw_seed() if self.draws else 0
-            generator = devices.generators() if grads is not None else None
+            # torch's generators cannot be read while they are part of a CUDA graph.
+            generator = devices.generators() if grads is not None and not self._is_captured() else None
             prepared, run = self.run(sizes, grads, contiguous, seed, calls)
         outputs = run.outputs
         self._check(sizes, outputs)
@@ -288,6 +299,9 @@ class Graph:
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
         return self._result(inputs, outputs)
+
+    def _is_captured(self) -> bool:
+        return self._gpu is not None and is_captured(self._gpu)
 
     def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Prepared, Run]:
         deferral = self._deferral

@@ -28,9 +28,10 @@ from ortmodule.observe import Observers
 from ortmodule.options import DebugOptions, Options
 from ortmodule.parts import Parts
 from ortmodule.reads import CHECKPOINT
+from ortmodule.refusals import Refusals
 from ortmodule.regions import Opaque
 from ortmodule.save import Saver
-from ortmodule.session import ENGINE_ERRORS
+from ortmodule.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.state import Tree
 from ortmodule.tuning import Tuning
 
@@ -63,6 +64,7 @@ class Runner:
         self.latest: Graph | None = None
         self.observers, self.saver = Observers.of(self), Saver.of(self)
         self.tuning = Tuning.of(self.options)
+        self.refusals = Refusals(self.log)
         self.cache = cache.Cache(self.options["CACHE_DIR"]) if self.options["CACHE_DIR"] else None
         self._trees: list[Tree] = []
         self._told: set[str] = set()  # submodules that PyTorch runs
@@ -138,6 +140,7 @@ class Runner:
         return _NOTHING, part
 
     def _captured(self, call: _Call, part: int) -> Any:
+        may_plan(gpu_of(call.inputs))
         grad = torch.is_grad_enabled()
         while True:
             # Tensors of inference mode have no versions, which tell what forward changes.
@@ -327,10 +330,11 @@ class Runner:
             if not graph.has_effects() and not isinstance(error, MemoryError):
                 if not graph.traced_on(call.inputs):
                     raise graph.refuses(call.inputs, str(error)) from error
-                if _parts(call).grow(error):
+                if _parts(call).grow(error, graph.capture):
                     raise _OtherParts(str(error)) from error
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, shapes(call.inputs))) from error
         self.fallback.reason = None
+        self.refusals.listen()
         if self.saver is not None:
             self.saver.save(graph, call)
         if self.latest is None:

@@ -25,6 +25,8 @@ ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
+#: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
+GPU_ALIGNED = 256
 
 
 def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -35,6 +37,19 @@ def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None
 
 def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[torch.Tensor | None]:
     return [None if spec is None else _empty(spec, gpu) for spec in specs]
+
+
+def aligned_bytes(count: int, device: torch.device | None = None) -> torch.Tensor:
+    """``count`` bytes; on a GPU aligned as libraries want their workspaces, which allocators that are plugged into
+    torch need not do, nor does the CPU's."""
+    if device is None:
+        return _empty(("uint8", (count,)))
+    room = _empty(("uint8", (count,)), device) if device.type == "cuda" else None
+    if room is not None and room.data_ptr() % GPU_ALIGNED == 0:
+        return room
+    room = _empty(("uint8", (count + GPU_ALIGNED,)), device)
+    start = -room.data_ptr() % GPU_ALIGNED
+    return room[start : start + count]
 
 
 def _zeros(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -59,13 +74,49 @@ def stream_of(gpu: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
 
 
-def _how(gpu: torch.device | None, graphs: bool) -> tuple[int, ...]:
-    """On a GPU: the stream, where torch allows TF32, and whether kernels may be started as CUDA graphs."""
+def is_captured(gpu: torch.device) -> bool:
+    """Does the caller capture torch's current stream there into a CUDA graph of their own?"""
+    return _core.cuda_captured(stream_of(gpu))
+
+
+def _refuse_in_capture(gpu: torch.device | None, what: str) -> None:
+    """RuntimeError, which is no reason to let PyTorch run the module, where the stream is captured."""
+    if gpu is not None and is_captured(gpu):
+        raise RuntimeError(f"ORTModule: while a CUDA graph is captured {what}")
+
+
+def may_plan(gpu: torch.device | None) -> None:
+    """Raises RuntimeError where a CUDA graph is captured: a plan is made with uploads and waits."""
+    _refuse_in_capture(
+        gpu,
+        "no graph or plan can be made, and there is none for these inputs yet: run the same step before the capture",
+    )
+
+
+def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
+    """Raises RuntimeError where a CUDA graph is captured: the host cannot read what ``prologue`` computes."""
+    if gpu is None:
+        return
+    operator, name = prologue.code()[-1][:2]
+    what = f"{operator} ({name or '-'}) cannot tell the host a size, which is decided by data"
+    if prologue.bounded:
+        what += ": ORTMODULE_DISABLED_PASSES=padding_removal,label_sparsity computes all rows"
+    _refuse_in_capture(gpu, what)
+
+
+def tf32() -> int:
+    """Where torch allows TF32, 1: products, 2: convolutions. Its kernels ask what ``fp32_precision`` says; the older
+    settings set that, too, and refuse to be read once somebody has set the new ones."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    return (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
+
+
+def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[int, ...]:
+    """On a GPU: the stream, where torch allows TF32, whether kernels may be started as CUDA graphs, and where the seed
+    lies, if not on the host."""
     if gpu is None:
         return ()
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    rounding = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
-    return stream_of(gpu), rounding, graphs
+    return stream_of(gpu), tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -80,7 +131,7 @@ def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
 class Run:
     """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
 
-    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "calls", "gpu", "graphs", "_arena")
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "_arena")
 
     def __init__(
         self,
@@ -89,17 +140,24 @@ class Run:
         seed: int,
         calls: Calls | None = None,
         graphs: bool = False,
+        seed_there: torch.Tensor | None = None,
     ) -> None:
-        """``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU may use CUDA graphs."""
+        """``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU may use CUDA graphs.
+        ``seed_there``: the seed of a run that is repeated, as a tensor of its GPU. Where the caller captures a CUDA
+        graph it is made here: torch's generator gives another number in each replay."""
         self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
         self.gpu = gpu = gpu_of(inputs)
         if calls is not None:
             calls.device = gpu
+        if gpu is not None and seed_there is None and plan.random and is_captured(gpu):
+            seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
+        self.seed_there = seed_there
+        how = _how(gpu, graphs, seed_there)
         self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
         self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
-        self._arena = _empty(("uint8", (plan.arena_bytes,)), gpu) if plan.arena_bytes else None
+        self._arena = aligned_bytes(plan.arena_bytes, gpu) if plan.arena_bytes else None
         try:
-            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *_how(gpu, graphs))
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how)
         except BaseException:
             self._arena = None
             raise
@@ -114,7 +172,7 @@ class Run:
         if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
-            arena = arena.clone()
+            arena = aligned_bytes(arena.numel(), self.gpu).copy_(arena)
         return arena, [
             None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
             for spec, grad in zip(plan.output_grads, output_grads, strict=True)
@@ -154,7 +212,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
-                *_how(self.gpu, self.graphs),
+                *_how(self.gpu, self.graphs, self.seed_there),
             )
         except Mismatch:
             self._arena = None
@@ -194,7 +252,7 @@ class Backward:
         run = self._run
         for i, spec in new:
             self.grads[i] = _empty(spec, run.gpu)
-        how = _how(run.gpu, run.graphs)
+        how = _how(run.gpu, run.graphs, run.seed_there)
         run.plan.backward_part(
             first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *how
         )
@@ -216,6 +274,8 @@ def run_planned(
             if calls is None or not calls.without_guesses():
                 raise
             continue
+        if found.prologue:
+            may_read(gpu_of(tensors), found)
         try:
             run = Run(found, tensors, seed, calls, graphs)
         except Mismatch:
@@ -281,6 +341,7 @@ class Session:
         if plan is not None:
             self.plans[key] = self.plans.pop(key, plan)
             return plan
+        may_plan(gpu)
         if self.tuning is not None and gpu is not None:
             self.tuning.prepare(gpu.index or 0)
         start = time.perf_counter()
@@ -303,20 +364,20 @@ class Session:
     def _tune(self, plan: _core.Plan, gpu: torch.device | None) -> None:
         if gpu is None:
             return self.tuning.plan_made(plan)
-        stream, tf32, _ = _how(gpu, self.graphs)
-        self.tuning.plan_made_for(gpu.index or 0, plan, tf32, stream, lambda n: _empty(("uint8", (n,)), gpu))
+        self.tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
 
     def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
         if gpu is None:
             return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
         plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
         if plan.constant_bytes:
-            plan.keep(_empty(("uint8", (plan.constant_bytes,)), gpu), stream_of(gpu))
+            plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
 
     def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], int]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
         the number when it is called, and not for what was started since."""
+        may_read(gpu_of(tensors), prologue)
         run = Run(prologue, tensors, seed)
         if run.gpu is None:
             return run.outputs[0].tolist

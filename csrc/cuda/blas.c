@@ -5,6 +5,7 @@
  * made every product is asked for, so a step finds them all. The library counts by columns: what it sees are the
  * transposes, and C' = B' A'. Sums are float (double for float64); parts of a sum are never rounded to 16 bits. */
 #include "cuda/blas_product.h"
+#include "cuda/refusals.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -35,13 +36,16 @@ blas_functions blas;
 static void *handles[MOST_DEVICES]; /* for the life of the process */
 
 status blas_refuse(ctx *c, int result, const char *what) {
-    static const char *const texts[] = {[1] = "not initialized",           [OUT_OF_MEMORY] = "out of memory",
-                                        [INVALID_VALUE] = "invalid value", [8] = "architecture mismatch",
-                                        [13] = "execution failed",         [14] = "internal error",
-                                        [NOT_SUPPORTED] = "not supported"};
+    static const char *const texts[] = {[1] = "CUBLAS_STATUS_NOT_INITIALIZED",
+                                        [OUT_OF_MEMORY] = "CUBLAS_STATUS_ALLOC_FAILED",
+                                        [INVALID_VALUE] = "CUBLAS_STATUS_INVALID_VALUE",
+                                        [ARCH_MISMATCH] = "CUBLAS_STATUS_ARCH_MISMATCH",
+                                        [EXECUTION_FAILED] = "CUBLAS_STATUS_EXECUTION_FAILED",
+                                        [INTERNAL_ERROR] = "CUBLAS_STATUS_INTERNAL_ERROR",
+                                        [NOT_SUPPORTED] = "CUBLAS_STATUS_NOT_SUPPORTED"};
     const bool known = result >= 0 && result < (int)(sizeof texts / sizeof texts[0]) && texts[result];
-    return fail(c, result == OUT_OF_MEMORY ? E_NOMEM : E_RUNTIME, "cuBLASLt error %d in %s: %s", result, what,
-                known ? texts[result] : "unknown error");
+    const status code = result == OUT_OF_MEMORY ? E_NOMEM : blas_is_no(result) ? E_UNSUPPORTED : E_RUNTIME;
+    return fail(c, code, "cuBLASLt error %d in %s: %s", result, what, known ? texts[result] : "unknown error");
 }
 
 #define CALL BLAS_CALL
@@ -142,10 +146,10 @@ status blas_ask(ctx *c, void *handle, const blas_described *p, int most, blas_an
                                                      l[C_LAYOUT], wish, most, answers, &given);
     (void)blas.cublasLtMatmulPreferenceDestroy(wish);
     TRY(s);
-    if (result != 0) return blas_is_no(result) ? OK : blas_refuse(c, result, "cublasLtMatmulAlgoGetHeuristic");
+    if (result != 0) return blas_refuse(c, result, "cublasLtMatmulAlgoGetHeuristic");
     for (int i = 0; i < given; i++)
         if (answers[i].state == 0 && answers[i].workspace <= p->key.workspace) answers[(*count)++] = answers[i];
-    return OK;
+    return *count > 0 ? OK : fail(c, E_UNSUPPORTED, "cuBLASLt's heuristic knows no algorithm");
 }
 
 /* What measuring has chosen, now or in an earlier process, if the library still takes it; else its best guess. */
@@ -164,8 +168,18 @@ static status take_algorithm(ctx *c, void *handle, blas_described *p) {
         if (result != 0 && !blas_is_no(result)) return blas_refuse(c, result, "cublasLtMatmulAlgoCheck");
     }
     TRY(blas_ask(c, handle, p, 1, &found, &count));
-    p->taken = count > 0;
+    p->taken = true;
     p->algorithm = found.algorithm;
+    return OK;
+}
+
+/* What the library has said against a product is noted, and holds for as long as the product is known. */
+static status refused(ctx *c, blas_described *p) {
+    char text[BLAS_KEY_TEXT];
+
+    refusal_note(c, "cuBLASLt", ", for the product %s", blas_key_text(&p->key, text));
+    p->refused = true;
+    p->taken = false;
     return OK;
 }
 
@@ -192,6 +206,7 @@ static status find(ctx *c, void *handle, const blas_key *k, blas_described **out
     p->key = *k;
     s = describe(c, p);
     if (s == OK) s = take_algorithm(c, handle, p);
+    if (s == E_UNSUPPORTED) s = refused(c, p);
     if (s != OK) {
         dispose(p);
         return s;
@@ -232,6 +247,8 @@ static int64_t address_alignment(const void *data) {
     return (int64_t)(all & (~all + 1));
 }
 
+static bool is_apart(const void *data) { return address_alignment(data) < BLAS_ALIGNED; }
+
 enum { GELU_COLUMNS = 8 };
 
 /* False where the library has no such epilogue. The biases that it adds and the totals that it leaves are both its
@@ -246,6 +263,10 @@ static bool describe_epilogue(const gemm *g, const addend *plus, const epilogue 
     if (then->kind != NO_EPILOGUE && (gemm_pairs(g) > 1 || g->type == F64 || plus->kind == ADD_MATRIX)) return false;
     if ((then->kind == LEFT_TOTALS || then->kind == RIGHT_TOTALS) && g->alpha != 1) return false;
     if (is_gelu && (g->wide_c || (then->has_extra && g->n % GELU_COLUMNS != 0))) return false;
+    /* The library's heuristic has no wish for their alignment, and may name a kernel that reads 16 bytes at a time. */
+    if (is_apart(plus->kind == ADD_VECTOR || then->has_totals ? vector : NULL) ||
+        is_apart(then->has_extra ? then->extra : NULL))
+        return false;
     if (then->kind == GELU_OF_SUMS)
         which = EPILOGUE_GELU | (which == EPILOGUE_BIAS ? EPILOGUE_BIAS : 0) | (then->has_extra ? WITH_EXTRA : 0);
     else if (then->kind == GELU_SLOPE) which = EPILOGUE_GELU_SLOPE | (then->has_totals ? WITH_TOTALS : 0);
@@ -291,9 +312,9 @@ static const void *moved(const void *data, int64_t elements, dtype type) {
     return (const char *)data + elements * (int64_t)dtype_size(type);
 }
 
-/* *done is false where the library finds only now that it does not take the product. */
+/* E_UNSUPPORTED where the library finds only now that it does not take the product. */
 static status start(ctx *c, const call *k, void *handle, const blas_described *p, const gemm *g, const addend *plus,
-                    int64_t pair, bool *done) {
+                    int64_t pair) {
     const gemm_offsets at = gemm_batch_at(g, pair);
     const float alpha = (float)g->alpha, beta = p->key.beta ? 1 : 0;
     const double wide_beta = beta;
@@ -306,8 +327,23 @@ static status start(ctx *c, const call *k, void *handle, const blas_described *p
         is_wide ? (const void *)&wide_beta : &beta, p->key.beta ? moved(plus->data, at.c, type) : d,
         p->layout[C_LAYOUT], d, p->layout[C_LAYOUT], &p->algorithm, k->work, (size_t)p->key.workspace, k->cuda->stream);
 
-    *done = result == 0;
-    return result == 0 || result == NOT_SUPPORTED ? OK : blas_refuse(c, result, "cublasLtMatmul");
+    return result == 0 ? OK : blas_refuse(c, result, "cublasLtMatmul");
+}
+
+/* All pairs. *done is false where the library does not take them: what it has begun is begun anew, which it cannot be
+ * where the result was added to. */
+static status start_all(ctx *c, const call *k, void *handle, blas_described *p, const gemm *g, const addend *plus,
+                        bool *done) {
+    int64_t i = 0;
+    status s = OK;
+
+    for (; i < gemm_pairs(g) && s == OK; i += p->key.batch) s = start(c, k, handle, p, g, plus, i);
+    if (s != E_UNSUPPORTED) return s;
+    TRY(refused(c, p));
+    if (i > p->key.batch && plus->kind == ADD_MATRIX && plus->data == g->c)
+        return fail(c, E_RUNTIME, "cuBLASLt began to add a product to a tensor, and refused the rest of it");
+    *done = false;
+    return OK;
 }
 
 /* --- choices ------------------------------------------------------------------------------------------------------ */
@@ -344,22 +380,30 @@ void blas_forget(void) {
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
+/* What has been chosen since it was described, or is found out now. */
+static status settle(ctx *c, const call *k, void *handle, blas_described *p) {
+    if (!p->taken || p->settled) return OK;
+    if (blas_choice_get(&p->key)) TRY(take_algorithm(c, handle, p));
+    return k->cuda->tuning && !p->settled ? blas_tune(c, handle, p, k->cuda->tuning) : OK;
+}
+
 /* With the lock. */
 static status run(ctx *c, const call *k, const gemm *g, const addend *plus, const epilogue *then, const blas_key *of,
                   bool *done) {
     void *handle = NULL;
     blas_described *p = NULL;
+    status s;
 
     TRY(handle_of(c, k->cuda->device, &handle));
     TRY(find(c, handle, of, &p));
-    if (!p->settled && blas_choice_get(of)) TRY(take_algorithm(c, handle, p)); /* chosen since it was described */
+    s = settle(c, k, handle, p);
+    if (s == E_UNSUPPORTED) s = refused(c, p);
+    TRY(s);
     *done = p->taken;
-    if (p->taken && k->cuda->tuning && !p->settled) return blas_tune(c, handle, p, k->cuda->tuning);
     if (!p->taken || k->cuda->dry) return OK;
     p->settled = true;
     TRY(blas_set_addresses(c, p, plus->kind == ADD_VECTOR ? plus->data : then->totals, then->extra));
-    for (int64_t i = 0; i < gemm_pairs(g) && *done; i += of->batch) TRY(start(c, k, handle, p, g, plus, i, done));
-    return OK;
+    return start_all(c, k, handle, p, g, plus, done);
 }
 
 status blas_product_and(ctx *c, const call *k, const gemm *given, const addend *plus, const epilogue *then,

@@ -6,6 +6,9 @@
 #include "cuda/driver.h"
 #include "exec/gemm.h"
 
+/* Bytes that divide the address of the workspace: with less the library may find out when it is started, or not. */
+enum { BLAS_WORK_ALIGNED = 256 };
+
 /* What is added to a product. */
 typedef enum addend_kind {
     ADD_NOTHING,
@@ -59,7 +62,7 @@ typedef struct blas_measured {
  * into the memory are left out. */
 typedef struct blas_tuning {
     cuda_run at;  /* where to run: not dry */
-    char *memory; /* of that device, full of numbers, aligned to 16; NULL: only `needed` is found out */
+    char *memory; /* of that device, full of numbers, aligned as a workspace; NULL: only `needed` is found out */
     size_t bytes, needed;
     double limit;         /* about the most seconds a product; 0: as long as it takes */
     blas_measured *found; /* in the context of the dry run */

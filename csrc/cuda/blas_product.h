@@ -39,7 +39,14 @@ typedef struct blas_functions {
     BLAS_FUNCTIONS(ENTRY_MEMBER)
 } blas_functions;
 
-enum { OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+typedef enum blas_result {
+    OUT_OF_MEMORY = 3,
+    INVALID_VALUE = 7,
+    ARCH_MISMATCH = 8,
+    EXECUTION_FAILED = 13,
+    INTERNAL_ERROR = 14,
+    NOT_SUPPORTED = 15
+} blas_result;
 /* Of blas.c, loaded by the time that there is a product. */
 extern blas_functions blas;
 
@@ -48,18 +55,25 @@ enum { A_LAYOUT, B_LAYOUT, C_LAYOUT, LAYOUTS };
 typedef struct blas_described {
     blas_key key;
     bool used, taken; /* in the table; by the library */
+    bool refused;     /* when it was described or started: it is not asked for again */
     bool settled;     /* it has run, or been measured: its bits stay as they are */
     void *description, *layout[LAYOUTS];
     blas_algorithm algorithm;
 } blas_described;
 
-enum { BLAS_ALIGNED = 16 }; /* no operand is known to be aligned better */
+/* No operand is known to be aligned better; what an epilogue reads or leaves never is worse. */
+enum { BLAS_ALIGNED = 16 };
 
+/* E_UNSUPPORTED where another way may do what the library does not. */
 MUST_USE status blas_refuse(ctx *c, int result, const char *what);
-/* Whether it says that the library does not take such a product. */
-static inline bool blas_is_no(int result) { return result == NOT_SUPPORTED || result == INVALID_VALUE; }
+/* Whether it says that the library does not do such a product. A kernel that faulted says so, too: then the next call
+ * of the driver's fails. */
+static inline bool blas_is_no(int result) {
+    return result == NOT_SUPPORTED || result == INVALID_VALUE || result == ARCH_MISMATCH ||
+           result == EXECUTION_FAILED || result == INTERNAL_ERROR;
+}
 
-/* Up to `most` algorithms that the library would take, its best guess first. */
+/* Up to `most` algorithms that the library would take, its best guess first. E_UNSUPPORTED: it knows none. */
 MUST_USE status blas_ask(ctx *c, void *handle, const blas_described *p, int most, blas_answer *answers, int *count);
 /* Where the epilogue's vector and matrix are. When it chooses the library looks at the addresses' alignment only. */
 MUST_USE status blas_set_addresses(ctx *c, const blas_described *p, const void *vector, const void *extra);

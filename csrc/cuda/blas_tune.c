@@ -7,7 +7,7 @@
 
 #include <time.h>
 
-enum { ROUNDS = 5, MOST_TIMES = 64, PLACE = 256 };
+enum { ROUNDS = 5, MOST_TIMES = 64, PLACE = BLAS_WORK_ALIGNED };
 #define SAMPLE 1e-3  /* seconds of work that are long enough to be measured */
 #define CLEARLY 0.97 /* of the best guess's time: less is worth another choice */
 #define HOPELESS 2.0 /* times the shortest of the first try */
@@ -49,7 +49,7 @@ static size_t lay_out(trial *r, const blas_key *k, void **vector, void **extra) 
     r->result = take(r->t, &at, extent(k->cols, k->rows, k->c_ld, k->c_step, k->batch), result, k->c_aligned);
     *vector = take(r->t, &at, k->rows > k->cols ? k->rows : k->cols, result, k->vector_aligned);
     *extra = k->extra_aligned ? take(r->t, &at, k->rows * k->cols, result, k->extra_aligned) : NULL;
-    r->work = take(r->t, &at, (int64_t)k->workspace, U8, BLAS_ALIGNED);
+    r->work = take(r->t, &at, (int64_t)k->workspace, U8, PLACE);
     return at;
 }
 

@@ -4,6 +4,7 @@
 #include "core/digest.h"
 #include "cuda/generate.h"
 #include "cuda/nvrtc.h"
+#include "cuda/refusals.h"
 #include "cuda/stored.h"
 
 #include <pthread.h>
@@ -117,7 +118,7 @@ static status make(ctx *c, chain **place, const chain_program *p, int architectu
     free(text);
     if (s != OK) {
         (void)snprintf(counts.reason, sizeof counts.reason, "%.*s", (int)sizeof counts.reason - 1, c->err.text);
-        c->err = (err){0};
+        refusal_note(c, "NVRTC", ": a fused chain is interpreted by one kernel for all, which is slower");
         return OK;
     }
     s = add(c, place, p, architecture, image);

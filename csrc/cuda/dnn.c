@@ -3,7 +3,9 @@
  * Work is described once: its descriptors, and what the library's heuristic names, are kept for all of the same sizes.
  * When plans are made each is asked for, so a step finds them all. Only what gives the same bits every time is used. */
 #include "cuda/dnn_library.h"
+#include "cuda/refusals.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +23,12 @@ typedef struct dnn_functions {
     DNN_FUNCTIONS(ENTRY_MEMBER)
 } dnn_functions;
 
-enum { NO_HOST_MEMORY = 4003, NO_DEVICE_MEMORY = 4004 };
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything below, and of what users have */
 static dnn_functions dnn;
 static void *handles[MOST_DEVICES]; /* for the life of the process */
 
 status dnn_refuse(ctx *c, int result, const char *what) {
-    const bool no_memory = result == NO_HOST_MEMORY || result == NO_DEVICE_MEMORY;
+    const bool no_memory = result == DNN_NO_HOST_MEMORY || result == DNN_NO_DEVICE_MEMORY;
     static const char *const texts[] = {"success",       "not initialized", "bad parameter",
                                         "not supported", "internal error",  "execution failed"};
     const char *text =
@@ -158,6 +158,20 @@ static status find(ctx *c, void *handle, const dnn_user *u, const dnn_key *k, dn
 
 /* --- starting ----------------------------------------------------------------------------------------------------- */
 
+/* An error where it is none. */
+static status note_refusal(ctx *c, const dnn_known *p, const dnn_said *said) {
+    const dnn_key *k = &p->key;
+    const status s = dnn_refuse(c, said->result, said->by);
+
+    if (!dnn_is_refusal(said->result)) return s;
+    refusal_note(c, "cuDNN",
+                 ", for %s x [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "], w [%" PRId64
+                 ", %" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "], algorithm %d",
+                 dtype_name((dtype)k->type), k->x[0], k->x[1], k->x[2], k->x[3], k->x[4], k->w[0], k->w[1], k->w[2],
+                 k->w[3], k->w[4], p->n_ways ? p->ways[p->way].algorithm : 0);
+    return OK;
+}
+
 /* With the lock. */
 static status run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const void *arg, bool *done) {
     dnn_said said = {0, NULL};
@@ -172,12 +186,14 @@ static status run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const v
     *done = p->taken;
     if (!p->taken || k->cuda->dry) return OK;
     DNN_CALL(c, dnn, cudnnSetStream, handle, k->cuda->stream);
-    TRY(u->start(c, k, handle, p, arg, &said));
-    if (u->is_optional && dnn_is_refusal(said.result)) {
-        *done = p->taken = false; /* and it is not asked again */
-        return OK;
+    for (;; p->way++) {
+        TRY(u->start(c, k, handle, p, arg, &said));
+        if (said.result == 0) return OK;
+        TRY(note_refusal(c, p, &said));
+        if (p->way + 1 >= p->n_ways) break;
     }
-    return said.result == 0 ? OK : dnn_refuse(c, said.result, said.by);
+    *done = p->taken = false; /* and it is not asked again */
+    return OK;
 }
 
 status dnn_run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const void *arg, bool *done) {

@@ -1,7 +1,8 @@
 /* dnn_conv.c -- convolutions by cuDNN: the CUDA side of ops/conv.c.
  *
- * Of the algorithms that the library's heuristic names the first is used that gives the same bits every time, and float32
- * is rounded to TF32 only where torch allows it. */
+ * Of the algorithms that the library's heuristic names the first is used that gives the same bits every time, with the
+ * math that it was named with; the next, where that one is refused when it is started. float32 is rounded to TF32 only
+ * where torch allows it. */
 #include "cuda/dnn.h"
 
 #include "cuda/dnn_library.h"
@@ -50,7 +51,7 @@ typedef struct conv_functions {
 } conv_functions;
 
 enum { CROSS_CORRELATION = 1, CHANNELS_FIRST = 0, DETERMINISTIC = 1 };
-enum { MATH_DEFAULT = 0, MATH_TENSOR_CORES = 1, MATH_NO_ROUNDING = 3 };
+enum { MATH_DEFAULT = 0, MATH_TENSOR_CORES = 1, MATH_CONVERTED = 2, MATH_NO_ROUNDING = 3 };
 enum { X, W, Y, WINDOW };
 
 static conv_functions dnn;
@@ -60,8 +61,6 @@ static status load(ctx *c) { DNN_ONCE(c, dnn, CONV_FUNCTIONS); }
 #define CALL(c, name, ...) DNN_CALL(c, dnn, name, __VA_ARGS__)
 
 /* --- describing --------------------------------------------------------------------------------------------------- */
-
-enum { MOST_ANSWERS = 10 };
 
 static status describe_weights(ctx *c, dnn_known *p) {
     const dnn_key *k = &p->key;
@@ -91,24 +90,37 @@ static status describe_window(ctx *c, dnn_known *p) {
     return OK;
 }
 
-/* The fastest algorithm, as the library guesses, among those that can be used. */
+/* False where math would round more than torch allows. What an algorithm was named with it is used with, or it may not
+ * give the same bits every time. */
+static bool math_of(const dnn_key *k, const answer *a, int *math) {
+    const bool may_round = k->type != F32 || k->tf32;
+
+    *math = may_round ? a->math : MATH_NO_ROUNDING;
+    if (k->type == F32 && a->math == MATH_CONVERTED) return false; /* to 16 bits */
+    return may_round || a->math != MATH_TENSOR_CORES;
+}
+
+/* The algorithms that can be used, the fastest first, as the library guesses. */
 static status ask(ctx *c, void *handle, dnn_known *p) {
     void *x = p->part[X], *w = p->part[W], *y = p->part[Y], *v = p->part[WINDOW];
-    answer found[MOST_ANSWERS];
+    answer found[DNN_WAYS];
     int n = 0, result = 0;
 
     if (p->key.which == CONV_FORWARD)
-        result = dnn.cudnnGetConvolutionForwardAlgorithm_v7(handle, x, w, v, y, MOST_ANSWERS, &n, found);
+        result = dnn.cudnnGetConvolutionForwardAlgorithm_v7(handle, x, w, v, y, DNN_WAYS, &n, found);
     else if (p->key.which == CONV_GRAD_INPUT)
-        result = dnn.cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w, y, v, x, MOST_ANSWERS, &n, found);
-    else result = dnn.cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x, y, v, w, MOST_ANSWERS, &n, found);
+        result = dnn.cudnnGetConvolutionBackwardDataAlgorithm_v7(handle, w, y, v, x, DNN_WAYS, &n, found);
+    else result = dnn.cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle, x, y, v, w, DNN_WAYS, &n, found);
     if (result != 0 && !dnn_is_refusal(result)) return dnn_refuse(c, result, "the choice of an algorithm");
-    for (int i = 0; result == 0 && i < n && !p->taken; i++)
-        if (found[i].status == 0 && found[i].deterministic == DETERMINISTIC &&
-            found[i].workspace <= (size_t)p->key.workspace) {
-            p->taken = true;
-            p->algorithm = found[i].algorithm;
-        }
+    for (int i = 0; result == 0 && i < n; i++) {
+        dnn_way *way = &p->ways[p->n_ways];
+        if (found[i].status != 0 || found[i].deterministic != DETERMINISTIC ||
+            found[i].workspace > (size_t)p->key.workspace || !math_of(&p->key, &found[i], &way->math))
+            continue;
+        way->algorithm = found[i].algorithm;
+        p->n_ways++;
+    }
+    p->taken = p->n_ways > 0;
     return OK;
 }
 
@@ -161,9 +173,9 @@ static status start(ctx *c, const call *k, void *handle, const dnn_known *p, con
     const void *a = k->in[0].data, *b = k->in[1].data;
     const size_t room = (size_t)p->key.workspace;
     void *x = p->part[X], *w = p->part[W], *y = p->part[Y], *v = p->part[WINDOW], *to = k->out[0].data;
-    const int how = p->algorithm;
+    const int how = p->ways[p->way].algorithm;
 
-    (void)c;
+    CALL(c, cudnnSetConvolutionMathType, v, p->ways[p->way].math);
     if (p->key.which == CONV_FORWARD)
         *said = DNN_SAID(dnn, cudnnConvolutionForward, handle, alpha, x, a, w, b, v, how, k->work, room, beta, y, to);
     else if (p->key.which == CONV_GRAD_INPUT)

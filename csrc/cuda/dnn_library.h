@@ -20,12 +20,19 @@ typedef struct dnn_key {
     int64_t rank, x[DNN_RANK], w[DNN_RANK], y[DNN_RANK], pad[SPATIAL], stride[SPATIAL], dilation[SPATIAL];
 } dnn_key;
 
+/* An algorithm, and the kind of math that it was named with. */
+enum { DNN_WAYS = 10 };
+typedef struct dnn_way {
+    int algorithm, math;
+} dnn_way;
+
 typedef struct dnn_known {
     dnn_key key;
     void *part[DNN_PARTS]; /* descriptors */
     int (*destroy[DNN_PARTS])(void *part);
-    int algorithm;
-    bool taken; /* by the library */
+    dnn_way ways[DNN_WAYS]; /* of doing it, best guess first, where there are several */
+    int n_ways, way;        /* the one that is used */
+    bool taken;             /* by the library */
 } dnn_known;
 
 /* What an entry point returned, and its name. */
@@ -34,18 +41,18 @@ typedef struct dnn_said {
     const char *by;
 } dnn_said;
 
-/* A kind of work. `describe` makes the parts and says whether the library takes it; `start` leaves in `said` what the
+/* A kind of work. `describe` makes the parts and says whether the library takes it, and in which ways; `start` leaves in `said` what the
  * call returned that starts it. Both run with a lock. */
 typedef struct dnn_user {
     status (*load)(ctx *c);
     status (*describe)(ctx *c, void *handle, dnn_known *p);
     status (*start)(ctx *c, const call *k, void *handle, const dnn_known *p, const void *arg, dnn_said *said);
-    /* There are kernels of ours: the library may be missing, and may refuse when it is started. It is looked for once. */
+    /* There are kernels of ours: the library may be missing. It is looked for once. */
     bool is_optional, was_looked_for, is_missing;
 } dnn_user;
 
-/* Starts what `of` says, or in a dry run finds out whether it can be. *done is false, and nothing was started, where the
- * library does not take it, or, of what is optional, is not there. */
+/* Starts what `of` says, or in a dry run finds out whether it can be; where the library refuses one way, by the next.
+ * *done is false, and nothing was started, where the library does not take it, or, of what is optional, is not there. */
 MUST_USE status dnn_run(ctx *c, const call *k, dnn_user *u, const dnn_key *of, const void *arg, bool *done);
 
 /* Part `at` of a description: a tensor of the key's rank, dense, the channels first. */
@@ -58,8 +65,12 @@ int dnn_type(dtype type);
 const void *dnn_factor(dtype type, bool one);
 
 MUST_USE status dnn_refuse(ctx *c, int result, const char *what);
-/* The library says so of what it cannot do: the sizes are right, we have checked them. */
-static inline bool dnn_is_refusal(int result) { return result >= 2000 && result < 4000; }
+enum { DNN_NO_HOST_MEMORY = 4003, DNN_NO_DEVICE_MEMORY = 4004 };
+/* The library says so of what it cannot do: the sizes are right, we have checked them. 2000: bad parameters, 3000: not
+ * supported, 4000: internal errors, 5000: a kernel that does not start. */
+static inline bool dnn_is_refusal(int result) {
+    return result >= 2000 && result < 6000 && result != DNN_NO_HOST_MEMORY && result != DNN_NO_DEVICE_MEMORY;
+}
 
 #define DNN_CALL(c, functions, name, ...)                                                                              \
     do {                                                                                                               \

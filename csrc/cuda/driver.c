@@ -69,7 +69,8 @@ typedef struct driver_functions {
 static driver_functions driver;
 static bool is_loaded;
 
-enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_NOT_FOUND = 500, CUDA_CAPTURE_IMPLICIT = 906 };
+enum { HOST_ALLOC_PORTABLE = 1, HOST_ALLOC_MAPPED = 2 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 enum { STREAM_NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1, EVENT_WITHOUT_TIME = 2 };
 
@@ -116,6 +117,22 @@ static status load_driver(ctx *c) {
     return OK;
 }
 
+/* --- forked processes --------------------------------------------------------------------------------------------- */
+
+/* A child of fork has the parent's handles and no context of its own: a call of the driver's may fail, or crash. Its
+ * locks may be held by threads that it does not have. */
+static atomic_bool is_forked;
+
+bool cuda_is_forked(void) { return atomic_load(&is_forked); }
+
+static void forked(void) { atomic_store(&is_forked, true); }
+
+static status refuse_forked(ctx *c) {
+    return fail(c, E_RUNTIME,
+                "CUDA was initialised before this process was forked and cannot be used in it: start processes by "
+                "multiprocessing's 'spawn' or 'forkserver'");
+}
+
 static status open_driver(ctx *c) {
     int count = 0;
 
@@ -125,6 +142,7 @@ static status open_driver(ctx *c) {
     TRY(load_driver(c));
     CALL(c, cuInit, 0);
     CALL(c, cuDeviceGetCount, &count);
+    if (pthread_atfork(NULL, NULL, forked) != 0) return fail(c, E_NOMEM, "out of memory");
     n_devices = count < MOST_DEVICES ? count : MOST_DEVICES;
     return OK;
 }
@@ -193,6 +211,8 @@ static status open_device(ctx *c, int index) {
 }
 
 status cuda_available(ctx *c, int *count) {
+    *count = 0;
+    if (atomic_load(&is_forked)) return refuse_forked(c);
     (void)pthread_mutex_lock(&lock);
     status s = open_driver(c);
     *count = s == OK ? n_devices : 0;
@@ -243,6 +263,7 @@ status cuda_begin(ctx *c, int index, void *stream, cuda_run *out) {
     status s = OK;
 
     *out = (cuda_run){.device = index, .stream = stream};
+    if (atomic_load(&is_forked)) return refuse_forked(c);
     if (index < 0 || index >= MOST_DEVICES || !atomic_load(&opened[index])) {
         (void)pthread_mutex_lock(&lock);
         if (index < 0 || index >= MOST_DEVICES || !atomic_load(&opened[index])) s = open_device(c, index);
@@ -393,7 +414,7 @@ status cuda_number_get(ctx *c, cuda_number *n, int64_t *out) {
 void cuda_number_free(cuda_number *n) {
     void *previous = NULL;
 
-    if (!n) return;
+    if (!n || atomic_load(&is_forked)) return;
     if (n->coming && driver.cuCtxGetCurrent(&previous) == 0) {
         (void)driver.cuCtxSetCurrent(devices[n->device].context);
         n->coming = driver.cuEventSynchronize(n->event) != 0;
@@ -428,12 +449,28 @@ status cuda_seconds(ctx *c, const cuda_run *r, cuda_work *work, void *arg, doubl
     return s;
 }
 
-status cuda_is_captured(ctx *c, const cuda_run *r, bool *out) {
+/* The default stream is not, and says so with an error while another one is. */
+static status ask_captured(ctx *c, void *stream, bool *out) {
     int state = 0;
+    const int result = driver.cuStreamIsCapturing(stream, &state);
 
-    CALL(c, cuStreamIsCapturing, r->stream, &state);
-    *out = state != 0;
-    return OK;
+    *out = result == 0 && state != 0;
+    return result == 0 || result == CUDA_CAPTURE_IMPLICIT ? OK : refuse(c, result, "cuStreamIsCapturing");
+}
+
+status cuda_is_captured(ctx *c, const cuda_run *r, bool *out) { return ask_captured(c, r->stream, out); }
+
+status cuda_captured(ctx *c, void *stream, bool *out) {
+    ctx aside;
+
+    *out = false;
+    if (atomic_load(&is_forked)) return OK;
+    ctx_init(&aside);
+    (void)pthread_mutex_lock(&lock);
+    const bool is_there = load_driver(&aside) == OK;
+    (void)pthread_mutex_unlock(&lock);
+    ctx_release(&aside);
+    return is_there ? ask_captured(c, stream, out) : OK;
 }
 
 /* With the device open. */
@@ -512,7 +549,7 @@ status cuda_graph_start(ctx *c, const cuda_run *r, void *executable) {
 }
 
 void cuda_graph_forget(void *executable) {
-    if (executable) (void)driver.cuGraphExecDestroy(executable);
+    if (executable && !atomic_load(&is_forked)) (void)driver.cuGraphExecDestroy(executable);
 }
 
 status cuda_set_u64(ctx *c, const cuda_run *r, void *to, uint64_t x) {

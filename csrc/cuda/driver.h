@@ -34,6 +34,8 @@ MUST_USE status cuda_begin(ctx *c, int device, void *stream, cuda_run *out);
  * nothing: what is still under way is seen at the next look. */
 MUST_USE status cuda_end(ctx *c, const cuda_run *r, status s);
 
+/* A child of fork that has no CUDA of its own: it must not wait for a lock, and can give nothing back. */
+bool cuda_is_forked(void);
 /* An error with the reason unless kernels can run here. */
 MUST_USE status cuda_available(ctx *c, int *devices);
 
@@ -87,6 +89,8 @@ typedef status cuda_work(ctx *c, void *arg);
 MUST_USE status cuda_seconds(ctx *c, const cuda_run *r, cuda_work *work, void *arg, double *seconds);
 /* Whether the run's stream is being captured, by whomever: then nothing may wait. */
 MUST_USE status cuda_is_captured(ctx *c, const cuda_run *r, bool *out);
+/* The same of a stream, where no device need be open: false while the driver is not. */
+MUST_USE status cuda_captured(ctx *c, void *stream, bool *out);
 /* "NVIDIA H200 (sm_90)" */
 enum { CUDA_NAME = 160 };
 MUST_USE status cuda_name(ctx *c, int device, char name[CUDA_NAME]);

@@ -3,6 +3,7 @@
 #include "cuda/library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
 #include <link.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,18 +16,39 @@ static const char *const folders[] = {
 
 enum { LONGEST_PATH = 4096 };
 
+/* NVRTC opens its built-in functions by name, in folders that the loader knows. `folder` is where it lies itself. */
+static void load_builtins(const char *folder) {
+    char pattern[LONGEST_PATH];
+    glob_t found;
+
+    if (snprintf(pattern, sizeof pattern, "%s/libnvrtc-builtins.so.*", folder) >= LONGEST_PATH) return;
+    if (glob(pattern, 0, NULL, &found) == 0)
+        for (size_t i = 0; i < found.gl_pathc; i++) (void)dlopen(found.gl_pathv[i], RTLD_LAZY | RTLD_LOCAL);
+    globfree(&found);
+}
+
+/* The library at a path, which the loader does not know, nor what it opens itself. */
+static void *open_at(const char *folder, const char *name) {
+    char path[LONGEST_PATH];
+    void *found = NULL;
+
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) < LONGEST_PATH) found = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    if (found && strncmp(name, "libnvrtc.", strlen("libnvrtc.")) == 0) load_builtins(folder);
+    return found;
+}
+
 /* Beside a library that is loaded already: packages of Python's are in no folder that the loader looks into. */
 static void *find_beside(const char *neighbour, const char *name) {
     void *handle = dlopen(neighbour, RTLD_LAZY | RTLD_NOLOAD), *found = NULL;
     struct link_map *map = NULL;
-    char path[LONGEST_PATH];
+    char folder[LONGEST_PATH];
 
     if (!handle) return NULL;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name && strchr(map->l_name, '/')) {
         const int length = (int)(strrchr(map->l_name, '/') - map->l_name);
         for (int i = 0; folders[i] && !found; i++)
-            if (snprintf(path, sizeof path, "%.*s/%s/%s", length, map->l_name, folders[i], name) < LONGEST_PATH)
-                found = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+            if (snprintf(folder, sizeof folder, "%.*s/%s", length, map->l_name, folders[i]) < LONGEST_PATH)
+                found = open_at(folder, name);
     }
     (void)dlclose(handle);
     return found;

@@ -46,15 +46,18 @@ status nvrtc_version(ctx *c, int *version) {
     return OK;
 }
 
-/* The compiler's first lines as an error. */
-static status explain(ctx *c, void *program) {
+/* The compiler's first lines as an error; of errors that are not the text's, too. */
+static status explain(ctx *c, void *program, int result) {
     size_t bytes = 0;
     char *log = NULL;
 
     CALL(c, nvrtcGetProgramLogSize, program, &bytes);
     if (bytes && !(log = calloc(1, bytes + 1))) return fail(c, E_NOMEM, "out of memory");
     if (log && nvrtc.nvrtcGetProgramLog(program, log) != 0) log[0] = '\0';
-    const status s = fail(c, E_RUNTIME, "NVRTC does not compile a chain: %.*s", MOST_LOG, log ? log : "");
+    const status s = result == COMPILATION_FAILED
+                         ? fail(c, E_RUNTIME, "NVRTC does not compile a chain: %.*s", MOST_LOG, log ? log : "")
+                         : fail(c, result == OUT_OF_MEMORY ? E_NOMEM : E_RUNTIME,
+                                "NVRTC error %d in nvrtcCompileProgram: %.*s", result, MOST_LOG, log ? log : "");
     free(log);
     return s;
 }
@@ -67,8 +70,7 @@ static status compile(ctx *c, void *program, int architecture, void **image, siz
 
     (void)snprintf(target, sizeof target, "--gpu-architecture=sm_%d", architecture);
     result = nvrtc.nvrtcCompileProgram(program, sizeof options / sizeof *options, options);
-    if (result == COMPILATION_FAILED) return explain(c, program);
-    if (result != 0) return refuse(c, result, "nvrtcCompileProgram");
+    if (result != 0) return explain(c, program, result);
     CALL(c, nvrtcGetCUBINSize, program, bytes);
     if (*bytes == 0) return fail(c, E_RUNTIME, "NVRTC made nothing");
     if (!(*image = malloc(*bytes))) return fail(c, E_NOMEM, "out of memory");

@@ -1,6 +1,7 @@
 /* replay.c -- which stretches there are, what addresses they were recorded with, and when to record. */
 #include "cuda/replay.h"
 
+#include "cuda/refusals.h"
 #include "cuda/torch_attention.h"
 
 #include <alloca.h>
@@ -26,6 +27,9 @@ typedef struct recording {
     void *executable; /* NULL: none */
     uint64_t *key;    /* [n_slots + COMMON] */
     int64_t used;     /* when */
+    int nodes;        /* about as many kernels: instructions */
+    replay *of;
+    struct recording *older, *newer; /* of all that there are, in the order of their use */
 } recording;
 
 typedef struct stretch {
@@ -57,6 +61,74 @@ struct replay {
 };
 
 enum { ARENA, CONSTANTS, TF32, COMMON }; /* of a key, before the slots */
+
+/* --- all recordings ----------------------------------------------------------------------------------------------- */
+
+/* The driver keeps memory for each that is in no statistics of torch's, and does not say how much. So their number is
+ * bounded, and that of their kernels; the one that was of no use for longest is given back. */
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static recording *oldest_kept, *newest_kept;
+static replay_kept kept;
+
+/* With kept_lock, these four. */
+static void unlink_recording(recording *r) {
+    *(r->older ? &r->older->newer : &oldest_kept) = r->newer;
+    *(r->newer ? &r->newer->older : &newest_kept) = r->older;
+    r->older = r->newer = NULL;
+    kept.graphs--;
+    kept.kernels -= r->nodes;
+}
+
+static void link_recording(recording *r) {
+    r->older = newest_kept;
+    *(newest_kept ? &newest_kept->newer : &oldest_kept) = r;
+    newest_kept = r;
+    kept.graphs++;
+    kept.kernels += r->nodes;
+}
+
+static bool too_many(void) { return kept.graphs > MOST_GRAPHS || kept.kernels > MOST_GRAPH_KERNELS; }
+
+/* One that is not `but`, of a plan that nobody runs now, or of `of`, whose lock the caller has. *out: to be forgotten. */
+static bool take_oldest(const replay *of, const recording *but, void **out) {
+    for (recording *r = oldest_kept; r; r = r->newer) {
+        if (r == but || (r->of != of && pthread_mutex_trylock(&r->of->lock) != 0)) continue;
+        *out = r->executable;
+        r->executable = NULL;
+        unlink_recording(r);
+        if (r->of != of) (void)pthread_mutex_unlock(&r->of->lock);
+        return true;
+    }
+    return false;
+}
+
+/* With the lock of its plan: it has an executable graph, and is of use now. */
+static void keep(recording *r) {
+    void *executable;
+    bool found = true;
+
+    (void)pthread_mutex_lock(&kept_lock);
+    link_recording(r);
+    while (found && too_many()) {
+        found = take_oldest(r->of, r, &executable);
+        if (found) cuda_graph_forget(executable);
+    }
+    (void)pthread_mutex_unlock(&kept_lock);
+}
+
+/* It is about to be another one, to be used or to go. */
+static void unkeep(recording *r) {
+    (void)pthread_mutex_lock(&kept_lock);
+    if (r->executable) unlink_recording(r);
+    (void)pthread_mutex_unlock(&kept_lock);
+}
+
+replay_kept replay_all_kept(void) {
+    (void)pthread_mutex_lock(&kept_lock);
+    const replay_kept now = kept;
+    (void)pthread_mutex_unlock(&kept_lock);
+    return now;
+}
 
 /* --- stretches ---------------------------------------------------------------------------------------------------- */
 
@@ -120,6 +192,7 @@ static bool find_stretches(const plan *p, range *of) {
 static void range_free(range *r) {
     for (int i = 0; i < r->count; i++) {
         for (int j = 0; j < KEPT; j++) {
+            unkeep(&r->list[i].kept[j]);
             cuda_graph_forget(r->list[i].kept[j].executable);
             free(r->list[i].kept[j].key);
         }
@@ -157,7 +230,7 @@ replay *replay_new(const plan *p) {
 }
 
 void replay_free(replay *of) {
-    if (!of) return;
+    if (!of || cuda_is_forked()) return;
     while (of->ranges) {
         range *next = of->ranges->next;
         range_free(of->ranges);
@@ -262,11 +335,18 @@ static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void 
     if (!found) {
         found = oldest(s);
         TRY(record(c, p, s, r, &captured));
+        unkeep(found);
         TRY(cuda_graph_make(c, captured, &found->executable, &updated));
         memcpy(found->key, key, bytes);
+        found->of = of;
+        found->nodes = s->to - s->from;
+        keep(found);
         s->recorded++;
         of->counts.recorded++;
         of->counts.updated += updated;
+    } else {
+        unkeep(found);
+        keep(found);
     }
     found->used = ++of->clock;
     TRY(cuda_graph_start(c, where, found->executable));
@@ -286,12 +366,13 @@ static bool started(ctx *c, replay *of, const plan *p, stretch *s, const run *gi
     bool done = false;
 
     if (s->refused) return false;
+    const int refusals = refusals_count();
     for (int i = 0; i < s->n_slots; i++)
         if (s->slots[i].place == AT_INPUT) inputs[s->slots[i].index] = memory[s->slots[i].index];
     r.memory[AT_INPUT] = inputs;
     r.cuda = &where;
     if (start(c, of, p, s, &r, inputs, &where, &done) != OK) {
-        s->refused = true;
+        s->refused = refusals == refusals_count(); /* what a library refused, it will not be asked for again */
         c->err = (err){.code = OK};
     }
     return done;

@@ -29,4 +29,11 @@ MUST_USE status replay_run(ctx *c, replay *of, const plan *p, int from, int to, 
 
 replay_counts replay_count(replay *of);
 
+/* All graphs that plans of this process keep, and about how many kernels these are; at most so many. */
+enum { MOST_GRAPHS = 512, MOST_GRAPH_KERNELS = 1 << 17 };
+typedef struct replay_kept {
+    int64_t graphs, kernels;
+} replay_kept;
+replay_kept replay_all_kept(void);
+
 #endif

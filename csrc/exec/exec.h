@@ -6,7 +6,7 @@
 
 /* The memory of one run; all borrowed. Pointers an executed stretch does not need may be NULL. */
 typedef struct run {
-    void *arena;                 /* plan->arena_bytes, 64-byte aligned; the same for a forward and its backward */
+    void *arena; /* plan->arena_bytes, aligned as plan.h says; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
     const host *host;            /* for nodes that are not the engine's own, or NULL */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64 };
+static int64_t alignment(const plan *p) { return p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED; }
 #ifdef ORT_SANITIZE
 enum { REDZONE = 64 };
 #else
@@ -192,7 +192,7 @@ static status assign_offsets(planner *pl) {
         p->code[t].work = -1;
         if (work) items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
     }
-    TRY(offsets_plan(g->c, items, n, ALIGNMENT, REDZONE, &p->arena_bytes));
+    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE, &p->arena_bytes));
     for (int i = 0; i < p->n_fixed; i++) p->fixed[i].offset = items[i].offset;
     if (n_fixed > p->n_fixed) p->seed_offset = items[p->n_fixed].offset;
     for (int i = n_fixed; i < n; i++) {
@@ -215,7 +215,7 @@ static void assign_constant(planner *pl, const value *v) {
     b->bytes = shape_count(&root->shape) * (int64_t)dtype_size(root->type);
     b->offset = p->constant_bytes;
     p->constants[p->n_constants++] = (device_constant){root->data, b->bytes, b->offset};
-    p->constant_bytes += (b->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    p->constant_bytes += (b->bytes + alignment(p) - 1) / alignment(p) * alignment(p);
 }
 
 /* Every constant that an instruction reads, once. */

@@ -9,6 +9,9 @@
 #include "passes/pipeline.h"
 #include "plan/offsets.h"
 
+/* Bytes that divide the address of an arena and of all that lies in it. cuBLASLt wants its workspace on 256. */
+enum { PLAN_ALIGNED = 64, PLAN_ALIGNED_ON_GPU = 256 };
+
 typedef enum place {
     AT_NOTHING, /* an absent operand */
     AT_ARENA,

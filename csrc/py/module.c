@@ -6,6 +6,8 @@
 #include "cuda/driver.h"
 #include "cuda/nccl.h"
 #include "cuda/optim.h"
+#include "cuda/refusals.h"
+#include "cuda/replay.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
@@ -127,6 +129,44 @@ static PyObject *core_cuda_chains(PyObject *module, PyObject *args) {
     return Py_BuildValue("{sisiss}", "compiled", n.compiled, "read", n.read, "reason", n.reason);
 }
 
+static PyObject *core_cuda_captured(PyObject *module, PyObject *args) {
+    unsigned long long stream = 0;
+    bool is_captured = false;
+    ctx c;
+
+    if (!PyArg_ParseTuple(args, "K", &stream)) return NULL;
+    ctx_init(&c);
+    if (cuda_captured(&c, (void *)(uintptr_t)stream, &is_captured) != OK) raise_status(state_of(module), &c.err);
+    ctx_release(&c);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(is_captured);
+}
+
+static PyObject *core_cuda_graphs(PyObject *module, PyObject *unused) {
+    const replay_kept n = replay_all_kept();
+
+    (void)module, (void)unused;
+    return Py_BuildValue("(LL)", (long long)n.graphs, (long long)n.kernels);
+}
+
+static PyObject *core_cuda_refusals(PyObject *module, PyObject *args) {
+    const int count = refusals_count();
+    PyObject *list, *row;
+    refusal one;
+    int known;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i", &known)) return NULL;
+    if (known == count) return Py_NewRef(Py_None);
+    list = PyList_New(0);
+    for (int i = known < 0 ? 0 : known; list && i < count; i++) {
+        if (!refusals_get(i, &one)) continue;
+        row = Py_BuildValue("(ss)", one.library, one.text);
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list ? Py_BuildValue("(iN)", count, list) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"empty", core_empty, METH_VARARGS,
      PyDoc_STR("empty(torch.Tensor, dtype, sizes) -> a new tensor with memory of its own; no ATen operator runs")},
@@ -180,6 +220,17 @@ static PyMethodDef methods[] = {
     {"cuda_chains", core_cuda_chains, METH_VARARGS,
      PyDoc_STR("cuda_chains(folder=None) -> how many fused chains were compiled for GPUs, and read from the folder "
                "where they are kept from now on (\"\": nowhere), and why one was not compiled")},
+    {"cuda_captured", core_cuda_captured, METH_VARARGS,
+     PyDoc_STR("cuda_captured(stream) -> whether that stream is being captured into a CUDA graph")},
+    {"cuda_graphs", core_cuda_graphs, METH_NOARGS,
+     PyDoc_STR(
+         "cuda_graphs() -> (graphs, kernels): how many CUDA graphs the plans of this process keep, and about how many\n"
+         "kernels these start")},
+    {"cuda_refusals", core_cuda_refusals, METH_VARARGS,
+     PyDoc_STR(
+         "cuda_refusals(known) -> None where there have been `known` of them in this process; else how many, and\n"
+         "[(library, sentence), ...] of those since, of which the last are kept: what cuBLASLt, cuDNN or NVRTC were asked\n"
+         "for and refused, and something slower did")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"optional_passes", core_optional_passes, METH_NOARGS,
      PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},

@@ -30,7 +30,7 @@ static void plan_dealloc(PyObject *object) {
     replay_free(self->graphs);
     ctx_release(&self->c);
     free(self->seconds);
-    Py_XDECREF(self->constants);
+    if (!self->was_captured) Py_XDECREF(self->constants);
     Py_XDECREF(self->model);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -64,6 +64,10 @@ static PyObject *plan_keep(PyObject *object, PyObject *args) {
     if (tensor_bytes(memory, self->device, "the memory of constants", &at, &bytes) < 0) return NULL;
     if (bytes < self->p->constant_bytes) {
         PyErr_Format(PyExc_ValueError, "the constants take %lld bytes", (long long)self->p->constant_bytes);
+        return NULL;
+    }
+    if ((uintptr_t)at % PLAN_ALIGNED_ON_GPU != 0) {
+        PyErr_Format(PyExc_ValueError, "the memory of constants is not aligned to %d", (int)PLAN_ALIGNED_ON_GPU);
         return NULL;
     }
     ctx_init(&c);

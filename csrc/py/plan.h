@@ -15,6 +15,8 @@ typedef struct plan_object {
     replay *graphs;      /* of a plan for a GPU, or NULL */
     double *seconds;     /* NULL until there was profiling; then for as long as the plan: runs may be under way */
     bool profiling;
+    bool
+        was_captured; /* a graph of the caller's knows where its constants are: they stay for the life of the process */
 } plan_object;
 
 /* Inputs of the model come first among those of the graph; the outputs' gradients follow. */

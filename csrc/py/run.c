@@ -43,13 +43,14 @@ static int collect(const plan_object *self, PyObject *tensors, value *const *val
 
 static int collect_arena(const plan_object *self, PyObject *memory, void **out) {
     const plan *p = self->p;
+    const int aligned = p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED;
     int64_t bytes;
 
     *out = NULL;
     if (p->arena_bytes == 0) return 0;
     if (tensor_bytes(memory, self->device, "the arena", out, &bytes) < 0) return -1;
-    if (bytes >= p->arena_bytes && (uintptr_t)*out % 64 == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to 64", (long long)p->arena_bytes);
+    if (bytes >= p->arena_bytes && (uintptr_t)*out % (uintptr_t)aligned == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "the arena needs %lld bytes aligned to %d", (long long)p->arena_bytes, aligned);
     return -1;
 }
 
@@ -64,15 +65,21 @@ typedef struct gpu_way {
     unsigned long long stream; /* its handle */
     int tf32;                  /* what may round operands of float32: enum tf32_use */
     int graphs;                /* stretches may be recorded and started as a whole */
+    unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
 static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
+    bool is_captured;
     cuda_run where;
+    status s;
 
     TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
     where.tf32 = way.tf32;
+    where.seed = (const uint64_t *)(uintptr_t)way.seed;
     r->cuda = &where;
-    const bool whole = way.graphs && self->graphs && !r->seconds;
+    if ((s = cuda_is_captured(c, &where, &is_captured)) != OK) return cuda_end(c, &where, s);
+    self->was_captured |= is_captured;
+    const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !is_captured;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
                           : exec_run(c, self->p, from, to, r));
@@ -106,12 +113,13 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
 }
 
 const char plan_forward_doc[] =
-    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False):\n"
-    "fills outputs and writes.\n\n"
+    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False,\n"
+    "seed_at=0): fills outputs and writes.\n\n"
     "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
     "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
     "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
-    "recorded, and started as a whole where memory is what it was.";
+    "recorded, and started as a whole where memory is what it was; seed_at: where the seed lies on the GPU, if\n"
+    "not 0: `seed` is not read then. Where the stream is captured by the caller the work becomes part of that graph.";
 
 PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -126,8 +134,8 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOK|OKip:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &way.stream, &way.tf32, &way.graphs))
+    if (!PyArg_ParseTuple(args, "OOOOK|OKipK:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
+                          &way.stream, &way.tf32, &way.graphs, &way.seed))
         return NULL;
     if (check_stream(self, args, 6) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -154,7 +162,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
 
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-    "tf32=0, graphs=False): fills input_grads.\n\n"
+    "tf32=0, graphs=False, seed_at=0): fills input_grads.\n\n"
     "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
@@ -211,8 +219,8 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
     run r = {0};
     err e;
 
-    if (!PyArg_ParseTuple(args, "OOOOOK|OKip:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &way.stream, &way.tf32, &way.graphs))
+    if (!PyArg_ParseTuple(args, "OOOOOK|OKipK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
+                          &object_of_host, &way.stream, &way.tf32, &way.graphs, &way.seed))
         return NULL;
     if (check_stream(self, args, 7) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);

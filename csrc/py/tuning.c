@@ -158,6 +158,10 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
         return NULL;
     }
     if (memory != Py_None && tensor_bytes(memory, device, "the memory to measure in", &at, &bytes) < 0) return NULL;
+    if ((uintptr_t)at % BLAS_WORK_ALIGNED != 0) {
+        PyErr_Format(PyExc_ValueError, "the memory to measure in is not aligned to %d", (int)BLAS_WORK_ALIGNED);
+        return NULL;
+    }
     t.memory = at;
     t.bytes = (size_t)bytes;
     ctx_init(&c);

@@ -27,6 +27,8 @@ EXPORT int fake_give(void *stream, fake_work *run, const void *data, unsigned lo
 EXPORT int fake_given(void);
 /* What the device has done takes so long; events tell. */
 EXPORT void fake_spend(double milliseconds);
+/* What this thread captures is of no use any more: a kernel did not start. */
+EXPORT void fake_poison(void);
 /* Whether this thread is capturing, when it may not wait and not allocate. */
 EXPORT int fake_capturing(void);
 

@@ -3,13 +3,16 @@
  * It checks what it is told: handles, types, sizes, strides, alignments, the order of calls, and that an algorithm is
  * used for the product it was chosen for. It fails calls on request, with the driver's others (fake.h).
  *     fake_blas_refuse(n)   from now on, 1: products are not taken, 2: the heuristic knows no algorithm, 3: products are
- *                           not taken that have an epilogue but the bias, 0: nothing of this
+ *                           not taken that have an epilogue but the bias, 4: the heuristic knows none for those,
+ *                           0: nothing of this
+ *     fake_blas_fail(n, s)  the n-th product from now on is refused with the status s, 13: when its kernel is started, so
+ *                           that a capture is lost; 0: none
  *     fake_blas_products()  how many products were computed
  *     fake_blas_rounded()   how many of them were allowed TF32
  *     fake_blas_finished(e) how many had the epilogue e
  *     fake_blas_fastest(i, j)  from now on answer i of the heuristic's is the fastest, and answer j does not run
  *     fake_blas_used(i)     how many products ran by answer i */
-enum { SUCCESS, NO_MEMORY = 3, WRONG = 7, NOT_SUPPORTED = 15 };
+enum { SUCCESS, NO_MEMORY = 3, WRONG = 7, FAILED = 13, NOT_SUPPORTED = 15 };
 
 #include "fake_library.h"
 #include "fake_numbers.h"
@@ -22,6 +25,8 @@ enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_TF32 = 77 };
 enum { NONE = 1, BIAS = 4, COLUMN_TOTALS = 16, GELU = 32, SLOPE = 64, EXTRA = 128, A_TOTALS = 256, B_TOTALS = 512 };
 enum { ANSWERS = 4 };  /* of the heuristic's; the last does not count */
 enum { NEEDED = 256 }; /* bytes of the workspace that it uses */
+/* Bytes that kernels of the library's read at a time, whatever was said, and that divide the workspace's address. */
+enum { LINE = 16, WORK_LINE = 256 };
 
 typedef struct handle {
     char unused;
@@ -56,7 +61,7 @@ typedef struct answer {
     int reserved[4];
 } answer;
 
-static int refusing, products, rounded, finished[B_TOTALS + 1], fastest, broken = -1, used[ANSWERS];
+static int refusing, fail_at, fail_with, products, rounded, finished[B_TOTALS + 1], fastest, broken = -1, used[ANSWERS];
 EXPORT void fake_blas_fastest(int which, int not_running);
 EXPORT int fake_blas_used(int which);
 void fake_blas_fastest(int which, int not_running) {
@@ -65,10 +70,15 @@ void fake_blas_fastest(int which, int not_running) {
 }
 int fake_blas_used(int which) { return used[which]; }
 EXPORT void fake_blas_refuse(int on);
+EXPORT void fake_blas_fail(int n, int status);
 EXPORT int fake_blas_products(void);
 EXPORT int fake_blas_rounded(void);
 EXPORT int fake_blas_finished(int epilogue);
 void fake_blas_refuse(int on) { refusing = on; }
+void fake_blas_fail(int n, int status) {
+    fail_at = n;
+    fail_with = status;
+}
 int fake_blas_products(void) { return products; }
 int fake_blas_rounded(void) { return rounded; }
 int fake_blas_finished(int epilogue) { return finished[epilogue]; }
@@ -217,6 +227,9 @@ static const char *wrong_epilogue(const description *p, const layout *const l[4]
     return p->extra_ld % 8 != 0 || p->extra_ld < (int64_t)l[3]->rows ? "the lines of an epilogue's matrix" : NULL;
 }
 
+/* With more than a bias. */
+static int is_finished(const description *p) { return p->epilogue != NONE && p->epilogue != BIAS; }
+
 static uint64_t alignment(const void *p) { return (uintptr_t)p & (0 - (uintptr_t)p); }
 
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, void *d, void *wish, int most,
@@ -233,7 +246,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *p, void *a, void *b, void *c, 
     if ((wrong = wrong_sizes(p, l))) return complain(wrong);
     if ((wrong = wrong_epilogue(p, l))) return complain(wrong);
     *count = 0;
-    if (refusing == 2 || f->workspace < NEEDED) return NOT_SUPPORTED;
+    if (refusing == 2 || (refusing == 4 && is_finished(of)) || f->workspace < NEEDED) return NOT_SUPPORTED;
     for (int i = 0; i < 4; i++)
         if (f->aligned[i] < (uint32_t)size_of(l[i]->type)) return complain("an alignment");
     *count = most < ANSWERS ? most : ANSWERS;
@@ -406,15 +419,19 @@ int cublasLtMatmul(void *h, void *p, const void *alpha, const void *a, void *a_l
     if (how->data[0] != mark_of(p, l)) return complain("the algorithm of another product");
     for (int i = 0; i < 4; i++)
         if (misaligned(data[i], how->data[1 + i])) return complain("an operand that is not aligned as was said");
-    if (has_vector(of) && (!of->vector || misaligned(of->vector, how->data[5])))
+    if (has_vector(of) && (!of->vector || misaligned(of->vector, how->data[5]) || misaligned(of->vector, LINE)))
         return complain("an epilogue's vector that is not aligned as was said");
-    if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6])))
+    if (of->epilogue & EXTRA && (!of->extra || misaligned(of->extra, how->data[6]) || misaligned(of->extra, LINE)))
         return complain("an epilogue's matrix that is not aligned as was said");
-    if (work_bytes < NEEDED || !work || misaligned(work, 16)) return complain("a workspace");
+    if (work_bytes < NEEDED || !work || misaligned(work, WORK_LINE)) return complain("a workspace");
     if (meet(l[0], a, l[3], d) || meet(l[1], b, l[3], d)) return complain("a result over an operand");
     if (how->data[7] >= ANSWERS - 1) return complain("an answer that does not count");
     if ((int)how->data[7] == broken) return NOT_SUPPORTED;
-    if (refusing && (refusing != 3 || (of->epilogue != NONE && of->epilogue != BIAS))) return NOT_SUPPORTED;
+    if (fail_at && --fail_at == 0) {
+        if (fail_with == FAILED) fake_poison();
+        return fail_with;
+    }
+    if (refusing && (refusing < 3 || is_finished(of))) return NOT_SUPPORTED;
     const job j = {*of,
                    {*l[0], *l[1], *l[2], *l[3]},
                    scalar(of, alpha),

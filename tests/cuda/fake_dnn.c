@@ -3,15 +3,17 @@
  * It checks what it is told: handles, sizes, types, workspace, and that of the algorithms that its heuristic names one is
  * used that works, fits and gives the same bits every time. It fails calls on request, with the driver's others (fake.h).
  *     fake_dnn_refuse(on)   from now on no convolution, norm or pool is taken
+ *     fake_dnn_fail(n, s)   the n-th convolution, norm or pool from now on is refused with the status s; 0: none
  *     fake_dnn_products()   how many products were computed
+ *     fake_dnn_spare()      how many of them ran by the second algorithm that can be used
  *     fake_dnn_rounded()    how many of them were allowed TF32
  *     fake_dnn_narrow()     how many of them were of 16-bit floats */
 #include "fake_dnn.h"
 
 #include <stddef.h>
 
-enum { DEFAULT_MATH, TENSOR_OP_MATH, FMA_MATH = 3 };
-enum { NEEDED = 512, GOOD = 5, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3 };
+enum { DEFAULT_MATH, TENSOR_OP_MATH, CONVERTING_MATH, FMA_MATH };
+enum { NEEDED = 512, GOOD = 5, SPARE = 2, UNSTEADY = 7, HUNGRY = 1, BROKEN = 3, ROUNDING = 4, WORK_LINE = 256 };
 
 typedef struct sliding {
     int rank, pad[AXES], stride[AXES], dilation[AXES], type, groups, math;
@@ -25,12 +27,20 @@ typedef struct answer {
 } answer;
 
 int fake_dnn_refusing;
-static int products, rounded, narrow;
+static int fail_at, fail_with, products, rounded, narrow, spare;
 EXPORT void fake_dnn_refuse(int on);
+EXPORT void fake_dnn_fail(int n, int status);
+EXPORT int fake_dnn_spare(void);
 EXPORT int fake_dnn_products(void);
 EXPORT int fake_dnn_rounded(void);
 EXPORT int fake_dnn_narrow(void);
 void fake_dnn_refuse(int on) { fake_dnn_refusing = on; }
+void fake_dnn_fail(int n, int status) {
+    fail_at = n;
+    fail_with = status;
+}
+int fake_dnn_spare(void) { return spare; }
+int fake_dnn_fails(void) { return fail_at && --fail_at == 0 ? fail_with : SUCCESS; }
 int fake_dnn_products(void) { return products; }
 int fake_dnn_rounded(void) { return rounded; }
 int fake_dnn_narrow(void) { return narrow; }
@@ -132,12 +142,19 @@ static const char *wrong_sizes(const tensor *x, const tensor *w, const sliding *
     return NULL;
 }
 
+/* The math that its algorithms are named with, which is not what was asked for with 16-bit floats. */
+static int named_math(const tensor *x, const sliding *v) { return x->type == FLOAT ? v->math : DEFAULT_MATH; }
+
 static int choose(void *h, const tensor *x, const tensor *w, const sliding *v, const tensor *y, int most, int *count,
                   answer *answers) {
-    static const answer all[] = {{BROKEN, NOT_SUPPORTED, 0, 0, 1, 0, {0}},
-                                 {UNSTEADY, SUCCESS, 1, NEEDED, 0, 0, {0}},
-                                 {HUNGRY, SUCCESS, 2, (size_t)1 << 40, 1, 0, {0}},
-                                 {GOOD, SUCCESS, 3, NEEDED, 1, 0, {0}}};
+    const int math = named_math(x, v);
+    const answer all[] = {{BROKEN, NOT_SUPPORTED, 0, 0, 1, math, {0}},
+                          {UNSTEADY, SUCCESS, 1, NEEDED, 0, math, {0}},
+                          {HUNGRY, SUCCESS, 2, (size_t)1 << 40, 1, math, {0}},
+                          {ROUNDING, SUCCESS, 3, NEEDED, x->type == FLOAT, CONVERTING_MATH, {0}},
+                          {ROUNDING, SUCCESS, 3, NEEDED, v->math == FMA_MATH, TENSOR_OP_MATH, {0}},
+                          {GOOD, SUCCESS, 4, NEEDED, 1, math, {0}},
+                          {SPARE, SUCCESS, 5, NEEDED, 1, math, {0}}};
     const int n = (int)(sizeof all / sizeof all[0]);
     const char *wrong;
 
@@ -171,6 +188,7 @@ typedef struct job {
     const void *of[3]; /* operands; the result's is `result` */
     void *result, *work;
     size_t work_bytes;
+    int how;
 } job;
 
 static int run_convolution(const void *data) {
@@ -186,6 +204,7 @@ static int run_convolution(const void *data) {
     memset(j->work, 0xa5, j->work_bytes);
     products++;
     rounded += j->x.type == FLOAT && j->v.math == DEFAULT_MATH;
+    spare += j->how == SPARE;
     narrow += j->x.type == HALF || j->x.type == BFLOAT16;
     for (int64_t y = 0; y < count_of(&j->y); y++) {
         int64_t rest = y;
@@ -223,6 +242,7 @@ static int start(void *h, const void *alpha, const tensor *x, const tensor *w, c
                  target to, const void *const of[3], int how, void *work, size_t work_bytes, const void *beta,
                  void *result) {
     const char *wrong;
+    int result_of;
 
     ENTER();
     if (!fake_in_context()) return complain("a convolution without the device's context");
@@ -230,11 +250,13 @@ static int start(void *h, const void *alpha, const tensor *x, const tensor *w, c
     if (!h || !alpha || !beta || !result) return complain("operands of a convolution");
     for (int i = 0; i < 3; i++)
         if (i != (int)to && (!of[i] || of[i] == result)) return complain("an operand of a convolution");
-    if (how != GOOD) return complain("an algorithm that was not to be used");
-    if (!work || work_bytes < NEEDED || (uintptr_t)work % 16 != 0) return complain("a convolution's workspace");
+    if (how != GOOD && how != SPARE) return complain("an algorithm that was not to be used");
+    if (v->math != named_math(x, v)) return complain("an algorithm without the math that it was named with");
+    if (!work || work_bytes < NEEDED || (uintptr_t)work % WORK_LINE != 0) return complain("a convolution's workspace");
+    if ((result_of = fake_dnn_fails()) != SUCCESS) return result_of;
     const job j = {
-        *x,     *w,   *y,        *v, to, factor_of(v->type, alpha), factor_of(v->type, beta), {of[0], of[1], of[2]},
-        result, work, work_bytes};
+        *x,     *w,   *y,         *v, to, factor_of(v->type, alpha), factor_of(v->type, beta), {of[0], of[1], of[2]},
+        result, work, work_bytes, how};
     return fake_give(((handle *)h)->stream, run_convolution, &j, sizeof j);
 }
 

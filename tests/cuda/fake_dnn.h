@@ -22,6 +22,8 @@ typedef struct handle {
 
 /* Whether the library takes nothing now. */
 extern int fake_dnn_refusing;
+/* What this start is to return. */
+int fake_dnn_fails(void);
 
 /* Functions that make and give back a descriptor. */
 #define MAKES(name, type, destroy)                                                                                     \

@@ -116,6 +116,8 @@ static int run_norm_grad(const void *data) {
 
 static int give_norm(void *h, fake_work *run, const norm *j) {
     if (fake_dnn_refusing) return asked++, NOT_SUPPORTED;
+    const int refusal = fake_dnn_fails();
+    if (refusal != SUCCESS) return asked++, refusal;
     return fake_give(((handle *)h)->stream, run, j, sizeof *j);
 }
 
@@ -289,6 +291,8 @@ static int start_pool(void *h, const pooling *p, const void *alpha, const tensor
         if (1 + (x->size[2 + i] + 2 * p->pad[i] - p->size[i]) / p->stride[i] != y->size[2 + i])
             return complain("sizes of a pool");
     if (fake_dnn_refusing) return asked++, NOT_SUPPORTED;
+    const int refusal = fake_dnn_fails();
+    if (refusal != SUCCESS) return asked++, refusal;
     const averages j = {*x, *y, *p, is_grad, from, to};
     return fake_give(((handle *)h)->stream, run_pool, &j, sizeof j);
 }

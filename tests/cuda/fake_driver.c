@@ -58,10 +58,20 @@ static int complain(int result, const char *what) {
     return result;
 }
 
+/* The real one has no context in a child of fork. */
+static void see_process(void) {
+    static pid_t owner;
+    if (!owner) owner = getpid();
+    if (owner != getpid()) fake_complain("a call in a forked process");
+}
+
 void fake_complain(const char *what) {
     if (!complaint[0]) snprintf(complaint, sizeof complaint, "%s", what);
 }
-int fake_enter(void) { return ++calls != fail_at; }
+int fake_enter(void) {
+    see_process();
+    return ++calls != fail_at;
+}
 void fake_hold(int more) { others += more; }
 
 /* Of the context that is current; -1. */
@@ -75,7 +85,7 @@ int fake_in_context(void) { return device_of(bound) >= 0; }
 /* Every entry point begins so. Those that give back never fail on request: a program could do nothing about it. */
 #define ENTER()                                                                                                        \
     do {                                                                                                               \
-        if (++calls == fail_at) return OUT_OF_MEMORY;                                                                  \
+        if (!fake_enter()) return OUT_OF_MEMORY;                                                                       \
         if (!initialized) return complain(NOT_INITIALIZED, "a call before cuInit");                                    \
     } while (0)
 #define NEED_CONTEXT()                                                                                                 \
@@ -84,7 +94,7 @@ int fake_in_context(void) { return device_of(bound) >= 0; }
     } while (0)
 
 EXPORT int cuInit(unsigned flags) {
-    if (++calls == fail_at) return OUT_OF_MEMORY;
+    if (!fake_enter()) return OUT_OF_MEMORY;
     initialized = 1;
     return flags ? complain(INVALID_VALUE, "flags of cuInit") : SUCCESS;
 }
@@ -119,7 +129,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void **out, int device) {
 }
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
-    calls++;
+    (void)fake_enter();
     if (device < 0 || device >= DEVICES || contexts[device] == 0)
         return complain(INVALID_CONTEXT, "a context given back that was not taken");
     contexts[device]--;
@@ -178,7 +188,7 @@ EXPORT int cuLibraryLoadData(void **out, const void *image, void *jit_options, v
 }
 
 EXPORT int cuLibraryUnload(void *library) {
-    calls++;
+    (void)fake_enter();
     if (!library || libraries == 0) return complain(INVALID_HANDLE, "a library that was not loaded");
     if (library != &the_library) {
         (void)dlclose(((loaded *)library)->handle);
@@ -274,7 +284,7 @@ EXPORT int cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
 }
 
 EXPORT int cuMemFreeHost(void *memory) {
-    calls++;
+    (void)fake_enter();
     if (!memory || pages == 0) return complain(INVALID_VALUE, "pinned memory that was not taken");
     free(memory);
     pages--;

@@ -2,7 +2,10 @@
  *
  * A graph is a list of work with copies of all arguments, so what changes them afterwards shows. It checks the order of
  * calls, and that an executable graph is updated only by one of the same kinds of work.
- *     fake_graphs()    graphs that were started */
+ *     fake_graphs()    graphs that were started
+ *     fake_user_capture(on)  from now on the caller of the engine captures the default stream, which gets nothing to run;
+ *                            0: the capture has ended
+ *     fake_user_replay()     runs what was captured, as often as it is called */
 #include "fake.h"
 
 #include <pthread.h>
@@ -14,6 +17,7 @@ enum {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     INVALID_HANDLE = 400,
+    CAPTURE_INVALIDATED = 901,
     CAPTURE_UNMATCHED = 903,
     WRONG_THREAD = 908,
     UPDATE_FAILURE = 910
@@ -35,11 +39,14 @@ typedef struct thing {
 } thing;
 
 static _Thread_local thing *capturing;
+static _Thread_local int poisoned;
+static thing users = {.kind = GRAPH, .last = &users.first}; /* its items are those of the caller's capture */
+static int user_captures;
 static int started, given;
 
 int fake_graphs(void) { return started; }
 int fake_given(void) { return given; }
-int fake_capturing(void) { return capturing != NULL; }
+int fake_capturing(void) { return capturing != NULL || user_captures; }
 
 static int complain(int result, const char *what) {
     fake_complain(what);
@@ -88,12 +95,27 @@ static int give_back(thing *t, kind of, const char *what) {
     return SUCCESS;
 }
 
+void fake_poison(void) { poisoned = capturing != NULL; }
+
+EXPORT void fake_user_capture(int on);
+EXPORT int fake_user_replay(void);
+void fake_user_capture(int on) {
+    if (on) clear(&users);
+    user_captures = on;
+}
+int fake_user_replay(void) {
+    int result = SUCCESS;
+    for (const item *i = users.first; i && result == SUCCESS; i = i->next) result = i->run(i->data);
+    return result;
+}
+
 int fake_give(void *stream, fake_work *run, const void *data, unsigned long bytes) {
     thing *t = stream;
 
     if (t && t->kind != STREAM) return complain(INVALID_HANDLE, "a stream that there is not");
     if (t != capturing) return complain(INVALID_HANDLE, "work outside of the stream that is captured");
-    if (t) return add(t, run, data, bytes);
+    if (t && poisoned) return CAPTURE_INVALIDATED;
+    if (t || user_captures) return add(t ? t : &users, run, data, bytes);
     given++;
     return run(data);
 }
@@ -115,7 +137,7 @@ EXPORT int cuGraphLaunch(void *executable, void *stream);
 
 int cuStreamCreate(void **out, unsigned flags) {
     ENTER();
-    if (flags != NON_BLOCKING || capturing) return complain(INVALID_VALUE, "a stream is made");
+    if (flags != NON_BLOCKING || fake_capturing()) return complain(INVALID_VALUE, "a stream is made");
     return (*out = make(STREAM)) ? SUCCESS : OUT_OF_MEMORY;
 }
 
@@ -124,7 +146,7 @@ int cuStreamBeginCapture_v2(void *stream, int mode) {
 
     ENTER();
     if (!t || t->kind != STREAM || mode != THREAD_LOCAL) return complain(INVALID_HANDLE, "a capture that begins");
-    if (capturing || t->first) return complain(INVALID_HANDLE, "a capture begins in another");
+    if (fake_capturing() || t->first) return complain(INVALID_HANDLE, "a capture begins in another");
     capturing = t;
     return SUCCESS;
 }
@@ -137,9 +159,11 @@ int cuStreamEndCapture(void *stream, void **graph) {
     *graph = NULL;
     if (!t || t != capturing) return complain(t ? WRONG_THREAD : CAPTURE_UNMATCHED, "a capture that did not begin");
     capturing = NULL;
-    if (fails || !(made = make(GRAPH))) {
+    if (fails || poisoned || !(made = make(GRAPH))) {
+        const int result = poisoned ? CAPTURE_INVALIDATED : OUT_OF_MEMORY;
         clear(t);
-        return OUT_OF_MEMORY;
+        poisoned = 0;
+        return result;
     }
     if (t->first) made->first = t->first, made->last = t->last;
     t->first = NULL;
@@ -164,7 +188,7 @@ int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flag
 
     ENTER();
     if (!g || g->kind != GRAPH || flags) return complain(INVALID_HANDLE, "a graph that there is not");
-    if (capturing) return complain(INVALID_HANDLE, "a graph is made ready during a capture");
+    if (fake_capturing()) return complain(INVALID_HANDLE, "a graph is made ready during a capture");
     if (!(made = make(EXECUTABLE))) return OUT_OF_MEMORY;
     *made = (thing){.kind = EXECUTABLE, .first = g->first};
     if (!g->first) made->last = &made->first;
@@ -197,7 +221,7 @@ int cuGraphLaunch(void *executable, void *stream) {
 
     ENTER();
     if (!e || e->kind != EXECUTABLE) return complain(INVALID_HANDLE, "an executable graph that there is not");
-    if (stream || capturing) return complain(INVALID_HANDLE, "a graph is started in a stream that there is not");
+    if (stream || fake_capturing()) return complain(INVALID_HANDLE, "a graph is started in a stream that there is not");
     started++;
     given++;
     for (const item *i = e->first; i; i = i->next) {

@@ -1,6 +1,7 @@
 """CUDA graphs (csrc/cuda/replay.c) on the emulated GPU: a step that is started as a whole is that of its kernels."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -26,8 +27,8 @@ INPUTS = {"x": ("float32", 2), "w": ("float32", 2)}
 
 
 def aligned(count):
-    memory = torch.zeros(count + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
+    memory = torch.zeros(count + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 256
     return memory[start : start + count]
 
 
@@ -292,3 +293,40 @@ def test_segments_have_their_own_graphs(driver, monkeypatch):  # noqa: F811
         found, pieces, started = steps(graphs, "auto")
         assert found == whole and pieces > 2
         assert started > least if graphs == "1" else started == 0
+
+
+def test_the_graphs_of_all_plans_are_bounded(driver):  # noqa: F811
+    """Those that were of no use for longest are given back; plans that come again record theirs anew."""
+    most, steps, held = 512, [], []
+    gc.collect()
+    for i in range(most // 2 + 20):
+        steps.append(Step(shape=(3 + i % 7, 5, 4)))
+        for _ in range(2):
+            steps[-1].run(1)
+        if i % 16 == 0:
+            steps[0].run(1)  # which stays
+        held.append(driver.fake_held())
+        graphs, kernels = _core.cuda_graphs()
+        assert graphs <= most and kernels >= 4 * graphs
+    assert graphs == most and max(held) - held[most // 2] <= 2, "the driver holds no more of them"
+    assert steps[0].plan.graphs[0] == 2, "it was of use, and has never gone"
+    assert same(steps[1].run(1), steps[1].run(1, graphs=False))
+    assert steps[1].plan.graphs[0] == 4, "it had gone"
+    assert _core.cuda_graphs()[0] == most
+    steps.clear()
+    gc.collect()
+    assert _core.cuda_graphs()[0] < 20
+
+
+def test_threads_take_each_others_graphs(driver):  # noqa: F811
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(i):
+        step = Step(shape=(3, 5, 4))
+        expected = step.run(i, graphs=False)
+        found = [same(step.run(i), expected) for _ in range(3)]
+        return step if all(found) else None
+
+    with ThreadPoolExecutor(4) as pool:
+        steps = list(pool.map(work, range(280)))
+    assert all(step is not None for step in steps) and _core.cuda_graphs()[0] <= 512

@@ -14,6 +14,7 @@ from torch import nn
 from ortmodule import ORTModule, _core, explain, options, tuning
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_epilogues import Fixed, layers
+from tests.cuda.test_graphs import aligned
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -154,15 +155,20 @@ def test_an_answer_that_does_not_run_is_not_chosen(blas, tmp_path):
 
 
 def test_nothing_is_measured_during_a_capture(blas, driver):  # noqa: F811
-    """Of torch's, around the first step: nobody may wait then."""
+    """Of the caller's: a plan that is there already is not measured, and none is made."""
     width = next(WIDTHS)
+    rows, _ = layers(True, True, True)
+    fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
+    needed, _ = _core.cuda_tune(fixed.plan, 0)
     blas.settings(ENABLE_TUNING=1)
-    blas.fake_blas_fastest(1, -1)
-    driver.fake_captured_by_others(1)
     model = ORTModule(net(width))
-    assert steps_use(blas, model, width).keys() == {0}
+    driver.fake_captured_by_others(1)
+    assert _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))[1] == []
+    with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+        step(model, width)
     driver.fake_captured_by_others(0)
-    assert explain(model).tuned == 0
+    step(model, width)
+    assert explain(model).tuned > 0
 
 
 def test_steps_as_graphs_use_the_choice(blas):
@@ -171,7 +177,7 @@ def test_steps_as_graphs_use_the_choice(blas):
     rows, _ = layers(True, True, True)
     fixed = Fixed(rows, [torch.randn(s) for s in [(7, width), (24, width), (width, 24), (24,)]])
     needed, _ = _core.cuda_tune(fixed.plan, 0)
-    _, found = _core.cuda_tune(fixed.plan, 0, 0.0, torch.empty(needed, dtype=torch.uint8))
+    _, found = _core.cuda_tune(fixed.plan, 0, 0.0, aligned(needed))
     first, before = fixed.step(graphs=False), used(blas)
     for _ in range(4):
         assert all(torch.equal(a, b) for a, b in zip(fixed.step(), first, strict=True))
@@ -241,7 +247,7 @@ def test_every_call_may_fail(blas, driver):  # noqa: F811
         plan = s.plan([("float32", tuple(t.shape)) for t in operands], [False] * 3, None, gpu=torch.device("cpu"))
         needed, found = _core.cuda_tune(plan, 0)
         assert needed > 0 and found == []
-        memory, held = torch.empty(needed, dtype=torch.uint8), driver.fake_held()
+        memory, held = aligned(needed), driver.fake_held()
         driver.fake_fail_at(n)
         try:
             _core.cuda_tune(plan, 0, 0.0, memory)
