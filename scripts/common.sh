@@ -63,7 +63,18 @@ stamped() {
     echo "$content" >"$stamp"
 }
 
-hash_of() { find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16; }
+hash_of() { find "$@" -type f ! -path '*/__pycache__/*' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16; }
+
+# All that a test may read, and what it runs in: Python, its packages (torch among them), the compiler.
+hash_of_sources() {
+    {
+        hash_of csrc ortmodule optim tests examples benchmarks docs scripts setup.py pyproject.toml README.md MANIFEST.in
+        "$VENV/bin/python" -VV
+        "$VENV/bin/python" -m pip freeze --exclude-editable
+        gcc --version
+        grep -m 1 '^flags' /proc/cpuinfo
+    } | sha256sum | cut -c1-16
+}
 
 install_python_packages() {
     say "installing Python packages into $VENV"
