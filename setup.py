@@ -13,6 +13,7 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
     SANITIZE=1          address and undefined-behaviour sanitizers
     DEBUG=1             -O1 -g, and the graph is verified after every stage
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
+    ORTMODULE_CPU=avx2  for tests: chooses kernels as if the CPU had nothing newer; baseline: nor AVX2
     EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
 """
 
@@ -115,6 +116,11 @@ if SANITIZE:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     CFLAGS += ["-DORT_SANITIZE", "-fno-omit-frame-pointer", *sanitizers]
     LDFLAGS += sanitizers
+CAP = os.environ.get("ORTMODULE_CPU", "")
+if CAP:
+    if CAP not in ("avx2", "baseline"):
+        raise SystemExit(f"error: ORTMODULE_CPU={CAP} is neither avx2 nor baseline")
+    LDFLAGS += ["-Wl,--wrap=__cpu_indicator_init"]  # for the one in tests/cap.c
 if EMULATED:
     LDFLAGS += ["-Wl,-rpath,$ORIGIN"]
 CFLAGS += shlex.split(os.environ.get("CFLAGS", ""))
@@ -253,7 +259,8 @@ def compile_all(*others):
     """The engine and these, then its kernels: those take longer, and mistakes of the engine show before."""
     check_packages()
     print(f"{JOBS} files are compiled at a time (MAX_JOBS)\n{kernels_sentence()}\n", end="", flush=True)
-    return [*compile_objects([*engine_objects(), *others]), compile_image(TEMP)]
+    cap = [Object([*CC, *CFLAGS, f"-DORT_CAP_{CAP.upper()}"], Path("tests/cap.c"), TEMP / f"{CAP}.o")] if CAP else []
+    return [*compile_objects([*engine_objects(), *others, *cap]), compile_image(TEMP)]
 
 
 # --- what a build needs ----------------------------------------------------------------------------------------------
@@ -426,7 +433,7 @@ class TestC(Command):
         pass
 
     def run(self):
-        program = TEMP / "test_c"
+        program = TEMP / f"test_c{'-' * bool(CAP)}{CAP}"
         link(compile_all(*c_objects(c_sources("tests/c"), TEMP)), program)
         runs = [[program, self.only]] if self.only else [[program, "", str(share)] for share in range(2)]
         with ThreadPoolExecutor(JOBS) as pool:
