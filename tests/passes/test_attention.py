@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.cpu import HAS_AMX
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY
 from tests.passes.test_rows import LANGUAGE, ROWS, SEQ2SEQ, Loss, graphs, language, model, seeded_step, without
@@ -234,7 +235,7 @@ def test_verified_against_pytorch(monkeypatch):
 
 # --- by torch's kernel ------------------------------------------------------------------------------------------------
 
-ON_AMX = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the table has torch's kernel for AMX only")
+ON_AMX = pytest.mark.skipif(not HAS_AMX, reason="the table has torch's kernel for AMX only")
 
 
 class Attention(nn.Module):

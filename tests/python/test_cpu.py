@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from ortmodule import _core
+from tests.cpu import BUILD, CLONES, IS_CAPPED
 
 FILE = Path(_core.__file__)
-CAP = FILE.parents[1].name  # in build/avx2 and build/baseline, that
-CLONES = {"avx2": "arch_x86_64_v3", "baseline": "default"}
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="this CPU has no clones"),
@@ -57,8 +56,8 @@ def chosen():
 
 
 def expected():
-    if CAP in CLONES:
-        return CLONES[CAP]
+    if IS_CAPPED:
+        return CLONES[BUILD]
     flags = set(re.search(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split())
     wide = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"} <= flags
     return "arch_x86_64_v4" if wide else "arch_x86_64_v3" if {"avx2", "fma", "bmi2", "movbe"} <= flags else "default"
