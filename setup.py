@@ -6,14 +6,19 @@
 
 Only what changed, or is to be compiled otherwise, is compiled again. Switches, from the environment:
 
+    MAX_JOBS=N          so many files are compiled at a time (all cores that this process may use)
+    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc for all architectures; 80,90: for these; 0: no
+                        kernels.
+                        Unset, an installation gets those for the GPUs of this machine, if it has GPUs and nvcc
     SANITIZE=1          address and undefined-behaviour sanitizers
     DEBUG=1             -O1 -g, and the graph is verified after every stage
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
-    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc; 0: without; a wheel has them if nvcc is there
+    ORTMODULE_CPU=avx2  for tests: chooses kernels as if the CPU had nothing newer; baseline: nor AVX2
     EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
 """
 
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -21,36 +26,75 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, ExecError, OptionError, PlatformError
 
-JOBS = 2
-
 
 def switch(name):
     return os.environ.get(name, "0") not in ("", "0")
 
 
-def wants_kernels():
-    """What somebody says; otherwise what is to be installed gets them where there is a compiler for them."""
-    if "ORTMODULE_CUDA" in os.environ:
-        return switch("ORTMODULE_CUDA")
-    installs = {"bdist_wheel", "install"} & set(sys.argv)
-    return bool(installs) and not (SANITIZE or DEBUG or EMULATED) and shutil.which("nvcc") is not None
+def jobs():
+    limit = os.environ.get("MAX_JOBS", "")
+    if limit and not (limit.isdecimal() and int(limit)):
+        raise SystemExit(f"error: MAX_JOBS={limit} is not a number of files to compile at a time")
+    return int(limit) if limit else len(os.sched_getaffinity(0))
 
 
+def find_nvcc():
+    """In PATH, or in CUDA's folder, which is often not in it."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    places = [os.environ.get("PATH", os.defpath), *(os.path.join(home, "bin") for home in homes)]
+    return shutil.which("nvcc", path=os.pathsep.join(places))
+
+
+def gpus_here():
+    """The architectures of this machine's GPUs, as nvcc names them: "90"."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return sorted({line.replace(".", "") for line in said.split() if re.fullmatch(r"\d+\.\d", line)}, key=int)
+
+
+def architectures():
+    """Those that kernels are compiled for, and why it is these. In the tree kernels are asked for by ORTMODULE_CUDA."""
+    asked = os.environ.get("ORTMODULE_CUDA", "")
+    if asked == "1":
+        return ALL_ARCHITECTURES, "all architectures (ORTMODULE_CUDA=1)"
+    if asked not in ("", "0"):
+        if not re.fullmatch(r"\d{2,3}(,\d{2,3})*", asked):
+            raise SystemExit(f"error: ORTMODULE_CUDA={asked} is neither 0 nor 1 nor architectures such as 80,90")
+        return asked.split(","), f"ORTMODULE_CUDA={asked}"
+    if asked == "0":
+        return [], "ORTMODULE_CUDA=0"
+    if SANITIZE or DEBUG or EMULATED or not {"bdist_wheel", "install"} & set(sys.argv):
+        return [], "ORTMODULE_CUDA=1 compiles them"
+    if find_nvcc() is None:
+        return [], "there is no nvcc in PATH or CUDA_HOME"
+    here = gpus_here()
+    return here, "the GPUs here" if here else "there is no GPU here; ORTMODULE_CUDA=1 compiles them for all"
+
+
+JOBS = jobs()
 SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
-CUDA = wants_kernels()
+ALL_ARCHITECTURES = ["75", "80", "90", "100"]
+CUDA, CUDA_REASON = architectures()
 
 
 def build_folder(*switches):
     """Of objects: also for an editable installation, so that the C tests link what it has compiled."""
     name = "-".join(name for name in switches if globals()[name.upper()]) or "release"
+    if CUDA and CUDA != ALL_ARCHITECTURES and "cuda" in switches:
+        name += "-" + "-".join(CUDA)
     return Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", name)
 
 
@@ -72,6 +116,11 @@ if SANITIZE:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     CFLAGS += ["-DORT_SANITIZE", "-fno-omit-frame-pointer", *sanitizers]
     LDFLAGS += sanitizers
+CAP = os.environ.get("ORTMODULE_CPU", "")
+if CAP:
+    if CAP not in ("avx2", "baseline"):
+        raise SystemExit(f"error: ORTMODULE_CPU={CAP} is neither avx2 nor baseline")
+    LDFLAGS += ["-Wl,--wrap=__cpu_indicator_init"]  # for the one in tests/cap.c
 if EMULATED:
     LDFLAGS += ["-Wl,-rpath,$ORIGIN"]
 CFLAGS += shlex.split(os.environ.get("CFLAGS", ""))
@@ -81,8 +130,7 @@ LDFLAGS += shlex.split(os.environ.get("LDFLAGS", ""))
 # --- compiling and linking -------------------------------------------------------------------------------------------
 
 
-def execute(what, *command):
-    print(f"{what}\n", end="", flush=True)
+def execute(*command):
     command = [str(word) for word in command]
     try:
         code = subprocess.run(command).returncode
@@ -92,8 +140,22 @@ def execute(what, *command):
         raise CompileError(f"exit status {code}: {shlex.join(command)}")
 
 
+def in_parallel(tasks):
+    """Runs these, (name, function) each, JOBS at a time, and says which one begins."""
+    counter = itertools.count(1)
+
+    def begin(task):
+        name, run = task
+        print(f"[{next(counter)}/{len(tasks)}] {name}\n", end="", flush=True)
+        run()
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        list(pool.map(begin, tasks))
+
+
 def is_fresh(command, target, depends, recorded):
     """Whether `target` was made by this command, and is newer than this file and all that the compiler read for it."""
+    command = shlex.join(map(str, command))
     if not target.exists() or not depends.exists() or not recorded.exists() or recorded.read_text() != command:
         return False
     read = depends.read_text().replace("\\\n", " ").partition(": ")[2].split()
@@ -101,37 +163,57 @@ def is_fresh(command, target, depends, recorded):
     return all(os.path.exists(file) and os.path.getmtime(file) < made for file in [__file__, *read])
 
 
-def compile_object(command, source, target):
-    """The object appears whole or not at all, and dated from before its source was read."""
-    depends, recorded, part = (target.with_suffix(suffix) for suffix in (".d", ".command", f".{os.getpid()}"))
-    if not is_fresh(shlex.join(map(str, command)), target, depends, recorded):
-        began = time.time()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        execute(source, *command, "-MMD", "-MF", depends, "-c", source, "-o", part)
+@dataclass
+class Object:
+    """What is compiled from `source` by `command`. It appears whole or not at all, and dated from before its source
+    was read."""
+
+    command: list
+    source: Path
+    target: Path
+
+    def beside(self, suffix):
+        return self.target.with_suffix(suffix)
+
+    def is_fresh(self):
+        return is_fresh(self.command, self.target, self.beside(".d"), self.beside(".command"))
+
+    def compile(self):
+        part, began = self.beside(f".{os.getpid()}"), time.time()
+        execute(*self.command, "-MMD", "-MF", self.beside(".d"), "-c", self.source, "-o", part)
         os.utime(part, (began, began))
-        part.replace(target)
-        recorded.write_text(shlex.join(map(str, command)))
-    return target
+        part.replace(self.target)
+        self.beside(".command").write_text(shlex.join(map(str, self.command)))
 
 
-def compile_c(sources, temp, flags=()):
-    """`sources` lie in this folder or under `temp`; returns the objects."""
+def compile_objects(objects):
+    """Those that are not there yet; returns all their files."""
+    stale = [o for o in objects if not o.is_fresh()]
+    for folder in {o.target.parent for o in stale}:
+        folder.mkdir(parents=True, exist_ok=True)
+    in_parallel([(o.source, o.compile) for o in stale])
+    return [o.target for o in objects]
 
-    def compile_one(source):
+
+def c_objects(sources, temp, flags=()):
+    """`sources` lie in this folder or under `temp`."""
+    objects = []
+    for source in sources:
         target = (source if temp in source.parents else temp / source).with_suffix(".o")
         if source.suffix == ".cu":  # what of it is for the host
-            return compile_object([*CC, *CFLAGS, *flags, "-DORT_HOST", "-x", "c"], source, target.with_suffix(".cu.o"))
-        return compile_object([*CC, *CFLAGS, *flags], source, target)
-
-    with ThreadPoolExecutor(JOBS) as pool:
-        return list(pool.map(compile_one, sources))
+            host = [*CC, *CFLAGS, *flags, "-DORT_HOST", "-x", "c"]
+            objects.append(Object(host, source, target.with_suffix(".cu.o")))
+        else:
+            objects.append(Object([*CC, *CFLAGS, *flags], source, target))
+    return objects
 
 
 def link(objects, target, *flags):
     """Replaces `target` at once: a process that has the old one mapped keeps it."""
     part = target.with_name(f"{target.name}.{os.getpid()}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    execute(target, *CC, *objects, "-o", part, *LDFLAGS, *flags)
+    print(f"{target}\n", end="", flush=True)
+    execute(*CC, *objects, "-o", part, *LDFLAGS, *flags)
     part.replace(target)
 
 
@@ -152,26 +234,67 @@ def generate_onnx(folder):
     if not generated.exists() or generated.stat().st_mtime < proto.stat().st_mtime:
         part = folder / str(os.getpid())
         part.mkdir(parents=True, exist_ok=True)
-        execute(generated, "protoc-c", f"-I{proto.parent}", f"--c_out={part}", proto)
+        execute("protoc-c", f"-I{proto.parent}", f"--c_out={part}", proto)
         for file in part.iterdir():
             file.replace(folder / file.name)
         part.rmdir()
     return generated
 
 
-def compile_engine():
+def engine_objects():
     """The engine without its Python side. Only the reader and the writer see the file format's messages."""
     generated = generate_onnx(ENGINE / "generated")
     everything = c_sources("csrc")
     onnx = [s for s in everything if s.parts[1] == "onnx"]
     rest = [s for s in everything if s.parts[1] not in ("onnx", "py") and s != IMAGE]
-    objects = compile_c([*rest, *KERNELS], ENGINE) + compile_c([generated, *onnx], ENGINE, [f"-I{generated.parent}"])
-    return [*objects, compile_image(TEMP)]
+    return c_objects([*rest, *KERNELS], ENGINE) + c_objects([generated, *onnx], ENGINE, [f"-I{generated.parent}"])
 
 
-def compile_python_side():
-    flags = ["-DPy_LIMITED_API=0x030b0000", "-isystem", sysconfig.get_path("include")]
-    return compile_c(c_sources("csrc/py"), TEMP, flags + ["-DORT_EMULATED"] * EMULATED)
+def python_objects():
+    flags = ["-DPy_LIMITED_API=0x030b0000", *PYTHON_HEADERS]
+    return c_objects(c_sources("csrc/py"), TEMP, flags + ["-DORT_EMULATED"] * EMULATED)
+
+
+def compile_all(*others):
+    """The engine and these, then its kernels: those take longer, and mistakes of the engine show before."""
+    check_packages()
+    print(f"{JOBS} files are compiled at a time (MAX_JOBS)\n{kernels_sentence()}\n", end="", flush=True)
+    cap = [Object([*CC, *CFLAGS, f"-DORT_CAP_{CAP.upper()}"], Path("tests/cap.c"), TEMP / f"{CAP}.o")] if CAP else []
+    return [*compile_objects([*engine_objects(), *others, *cap]), compile_image(TEMP)]
+
+
+# --- what a build needs ----------------------------------------------------------------------------------------------
+
+PYTHON_HEADERS = ["-isystem", sysconfig.get_path("include")]
+PACKAGES = "gcc, python3-dev, protobuf-c-compiler and libprotobuf-c-dev"
+
+
+def missing(what, package):
+    return PlatformError(f"{what}: on Debian the package {package} has it. A build needs {PACKAGES} (see README.md)")
+
+
+def run_compiler(text, *flags):
+    """What the compiler says to a C file of this text, if it refuses it."""
+    command = [*CC, *CFLAGS, "-x", "c", "-", *flags]
+    english = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=english)
+    return done.stderr if done.returncode else ""
+
+
+def check_packages():
+    """Before the first of a hundred files is compiled: the sentence names what is not installed."""
+    for program, package in ((CC[0], "gcc"), ("protoc-c", "protobuf-c-compiler")):
+        if shutil.which(program) is None:
+            raise missing(f"there is no {program}", package)
+    for header, package in (("protobuf-c/protobuf-c.h", "libprotobuf-c-dev"), ("Python.h", "python3-dev")):
+        if f"{header}: No such file" in run_compiler(f"#include <{header}>\n", "-E", *PYTHON_HEADERS):
+            raise missing(f"the compiler finds no {header}", package)
+    with tempfile.TemporaryDirectory() as folder:
+        said = run_compiler("", "-shared", "-o", f"{folder}/empty.so", *LDFLAGS)
+    if "libprotobuf-c.a" in said:
+        raise missing("the linker finds no libprotobuf-c.a", "libprotobuf-c-dev")
+    if said:
+        raise CompileError(f"{CC[0]} does not link an empty library:\n{said}")
 
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------
@@ -179,34 +302,54 @@ def compile_python_side():
 IMAGE = Path("csrc/cuda/image.c")
 KERNELS = sorted(Path("csrc/cuda").glob("*.cu"))
 #: No part of CUDA is linked: the driver is found when there is one (csrc/cuda/driver.c).
-NVCC = ["nvcc", "-fatbin", "-std=c++17", "-O3", "-Icsrc", "-DORT_DEVICE", "-Werror=all-warnings", "-Xptxas=-v"]
-NVCC += ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90"]
-NVCC += ["-gencode=arch=compute_100,code=[sm_100,compute_100]"]
-NVCC += ["-gencode=arch=compute_75,code=compute_75"]  # for those before: the driver compiles it, and keeps the result
+NVCC = [find_nvcc() or "nvcc", "-fatbin", "-std=c++17", "-O3", "-Icsrc", "-DORT_DEVICE"]
+NVCC += ["-Werror=all-warnings", "-Xptxas=-v"]
+for name in CUDA:
+    # As PTX, too, the newest: the driver compiles it for later ones. Of all, the oldest is PTX alone.
+    codes = [f"sm_{name}"] * (CUDA != ALL_ARCHITECTURES or name != min(CUDA, key=int))
+    codes += [f"compute_{name}"] * (not codes or name == max(CUDA, key=int))
+    NVCC += [f"-gencode=arch=compute_{name},code=[{','.join(codes)}]"]
 NVCC += ["--compress-mode=size"]  # an eighth of the bytes; the driver unpacks them once
 SPILL = re.compile(r"[1-9]\d* bytes spill")
 
 
-def compile_kernels(source, temp):
-    """The kernels of one family for every architecture. What they use of a GPU is kept beside the result (.log)."""
-    target = temp / source.with_suffix(".fatbin")
-    depends, recorded, log = (target.with_suffix(suffix) for suffix in (".fatbin.d", ".fatbin.command", ".log"))
-    command = [*NVCC, "-MD", "-MF", depends, source, "-o", target]
-    if not is_fresh(shlex.join(map(str, command)), target, depends, recorded):
-        print(f"{source}\n", end="", flush=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
+class Kernels(Object):
+    """Those of one family for every architecture. What they use of a GPU is kept beside the result (.log)."""
+
+    def compile(self):
+        log, command = self.beside(".log"), [str(word) for word in self.command]
+        command += ["-MD", "-MF", str(self.beside(".d")), str(self.source), "-o", str(self.target)]
         try:
-            done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
-            raise ExecError("nvcc is not installed: CUDA 13 has it, and so has the package nvidia-cuda-nvcc") from None
+            raise ExecError(
+                "nvcc is not installed: CUDA 13 has it, and so has the package nvidia-cuda-nvcc; "
+                "ORTMODULE_CUDA=0 builds without kernels for GPUs"
+            ) from None
         log.write_text(done.stdout + done.stderr)
         if done.returncode != 0:
-            raise CompileError(f"exit status {done.returncode}: {shlex.join(map(str, command))}\n{done.stderr}")
+            text = f"exit status {done.returncode}: {shlex.join(command)}\n{done.stderr}"
+            raise CompileError(f"{text}\nORTMODULE_CUDA=0 builds without kernels for GPUs")
         if SPILL.search(log.read_text()):
-            target.unlink()
-            raise CompileError(f"a kernel of {source} does not fit into registers: see {log}")
-        recorded.write_text(shlex.join(map(str, command)))
-    return target
+            self.target.unlink()
+            raise CompileError(f"a kernel of {self.source} does not fit into registers: see {log}")
+        self.beside(".command").write_text(shlex.join(map(str, self.command)))
+
+
+def kernel_objects(temp):
+    return [Kernels(NVCC, source, temp / source.with_suffix(".fatbin")) for source in KERNELS]
+
+
+def kernels_sentence():
+    if EMULATED:
+        return "with an emulated GPU and its kernels"
+    if not CUDA:
+        return f"without kernels for GPUs: {CUDA_REASON}"
+    names = ", ".join(f"sm_{name}" for name in CUDA)
+    return (
+        f"with kernels for GPUs, {names}: {CUDA_REASON}. nvcc takes minutes for the {len(KERNELS)} files, "
+        "after those of the engine; ORTMODULE_CUDA=0 leaves them out"
+    )
 
 
 def compile_image(temp):
@@ -217,15 +360,14 @@ def compile_image(temp):
         temp.mkdir(parents=True, exist_ok=True)
         images[0].write_text("emulated")
     elif CUDA:
-        with ThreadPoolExecutor(JOBS) as pool:
-            images = list(pool.map(lambda source: compile_kernels(source, temp), KERNELS))
+        images = compile_objects(kernel_objects(temp))
     flags = []
     if images:
         made = max(image.stat().st_mtime_ns for image in images)
         rows = temp / "images.h"
         rows.write_text("".join(f'IMAGE({image.stem}, "{image.resolve()}")\n' for image in images) + f"/* {made} */\n")
         flags = [f'-DORT_CUDA_IMAGES="{rows.resolve()}"', f"-DORT_CUDA_MADE={made}"]
-    return compile_object([*CC, *CFLAGS, *flags], IMAGE, temp / IMAGE.with_suffix(".o"))
+    return compile_objects(c_objects([IMAGE], temp, flags))[0]
 
 
 LIBRARIES = {"fake_blas": "libcublasLt.so.13", "fake_nvrtc": "libnvrtc.so.13", "fake_dnn": "libcudnn.so.9"}
@@ -235,11 +377,13 @@ LIBRARIES |= {"fake_torch": "libtorch_cuda.so"}
 def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
-    objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
+    ours = [Object(flags, s, temp / s.with_suffix(".o")) for s in sorted(Path("tests/cuda").glob("*.c"))]
+    kernels = [Object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    compile_objects([*ours, *kernels])
+    objects = {o.source.stem: o.target for o in ours}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}
-    kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     driver = folder / "libcuda.so.1"
-    link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
+    link([*objects.values(), *(o.target for o in kernels)], driver, "-shared", f"-Wl,-soname,{driver.name}")
     for name, library in LIBRARIES.items():
         link([*others[name], driver], folder / library, "-shared", f"-Wl,-soname,{library}")
 
@@ -249,7 +393,7 @@ def link_emulator(temp, folder):
 
 class BuildCore(build_ext):
     def build_extension(self, ext):
-        objects = compile_engine() + compile_python_side()
+        objects = compile_all(*python_objects())
         target = Path(self.get_ext_fullpath(ext.name))
         link(objects, target, "-shared")
         if EMULATED:
@@ -270,9 +414,9 @@ class BuildBroken(Command):
             raise OptionError("--target is needed")
 
     def run(self):
-        objects = compile_engine() + compile_python_side()
+        objects = compile_all(*python_objects())
         source = Path("csrc/exec/exec.c")
-        broken = compile_object([*CC, *CFLAGS, "-DORT_BROKEN"], source, TEMP / "broken" / "exec.o")
+        (broken,) = compile_objects([Object([*CC, *CFLAGS, "-DORT_BROKEN"], source, TEMP / "broken" / "exec.o")])
         link([broken if o == (ENGINE / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
 
 
@@ -289,9 +433,8 @@ class TestC(Command):
         pass
 
     def run(self):
-        program = TEMP / "test_c"
-        objects = compile_engine() + compile_c(c_sources("tests/c"), TEMP)
-        link(objects, program)
+        program = TEMP / f"test_c{'-' * bool(CAP)}{CAP}"
+        link(compile_all(*c_objects(c_sources("tests/c"), TEMP)), program)
         runs = [[program, self.only]] if self.only else [[program, "", str(share)] for share in range(2)]
         with ThreadPoolExecutor(JOBS) as pool:
             counts = list(pool.map(count_tests, runs))

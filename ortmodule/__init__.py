@@ -4,8 +4,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 
+try:
+    from ortmodule._core import Error, InvalidModelError, UnsupportedError
+except ImportError as error:
+    from ortmodule.not_built import sentence
+
+    raise ImportError(sentence(error), name="ortmodule._core") from error
+
 from ortmodule import patterns
-from ortmodule._core import Error, InvalidModelError, UnsupportedError
 from ortmodule.explain import Report, explain
 from ortmodule.module import ORTModule
 from ortmodule.options import DebugOptions, LogLevel

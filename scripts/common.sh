@@ -27,10 +27,10 @@ install_system() {
     [ ${#missing[@]} -gt 0 ] || return 0
     say "installing Debian packages: ${missing[*]}"
     if [ -z "$APT_IS_FRESH" ]; then
-        as_root apt-get update -qq
+        as_root timeout 300 apt-get update -qq
         APT_IS_FRESH=yes
     fi
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 # Debian's own Python comes without what makes virtual environments and without its headers.
@@ -42,7 +42,7 @@ check_python() {
         install_system python3-dev
 }
 
-pip_install() { "$VENV/bin/python" -m pip install -q "$@"; }
+pip_install() { timeout 900 "$VENV/bin/python" -m pip install -q "$@"; }
 
 # PyTorch first: what comes later must find this version, or pip would bring the newest with several GB of CUDA.
 install_torch() {
@@ -63,7 +63,18 @@ stamped() {
     echo "$content" >"$stamp"
 }
 
-hash_of() { find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16; }
+hash_of() { find "$@" -type f ! -path '*/__pycache__/*' ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16; }
+
+# All that a test may read, and what it runs in: Python, its packages (torch among them), the compiler.
+hash_of_sources() {
+    {
+        hash_of csrc ortmodule optim tests examples benchmarks docs scripts setup.py pyproject.toml README.md MANIFEST.in
+        "$VENV/bin/python" -VV
+        "$VENV/bin/python" -m pip freeze --exclude-editable
+        gcc --version
+        grep -m 1 '^flags' /proc/cpuinfo
+    } | sha256sum | cut -c1-16
+}
 
 install_python_packages() {
     say "installing Python packages into $VENV"

@@ -3,6 +3,7 @@
 --full                exhaustive: every architecture, long random search
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
 --share I/N           only one of N parts, of about one size
+--ran FILE            adds to the file which tests were collected, run and skipped (tests/stages.py)
 --time-limit SECONDS  begins no test after that many, and fails; with --resume another run goes on
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
 """
@@ -55,20 +56,59 @@ def loggers_as_before():
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
+    parser.addoption("--ran", metavar="FILE", help="add to FILE which tests were collected, run and skipped")
     parser.addoption("--share", metavar="I/N", help="only one of N parts of the tests")
     parser.addoption("--time-limit", type=int, metavar="SECONDS", help="begin no test after that many")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "full: only with --full")
+    config.addinivalue_line("markers", "emulated: run on the emulated GPU, too, as all of tests/cuda and tests/gpu")
+    config.addinivalue_line("markers", "emulated_full: there only with --full")
+    config.addinivalue_line("markers", "sanitized: there under sanitizers, too, as all of tests/cuda")
     config.addinivalue_line("markers", "together(argument): in the same share as those of its file with this argument")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     if config.getoption("--resume"):
         config.pluginmanager.register(Resume(Path(config.getoption("--resume"))))
+    if config.getoption("--ran"):
+        from tests.stages import Ran
+
+        share = config.getoption("--share") or "1/1"
+        path = f"{config.getoption('--ran')}-{share.replace('/', '-of-')}"
+        config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item)))
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """Of values that pytest would number: types of elements, and settings by name."""
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if isinstance(val, dict) and all(isinstance(x, (str, int, float)) for x in val.values()):
+        return ",".join(f"{name}={x}" for name, x in val.items()) or "nothing"
+    return None
+
+
+#: Markers of all tests in these folders.
+OF_FOLDERS = {"cuda": ("emulated", "sanitized"), "gpu": ("emulated",)}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item):
+    for name in OF_FOLDERS.get(item.path.parent.name, ()):
+        item.add_marker(name)
+
+
+def _is_left_out(config, item):
+    """On an emulated GPU, which is slow."""
+    emulated = bool(BUILD) and ortmodule._core.emulated
+    return emulated and not config.getoption("--full") and item.get_closest_marker("emulated_full") is not None
 
 
 def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if _is_left_out(config, item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _is_left_out(config, item)]
     if config.getoption("--share"):
         first, step = map(int, config.getoption("--share").split("/"))
         ours = [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1]

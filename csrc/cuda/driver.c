@@ -138,7 +138,7 @@ static status open_driver(ctx *c) {
 
     if (n_devices >= 0) return OK;
     if (!cuda_images[0])
-        return fail(c, E_UNSUPPORTED, "this build has no CUDA kernels: install with nvcc, or set ORTMODULE_CUDA=1");
+        return fail(c, E_UNSUPPORTED, "this build has no CUDA kernels: install it with nvcc and ORTMODULE_CUDA=1");
     TRY(load_driver(c));
     CALL(c, cuInit, 0);
     CALL(c, cuDeviceGetCount, &count);

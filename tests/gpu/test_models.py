@@ -22,7 +22,8 @@ pytestmark = [
 ]
 
 #: The first of the zoo, those with convolutions, and some whose layers are their own.
-NAMES = [*list(ARCHITECTURES)[:16], "resnet", "transformer", "mlp", "cnn", "gpt-neox", "gemma2", "deberta", "lstm"]
+OTHERS = ["resnet", "transformer", "mlp", "cnn", "gpt-neox", "gemma2", "deberta", "lstm"]
+NAMES = list(dict.fromkeys([*list(ARCHITECTURES)[:16], *OTHERS]))
 #: (type of the parameters, autocast)
 TYPES = {
     "float32": (torch.float32, None),
@@ -31,6 +32,15 @@ TYPES = {
     "autocast-bfloat16": (torch.float32, torch.bfloat16),
     "autocast-float16": (torch.float32, torch.float16),
 }
+#: On the emulated GPU, which is slow, these run in every type, the others in two: the rest takes the same kernels.
+IN_EVERY_TYPE = ("gpt2", "llama", "mlp", "lstm")
+
+
+def marks(name, kind):
+    return [] if name in IN_EVERY_TYPE or kind in ("float32", "bfloat16") else [pytest.mark.emulated_full]
+
+
+STEPS = [pytest.param(name, kind, marks=marks(name, kind)) for name in NAMES for kind in TYPES]
 #: Of all gradients: what an error may be where PyTorch's own is smaller. Those of a step differ by chance.
 LEAST = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 TIMES = 2  # PyTorch's error
@@ -68,8 +78,7 @@ def on_its_side(found, grads, exact, batch, dtype):
     return grads
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kind"), STEPS)
 def test_step(name, kind):
     dtype, autocast = TYPES[kind]
     architecture = ARCHITECTURES[name]

@@ -69,7 +69,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("make", "theirs", "options"), OTHERS, ids=str)
+@pytest.mark.parametrize(("make", "theirs", "options"), OTHERS)
 def test_steps_of_the_others(make, theirs, options, dtype):
     """And a state that goes there and back."""
     ours, reference = parameters(dtype), parameters(dtype)

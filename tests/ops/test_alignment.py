@@ -13,6 +13,8 @@ from tests.ops.harness import Trial, fed_operands
 from tests.ops.test_ops import check, resized
 from tests.ops.test_strides import SUITED, Viewed
 
+pytestmark = pytest.mark.emulated
+
 
 def one_type(case):
     """Which of a case's types is taken; over the cases of an operator, most of its types."""

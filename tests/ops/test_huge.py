@@ -9,7 +9,10 @@ import torch
 from ortmodule.session import Session
 from tests.ops.harness import DEVICE, ONNX_TYPE, make_node, value_info
 
-pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU has no memory that is not there")
+pytestmark = [
+    pytest.mark.emulated,
+    pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU has no memory that is not there"),
+]
 
 APART = (1 << 29) + 3  # elements between two columns: rows are 2^33 bytes of float32 apart, and more
 ROWS, COLUMNS = 5, 4

@@ -12,14 +12,37 @@ from tests.ops import table
 from tests.ops.cases import FAMILIES
 from tests.ops.harness import Trial, differentiable
 
+
+def marks(case, dtype):
+    """What is done with a case on the emulated GPU: without --full neither float16 and float64 nor a convolution of
+    real size, which takes it a minute; under sanitizers the operators of WATCHED, in one type."""
+    found = []
+    if dtype in ("float16", "float64") or "64x56x56" in case.label:
+        found.append(pytest.mark.emulated_full)
+    if case.op in WATCHED and dtype == "float32":
+        found.append(pytest.mark.sanitized)
+    return found
+
+
+#: Operators whose kernels share memory between threads, or find their elements by numbers in the data.
+WATCHED = {
+    *("Softmax", "LogSoftmax", "Hardmax", "ortmodule::MaskedSoftmax", "ortmodule::MaskedSoftmaxDropout"),
+    *("ortmodule::SoftmaxDropout", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"),
+    *("LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"),
+    *("LpNormalization", "MeanVarianceNormalization", "ortmodule::FusedNorm", "ortmodule::FusedNormRandom"),
+    *("ortmodule::EmbeddingNorm", "CumSum", "ortmodule::CumArgMax", "ortmodule::CumArgMin", "ortmodule::CumProd"),
+    *("ortmodule::LogCumSumExp", "ScatterElements", "ScatterND", "ortmodule::GatherGradAdd", "GridSample"),
+    *("ortmodule::Rotary", "GRU", "LSTM", "RNN", "RandomNormal", "RandomNormalLike"),
+}
 EACH = [
-    pytest.param(case, dtype, id=f"{family}-{case.label}-{dtype}")
+    pytest.param(case, dtype, id=f"{family}-{case.label}-{dtype}", marks=marks(case, dtype))
     for family, cases in FAMILIES.items()
     for case in cases
     for dtype in case.dtypes
 ]
+FIRST_TYPE = [pytest.param(*p.values, id=p.id) for p in EACH if p.values[1] == p.values[0].dtypes[0]]
 SMOOTH = [
-    p
+    pytest.param(*p.values, id=p.id, marks=[mark for mark in p.marks if mark.name == "emulated_full"])
     for p in EACH
     if p.values[0].has_gradient and p.values[0].fd and p.values[1] == "float64" and differentiable(*p.values)
 ]
@@ -31,12 +54,14 @@ def check(trial):
         trial.check_gradient()
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("case", "dtype"), EACH)
 def test_case(case, dtype):
     """Outputs, in a run without gradients and in one with; gradients against autograd."""
     check(Trial(case, dtype))
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("case", "dtype"), SMOOTH)
 def test_finite_differences(case, dtype):
     trial = Trial(case, dtype)
@@ -63,6 +88,7 @@ def resized(case, sizes):
     ]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("family", [family for family, cases in FAMILIES.items() if any(c.resize for c in cases)])
 @given(data=st.data())
 def test_random_sizes(family, data):
@@ -83,7 +109,7 @@ def test_random_sizes(family, data):
 # --- the list itself --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "dtype"), [p for p in EACH if p.values[1] == p.values[0].dtypes[0]])
+@pytest.mark.parametrize(("case", "dtype"), FIRST_TYPE)
 def test_case_is_valid_onnx(case, dtype):
     onnx.checker.check_model(Trial(case, dtype).model)
 

@@ -8,6 +8,8 @@ from onnx import TensorProto, helper
 
 from tests.ops.harness import ONNX_TYPE, tensor_proto
 
+pytestmark = pytest.mark.emulated
+
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MANY = 200_000
 

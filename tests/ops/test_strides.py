@@ -6,12 +6,15 @@ gradients go back through them.
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.ops.cases import CASES, value
 from tests.ops.harness import Trial, fed_operands
+
+pytestmark = pytest.mark.emulated
 
 
 class Viewed:

@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.cpu import HAS_AMX
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY
 from tests.passes.test_rows import LANGUAGE, ROWS, SEQ2SEQ, Loss, graphs, language, model, seeded_step, without
@@ -74,8 +75,11 @@ def test_models(name):
 # --- by lengths -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind", ["right", "left", "holes"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.emulated_full) for name in ("gpt2", "llama")), "bert"]
+)
 def test_rows_that_matter(name, kind, monkeypatch):
     """Nothing in attention has a row for padding, in any layer; and that is the default."""
     monkeypatch.delenv("ORTMODULE_USE_EFFICIENT_ATTENTION")
@@ -91,6 +95,7 @@ def test_rows_that_matter(name, kind, monkeypatch):
         assert_same_step(found, seeded_step(wrapped, given), f"without {passes}")
 
 
+@pytest.mark.emulated
 def test_rows_that_matter_to_another_sequence():
     """A decoder looks at an encoder's rows, and has all of its own."""
     given = language("holes", 1.1)
@@ -119,6 +124,7 @@ class SelfAttention(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [5, 64, 65, 300])
 def test_scaled_dot_product_attention(length, causal):
@@ -145,6 +151,7 @@ class Heads(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_number_of_threads_gives_the_same_bits(dtype):
     x, before, results = torch.randn(2, 150, 128, dtype=dtype), torch.get_num_threads(), []
@@ -175,6 +182,7 @@ class Masked(nn.Module):
         return nn.functional.scaled_dot_product_attention(q * 1, k, v, attn_mask=mask, is_causal=self.causal)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("efficient", ["0", "1"])
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "bias"])
 @pytest.mark.parametrize(("length", "width"), [(16, 32), (300, 80)])
@@ -227,7 +235,7 @@ def test_verified_against_pytorch(monkeypatch):
 
 # --- by torch's kernel ------------------------------------------------------------------------------------------------
 
-ON_AMX = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the table has torch's kernel for AMX only")
+ON_AMX = pytest.mark.skipif(not HAS_AMX, reason="the table has torch's kernel for AMX only")
 
 
 class Attention(nn.Module):

@@ -6,13 +6,14 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.session import DTYPES, Run
+from tests.cpu import HAS_AVX512_BF16
 from tests.passes.test_passes import ALL_PASSES, NO_PASSES, Function, export, found, run
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 # bfloat16: the gradient of the logits is rounded before it is multiplied.
 TOLERANCE = {F32: 1e-5, F64: 1e-12, BF16: 8e-3}
 # Elsewhere 16-bit operands keep their logits.
-needs_bf16 = pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="no products of bfloat16")
+needs_bf16 = pytest.mark.skipif(not HAS_AVX512_BF16, reason="no products of bfloat16")
 DTYPES_TESTED = [F32, F64, pytest.param(BF16, marks=needs_bf16)]
 ROWS, WIDTH, CLASSES = 1300, 12, 1024
 

@@ -1,0 +1,110 @@
+"""scripts/test: its stages have names, what has passed is known by all that tests read, and every test has a stage."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import stages
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_stage_that_is_not_there():
+    done = subprocess.run([ROOT / "scripts" / "test", "pytets"], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    known = subprocess.run([ROOT / "scripts" / "test", "--stages"], capture_output=True, text=True).stdout.split()
+    assert f"there is no stage pytets; the stages are: {', '.join(known)}" in done.stderr
+    assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
+
+
+READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts")
+FILES = ("setup.py", "pyproject.toml", "README.md", "MANIFEST.in")
+
+
+def test_what_has_passed_is_known_by_all_that_tests_read(tmp_path):
+    """--full leaves out what has passed only where nothing of this is another: files, Python, its packages."""
+    for folder in READ:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").touch()
+    for name in FILES:
+        (tmp_path / name).touch()
+    shutil.copy(ROOT / "scripts" / "common.sh", tmp_path / "scripts")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho torch==2.13.0\n")
+    python.chmod(0o755)
+
+    def key():
+        command = ["bash", "-c", f". {tmp_path}/scripts/common.sh; hash_of_sources"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    keys = [key()]
+    assert key() == keys[0]
+    for path in [*(tmp_path / folder / "file" for folder in READ), *(tmp_path / name for name in FILES)]:
+        path.write_text("another")
+        keys.append(key())
+    python.write_text("#!/bin/sh\necho torch==2.14.0\n")
+    keys.append(key())
+    assert len(set(keys)) == len(keys) == 2 + len(READ) + len(FILES)
+    (tmp_path / "ortmodule" / "__pycache__").mkdir()
+    (tmp_path / "ortmodule" / "__pycache__" / "file.pyc").touch()
+    (tmp_path / "ortmodule" / "_core.abi3.so").touch()
+    assert key() == keys[-1]  # these are made of what has been counted
+
+
+def test_types_have_names(request):
+    """So that tests can be chosen by them."""
+    numbered = [item.nodeid for item in request.session.items if re.search(r"[\[-]dtype\d+[-\]]", item.nodeid)]
+    assert not numbered
+
+
+def test_folders_are_marked(request):
+    for item in request.session.items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in ("cuda", "gpu"):
+            assert item.get_closest_marker("emulated"), item.nodeid
+            assert bool(item.get_closest_marker("sanitized")) == (folder == "cuda"), item.nodeid
+
+
+TESTS = """
+import pytest
+
+def test_good():
+    pass
+
+def test_bad():
+    raise ValueError
+
+@pytest.mark.full
+def test_long():
+    pass
+
+@pytest.mark.skipif(True, reason="it rains")
+def test_weather():
+    pass
+
+def test_left_out():
+    pass
+"""
+
+
+def test_what_no_stage_has_run(tmp_path, capsys):
+    """What runs of pytest have written together."""
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
+    for name, selected in (("one", "not left_out and not bad"), ("other", "bad")):
+        subprocess.run([*command, "--ran", tmp_path / name, "-k", selected], cwd=ROOT, capture_output=True)
+    files = [str(file) for file in sorted(tmp_path.glob("o*-1-of-1"))]
+    assert len(files) == 2
+    assert stages.main(files) == 1
+    said = capsys.readouterr().out
+    assert "1 tests are run by no stage (it rains):\n  test_some.py::test_weather\n" in said
+    assert "1 tests are run by no stage (no stage selects it):\n  test_some.py::test_left_out\n" in said
+    assert "test_long" not in said and "2 tests were run" in said
+    assert stages.main(["--full", *files]) == 1
+    assert "(only with --full):\n  test_some.py::test_long\n" in capsys.readouterr().out
+    (tmp_path / "passed").write_text("".join(f"test_some.py::test_{n}\n" for n in ("long", "weather", "left_out")))
+    assert stages.main(["--full", *files, str(tmp_path / "passed")]) == 0
