@@ -14,7 +14,7 @@ def same_items(container: Any, then: Any) -> bool:
     if len(container) != len(then):
         return False
     if isinstance(container, dict):
-        return all(container.get(key, same_items) is value for key, value in then.items())
+        return all(dict.get(container, key, same_items) is value for key, value in then.items())  # not its own `get`
     if isinstance(container, (set, bytearray)):
         return container == then
     return all(a is b for a, b in zip(container, then, strict=True))
