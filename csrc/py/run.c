@@ -1,4 +1,5 @@
 /* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
+#include "cuda/redzones.h"
 #include "py/plan.h"
 
 #include <stdlib.h>
@@ -72,6 +73,7 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
     TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
     where.tf32 = way.tf32;
     r->cuda = &where;
+    if (self->p->red_zone) return cuda_end(c, &where, redzones_run(c, self->p, from, to, r, &where));
     const bool whole = way.graphs && self->graphs && !r->seconds;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
