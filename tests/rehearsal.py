@@ -110,7 +110,7 @@ class Rehearsal:
                 (site / entry.name).symlink_to(entry)
         return str(folder / "bin" / "python")
 
-    def run(self, *arguments, timeout=900):
+    def run(self, *arguments, timeout=1000):
         """`scripts/gpu ARGUMENTS` there, on the CPU: the finished process."""
         away = ("ORTMODULE_", "PYTHON", "PYTEST_", "LD_PRELOAD")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(away)}

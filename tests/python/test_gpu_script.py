@@ -298,7 +298,7 @@ def test_rehearsal_of_triage(rehearsal):
     """A line for each item that was asked for. That there is no GPU is one of them."""
     print(f"with {rehearsal.source}")
     items = ["device", "engine", "linear *", "llama float32", "bert-large ortmodule"]
-    done = rehearsal.run("triage", "--small", "--items", *items)
+    done = rehearsal.run("triage", "--small", "--seconds", "900", "--items", *items)
     found = {line["item"]: line for line in rehearsal.lines("triage")}
     said = done.stdout + done.stderr + rehearsal.said_in_log()
     assert {name: line["state"] for name, line in found.items() if name != "engine"} == {
