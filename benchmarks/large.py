@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -111,6 +112,19 @@ def traced(loop, batches):
     return share_of_time([(e.time_range.start, e.time_range.end) for e in events])
 
 
+def ran_by(model):
+    """What explain() says of a module that the engine wraps, and how often its CUDA graphs ran; otherwise nothing."""
+    if not hasattr(model, "_ortmodule"):
+        return {}
+    from ortmodule import explain
+
+    found = {key: value for key, value in asdict(explain(model)).items() if key != "name"}
+    graphs = [graph for variants in model._ortmodule.graphs.values() for graph in variants]
+    plans = [plan for graph in graphs for session in graph.sessions() for plan in session.plans.values()]
+    counts = [sum(numbers) for numbers in zip(*(plan.graphs for plan in plans), strict=True)]
+    return found | {"cuda_graphs": dict(zip(("recorded", "updated", "started"), counts, strict=False))}
+
+
 class Clock:
     """Marks between steps: events of a GPU, which nobody waits for before the end."""
 
@@ -162,6 +176,7 @@ def measure(row, args):
         "busy": traced(loop, batches),
         "loss": last,
         "seconds": time.perf_counter() - start,
+        "ran": ran_by(loop.model),
     }
 
 

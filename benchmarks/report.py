@@ -5,7 +5,8 @@ import os
 import platform
 import subprocess
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -33,7 +34,10 @@ def gpu():
     """Device, driver and clocks, as nvidia-smi knows them."""
     fields = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,power.limit"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):  # not every machine has it
+        found = []
     values = found[0].split(", ") if found else []
     return {"device": torch.cuda.get_device_name(), **dict(zip(fields.split(","), values, strict=False))}
 
@@ -48,8 +52,21 @@ def cpu():
     return said["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
 
 
+def package(name):
+    """Its version. The engine may be a folder that pip knows nothing of, built elsewhere (scripts/gpu): then the commit
+    that it was built from, which lies beside it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            return "not installed"
+        commit = Path(spec.origin).parents[1] / "commit"
+        return f"of {commit.read_text().strip()}" if commit.exists() else "without metadata"
+
+
 def machine(device="cpu"):
-    packages = {name: version(name) for name in ("torch", "transformers", "ortmodule")}
+    packages = {name: package(name) for name in ("torch", "transformers", "ortmodule")}
     return {
         "cpu": cpu(),
         "cores": os.cpu_count(),

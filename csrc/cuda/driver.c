@@ -343,6 +343,13 @@ status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t
     return OK;
 }
 
+status cuda_download(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes) {
+    if (bytes == 0) return OK;
+    CALL(c, cuMemcpyDtoHAsync_v2, to, (uintptr_t)from, bytes, r->stream);
+    CALL(c, cuStreamSynchronize, r->stream);
+    return OK;
+}
+
 /* --- numbers that come back --------------------------------------------------------------------------------------- */
 
 struct cuda_number {

@@ -69,6 +69,9 @@ MUST_USE status cuda_copy_bytes(ctx *c, const call *k, void *to, const void *fro
 /* `bytes` of host memory, which may change when this returns, to the device. Waits. */
 MUST_USE status cuda_upload(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
 
+/* The other way round. Waits. */
+MUST_USE status cuda_download(ctx *c, const cuda_run *r, void *to, const void *from, size_t bytes);
+
 /* --- numbers that come back ---------------------------------------------------------------------------------------- */
 
 /* An int64 of the device's on its way to the host. */

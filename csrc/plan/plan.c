@@ -2,6 +2,7 @@
 #include "plan/plan.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int64_t alignment(const plan *p) { return p->cuda ? PLAN_ALIGNED_ON_GPU : PLAN_ALIGNED; }
@@ -10,6 +11,14 @@ enum { REDZONE = 64 };
 #else
 enum { REDZONE = 0 };
 #endif
+
+/* On a GPU no sanitizer sees into the arena: with this set, cuda/redzones.h does. In every build, since the one that has
+ * kernels is compiled elsewhere. */
+enum { RED_ZONE_ON_GPU = 1024 };
+static int64_t red_zone_on_gpu(void) {
+    const char *wanted = getenv("ORTMODULE_RED_ZONES");
+    return wanted && *wanted && strcmp(wanted, "0") != 0 ? RED_ZONE_ON_GPU : 0;
+}
 
 /* Memory of one root value. */
 typedef struct block {
@@ -192,7 +201,7 @@ static status assign_offsets(planner *pl) {
         p->code[t].work = -1;
         if (work) items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
     }
-    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE, &p->arena_bytes));
+    TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE + p->red_zone, &p->arena_bytes));
     for (int i = 0; i < p->n_fixed; i++) p->fixed[i].offset = items[i].offset;
     if (n_fixed > p->n_fixed) p->seed_offset = items[p->n_fixed].offset;
     for (int i = n_fixed; i < n; i++) {
@@ -297,6 +306,7 @@ status plan_make(graph *g, bool cuda, plan **out) {
     TRY(NEW(g->c, pl.p->code, pl.count));
     pl.p->g = g;
     pl.p->cuda = cuda;
+    pl.p->red_zone = cuda ? red_zone_on_gpu() : 0;
     pl.p->n_code = pl.count;
     pl.p->n_forward = pl.n_forward;
     for (int t = 0; t < pl.count; t++) pl.p->random |= (pl.order[t]->op->flags & RANDOM) != 0;

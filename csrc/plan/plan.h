@@ -55,6 +55,7 @@ typedef struct plan {
     int n_code, n_forward; /* forward is [0, n_forward), backward the rest */
     int most_operands;     /* of any instruction, operands and results together */
     bool cuda;             /* for a GPU */
+    int64_t red_zone;      /* of a plan for a GPU: bytes behind every block that belong to nothing; 0: not looked at */
     device_constant *constants;
     int n_constants;
     int64_t constant_bytes; /* of all of them */

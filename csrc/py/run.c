@@ -1,4 +1,5 @@
 /* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
+#include "cuda/redzones.h"
 #include "py/plan.h"
 
 #include <stdlib.h>
@@ -79,6 +80,7 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
     r->cuda = &where;
     if ((s = cuda_is_captured(c, &where, &is_captured)) != OK) return cuda_end(c, &where, s);
     self->was_captured |= is_captured;
+    if (self->p->red_zone) return cuda_end(c, &where, redzones_run(c, self->p, from, to, r, &where));
     const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !is_captured;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)

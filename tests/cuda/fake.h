@@ -7,6 +7,7 @@
 /* For tests. */
 EXPORT void fake_fail_at(int n);
 EXPORT int fake_calls(void);
+EXPORT void fake_write_after(int launches, unsigned char *at);
 EXPORT int fake_held(void);
 EXPORT int fake_graphs(void);
 EXPORT const char *fake_complaint(void);

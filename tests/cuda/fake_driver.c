@@ -43,6 +43,14 @@ typedef struct loaded {
 static _Thread_local void *bound;
 static int launches[DEVICES];
 
+/* The n-th launch from now on writes a byte besides. */
+static int launches_until_written;
+static unsigned char *written;
+void fake_write_after(int n, unsigned char *at) {
+    launches_until_written = n;
+    written = at;
+}
+
 void fake_fail_at(int n) {
     fail_at = n;
     calls = 0;
@@ -229,6 +237,7 @@ static int run_launch(const void *data) {
     (void)pthread_mutex_lock(&lock);
     done = emulate(l->f, l->blocks, l->threads, l->argument, &why);
     launches[l->device]++;
+    if (written && --launches_until_written == 0) *written = 0x55;
     (void)pthread_mutex_unlock(&lock);
     return done ? SUCCESS : complain(LAUNCH_FAILED, why);
 }

@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { SUCCESS, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400 };
-enum { WITHOUT_TIME = 2, MOST_LATE = 64, LARGEST = 64, EVENT = 0x4556 };
+enum { WITHOUT_TIME = 2, MOST_LATE = 64, LARGEST = 1024, EVENT = 0x4556 };
 
 typedef struct late {
     void *to;

@@ -1,11 +1,13 @@
-"""scripts/gpu: parts stop, go on, and become a report; what runs on a GPU is not run here."""
+"""scripts/gpu: what travels, parts that stop and go on, a report; what runs on a GPU is rehearsed without one."""
 
-import importlib.util
 import json
+import os
+import queue
+import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib.machinery import SourceFileLoader
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.session import Run
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.rehearsal import ROOT, Rehearsal, script
 
 TESTS = """
 import pytest
@@ -32,73 +33,112 @@ def test_left_out():
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """The script as a module, without what needs a GPU."""
-    loader = SourceFileLoader("scripts_gpu", str(ROOT / "scripts" / "gpu"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scripts_gpu", loader))
-    loader.exec_module(module)
-    monkeypatch.setattr(module, "about", lambda: {"device": "a GPU", "driver": "1.2"})
-    monkeypatch.setattr(module, "environment", lambda: None)
-    return module
+def gpu():
+    return script(ROOT)
 
 
-def part_of_tests(tmp_path, value):
+ABOUT = {"device": "a GPU", "driver": "1.2"}
+MACHINE = SimpleNamespace(device="cpu", environment=dict(os.environ), about=lambda: ABOUT)
+
+
+def part_of_tests(tmp_path, value, name="some tests"):
     file = tmp_path / "test_part.py"
     file.write_text(TESTS.format(value=value))
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    return ("some tests", "tests", [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(file)])
+    return (name, "tests", [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(file)], {})
+
+
+def last_part(results):
+    return results.journal.records("part")[-1]
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
 
 
 def test_every_part_is_there(gpu):
-    kinds = [kind for _, kind, _ in gpu.PARTS]
+    kinds = [kind for _, kind, _, _ in gpu.PARTS]
     assert set(kinds) == {"tests", "benchmark"}
-    assert len({name for name, _, _ in gpu.PARTS}) == len(gpu.PARTS)
+    assert len({name for name, *_ in gpu.PARTS}) == len(gpu.PARTS)
     from benchmarks.rows import LARGE, LITTLE
 
     assert set(gpu.LARGE) == set(LARGE) and set(gpu.LITTLE) == set(LITTLE)
 
 
+def test_every_test_for_gpus_is_in_one_part(gpu):
+    """A file is run whole, or in shares that are all there. Filters by name left out 28 tests of optimizers."""
+    commands = [command for _, kind, command, settings in gpu.PARTS if kind == "tests" and not settings]
+    for file in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        ours = [c[c.index("no:cacheprovider") + 1 :] for c in commands if str(file.relative_to(ROOT)) in c]
+        if len(ours) == 1:
+            assert ours[0] == [str(file.relative_to(ROOT))]
+        else:
+            n = len(ours)
+            expected = [[str(file.relative_to(ROOT)), "--share", f"{i}/{n}"] for i in range(1, n + 1)]
+            assert n and ours == expected, f"{file.name}: {ours}"
+
+
 def test_the_page_names_the_parts(gpu):
-    """Figures that are open stand beside the numbers of the parts that measure them."""
+    """Figures that are open stand beside the parts that measure them, and each part beside a figure."""
     page = (ROOT / "docs" / "benchmarks-gpu.md").read_text()
     rows = [line.split("|") for line in page.partition("## Figures that are open")[2].splitlines() if line[:1] == "|"]
-    named = {figure.strip(): part.strip() for _, figure, _, part, _ in rows[2:]}
-    assert not any(part == "none" for part in named.values())
-    numbers = {int(n) for part in named.values() for n in part.replace("to", ",").replace("the same", "1").split(",")}
-    assert max(numbers) == len(gpu.PARTS)
-    names = [name for name, _, _ in gpu.PARTS]
-    for start, words in (("Attention by torch", "attention by torch"), ("Products with", "products: epilogues")):
-        (part,) = (part for figure, part in named.items() if figure.startswith(start))
-        assert names[int(part) - 1].startswith(words)
-    assert [i for i, name in enumerate(names, 1) if name.startswith(gpu.LITTLE[0])] == [21, 32]
+    named = [part.strip() for _, _, _, parts, _ in rows[2:] for part in parts.split(";")]
+    found = {part: [n for n, *_ in gpu.PARTS if fnmatch(n, part)] for part in named}
+    assert all(found.values()), f"no part has a name like {[part for part in found if not found[part]]}"
+    assert {name for names in found.values() for name in names} == {name for name, *_ in gpu.PARTS}
 
 
 def test_part_goes_on_where_it_was(gpu, monkeypatch, tmp_path):
-    """What has passed is not run again; a failure is in the record with its reason."""
-    results = tmp_path / "results"
+    """What has passed is not run again, in another folder either; a failure is in the record with its reason."""
+    results = gpu.Results(tmp_path / "results")
     monkeypatch.setattr(gpu, "PARTS", [part_of_tests(tmp_path, 1)])
-    assert gpu.run_parts([1], results) == 1
-    record = json.loads((results / "part-01" / "result.json").read_text())
-    assert record["counts"] == {"passed": 1, "failed": 1, "skipped": 1}, (results / "part-01" / "log").read_text()
+    assert gpu.run_parts([1], results, MACHINE) == 1
+    record = last_part(results)
+    assert record["counts"] == {"passed": 1, "failed": 1, "skipped": 1}, results.log.read_text()
     assert "one is not two" in record["failures"][0] and record["state"] == "exit status 1"
     monkeypatch.setattr(gpu, "PARTS", [part_of_tests(tmp_path, 2)])
-    assert gpu.run_parts([1], results) == 0
-    record = json.loads((results / "part-01" / "result.json").read_text())
+    later = gpu.Results(tmp_path / "later", since=results.journal.path)
+    assert gpu.run_parts([1], later, MACHINE) == 0
+    record = last_part(later)
     assert record["counts"] == {"passed": 2, "failed": 0, "skipped": 1} and record["state"] == "done"
+    assert "test_good" not in "".join(f["text"] for f in later.journal.records("file")[1:]), "it has run again"
 
 
 def test_report_has_what_ran_and_nothing_else(gpu, monkeypatch, tmp_path):
-    results = tmp_path / "results"
-    missing = ("a tool", "tests", ["no-such-sanitizer"])
-    monkeypatch.setattr(gpu, "PARTS", [part_of_tests(tmp_path, 2), missing, ("never run", "tests", ["true"])])
-    assert gpu.run_parts([1, 2], results) == 0
-    gpu.report(results)
-    text = (results / "report.md").read_text()
+    results = gpu.Results(tmp_path / "results")
+    absent = ("a tool", "tests", ["no-such-sanitizer"], {})
+    never = ("never run", "tests", ["true"], {})
+    monkeypatch.setattr(gpu, "PARTS", [part_of_tests(tmp_path, 2), absent, never])
+    assert gpu.run_parts([1, 2], results, MACHINE) == 0
+    text = (tmp_path / "results" / "report.md").read_text()
     assert "device a GPU, driver 1.2" in text
     assert "| some tests | 2 | 0 | 1 | done |" in text
     assert "not run: there is no no-such-sanitizer" in text
     assert "never run" not in text
-    assert [p["part"] for p in json.loads((results / "report.json").read_text())["parts"]] == [1, 2]
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {"results.jsonl", "report.md", "log"}
+
+
+def test_what_a_part_has_kept_is_there_again(gpu, monkeypatch, tmp_path):
+    """Of a benchmark: the files of the columns that were measured, as they were written last, and its table."""
+    writes = "import sys, pathlib as p; o = p.Path(sys.argv[sys.argv.index('--out') + 1])"
+    writes += "; d = o.parent / 'train-columns'; d.mkdir(exist_ok=True); f = d / 'eager.json'"
+    writes += "; old = f.read_text() if f.exists() else ''"
+    writes += "; f.write_text(old + 'x'); o.with_suffix('.md').write_text('seen ' + old); sys.exit(len(old) < 2)"
+    monkeypatch.setattr(gpu, "PARTS", [("columns", "benchmark", [sys.executable, "-c", writes], {"SOME": "1"})])
+    results = gpu.Results(tmp_path)
+    for expected in ("", "x", "xx"):
+        assert gpu.run_parts([1], results, MACHINE) == (expected != "xx")
+        assert last_part(results)["table"] == f"seen {expected}", results.log.read_text()
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
+    from benchmarks.journal import Journal
+
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.add("part", part="a")
+    with journal.path.open("a") as file:
+        file.write('{"kind": "part", "par')
+    journal.add("part", part="b")
+    assert list(journal.latest("part", "part")) == ["a", "b"]
 
 
 SLOW = """
@@ -116,17 +156,186 @@ def is_running(pid):
 
 def test_part_that_takes_too_long_is_stopped(gpu, monkeypatch, tmp_path):
     """With what it has started, which would keep the GPU."""
-    monkeypatch.setattr(gpu, "SECONDS", 3)
     slow = [sys.executable, "-c", SLOW, str(tmp_path / "child")]
-    monkeypatch.setattr(gpu, "PARTS", [("slow", "benchmark", slow)])
-    assert gpu.run_parts([1], tmp_path) == 1
-    assert "stopped" in json.loads((tmp_path / "part-01" / "result.json").read_text())["state"]
+    monkeypatch.setattr(gpu, "PARTS", [("slow", "benchmark", slow, {})])
+    results = gpu.Results(tmp_path / "results")
+    assert gpu.run_parts([1], results, MACHINE, seconds=3) == 1
+    assert "stopped" in last_part(results)["state"]
     pid = int((tmp_path / "child").read_text())
     for _ in range(100):
         if not is_running(pid):
             break
         time.sleep(0.1)
     assert not is_running(pid)
+
+
+# --- triage -----------------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """In place of a child: says the events of a list, in which a number is a pause without end."""
+
+    def __init__(self, events):
+        self.events, self.ended = list(events), 0
+
+    def next(self, seconds):
+        event = self.events.pop(0)
+        if event == "nothing":
+            raise queue.Empty
+        return event
+
+    def end(self):
+        self.ended += 1
+        return -9
+
+    def why(self):
+        return "SIGSEGV: the last line"
+
+
+def triage(tmp_path, groups, *children, seconds=100):
+    """What it makes of children that say these events: {item: record}, and the items that each child was given."""
+    from benchmarks.journal import Journal
+    from benchmarks.triage import Triage
+
+    journal, given, waiting = Journal(tmp_path / "results.jsonl"), [], list(children)
+
+    def start(names, more, log):
+        given.append(list(names))
+        return Script(waiting.pop(0))
+
+    Triage(journal, None, time.monotonic() + seconds, [], start).run(groups)
+    return journal.latest("triage", "item"), given
+
+
+def test_triage_goes_on_after_a_crash_and_a_hang(tmp_path):
+    from benchmarks.triage import Group
+
+    good = {"state": "ok", "ours": 1.0}
+    crash = [{"begin": "a"}, dict(good), {"begin": "b"}, None]
+    hang = [{"begin": "c"}, "nothing"]
+    found, given = triage(tmp_path, [Group("g", ("a", "b", "c", "d"), 5)], crash, hang, [{"begin": "d"}, dict(good)])
+    assert [r["state"] for r in found.values()] == ["ok", "crashed", "stopped", "ok"]
+    assert given == [["a", "b", "c", "d"], ["c", "d"], ["d"]]
+    assert found["b"]["reason"] == "SIGSEGV: the last line" and "still running after 5 s" in found["c"]["reason"]
+
+
+def test_triage_names_what_is_left_when_its_time_is_over(tmp_path):
+    from benchmarks.triage import Group, chosen
+
+    groups = [Group("g", ("a", "b"), 5), Group("h", ("c",), 5)]
+    found, given = triage(tmp_path, groups, seconds=1)
+    assert [r["state"] for r in found.values()] == ["left out"] * 3 and not given
+    assert [g.items for g in chosen(groups, ["*"], {"a"})] == [("b",), ("c",)]
+
+
+def test_a_child_that_crashes_is_named(tmp_path):
+    """With its signal and its last words; one that hangs is ended."""
+    from benchmarks import triage as module
+
+    code = "import os, sys; sys.stderr.write('the last line'); sys.stderr.flush(); os.abort()"
+    with (tmp_path / "log").open("w") as log:
+        child = module.Child([], [], log, command=[sys.executable, "-c", code])
+        assert child.next(30) is None
+        assert child.why() == "SIGABRT: the last line"
+        child = module.Child([], [], log, command=[sys.executable, "-c", "import time; time.sleep(600)"])
+        with pytest.raises(queue.Empty):
+            child.next(0.1)
+        assert child.end() == -9
+
+
+def test_every_item_of_triage_can_be_run():
+    from benchmarks.triage import GROUPS
+    from benchmarks.triage_items import ITEMS
+
+    assert sorted(item for group in GROUPS for item in group.items) == sorted(ITEMS)
+
+
+def test_results_that_are_wrong_are_named():
+    """NaN too, and a gradient that only one side has."""
+    from benchmarks.triage_items import compare
+
+    exact, near = {"result": torch.ones(4)}, {"result": torch.tensor([1, 1, 1, 1 + 1e-6])}
+    assert compare(near, exact, exact, torch.float32)["state"] == "ok"
+    for bad in (torch.zeros(4), torch.tensor([1, 1, 1, torch.nan]), torch.ones(4) + 1e-3):
+        found = compare({"result": bad}, exact, exact, torch.float32)
+        assert found["state"] == "wrong" and "result is off by" in found["reason"]
+    assert compare({**near, "gradient of w": torch.ones(1)}, exact, exact, torch.float32)["state"] == "wrong"
+
+
+# --- the rehearsal ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    return Rehearsal(tmp_path_factory.mktemp("rehearsal"))
+
+
+def check_results(rehearsal):
+    """Everything is in few files, and it is build/gpu's package that ran."""
+    assert len(list(rehearsal.out.rglob("*"))) <= 8
+    machine = rehearsal.lines("machine")[-1]
+    assert machine["engine"] == str(rehearsal.there / "build" / "gpu" / "ortmodule")
+    assert machine["ortmodule"] == "of a rehearsal" and "onnx" in machine["from build/gpu"]
+
+
+def test_what_travels_is_small(rehearsal):
+    """A build with kernels is 12 MiB larger than one without (docs/benchmarks-gpu.md); nothing of git's travels."""
+    sizes = {file.relative_to(rehearsal.clone): file.stat().st_size for file in rehearsal.travelled}
+    assert sum(sizes.values()) + (12 << 20) < rehearsal.script.MOST_BYTES
+    assert not any(".git" in name.parts or "__pycache__" in name.parts for name in sizes)
+    assert not (rehearsal.there / ".git").exists()
+    assert any(name.match("build/gpu/packages/onnx/onnx/helper.py") for name in sizes)
+
+
+def test_nothing_of_the_project_is_installed_there(rehearsal):
+    for module in ("ortmodule", "onnx", "pytest", "hypothesis"):
+        command = [rehearsal.python, "-P", "-c", f"import {module}"]
+        done = subprocess.run(command, cwd="/", env={"PATH": os.defpath}, capture_output=True, text=True)
+        assert f"No module named '{module}'" in done.stderr
+
+
+def test_rehearsal_of_triage(rehearsal):
+    """A line for each item that was asked for. That there is no GPU is one of them."""
+    print(f"with {rehearsal.source}")
+    items = ["device", "engine", "linear *", "llama float32", "bert-large ortmodule"]
+    done = rehearsal.run("triage", "--small", "--seconds", "900", "--items", *items)
+    found = {line["item"]: line for line in rehearsal.lines("triage")}
+    said = done.stdout + done.stderr + rehearsal.said_in_log()
+    assert {name: line["state"] for name, line in found.items() if name != "engine"} == {
+        "device": "ok", "linear float32": "ok", "linear bfloat16": "ok", "llama float32": "ok",
+        "bert-large ortmodule": "ok",
+    }, said  # fmt: skip
+    if not _core.emulated:
+        assert found["engine"]["state"] == "failed" and "no CUDA kernels" in found["engine"]["reason"], said
+    assert found["llama float32"]["ran"]["captured"] and found["bert-large ortmodule"]["peak"] > 0
+    assert "| linear float32 | ok |" in (rehearsal.out / "report.md").read_text()
+    assert len(list(rehearsal.out.rglob("*"))) <= 8
+
+
+def test_rehearsal_of_a_part(rehearsal):
+    """To its end, with pytest from what has travelled."""
+    done = rehearsal.run("--part", "1")
+    (record,) = rehearsal.lines("part")
+    said = done.stdout + done.stderr + rehearsal.said_in_log()
+    assert done.returncode == 0 and record["state"] == "done", said
+    assert record["counts"]["failed"] == 0 and record["counts"]["passed" if _core.emulated else "skipped"] > 28, said
+    check_results(rehearsal)
+
+
+@pytest.mark.full
+def test_rehearsal_in_full(rehearsal):
+    """All of triage, and a part that measures, to its end."""
+    rehearsal.run("triage", "--small")
+    states = {line["item"]: line["state"] for line in rehearsal.lines("triage")}
+    from benchmarks.triage import GROUPS
+
+    assert states.keys() == {item for group in GROUPS for item in group.items}
+    names = [name for name, *_ in rehearsal.script.PARTS]
+    done = rehearsal.run("--part", str(1 + names.index("bert-small, bfloat16 autocast")), timeout=1200)
+    record = rehearsal.lines("part")[-1]
+    assert record["state"] in ("done", "stopped: run it again"), done.stdout + done.stderr + rehearsal.said_in_log()
+    assert "| eager |" in record["table"] and "| ortmodule |" in record["table"]
+    check_results(rehearsal)
 
 
 # --- what is measured there (benchmarks/large.py) ---------------------------------------------------------------------
