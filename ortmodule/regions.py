@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
 from torch.onnx._internal.torchscript_exporter import utils
 
-from ortmodule import devices, io, reads
+from ortmodule import autograd_functions, devices, io, reads
 from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
@@ -64,6 +63,7 @@ class Regions:
         self.methods = [(tree.modules[path], name, f"{path}.{name}") for path, name in opaque.methods]
         self.names = {id(module): path for path, module in tree.modules.items()}
         self.nodes: list[Node] = []
+        self.calls: dict[int, list[int | None]] = {}  # of functions: the values that are their results
         self.tokens: list[torch.Tensor] = []
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
@@ -75,10 +75,32 @@ class Regions:
     def active(self) -> bool:
         return torch._C._get_tracing_state() is not None
 
-    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def function(
+        self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool
+    ) -> tuple[Any, Callable]:  # fmt: skip
+        """A call that has begun (:mod:`ortmodule.autograd_functions`): another one runs in its place, and its results
+        are those of this one, too."""
         if not self.opaque.functions:
             raise NotTraceable(f"forward uses the autograd function {cls.__name__}, and custom autograd is off")
-        return self._call("function", cls.__qualname__, original, args, kwargs, [])
+        given, number = args[autograd_functions.has_context(cls) :], len(self.nodes)
+        modes, apply = Modes(grad, Modes.now().autocast), autograd_functions.bound_apply(cls)
+        result = self._call("function", cls.__qualname__, apply, given, kwargs, [], modes)
+        results = result if isinstance(result, tuple) else (result,)
+        operands = {id(t): i for i, t in enumerate(_unique([t for t in given if isinstance(t, torch.Tensor)])[0])}
+        changed = self.nodes[number].changed
+        self.calls[number] = [
+            None if not isinstance(t, torch.Tensor)
+            else -1 - operands[id(t)] if id(t) in operands and operands[id(t)] not in changed
+            else _value(t).offset()
+            for t in results
+        ]  # fmt: skip
+        results = [t for t in results if isinstance(t, torch.Tensor)]
+
+        def set_up(context: Any) -> None:
+            context.mark_dirty(*[t for t in results if id(t) in operands])
+            context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
+
+        return result, set_up
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         held, known = [], set()
@@ -113,14 +135,17 @@ class Regions:
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    def _call(self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot]) -> Any:
+    def _call(
+        self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot],
+        modes: Modes | None = None,
+    ) -> Any:  # fmt: skip
         try:
             tensors, arguments = io.flatten((args, kwargs))
         except io.Unflattenable as error:
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
         operands, places, numbers = _unique(tensors)
         needs = [bool(t.requires_grad) for t in operands]
-        node = Node(kind, name, function, arguments, places, needs, numbers, Modes.now(), held)
+        node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         number = len(self.nodes)
         self.nodes.append(node)
         for tensor in operands:
@@ -240,8 +265,8 @@ class Passed:
     def active(self) -> bool:
         return True
 
-    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self._call(original, args, kwargs)
+    def function(self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, None]:
+        return self._call(forward, args, kwargs), None
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         return self._call(original, (module, *args), kwargs)
@@ -378,24 +403,22 @@ def recording(regions: Regions | Passed) -> Iterator[None]:
     callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
     callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]
 
-    def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
-        regions, original = _active(), super(_SingleLevelFunction, cls).apply
-        return original(*args, **kwargs) if regions is None else regions.function(cls, original, args, kwargs)
+    def met(cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, Callable | None] | None:
+        regions = _active()
+        return None if regions is None else regions.function(cls, forward, args, kwargs, grad)
 
     before, _current.regions = getattr(_current, "regions", None), regions
     methods = _methods(regions)
     for cls, call in callers:
         cls.__call__ = _module_call(call)
-    for cls, name, _, met in methods:
-        setattr(cls, name, met)
-    # Below `Function.apply`, which user code may have bound already.
-    _SingleLevelFunction.apply = classmethod(applied)
+    for cls, name, _, replacement in methods:
+        setattr(cls, name, replacement)
     try:
-        yield
+        with autograd_functions.meeting(met):
+            yield
     finally:
         for cls, call in callers:
             cls.__call__ = call
         for cls, name, method, _ in methods:
             setattr(cls, name, method)
-        del _SingleLevelFunction.apply
         _current.regions = before

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import export, io, reads
+from ortmodule import autograd_functions, export, io, reads
 from ortmodule.containers import same_items
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
@@ -31,7 +31,7 @@ from ortmodule.functional import without_view_writes
 from ortmodule.generators import States
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
-from ortmodule.regions import Opaque, Regions, untraced
+from ortmodule.regions import CALL, Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.size_numbers import is_number
@@ -145,6 +145,7 @@ def trace(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
+    autograd_functions.settle(graph, flat.regions.calls, CALL)
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     torch._C._jit_pass_dce(graph)
