@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ortmodule import torch_private
+
 if TYPE_CHECKING:
     from ortmodule.runner import Runner
 
@@ -26,10 +28,12 @@ class Report:
     peak_bytes: int = 0  #: the arena of a step, known before it runs
     seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan, tune
     tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
+    missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
 
     def __str__(self) -> str:
+        missing = [f"  missing    {sentence}" for sentence in self.missing]
         if not self.captured:
-            return f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
+            return "\n".join([f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})", *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
@@ -44,6 +48,7 @@ class Report:
                 *tuned,
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
+                *missing,
             )
         )
 
@@ -60,7 +65,7 @@ def explain(model: Any) -> Report:
         seconds["tune"] = runner.tuning.seconds
     name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
     if graph is None or reason is not None:
-        return Report(name, False, reason, exports=runner.exports, seconds=seconds)
+        return Report(name, False, reason, exports=runner.exports, seconds=seconds, missing=torch_private.missing())
     plan = next(reversed(graph.plans.values())).plan
     nodes = graph.capture.trace.nodes
     return Report(
@@ -77,4 +82,5 @@ def explain(model: Any) -> Report:
         peak_bytes=plan.arena_bytes,
         seconds=seconds,
         tuned=runner.tuning.products if runner.tuning is not None else 0,
+        missing=torch_private.missing(),
     )

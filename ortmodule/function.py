@@ -28,6 +28,7 @@ from ortmodule.reference import RANDOM
 from ortmodule.segments import Segment, Watch, chain, segments_of
 from ortmodule.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, overwrite, run_planned
 from ortmodule.state import Slot, Tree
+from ortmodule.torch_private import has_saving_hooks
 from ortmodule.trace import Source
 from ortmodule.tuning import Tuning
 
@@ -450,7 +451,7 @@ class Graph:
 
 def _packs() -> bool:
     """Are there hooks on what autograd saves, as a checkpoint's?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return has_saving_hooks()
 
 
 def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:

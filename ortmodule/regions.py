@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.onnx._internal.torchscript_exporter import utils
 
 from ortmodule import autograd_functions, devices, io, reads
 from ortmodule.dtypes import DTYPES
@@ -26,6 +25,15 @@ from ortmodule.foreign import Modes, Node, leaves_of, nodes_behind, operands_of,
 from ortmodule.reads import NotTraceable
 from ortmodule.size_numbers import is_number
 from ortmodule.state import Slot, Tree, without
+from ortmodule.torch_private import (
+    EXPORTER_GLOBALS,
+    ListType,
+    TracedValue,
+    get_tracing_state,
+    get_value_trace,
+    set_tracing_state,
+    set_value_trace,
+)
 
 CALL = "ortmodule::call"
 # The schema by which the passes of TorchScript know that the operator changes nothing.
@@ -73,7 +81,7 @@ class Regions:
         self.made: Callable[[Any], None] = lambda result: None
 
     def active(self) -> bool:
-        return torch._C._get_tracing_state() is not None
+        return get_tracing_state() is not None
 
     def function(
         self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool
@@ -209,14 +217,14 @@ class Regions:
                 raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
             node.held.append(slot)
 
-    def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[torch._C.Value]:
-        graph = torch._C._get_tracing_state().graph
+    def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[TracedValue]:
+        graph = get_tracing_state().graph
         graph = graph() if callable(graph) else graph
         listed = graph.insertNode(graph.create("prim::ListConstruct", [_value(t) for t in operands], 1))
-        listed.output().setType(torch._C.ListType.ofTensors())
+        listed.output().setType(ListType.ofTensors())
         numbers = [graph.insertConstant(number), graph.insertConstant(given)]
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
-        call.output().setType(torch._C.ListType.ofTensors())
+        call.output().setType(ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(outputs)))
         with untraced():
             token = torch.zeros((), dtype=torch.int64)
@@ -226,16 +234,16 @@ class Regions:
         for value, tensor in zip(values, [token, *detached], strict=True):
             value.inferTypeFrom(tensor)
         for value, tensor in zip(values, [token, *outputs], strict=True):
-            torch._C._set_value_trace(tensor, value)
+            set_value_trace(tensor, value)
         return values[1:]
 
-    def _change(self, node: Node, operand: torch.Tensor, output: torch.Tensor, value: torch._C.Value) -> None:
+    def _change(self, node: Node, operand: torch.Tensor, output: torch.Tensor, value: TracedValue) -> None:
         """``operand`` holds what is in ``output`` from now on."""
         if operand.requires_grad != output.requires_grad:
             raise NotTraceable(f"{node.name} changes a tensor in place, which carries a gradient from then on")
         with untraced(), torch.no_grad():
             operand.copy_(output)
-        torch._C._set_value_trace(operand, value)
+        set_value_trace(operand, value)
 
     def forget(self) -> None:
         """What would keep frames and traced tensors alive."""
@@ -285,8 +293,8 @@ class Passed:
             self.depth -= 1
 
 
-def _value(tensor: torch.Tensor) -> torch._C.Value:
-    return torch._C._get_value_trace(tensor)
+def _value(tensor: torch.Tensor) -> TracedValue:
+    return get_value_trace(tensor)
 
 
 def _check_type(name: str, tensor: torch.Tensor) -> None:
@@ -332,15 +340,15 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
 @contextmanager
 def untraced() -> Iterator[None]:
     """Inside, nothing is traced, and nobody is told that it were."""
-    state, exporting = torch._C._get_tracing_state(), utils.GLOBALS.in_onnx_export
-    torch._C._set_tracing_state(None)
-    utils.GLOBALS.in_onnx_export = False
+    state, exporting = get_tracing_state(), EXPORTER_GLOBALS.in_onnx_export
+    set_tracing_state(None)
+    EXPORTER_GLOBALS.in_onnx_export = False
     try:
         with only_pytorch():
             yield
     finally:
-        torch._C._set_tracing_state(state)
-        utils.GLOBALS.in_onnx_export = exporting
+        set_tracing_state(state)
+        EXPORTER_GLOBALS.in_onnx_export = exporting
 
 
 # --- where calls are met ----------------------------------------------------------------------------------------------
