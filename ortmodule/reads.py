@@ -23,11 +23,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
 from ortmodule.size_numbers import ARITHMETIC, is_number, number_of
 from ortmodule.torch_private import (
+    CHECK,
     ListType,
     OptionalType,
     TensorType,
@@ -38,6 +40,7 @@ from ortmodule.torch_private import (
     get_value_trace,
     pack_padded_sequence,
     pad_packed_sequence,
+    places,
     schemas_for_operator,
     set_tracing_state,
 )
@@ -487,10 +490,12 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
         recorder._bounds = before
 
 
-def _refused(owner: Any, name: str, what: str) -> _Patch:
+def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
+    """``caller``: the file from which it is called, if it is refused there alone."""
+
     def make(original):
         def function(*args, **kwargs):
-            if _active() is not None:
+            if _active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
                 raise NotTraceable(f"{_place()} {what}")
             return original(*args, **kwargs)
 
@@ -512,7 +517,7 @@ def _told() -> _Patch:
     return _patch(torch.jit, "is_tracing", make)
 
 
-def _checks() -> _Patch:
+def _checks() -> list[_Patch]:
     """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
 
     def make(original):
@@ -522,7 +527,7 @@ def _checks() -> _Patch:
 
         return check
 
-    return _patch(torch, "_check_with", make)
+    return [_patch(owner, name, make) for owner, name in places(CHECK)]
 
 
 def _weighted() -> _Patch:
@@ -575,13 +580,13 @@ _PATCHES = [
     _of_numbers("__trunc__", int),
     _attribute_reads(),
     _told(),
-    _checks(),
+    *_checks(),
     _weighted(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch, "manual_seed", "seeds torch's generator"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
-    _refused(checkpoint, "_checkpoint_without_reentrant_generator", f"uses {CHECKPOINT}"),
+    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}", checkpoint.__file__),
     _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),
 ]

@@ -117,6 +117,10 @@ decomposition_table = _private("torch._decomp.decomposition_table", "operators a
 DisableTorchFunction = _private("torch._C.DisableTorchFunction", "looks at tensors without being traced")
 pack_padded_sequence = _private("torch._pack_padded_sequence", "is met in a trace: its lengths are compared in a run")
 pad_packed_sequence = _private("torch._pad_packed_sequence", "is met in a trace: its length may be a size")
+CHECK = "torch._check_with"
+_private(
+    CHECK, "is met in a trace: a condition on sizes is a tensor there", "modules that check sizes so are PyTorch's"
+)
 _DISPATCH = "torch.utils._python_dispatch.TorchDispatchMode"
 TorchDispatchMode = _private(_DISPATCH, "sees each operator while a graph is checked")
 if not TABLE[_DISPATCH].found:
@@ -258,6 +262,12 @@ def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
 
 
+def places(path: str) -> list[tuple[Any, str]]:
+    """Where to replace what is under ``path``: what holds it, and its name; none where torch lacks it."""
+    owner, _, name = path.rpartition(".")
+    return [(resolve_name(owner), name)] if TABLE[path].found else []
+
+
 def exporter_parameters() -> Any:
     """Of the export that runs."""
     return resolve_name(_PARAMETERS)
@@ -269,8 +279,7 @@ def replaced(functions: dict[str, Any]) -> Iterator[None]:
     before = []
     try:
         for path, function in functions.items():
-            if TABLE[path].found:
-                owner, name = resolve_name(path.rpartition(".")[0]), path.rpartition(".")[2]
+            for owner, name in places(path):
                 before.append((owner, name, getattr(owner, name)))
                 setattr(owner, name, function)
         yield

@@ -39,13 +39,21 @@ def privates(tree):
                 torchs[alias.asname or alias.name] = path
                 if any(map(is_private, path.split("."))):
                     yield path
+
+    def path_of(node):
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts, node = [node.attr, *parts], node.value
+        return ".".join((torchs[node.id], *parts)) if isinstance(node, ast.Name) and node.id in torchs else None
+
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            parts, at = [node.attr], node.value
-            while isinstance(at, ast.Attribute):
-                parts, at = [at.attr, *parts], at.value
-            if isinstance(at, ast.Name) and at.id in torchs:
-                yield ".".join((torchs[at.id], *parts))
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and path_of(node):
+            yield path_of(node)
+        elif isinstance(node, ast.Call):  # getattr(torch, "_x") and the like
+            for owner, name in zip(node.args, node.args[1:], strict=False):
+                told = isinstance(name, ast.Constant) and isinstance(name.value, str) and is_private(name.value)
+                if told and path_of(owner):
+                    yield f"{path_of(owner)}.{name.value}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -56,9 +64,9 @@ def test_no_other_module_names_one(path):
 
 def test_what_is_looked_for_is_found():
     text = "import torch\nimport torch._decomp\nfrom torch import nn\nfrom torch._C import Node as N\n"
-    text += "def f(x: torch._C.Value): return nn.functional._x(x), x._version, torch.Tensor.__add__"
+    text += "def f(x: torch._C.Value): return nn.functional._x(x), getattr(nn, '_y'), x._version, torch.Tensor.__add__"
     assert set(privates(ast.parse(text))) == {
-        "torch._decomp", "torch._C.Node", "torch._C", "torch.nn.functional._x"
+        "torch._decomp", "torch._C.Node", "torch._C", "torch.nn.functional._x", "torch.nn._y"
     }  # fmt: skip
 
 
