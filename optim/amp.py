@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ortmodule.optim.replace import has_method
+from ortmodule.torch_private import amp_unscale, foreach_copy_
 
 _LISTS = ("all_fp16_params", "all_fp32_from_fp16_params", "all_fp32_from_fp32_params")
 
@@ -39,7 +40,7 @@ def _unscale_all(optimizer: Any, scaler: Any) -> bool:
     stash = optimizer._amp_stash
     if not getattr(stash, "lazy_init_called", True):
         optimizer._amp_lazy_init()
-    if not all(hasattr(stash, name) for name in _LISTS):
+    if amp_unscale is None or not all(hasattr(stash, name) for name in _LISTS):
         return False
     pairs = list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
     pairs = [(half, whole) for half, whole in pairs if half.grad is not None]
@@ -53,10 +54,10 @@ def _unscale_all(optimizer: Any, scaler: Any) -> bool:
     exact = [torch.empty_like(whole) for _, whole in pairs]
     if not scaled + own:
         return True
-    torch._foreach_copy_(exact, scaled)
+    foreach_copy_(exact, scaled)
     found = torch.zeros(1, device=(exact + own)[0].device)
     factor = torch.full_like(found, 1.0 / scaler.loss_scale())
-    torch._amp_foreach_non_finite_check_and_unscale_(exact + own, found, factor)
+    amp_unscale(exact + own, found, factor)
     for (_, whole), gradient in zip(pairs, exact, strict=True):
         whole.grad = gradient
     scaler._overflow_buf.copy_(torch.maximum(scaler._overflow_buf, found.to(scaler._overflow_buf.dtype)))

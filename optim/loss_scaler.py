@@ -9,6 +9,7 @@ import torch
 
 from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.replace import fits, square_sums
+from ortmodule.torch_private import foreach_mul_
 
 
 class StaticLossScaler:
@@ -45,7 +46,7 @@ class StaticLossScaler:
         gradients = _gradients(optimizer)
         self._unscaled[id(optimizer)] = finite = _all_finite(gradients)
         if gradients:
-            torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+            foreach_mul_(gradients, 1.0 / self.loss_scale)
         return finite
 
     def step(self, optimizer: Any) -> bool:
@@ -57,7 +58,7 @@ class StaticLossScaler:
             if finite and isinstance(optimizer, FusedOptimizer):
                 optimizer.scale_gradients(1.0 / self.loss_scale)
             elif finite and gradients:
-                torch._foreach_mul_(gradients, 1.0 / self.loss_scale)
+                foreach_mul_(gradients, 1.0 / self.loss_scale)
         if finite:
             optimizer.step()
         elif isinstance(optimizer, FusedOptimizer):

@@ -11,6 +11,7 @@ import torch
 from torch import distributed
 
 from ortmodule.optim.replace import fits, has_method, square_sums
+from ortmodule.torch_private import foreach_mul_
 
 ARGUMENTS = ("get_horizontal_model_parallel_rank", "get_horizontal_model_parallel_group")
 
@@ -67,5 +68,5 @@ def _clip(
     norm = math.sqrt(_reduce(total, distributed.ReduceOp.SUM, group).item())
     factor = max_norm / (norm + 1e-6)
     if factor < 1:
-        torch._foreach_mul_([p.grad for p in parameters], factor)
+        foreach_mul_([p.grad for p in parameters], factor)
     return norm

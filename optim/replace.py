@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ortmodule import _core
+from ortmodule.torch_private import foreach_norm
 
 #: Their squares are finite in double.
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -112,4 +113,4 @@ def square_sums(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     if all(t.device.type == "cpu" for t in tensors):
         dense = [t if torch.ops.aten.is_non_overlapping_and_dense(t) else t.contiguous() for t in tensors]
         return list(torch.tensor(_core.sums_of_squares(dense), dtype=torch.float64).unbind())
-    return [norm.square() for norm in torch._foreach_norm(tensors, 2, dtype=torch.float64)]
+    return [norm.square() for norm in foreach_norm(tensors)]

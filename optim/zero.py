@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from ortmodule.optim.fused_adam import FusedAdam
 from ortmodule.optim.replace import StandIn, fits, has_method, replace, square_sums
+from ortmodule.torch_private import global_step_hooks
 
 _OPTIMIZERS = "deepspeed.runtime.zero.utils"
 
@@ -247,6 +247,8 @@ def _unscale(optimizer: Any, sums: _Sums, original: Any, *args: Any, **kwargs: A
 
 def _reads_scaled(optimizer: Any, inner: Any) -> bool:
     """A hook before the step would see gradients that are not unscaled yet."""
-    hooks = [*getattr(inner, "_optimizer_step_pre_hooks", {}).values(), *_global_optimizer_pre_hooks.values()]
+    if global_step_hooks is None:
+        return False
+    hooks = [*getattr(inner, "_optimizer_step_pre_hooks", {}).values(), *global_step_hooks.values()]
     reads = any(getattr(hook, "reads_gradients", True) for hook in hooks)
     return type(inner) is FusedAdam and not reads and not getattr(optimizer, "torch_autocast_gradscaler", None)

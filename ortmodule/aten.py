@@ -17,12 +17,13 @@ from ortmodule.dtypes import DTYPES, is_tensor
 from ortmodule.foreign import Modes, Node, Spec
 from ortmodule.reads import NotTraceable
 from ortmodule.regions import CALL, Regions
+from ortmodule.torch_private import ListType, TracedGraph, TracedNode, TracedValue, jit_pass_dce, parse_schema
 
 #: What only carries values.
 _CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack", "prim::Constant"}
 
 
-def leave_to_torch(graph: torch._C.Graph, opset: int, regions: Regions) -> None:
+def leave_to_torch(graph: TracedGraph, opset: int, regions: Regions) -> None:
     """Operators of a trace that cannot be exported become nodes that PyTorch runs, in place."""
     foreign = _foreign(graph, opset, regions.opaque.kinds)
     if not foreign:
@@ -30,10 +31,10 @@ def leave_to_torch(graph: torch._C.Graph, opset: int, regions: Regions) -> None:
     differentiable = _differentiable(graph, regions)
     for members in _groups(list(graph.nodes()), foreign):
         _replace(graph, members, regions, differentiable)
-    torch._C._jit_pass_dce(graph)
+    jit_pass_dce(graph)
 
 
-def _differentiable(graph: torch._C.Graph, regions: Regions) -> set[int]:
+def _differentiable(graph: TracedGraph, regions: Regions) -> set[int]:
     """The values that carry a gradient. (What was put in an operator's place was traced without.)"""
     found = {value.unique() for value in graph.inputs() if is_tensor(value) and value.requires_grad()}
     for node in graph.nodes() if regions.nodes or torch.is_grad_enabled() else ():
@@ -46,7 +47,7 @@ def _differentiable(graph: torch._C.Graph, regions: Regions) -> set[int]:
     return found
 
 
-def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[torch._C.Node]:
+def _foreign(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[TracedNode]:
     """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
     untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not _is_engines(value)}
     unknown: dict[str, bool] = {}
@@ -75,28 +76,28 @@ def _foreign(graph: torch._C.Graph, opset: int, kinds: frozenset[str]) -> set[to
     return found
 
 
-def _holds_tensors(value: torch._C.Value) -> bool:
+def _holds_tensors(value: TracedValue) -> bool:
     return "Tensor" in value.type().annotation_str
 
 
-def _is_engines(value: torch._C.Value) -> bool:
+def _is_engines(value: TracedValue) -> bool:
     dtype = value.type().dtype()
     return dtype is None or dtype in DTYPES
 
 
-def _stays_inside(value: torch._C.Value) -> bool:
+def _stays_inside(value: TracedValue) -> bool:
     return not is_tensor(value) or not _is_engines(value)
 
 
 # --- which operators belong together ----------------------------------------------------------------------------------
 
 
-def _groups(nodes: list[torch._C.Node], foreign: set[torch._C.Node]) -> list[list[torch._C.Node]]:
+def _groups(nodes: list[TracedNode], foreign: set[TracedNode]) -> list[list[TracedNode]]:
     """Sets of nodes in program order, such that what is between them are tensors of the engine's types."""
     place = {node: i for i, node in enumerate(nodes)}
     group = {node: {node} for node in nodes if node in foreign}
 
-    def join(a: torch._C.Node, b: torch._C.Node) -> bool:
+    def join(a: TracedNode, b: TracedNode) -> bool:
         group.setdefault(b, {b})
         if group[a] is group[b]:
             return False
@@ -152,7 +153,7 @@ def _before(members: set, place: dict) -> set:
     return found
 
 
-def _operands(node: torch._C.Node, members: set) -> list[torch._C.Value]:
+def _operands(node: TracedNode, members: set) -> list[TracedValue]:
     """The tensors that ``node`` needs, those behind numbers and lists included."""
     found, waiting = [], list(node.inputs())
     while waiting:
@@ -170,8 +171,8 @@ def _operands(node: torch._C.Node, members: set) -> list[torch._C.Value]:
 class _Program:
     """The operators of a group, called one after the other."""
 
-    def __init__(self, members: Sequence[torch._C.Node]) -> None:
-        self.operands: list[torch._C.Value] = []
+    def __init__(self, members: Sequence[TracedNode]) -> None:
+        self.operands: list[TracedValue] = []
         self.steps: list[tuple[Callable, list[int], list[int]]] = []
         self._places: dict[int, int] = {}
         self._outline: list[tuple[str, list[int], list[int]]] = []
@@ -179,7 +180,7 @@ class _Program:
         for node in members:
             self._add(node)
 
-    def _add(self, node: torch._C.Node) -> None:
+    def _add(self, node: TracedNode) -> None:
         places = [self._place(value) for value in node.inputs()]
         results = []
         for value in node.outputs():
@@ -189,7 +190,7 @@ class _Program:
         if node.kind() == "prim::Constant":
             self._constants.append(node.output().toIValue())
 
-    def _place(self, value: torch._C.Value) -> int:
+    def _place(self, value: TracedValue) -> int:
         if value.unique() not in self._places:
             if is_tensor(value) and value.node().kind() != "prim::Constant":
                 self.operands.append(value)
@@ -199,7 +200,7 @@ class _Program:
                 self._add(value.node())
         return self._places[value.unique()]
 
-    def keep(self, results: Sequence[torch._C.Value]) -> None:
+    def keep(self, results: Sequence[TracedValue]) -> None:
         self.results = [self._places[value.unique()] for value in results]
         self._size = len(self._places)
 
@@ -257,7 +258,7 @@ _PLAIN: dict[str, Callable] = {
 }
 
 
-def _function(node: torch._C.Node) -> Callable:
+def _function(node: TracedNode) -> Callable:
     """What a node does, as a function of (operands, inputs)."""
     kind = node.kind()
     if kind == "prim::Constant":
@@ -267,7 +268,7 @@ def _function(node: torch._C.Node) -> Callable:
         plain = _PLAIN[kind]
         return lambda tensors, values: plain(*values)
     try:
-        schema = torch._C.parse_schema(node.schema())
+        schema = parse_schema(node.schema())
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
         operator = getattr(packet, schema.overload_name or "default", packet)
     except (RuntimeError, AttributeError):
@@ -281,7 +282,7 @@ def _function(node: torch._C.Node) -> Callable:
     return call
 
 
-def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentiable: set[int]) -> None:
+def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable: set[int]) -> None:
     inside = set(members)
     results = [
         value
@@ -309,10 +310,10 @@ def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentia
         regions.seen.append((number, _specs(operands), _specs(results)))
     with graph.insert_point_guard(members[-1]):
         listed = graph.insertNode(graph.create("prim::ListConstruct", operands, 1))
-        listed.output().setType(torch._C.ListType.ofTensors())
+        listed.output().setType(ListType.ofTensors())
         numbers = [graph.insertConstant(number), graph.insertConstant(len(operands))]
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
-        call.output().setType(torch._C.ListType.ofTensors())
+        call.output().setType(ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(results)))
     for new in (listed, call, unpacked):
         new.copyMetadata(members[-1])
@@ -328,7 +329,7 @@ def _replace(graph: torch._C.Graph, members: list, regions: Regions, differentia
         node.destroy()
 
 
-def _move_users(graph: torch._C.Graph, inside: set, unpacked: torch._C.Node) -> None:
+def _move_users(graph: TracedGraph, inside: set, unpacked: TracedNode) -> None:
     """What needs results of the group has to come after all of it."""
     late, last = set(inside), unpacked
     for node in list(graph.nodes()):
@@ -340,5 +341,5 @@ def _move_users(graph: torch._C.Graph, inside: set, unpacked: torch._C.Node) -> 
             last = node
 
 
-def _specs(values: Sequence[torch._C.Value]) -> tuple[Spec, ...]:
+def _specs(values: Sequence[TracedValue]) -> tuple[Spec, ...]:
     return tuple([(DTYPES[v.type().dtype()], tuple(v.type().sizes())) for v in values])

@@ -17,6 +17,7 @@ from ortmodule.again import results_again
 from ortmodule.foreign import Mismatch, Raised
 from ortmodule.segments import Segment
 from ortmodule.session import CPU, ENGINE_ERRORS, Run, Session
+from ortmodule.torch_private import keeps_graph
 
 if TYPE_CHECKING:
     from ortmodule.function import Graph
@@ -55,7 +56,7 @@ class Bridge(torch.autograd.Function):
         saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
         if torch.is_grad_enabled():
             return None, *ctx.call.eager_backward(grads)
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        keep = keeps_graph()
         user = None
         try:
             return None, *ctx.call.backward(saved, grads, keep)

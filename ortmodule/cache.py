@@ -26,10 +26,10 @@ from typing import Any
 import numpy
 import onnx
 import torch
-from torch.onnx._internal.torchscript_exporter import registration
 
 from ortmodule import _core, devices, export
 from ortmodule.logger import LOGGER
+from ortmodule.torch_private import symbolic_registry
 from ortmodule.trace import Trace
 
 MAGIC = b"ortmodule graph 1\n"
@@ -155,7 +155,7 @@ class _Hash:
 
 
 def _key(trace: Trace, varied: frozenset, opset: int) -> str:
-    if any(group._functions._overrides for group in registration.registry._registry.values()):
+    if any(group._functions._overrides for group in symbolic_registry._registry.values()):
         raise _Uncacheable("there are translations of operators that are not torch's")
     digest = _Hash()
     digest.add(_versions())

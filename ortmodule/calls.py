@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.reads import NotTraceable
+from ortmodule.torch_private import native_batch_norms
 
 #: Functions that take a number to fill with, and its place. A bool there has no place in a TorchScript graph.
 _FILLS = {
@@ -35,8 +36,7 @@ _STRIDED = (torch.as_strided, torch.Tensor.as_strided)
 #: must not.
 _UNCHECKED = frozenset({
     torch.lu_unpack, torch.lu_solve, torch.linalg.lu_solve, torch.linalg.ldl_solve, torch.ormqr,
-    torch.native_batch_norm, torch._native_batch_norm_legit, torch.ops.aten.native_batch_norm,
-    torch.ops.aten._native_batch_norm_legit, torch.ops.aten._batch_norm_with_update,
+    torch.native_batch_norm, torch.ops.aten.native_batch_norm, *native_batch_norms,
 })  # fmt: skip
 
 

@@ -18,7 +18,7 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import cache, export, io, patterns
+from ortmodule import cache, export, io, patterns, torch_private
 from ortmodule.reads import NotTraceable
 from ortmodule.regions import Opaque
 from ortmodule.state import Tree
@@ -105,6 +105,10 @@ def capture(
     Raises CaptureError.
     """
     start, made = time.perf_counter(), 0
+    try:
+        torch_private.check_capture()
+    except torch_private.MissingPrivate as error:
+        raise CaptureError(str(error)) from None
 
     def at(sizes: _Sizes, high: bool = False) -> Trace:
         nonlocal made

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import onnx
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule import io
 from ortmodule.capture import Capture
@@ -23,6 +22,7 @@ from ortmodule.foreign import Raised
 from ortmodule.rounding import is_rounding, rounded
 from ortmodule.session import Session
 from ortmodule.state import Tree
+from ortmodule.torch_private import TorchDispatchMode
 from ortmodule.watch import memory_of
 
 # How far results may be apart, relative to their largest element.

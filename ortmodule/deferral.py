@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ortmodule import _core
+from ortmodule import _core, torch_private
 from ortmodule.deferred import Deferred
 from ortmodule.dtypes import DTYPES
 from ortmodule.heads import Head, find_head, without_head
@@ -87,7 +87,7 @@ def deferral_of(
 
     ``written``: inputs that forward changes. ``tensors``: the graph's inputs. ``setting``: of DEFER_LOGITS.
     """
-    if setting == "0":
+    if setting == "0" or torch_private.missing(torch_private.SCORES):
         return None
     for index in candidates:
         head = find_head(model, outputs[index], written)

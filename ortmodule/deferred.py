@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+
+from ortmodule.torch_private import DisableTorchFunctionSubclass, make_wrapper_subclass, tree_map_only
 
 
 class Deferred(torch.Tensor):
@@ -19,7 +20,7 @@ class Deferred(torch.Tensor):
 
     @staticmethod
     def __new__(cls, source: Any, dtype: torch.dtype, shape: Sequence[int]) -> Deferred:
-        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype)
+        return make_wrapper_subclass(cls, tuple(shape), dtype=dtype)
 
     def __init__(self, source: Any, dtype: torch.dtype, shape: Sequence[int]) -> None:
         self._source, self._plain = source, None
@@ -27,7 +28,7 @@ class Deferred(torch.Tensor):
     def materialised(self) -> torch.Tensor:
         """The plain tensor that this one is; a touch."""
         if self._plain is None:
-            with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            with torch.inference_mode(False), torch.enable_grad(), DisableTorchFunctionSubclass():
                 self._plain = _Look.apply(self)
         return self._plain
 
@@ -35,7 +36,7 @@ class Deferred(torch.Tensor):
     def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func in _ALWAYS or (func in _DESCRIPTIVE and isinstance(args[0], Deferred) and args[0]._plain is None):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func in _LATER and len(args) == 1 and not kwargs and args[0]._plain is None:
             return _LATER[func](args[0])
@@ -55,7 +56,7 @@ class Deferred(torch.Tensor):
 
 
 def _memory(deferred: Deferred) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return (deferred._source.values() if deferred._plain is None else deferred._plain).detach()
 
 
@@ -86,7 +87,7 @@ class _Widen(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, deferred: Deferred) -> Deferred:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             ctx.dtype, shape = deferred.dtype, deferred.shape
         return Deferred(_Derived(deferred, torch.Tensor.float), torch.float32, shape)
 
@@ -96,12 +97,12 @@ class _Widen(torch.autograd.Function):
 
 
 def _float(deferred: Deferred) -> Deferred:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return deferred if deferred.dtype is torch.float32 else _Widen.apply(deferred)
 
 
 def _detach(deferred: Deferred) -> Deferred:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return Deferred(_Derived(deferred, torch.Tensor.detach), deferred.dtype, deferred.shape)
 
 

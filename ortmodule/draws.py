@@ -15,7 +15,6 @@ from typing import Any
 
 import onnx
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortmodule import blame, devices
 from ortmodule.foreign import DryCalls, Known, Node, NotKnown
@@ -23,6 +22,7 @@ from ortmodule.reference import RANDOM
 from ortmodule.regions import Passed, recording
 from ortmodule.session import Session
 from ortmodule.state import Tree
+from ortmodule.torch_private import TorchDispatchMode
 
 # Random ATen calls -> the operators that stand for them.
 _DRAWS = {

@@ -2,6 +2,8 @@
 
 import torch
 
+from ortmodule.torch_private import TensorType, TracedValue
+
 DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
@@ -24,18 +26,18 @@ def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def is_tensor(value: torch._C.Value) -> bool:
+def is_tensor(value: TracedValue) -> bool:
     """Is a value of a trace's graph a tensor?"""
-    return isinstance(value.type(), torch._C.TensorType)
+    return isinstance(value.type(), TensorType)
 
 
-def is_complex(value: torch._C.Value) -> bool:
+def is_complex(value: TracedValue) -> bool:
     """Does a trace's graph have complex numbers there?"""
     dtype = dtype_of(value)
     return dtype is not None and dtype.is_complex
 
 
-def dtype_of(value: torch._C.Value) -> torch.dtype | None:
+def dtype_of(value: TracedValue) -> torch.dtype | None:
     """The type of a tensor's elements in a trace's graph. None: it is no tensor, or of no known type."""
     kind = value.type()
-    return kind.dtype() if isinstance(kind, torch._C.TensorType) else None
+    return kind.dtype() if isinstance(kind, TensorType) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ortmodule import _core
+from ortmodule import _core, torch_private
 
 if TYPE_CHECKING:
     from ortmodule.runner import Runner
@@ -34,10 +34,12 @@ class Report:
     cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
     refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
     tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
+    missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
 
     def __str__(self) -> str:
+        missing = [f"  missing    {sentence}" for sentence in self.missing]
         if not self.captured:
-            return f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
+            return "\n".join([f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})", *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
@@ -58,6 +60,7 @@ class Report:
                 *refused,
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
+                *missing,
             )
         )
 
@@ -75,7 +78,7 @@ def explain(model: Any) -> Report:
     runner.refusals.listen()
     name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
     if graph is None or reason is not None:
-        return Report(name, False, reason, exports=runner.exports, seconds=seconds)
+        return Report(name, False, reason, exports=runner.exports, seconds=seconds, missing=torch_private.missing())
     plan = next(reversed(graph.plans.values())).plan
     nodes = graph.capture.trace.nodes
     return Report(
@@ -94,4 +97,5 @@ def explain(model: Any) -> Report:
         cuda_graphs=_core.cuda_graphs()[0],
         refused=list(runner.refusals.list),
         tuned=runner.tuning.products if runner.tuning is not None else 0,
+        missing=torch_private.missing(),
     )

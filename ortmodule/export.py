@@ -18,10 +18,19 @@ from typing import Any
 import onnx
 import torch
 from torch import nn
-from torch.onnx._internal.torchscript_exporter import registration, utils
 
 from ortmodule import packed, symbolics, types  # noqa: F401 (packed: only its translations)
 from ortmodule.dtypes import as_pairs
+from ortmodule.torch_private import (
+    EXPORTER_GLOBALS,
+    TracedGraph,
+    exporting_trace,
+    quiet_exporter,
+    register_symbolics,
+    reset_trace_module_map,
+    setup_trace_module_map,
+    symbolic_registry,
+)
 
 OPSETS = range(17, 21)
 DEFAULT_OPSET = 18
@@ -45,20 +54,20 @@ class ExportError(Exception):
 @contextmanager
 def tracing(module: nn.Module) -> Iterator[None]:
     """Around a trace: nodes get scopes, code that asks is told that it is being exported, nothing is printed."""
-    utils._setup_trace_module_map(module, False)
-    before, utils.GLOBALS.in_onnx_export = utils.GLOBALS.in_onnx_export, True
+    setup_trace_module_map(module, False)
+    before, EXPORTER_GLOBALS.in_onnx_export = EXPORTER_GLOBALS.in_onnx_export, True
     try:
         with _quiet():
             # A cached cast of a weight would become a constant.
             torch.set_autocast_cache_enabled(False)
             yield
     finally:
-        utils.GLOBALS.in_onnx_export = before
-        utils._reset_trace_module_map()
+        EXPORTER_GLOBALS.in_onnx_export = before
+        reset_trace_module_map()
 
 
 def export(
-    graph: torch._C.Graph, results: Sequence[torch.Tensor], module: nn.Module, tensors: Sequence[torch.Tensor],
+    graph: TracedGraph, results: Sequence[torch.Tensor], module: nn.Module, tensors: Sequence[torch.Tensor],
     varied: set[tuple[int, int]], opset: int,
 ) -> onnx.ModelProto:  # fmt: skip
     """``graph``, traced from ``module(*tensors)`` with these results, as ONNX without weights. Consumes ``graph``.
@@ -68,10 +77,8 @@ def export(
     names = [f"{INPUT}{i}" for i in range(len(tensors))]
     tensors = [as_pairs(tensor) for tensor in tensors]
     file = io.BytesIO()
-    original = utils._trace_and_get_graph_from_model
-    utils._trace_and_get_graph_from_model = lambda *args: (graph, tuple(results))
     try:
-        with _quiet(), symbolics.installed():
+        with exporting_trace(lambda *args: (graph, tuple(results))), _quiet(), symbolics.installed():
             torch.onnx.export(
                 module,
                 tuple(tensors),
@@ -91,16 +98,14 @@ def export(
             )
     except Exception as error:
         raise ExportError(f"torch.onnx: {_first_line(error)}", symbolics.record.failed) from error
-    finally:
-        utils._trace_and_get_graph_from_model = original
     return onnx.load_model_from_string(file.getvalue())
 
 
 def knows(kind: str, opset: int) -> bool:
     """Can the exporter translate this operator (`aten::...`)?"""
-    utils._trigger_symbolic_function_registration()
+    register_symbolics()
     name = kind.removesuffix("_")
-    return symbolics.knows(name) or registration.registry.is_registered_op(name, opset)
+    return symbolics.knows(name) or symbolic_registry.is_registered_op(name, opset)
 
 
 def kinds_behind(operators: Iterable[str]) -> frozenset[str]:
@@ -144,34 +149,18 @@ def _quiet() -> Iterator[None]:
     """
     logger = logging.getLogger("torch.onnx")
     level, cache = logger.level, torch.is_autocast_cache_enabled()
-    replaced: list[tuple[Any, str, Any]] = [
-        (torch._C, "_jit_onnx_log", _nothing),
-        (torch._C, "_jit_pass_onnx_graph_shape_type_inference", _nothing),
-        (torch._C, "_jit_pass_lint", _nothing),
-        (torch._C, "_jit_pass_onnx_scalar_type_analysis", types.settle),
-        (nn.functional, "_verify_batch_size", _verify_batch_size),
-        (nn.RNNBase, "check_forward_args", _check_input),
-    ]
-    if hasattr(nn.functional, "_check_unpool_output_size"):  # of numbers that are tensors in a trace
-        replaced.append((nn.functional, "_check_unpool_output_size", _nothing))
-    originals = [getattr(owner, name) for owner, name, _ in replaced]
+    check_input = nn.RNNBase.check_forward_args
+    nn.RNNBase.check_forward_args = _check_input
     try:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
-        with warnings.catch_warnings():
+        with quiet_exporter(types.settle, _verify_batch_size), warnings.catch_warnings():
             if not _remarks.heard:
                 warnings.simplefilter("ignore")
                 logger.setLevel(logging.ERROR)
             yield
     finally:
-        for (owner, name, _), original in zip(replaced, originals, strict=True):
-            setattr(owner, name, original)
+        nn.RNNBase.check_forward_args = check_input
         logger.setLevel(level)
         torch.set_autocast_cache_enabled(cache)
-
-
-def _nothing(*args: Any) -> None:
-    return None
 
 
 def _check_input(layer: nn.RNNBase, x: torch.Tensor, state: Any, batch_sizes: torch.Tensor | None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from ortmodule.guards import Guards
 from ortmodule.logger import Log
+from ortmodule.torch_private import is_transformed
 
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
 
@@ -47,12 +48,7 @@ def only_pytorch() -> Iterator[None]:
 
 def engine_allowed() -> bool:
     """Nobody asked for PyTorch, and nobody looks at the operations that a module consists of."""
-    return not (
-        _thread.only_pytorch
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return not (_thread.only_pytorch or torch.jit.is_tracing() or torch.compiler.is_compiling() or is_transformed())
 
 
 class NotInEngine(Exception):

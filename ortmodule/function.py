@@ -38,6 +38,7 @@ from ortmodule.session import (
     run_planned,
 )
 from ortmodule.state import Slot, Tree
+from ortmodule.torch_private import has_saving_hooks
 from ortmodule.trace import Source
 from ortmodule.tuning import Tuning
 
@@ -464,7 +465,7 @@ class Graph:
 
 def _packs() -> bool:
     """Are there hooks on what autograd saves, as a checkpoint's?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return has_saving_hooks()
 
 
 def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:

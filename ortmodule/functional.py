@@ -19,14 +19,15 @@ import torch
 from ortmodule.dtypes import is_complex, is_tensor
 from ortmodule.reads import NotTraceable
 from ortmodule.rewrites import number_in_trace
+from ortmodule.torch_private import ListType, TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
 
 
 @dataclass(frozen=True)
 class _Step:
     """From a tensor to a view of it: a node, of whose results one after `prim::ListUnpack`."""
 
-    node: torch._C.Node
-    unpack: torch._C.Node | None = None
+    node: TracedNode
+    unpack: TracedNode | None = None
     index: int = 0
 
     @property
@@ -59,7 +60,7 @@ _COMPUTED = object()
 _PARTS = {"unbind", "chunk", "split", "split_with_sizes"}
 
 
-def without_view_writes(graph: torch._C.Graph) -> None:
+def without_view_writes(graph: TracedGraph) -> None:
     """Replaces writes through views in a TorchScript trace, in place. Raises NotTraceable for one that is not
     understood, with the ``node``."""
     nodes = list(graph.nodes())
@@ -74,7 +75,7 @@ def without_view_writes(graph: torch._C.Graph) -> None:
         _Walk(graph, roots, rewrites=True).run()
 
 
-def _say_by_views(graph: torch._C.Graph, node: torch._C.Node) -> None:
+def _say_by_views(graph: TracedGraph, node: TracedNode) -> None:
     """`f(x, out=y)` becomes `y.copy_(f(x))`, and a diagonal that is filled a view of it."""
     operands, place = list(node.inputs()), _written(node)
     if node.kind() == "aten::narrow" and all(type(_constant(n)) is int for n in operands[1:]):
@@ -125,14 +126,14 @@ def _say_by_views(graph: torch._C.Graph, node: torch._C.Node) -> None:
 class _Walk:
     """From the first node to the last. Without ``rewrites`` it finds the roots that have to be rewritten."""
 
-    def __init__(self, graph: torch._C.Graph, roots: frozenset[int], rewrites: bool) -> None:
+    def __init__(self, graph: TracedGraph, roots: frozenset[int], rewrites: bool) -> None:
         self.graph, self.roots, self.rewrites = graph, roots, rewrites
         self.found: set[int] = set()
         self.aliases: dict[int, _Alias] = {}
-        self.now: dict[int, torch._C.Value] = {}  # roots: what holds their elements
+        self.now: dict[int, TracedValue] = {}  # roots: what holds their elements
         self.writes: dict[int, int] = {}
         self.given = {value.unique() for value in graph.inputs()}
-        self.again: dict[tuple, torch._C.Value] = {}  # views of roots as they are now
+        self.again: dict[tuple, TracedValue] = {}  # views of roots as they are now
 
     def run(self) -> frozenset[int]:
         nodes = [*self.graph.nodes(), self.graph.return_node()]
@@ -143,7 +144,7 @@ class _Walk:
                 self._meet(node, following)
         return frozenset(self.found)
 
-    def _alias(self, value: torch._C.Value) -> _Alias:
+    def _alias(self, value: TracedValue) -> _Alias:
         known = self.aliases.get(value.unique())
         if known is None:
             root = value.unique()
@@ -151,7 +152,7 @@ class _Walk:
             self.now[root], self.writes[root] = value, 0
         return known
 
-    def _read(self, node: torch._C.Node) -> None:
+    def _read(self, node: TracedNode) -> None:
         """Operands that were written since they were made are made again."""
         for i, value in enumerate(list(node.inputs())):
             alias = self.aliases.get(value.unique())
@@ -164,7 +165,7 @@ class _Walk:
                 with self.graph.insert_point_guard(node):
                     node.replaceInput(i, self._chain(alias, node)[-1])
 
-    def _chain(self, alias: _Alias, node: torch._C.Node) -> list[torch._C.Value]:
+    def _chain(self, alias: _Alias, node: TracedNode) -> list[TracedValue]:
         """The root as it is now, and after each of the steps; for ``node``, before which new nodes go."""
         values = [self.now[alias.root]]
         for n in range(1, len(alias.steps) + 1):
@@ -175,7 +176,7 @@ class _Walk:
             self.aliases[values[-1].unique()] = _Alias(alias.root, alias.steps[:n], self.writes[alias.root])
         return values
 
-    def _made_again(self, step: _Step, base: torch._C.Value, node: torch._C.Node) -> torch._C.Value:
+    def _made_again(self, step: _Step, base: TracedValue, node: TracedNode) -> TracedValue:
         values = [base, *list(step.node.inputs())[1:]]
         made = self._insert(step.node.kind(), values, node, step.node.outputsSize())
         for new, old in zip(made.outputs(), step.node.outputs(), strict=True):
@@ -187,14 +188,14 @@ class _Walk:
             new.setType(old.type())
         return list(unpacked.outputs())[step.index]
 
-    def _insert(self, kind: str, operands: Sequence[torch._C.Value], node: torch._C.Node, count: int = 1):
+    def _insert(self, kind: str, operands: Sequence[TracedValue], node: TracedNode, count: int = 1):
         """A new node at the insert point, on behalf of ``node``."""
         made = self.graph.insertNode(self.graph.create(kind, list(operands), count))
         if node.kind() != "prim::Return":
             made.copyMetadata(node)
         return made
 
-    def _meet(self, node: torch._C.Node, following: torch._C.Node) -> None:
+    def _meet(self, node: TracedNode, following: TracedNode) -> None:
         """Notes what the results of ``node`` are views of, and what it writes."""
         if node.kind() == "prim::ListUnpack":
             made = node.input().node()
@@ -211,7 +212,7 @@ class _Walk:
             steps = (*base.steps, _Step(node))
             self.aliases[node.output().unique()] = _Alias(base.root, steps, self.writes[base.root])
 
-    def _write(self, node: torch._C.Node, following: torch._C.Node) -> None:
+    def _write(self, node: TracedNode, following: TracedNode) -> None:
         target = self._alias(node.inputsAt(0))
         root, steps = target.root, target.steps
         self.writes[root] += 1
@@ -224,7 +225,7 @@ class _Walk:
             self.now[root] = node.output()
         self.aliases[node.output().unique()] = _Alias(root, steps, self.writes[root])
 
-    def _rewrite(self, node: torch._C.Node, following: torch._C.Node, target: _Alias) -> None:
+    def _rewrite(self, node: TracedNode, following: TracedNode, target: _Alias) -> None:
         if not target.steps:
             self.now[target.root] = node.output()
             return
@@ -242,7 +243,7 @@ class _Walk:
         self.writes[target.root] += 1
         self.aliases[written.unique()] = _Alias(target.root, (), self.writes[target.root])
 
-    def _put_back(self, node: torch._C.Node, step: _Step, base: torch._C.Value, part: torch._C.Value) -> torch._C.Value:
+    def _put_back(self, node: TracedNode, step: _Step, base: TracedValue, part: TracedValue) -> TracedValue:
         """``base`` with ``part`` in the place of what ``step`` takes from it."""
         kind, numbers = step.kind, list(step.node.inputs())[1:]
         if kind == "slice":
@@ -267,8 +268,8 @@ class _Walk:
         return made.output()
 
     def _around(
-        self, node: torch._C.Node, base: torch._C.Value, part: torch._C.Value, numbers: Sequence[torch._C.Value]
-    ) -> torch._C.Node:
+        self, node: TracedNode, base: TracedValue, part: TracedValue, numbers: Sequence[TracedValue]
+    ) -> TracedNode:
         """A part in the place of a slice: between what is before it and behind it, where that is a run of elements."""
         dim, start, end, step = numbers
         if not _is_run(*map(_constant, (start, end, step))):
@@ -282,10 +283,10 @@ class _Walk:
                 raise _refusal(node, "changes a slice whose bounds depend on data")
             each.output().setType(_shortened(base, dim.toIValue(), slice(*ends)))
         listed = self._insert("prim::ListConstruct", [around[0].output(), part, around[1].output()], node)
-        listed.output().setType(torch._C.ListType.ofTensors())
+        listed.output().setType(ListType.ofTensors())
         return self._insert("aten::cat", [listed.output(), dim], node)
 
-    def _joined(self, node: torch._C.Node, step: _Step, base: torch._C.Value, part: torch._C.Value) -> torch._C.Node:
+    def _joined(self, node: TracedNode, step: _Step, base: TracedValue, part: TracedValue) -> TracedNode:
         parts = self._insert(step.node.kind(), [base, *list(step.node.inputs())[1:]], node)
         parts.output().setType(step.node.output().type())
         unpacked = self._insert("prim::ListUnpack", [parts.output()], node, step.unpack.outputsSize())
@@ -293,7 +294,7 @@ class _Walk:
             new.setType(old.type())
         values = [part if i == step.index else value for i, value in enumerate(unpacked.outputs())]
         listed = self._insert("prim::ListConstruct", values, node)
-        listed.output().setType(torch._C.ListType.ofTensors())
+        listed.output().setType(ListType.ofTensors())
         place = {"unbind": 1}.get(step.kind, 2)
         dim = list(step.node.inputs())[place]
         return self._insert("aten::stack" if step.kind == "unbind" else "aten::cat", [listed.output(), dim], node)
@@ -305,7 +306,7 @@ class _Walk:
 _known: dict[tuple, tuple[int | None, bool]] = {}
 
 
-def _effects(node: torch._C.Node) -> tuple[int | None, bool]:
+def _effects(node: TracedNode) -> tuple[int | None, bool]:
     """The place of the operand that an operator changes, the first or `out`; may its result lie in the memory of the
     first?"""
     kind = node.kind()
@@ -319,7 +320,7 @@ def _effects(node: torch._C.Node) -> tuple[int | None, bool]:
 
 def _effects_of(schema: str) -> tuple[int | None, bool]:
     try:
-        arguments = torch._C.parse_schema(schema).arguments
+        arguments = parse_schema(schema).arguments
     except RuntimeError:  # conversions of numbers have none
         return None, False
     aliases = [argument.alias_info for argument in arguments]
@@ -329,11 +330,11 @@ def _effects_of(schema: str) -> tuple[int | None, bool]:
     return None, bool(aliases) and aliases[0] is not None
 
 
-def _written(node: torch._C.Node) -> int | None:
+def _written(node: TracedNode) -> int | None:
     return _effects(node)[0]
 
 
-def _is_view(node: torch._C.Node) -> bool:
+def _is_view(node: TracedNode) -> bool:
     """Does the one result lie in the memory of the first operand?"""
     if not _effects(node)[1] or node.outputsSize() != 1 or not is_tensor(node.output()):
         return False
@@ -348,21 +349,21 @@ def _is_view(node: torch._C.Node) -> bool:
         return False
 
 
-def _of_one_line(step: _Step, node: torch._C.Node) -> bool:
+def _of_one_line(step: _Step, node: TracedNode) -> bool:
     """A slice that the exporter takes for a part of the assignment `node`."""
     return step.kind in _SLICES and step.node.sourceRange() == node.sourceRange()
 
 
-def _constant(value: torch._C.Value) -> object:
+def _constant(value: TracedValue) -> object:
     """A number of a trace; something that is none if it is computed there."""
     return value.toIValue() if value.node().kind() == "prim::Constant" else _COMPUTED
 
 
-def _shortened(value: torch._C.Value, dim: int, part: slice) -> torch._C.TensorType:
+def _shortened(value: TracedValue, dim: int, part: slice) -> TensorType:
     """The type of a part of a tensor along one dimension."""
     kind = value.type()
     sizes = [len(range(n)[part]) if i == dim % kind.dim() else n for i, n in enumerate(kind.sizes())]
-    return torch._C.TensorType.create_from_tensor(torch.empty(sizes, dtype=kind.dtype(), device=kind.device()))
+    return TensorType.create_from_tensor(torch.empty(sizes, dtype=kind.dtype(), device=kind.device()))
 
 
 def _is_run(start: object, end: object, step: object) -> bool:
@@ -375,26 +376,26 @@ def _is_run(start: object, end: object, step: object) -> bool:
     return both and (start < 0) == (end < 0) and start <= end
 
 
-def _like(value: torch._C.Value) -> torch.Tensor:
+def _like(value: TracedValue) -> torch.Tensor:
     """Something without memory that lies as a tensor of a trace does."""
     kind = value.type()
     return torch.empty_strided(kind.sizes(), kind.strides(), dtype=kind.dtype(), device="meta")
 
 
-def _sizes(value: torch._C.Value) -> list[int] | None:
+def _sizes(value: TracedValue) -> list[int] | None:
     return value.type().sizes() if is_tensor(value) else None
 
 
-def _same_type(one: torch._C.Value, other: torch._C.Value) -> bool:
+def _same_type(one: TracedValue, other: TracedValue) -> bool:
     return one.type().dtype() == other.type().dtype()
 
 
-def _is_whole(node: torch._C.Node) -> bool:
+def _is_whole(node: TracedNode) -> bool:
     """An expansion that repeats nothing."""
     return node.kind() in ("aten::expand", "aten::expand_as") and _sizes(node.inputsAt(0)) == _sizes(node.output())
 
 
-def _order_back(node: torch._C.Node, base: torch._C.Value) -> list[int] | None:
+def _order_back(node: TracedNode, base: TracedValue) -> list[int] | None:
     """The permutation that undoes `permute` or `movedim` by constants."""
     numbers = [_constants(value) for value in list(node.inputs())[1:]]
     if None in numbers:
@@ -406,14 +407,14 @@ def _order_back(node: torch._C.Node, base: torch._C.Value) -> list[int] | None:
     return [list(moved.shape).index(d + 1) for d in range(rank)]
 
 
-def _constants(value: torch._C.Value) -> list[int] | int | None:
+def _constants(value: TracedValue) -> list[int] | int | None:
     """A number, or a list of numbers; None if one is computed."""
     node = value.node()
     found = value.toIValue() if node.kind() == "prim::Constant" else [_constant(each) for each in node.inputs()]
     return found if all(type(n) is int for n in (found if isinstance(found, list) else [found])) else None
 
 
-def _refusal(node: torch._C.Node, what: str) -> NotTraceable:
+def _refusal(node: TracedNode, what: str) -> NotTraceable:
     error = NotTraceable(f"{node.kind()} {what}")
     error.node = node
     return error

@@ -11,58 +11,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.onnx import errors, symbolic_helper
-from torch.onnx._internal.torchscript_exporter import _type_utils, symbolic_opset9
+from torch.onnx import JitScalarType, errors
 
 from ortmodule.symbolics import record, symbolic
+from ortmodule.torch_private import (
+    TracedValue,
+    generic_rnn,
+    get_const,
+    get_tensor_rank,
+    is_tensor_list,
+    maybe_get_const,
+    squeeze_helper,
+    unpack_list,
+)
 
-_INT64 = _type_utils.JitScalarType.INT64.onnx_type()
-_INT32 = _type_utils.JitScalarType.INT.onnx_type()
+_INT64 = JitScalarType.INT64.onnx_type()
+_INT32 = JitScalarType.INT.onnx_type()
 
 
 @dataclass(frozen=True)
 class Packing:
     """How sequences are packed: all of them by one `batch_sizes`."""
 
-    lengths: torch._C.Value  # int64 [batch]
-    steps: torch._C.Value  # int64 [1], of the padded sequences
-    batch: torch._C.Value  # int64 [1]
-    mask: torch._C.Value  # bool [steps, batch]
-    rows: torch._C.Value  # int64 [n]: where packed rows lie among all
+    lengths: TracedValue  # int64 [batch]
+    steps: TracedValue  # int64 [1], of the padded sequences
+    batch: TracedValue  # int64 [1]
+    mask: TracedValue  # bool [steps, batch]
+    rows: TracedValue  # int64 [n]: where packed rows lie among all
 
 
-def _numbers(g, *numbers: int) -> torch._C.Value:
+def _numbers(g, *numbers: int) -> TracedValue:
     return g.op("Constant", value_t=torch.tensor(numbers))
 
 
-def _part(g, x: torch._C.Value, start: int, end: int) -> torch._C.Value:
+def _part(g, x: TracedValue, start: int, end: int) -> TracedValue:
     return g.op("Slice", x, _numbers(g, start), _numbers(g, end))
 
 
-def _flat(g, x: torch._C.Value) -> torch._C.Value:
+def _flat(g, x: TracedValue) -> TracedValue:
     """[steps, batch, ...] as [steps * batch, ...]."""
     return g.op("Reshape", x, g.op("Concat", _numbers(g, -1), _part(g, g.op("Shape", x), 2, 1 << 30), axis_i=0))
 
 
-def _where(g, mask: torch._C.Value) -> torch._C.Value:
+def _where(g, mask: TracedValue) -> TracedValue:
     """The places of a vector that are true."""
     return g.op("Reshape", g.op("NonZero", mask), _numbers(g, -1))
 
 
-def _swapped(g, x: torch._C.Value) -> torch._C.Value:
+def _swapped(g, x: TracedValue) -> TracedValue:
     """Steps and batch exchanged."""
-    rank = symbolic_helper._get_tensor_rank(x)
+    rank = get_tensor_rank(x)
     return g.op("Transpose", x, perm_i=[1, 0, *range(2, rank)])
 
 
-def _packing(batch_sizes: torch._C.Value) -> Packing:
+def _packing(batch_sizes: TracedValue) -> Packing:
     found = record.packings.get(batch_sizes.unique())
     if found is None:
         raise errors.SymbolicValueError("batch sizes that no packing made", batch_sizes)
     return found
 
 
-def _padded(g, data: torch._C.Value, packing: Packing) -> torch._C.Value:
+def _padded(g, data: TracedValue, packing: Packing) -> TracedValue:
     """Packed rows in their places, [steps, batch, ...]; beyond a sequence's end it means nothing."""
     known = record.padded.get(data.unique())
     if known is not None:
@@ -76,7 +85,7 @@ def _padded(g, data: torch._C.Value, packing: Packing) -> torch._C.Value:
     return g.op("Reshape", whole, g.op("Concat", packing.steps, packing.batch, rest, axis_i=0))
 
 
-def _packed(g, x: torch._C.Value, packing: Packing) -> torch._C.Value:
+def _packed(g, x: TracedValue, packing: Packing) -> TracedValue:
     data = g.op("Gather", _flat(g, x), packing.rows, axis_i=0)
     record.padded[data.unique()] = x
     return data
@@ -90,7 +99,7 @@ def _pack(g, x, lengths, batch_first):
     shape = g.op("Shape", x)
     steps, batch = _part(g, shape, 0, 1), _part(g, shape, 1, 2)
     zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
-    numbers = g.op("Range", zero, symbolic_helper._squeeze_helper(g, steps, [0]), one)
+    numbers = g.op("Range", zero, squeeze_helper(g, steps, [0]), one)
     mask = g.op("Less", g.op("Unsqueeze", numbers, _numbers(g, 1)), g.op("Unsqueeze", lengths, _numbers(g, 0)))
     rows = _where(g, g.op("Reshape", mask, _numbers(g, -1)))
     counts = g.op("ReduceSum", g.op("Cast", mask, to_i=_INT64), _numbers(g, 1), keepdims_i=0)
@@ -104,7 +113,7 @@ def _pack(g, x, lengths, batch_first):
 def _pad(g, data, batch_sizes, batch_first, padding, total):
     packing = _packing(batch_sizes)
     x = _padded(g, data, packing)
-    rank = symbolic_helper._get_tensor_rank(data) + 1
+    rank = get_tensor_rank(data) + 1
     value = g.op("CastLike", g.op("Constant", value_t=torch.as_tensor(padding)), data)
     inside = g.op("Unsqueeze", packing.mask, _numbers(g, *range(2, rank))) if rank > 2 else packing.mask
     x = g.op("Where", inside, x, value)
@@ -120,23 +129,23 @@ def _pad(g, data, batch_sizes, batch_first, padding, total):
 def _first_size(g, x, dim, index):
     """The first of the batch sizes is the batch's."""
     packing = record.packings.get(x.unique())
-    if packing is None or symbolic_helper._maybe_get_const(index, "i") != 0:
+    if packing is None or maybe_get_const(index, "i") != 0:
         return NotImplemented
-    return symbolic_helper._squeeze_helper(g, packing.batch, [0])
+    return squeeze_helper(g, packing.batch, [0])
 
 
 def _recurrent(kind: str, variant: str) -> None:
     def layer(g, *operands):
-        if not symbolic_helper._is_tensor_list(operands[3]):  # the form for padded sequences
+        if not is_tensor_list(operands[3]):  # the form for padded sequences
             return NotImplemented
         data, batch_sizes, states, weights, *rest = operands
         names = ("has_biases", "num_layers", "dropout", "train", "bidirectional")
         kinds = ("i", "i", "f", "i", "i")
-        biases, layers, dropout, train, both = map(symbolic_helper._get_const, rest, kinds, names)
+        biases, layers, dropout, train, both = map(get_const, rest, kinds, names)
         packing = _packing(batch_sizes)
-        states = symbolic_helper._unpack_list(states) if variant == "LSTM" else states
-        results = symbolic_opset9._generic_rnn(
-            g, variant, _padded(g, data, packing), states, symbolic_helper._unpack_list(weights), biases, layers,
+        states = unpack_list(states) if variant == "LSTM" else states
+        results = generic_rnn(
+            g, variant, _padded(g, data, packing), states, unpack_list(weights), biases, layers,
             dropout, train, both, batch_sizes=g.op("Cast", packing.lengths, to_i=_INT32),
         )  # fmt: skip
         if not isinstance(results, Sequence):

@@ -18,9 +18,19 @@ from ortmodule import devices, export
 from ortmodule.definitions.table import sloped
 from ortmodule.dtypes import PARTS, is_complex, is_tensor
 from ortmodule.reads import NotTraceable
+from ortmodule.torch_private import (
+    ListType,
+    TracedGraph,
+    TracedNode,
+    TracedValue,
+    get_trace_graph,
+    jit_pass_dce,
+    jit_pass_inline,
+    jit_pass_lower_all_tuples,
+)
 
 
-def use_pairs(graph: torch._C.Graph) -> None:
+def use_pairs(graph: TracedGraph) -> None:
     """Complex values of a trace become pairs, in place; inputs of the graph, too. Raises NotTraceable for a result."""
     complexes = [value for value in _values(graph) if is_complex(value)]
     if not complexes or any(_real(value) is None for value in complexes) or any(map(_changes_some, graph.nodes())):
@@ -35,21 +45,21 @@ def use_pairs(graph: torch._C.Graph) -> None:
     for value in graph.return_node().inputs():
         if value.unique() in pairs.of:
             raise NotTraceable(f"{value.node().kind()} gives the module a result that the engine has no type for")
-    torch._C._jit_pass_dce(graph)
+    jit_pass_dce(graph)
 
 
-def _values(graph: torch._C.Graph) -> Iterable[torch._C.Value]:
+def _values(graph: TracedGraph) -> Iterable[TracedValue]:
     yield from graph.inputs()
     for node in graph.nodes():
         yield from node.outputs()
 
 
-def _real(value: torch._C.Value) -> torch.dtype | None:
+def _real(value: TracedValue) -> torch.dtype | None:
     """The type of its parts, if pairs can have them."""
     return PARTS.get(value.type().dtype()) if value.type().sizes() is not None else None
 
 
-def _changes_some(node: torch._C.Node) -> bool:
+def _changes_some(node: TracedNode) -> bool:
     """Does it write into complex numbers, other than as a whole?"""
     name = node.kind()
     if name == "aten::copy_" and all(map(is_complex, list(node.inputs())[:2])):
@@ -57,7 +67,7 @@ def _changes_some(node: torch._C.Node) -> bool:
     return name.endswith("_") and not name.endswith("__") and any(map(is_complex, (*node.inputs(), *node.outputs())))
 
 
-def _become_pairs(value: torch._C.Value, like: torch._C.Value) -> None:
+def _become_pairs(value: TracedValue, like: TracedValue) -> None:
     """``value`` gets the type of the pairs of ``like``."""
     sizes, dtype = like.type().sizes(), PARTS[like.type().dtype()]
     value.inferTypeFrom(torch.empty((*sizes, 2), dtype=dtype).requires_grad_(like.requires_grad()))
@@ -82,12 +92,12 @@ _MOVES = {
 class _Pairs:
     """A graph whose complex values are becoming pairs; ``of``: the pairs of those that have."""
 
-    def __init__(self, graph: torch._C.Graph) -> None:
+    def __init__(self, graph: TracedGraph) -> None:
         self.graph = graph
-        self.of: dict[int, torch._C.Value] = {}
+        self.of: dict[int, TracedValue] = {}
         self.lists: set[int] = set()  # lists of pairs
 
-    def visit(self, node: torch._C.Node) -> None:
+    def visit(self, node: TracedNode) -> None:
         kind = node.kind()
         if kind == "prim::Constant" or kind == "prim::ListConstruct":
             return  # whoever uses it
@@ -107,7 +117,7 @@ class _Pairs:
 
     # --- in place of an operator --------------------------------------------------------------------------------------
 
-    def _same(self, node: torch._C.Node) -> bool:
+    def _same(self, node: TracedNode) -> bool:
         """Real numbers seen as complex ones, and back; a size. Nothing is computed for these."""
         value = next(iter(node.inputs()), None)
         if node.kind() == "aten::view_as_complex" and not self._is_pair(value):
@@ -127,12 +137,12 @@ class _Pairs:
             return False
         return True
 
-    def _moved(self, node: torch._C.Node) -> bool:
+    def _moved(self, node: TracedNode) -> bool:
         """The same operator for pairs. False: not in this form."""
         new, output = [], node.output()
         for how, value in zip(_MOVES[node.kind()], node.inputs(), strict=False):
             new.append(self._argument(how, value))
-        listed = isinstance(output.type(), torch._C.ListType)
+        listed = isinstance(output.type(), ListType)
         if None in new or len(new) != node.inputsSize():
             return False
         if listed and any(use.user.kind() != "prim::ListUnpack" for use in output.uses()):
@@ -149,10 +159,10 @@ class _Pairs:
             self.of[output.unique()] = moved.output()
         return True
 
-    def _argument(self, how: str, value: torch._C.Value) -> torch._C.Value | None:
+    def _argument(self, how: str, value: TracedValue) -> TracedValue | None:
         if how == "L":
             items = [self._pair(item) if self._is_pair(item) else None for item in _items(value)]
-            return None if None in items or not items else self._list(items, torch._C.ListType.ofTensors())
+            return None if None in items or not items else self._list(items, ListType.ofTensors())
         if self._is_pair(value) or how == "p":
             return self._pair(value) if self._is_pair(value) else None
         constant = value.node().kind() == "prim::Constant"
@@ -170,12 +180,12 @@ class _Pairs:
             last = 2 if how == "S" else 1
             if constant:
                 return self.graph.insertConstant([*value.toIValue(), last])
-            return self._list([*_items(value), self.graph.insertConstant(last)], torch._C.ListType.ofInts())
+            return self._list([*_items(value), self.graph.insertConstant(last)], ListType.ofInts())
         return value
 
-    def _computed(self, node: torch._C.Node) -> bool:
+    def _computed(self, node: TracedNode) -> bool:
         """Its definition in terms of real numbers. False: there is none for this form."""
-        tensors: list[torch._C.Value] = []
+        tensors: list[TracedValue] = []
         arguments = [self._operand(value, tensors) for value in node.inputs()]
         output = node.output()
         if _MISSING in arguments:
@@ -198,7 +208,7 @@ class _Pairs:
             output.replaceAllUsesWith(result)
         return True
 
-    def _operand(self, value: torch._C.Value, tensors: list[torch._C.Value]) -> Any:
+    def _operand(self, value: TracedValue, tensors: list[TracedValue]) -> Any:
         if value.node().kind() == "prim::Constant":
             constant = value.toIValue()
             if not isinstance(constant, torch.Tensor):
@@ -211,7 +221,7 @@ class _Pairs:
         tensors.append(self._pair(value) if pair else value)
         return _Place(len(tensors) - 1, pair)
 
-    def _left(self, node: torch._C.Node) -> None:
+    def _left(self, node: TracedNode) -> None:
         """The operator computes with complex numbers, by itself."""
         for i, value in enumerate(list(node.inputs())):
             if value.node().kind() == "prim::ListConstruct" and any(map(self._is_pair, value.node().inputs())):
@@ -232,7 +242,7 @@ class _Pairs:
                 new.copyMetadata(node)
             self.of[value.unique()] = parts.output()
 
-    def joined(self, value: torch._C.Value) -> torch._C.Value:
+    def joined(self, value: TracedValue) -> TracedValue:
         """The complex numbers again, for the operator at the point of insertion."""
         if value.node().kind() == "prim::Constant":
             return value
@@ -245,11 +255,11 @@ class _Pairs:
         node.output().inferTypeFrom(torch.empty(sizes[:-1], dtype=kind).requires_grad_(pair.requires_grad()))
         return node.output()
 
-    def _is_pair(self, value: torch._C.Value) -> bool:
+    def _is_pair(self, value: TracedValue) -> bool:
         constant = value.node().kind() == "prim::Constant"
         return value.unique() in self.of or (constant and is_complex(value) and value.type().dim() != 0)
 
-    def _pair(self, value: torch._C.Value) -> torch._C.Value:
+    def _pair(self, value: TracedValue) -> TracedValue:
         if value.unique() not in self.of:
             with self.graph.insert_point_guard(value.node()):
                 pair = self.graph.insertConstant(torch.view_as_real(value.toIValue().resolve_conj()).clone())
@@ -257,17 +267,17 @@ class _Pairs:
             self.of[value.unique()] = pair
         return self.of[value.unique()]
 
-    def _list(self, items: list[torch._C.Value], kind: Any) -> torch._C.Value:
+    def _list(self, items: list[TracedValue], kind: Any) -> TracedValue:
         node = self.graph.insertNode(self.graph.create("prim::ListConstruct", items, 1))
         node.output().setType(kind)
         return node.output()
 
 
-def _items(value: torch._C.Value) -> list[torch._C.Value]:
+def _items(value: TracedValue) -> list[TracedValue]:
     return list(value.node().inputs()) if value.node().kind() == "prim::ListConstruct" else []
 
 
-def _operands(node: torch._C.Node) -> Iterable[torch._C.Value]:
+def _operands(node: TracedNode) -> Iterable[TracedValue]:
     """The tensors that it is given, those in lists, too."""
     for value in node.inputs():
         yield from _items(value) or [value]
@@ -326,13 +336,13 @@ class _Definition(nn.Module):
         return Complex(tensor.select(-1, 0), tensor.select(-1, 1)) if argument.pair else tensor
 
 
-def _trace(definition: nn.Module, tensors: list[torch._C.Value]) -> torch._C.Graph:
+def _trace(definition: nn.Module, tensors: list[TracedValue]) -> TracedGraph:
     examples = tuple(torch.ones(v.type().sizes(), dtype=v.type().dtype()) for v in tensors)
     with torch.no_grad(), devices.autocast_as(devices.autocast_off()), export.tracing(definition):
-        graph, _ = torch.jit._get_trace_graph(definition, examples, strict=False)
-    torch._C._jit_pass_inline(graph)
-    torch._C._jit_pass_lower_all_tuples(graph)
-    torch._C._jit_pass_dce(graph)
+        graph, _ = get_trace_graph(definition, examples, strict=False)
+    jit_pass_inline(graph)
+    jit_pass_lower_all_tuples(graph)
+    jit_pass_dce(graph)
     return graph
 
 

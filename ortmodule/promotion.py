@@ -13,6 +13,7 @@ import torch
 
 from ortmodule.dtypes import dtype_of
 from ortmodule.size_numbers import ARITHMETIC
+from ortmodule.torch_private import TensorType, TracedGraph, TracedNode, TracedValue
 
 # Operands have the type of the result.
 _ARITHMETIC = frozenset(
@@ -32,7 +33,7 @@ _RECURRENT = frozenset(("aten::rnn_tanh", "aten::rnn_relu", "aten::lstm", "aten:
 _COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
 
-def promote(graph: torch._C.Graph) -> None:
+def promote(graph: TracedGraph) -> None:
     """Puts casts before operands of another type than PyTorch computes with."""
     _widen_numbers(graph)
     for node in list(graph.nodes()):
@@ -62,7 +63,7 @@ def promote(graph: torch._C.Graph) -> None:
 _SCALED = frozenset(("aten::mul", "aten::div", "aten::true_divide"))
 
 
-def takes_a_wide_factor(node: torch._C.Node) -> bool:
+def takes_a_wide_factor(node: TracedNode) -> bool:
     """Has a product or quotient in float16 a number, or a tensor of rank 0, that float16 cannot hold?
 
     One that is merely rounded stays, since patterns know it; and bfloat16 has float32's range.
@@ -73,7 +74,7 @@ def takes_a_wide_factor(node: torch._C.Node) -> bool:
     return any(map(_is_beyond_half, operands if "mul" in node.kind() else operands[1:]))
 
 
-def _is_beyond_half(value: torch._C.Value) -> bool:
+def _is_beyond_half(value: TracedValue) -> bool:
     """Only a constant's value counts: two traces that differ in sizes have to agree."""
     dtype = dtype_of(value)
     if dtype in (None, torch.float16, torch.bool) or value.type().dim() != 0:
@@ -85,7 +86,7 @@ def _is_beyond_half(value: torch._C.Value) -> bool:
     return bool(off > torch.finfo(torch.float16).eps * number.abs())
 
 
-def _is_root(value: torch._C.Value) -> bool:
+def _is_root(value: TracedValue) -> bool:
     """A root of a size, or one by it: attention scales by them."""
     node = value.node()
     while node.kind() in ("aten::to", "aten::reciprocal"):
@@ -93,7 +94,7 @@ def _is_root(value: torch._C.Value) -> bool:
     return node.kind() in ("aten::pow", "aten::sqrt", "aten::rsqrt")
 
 
-def _round_result(graph: torch._C.Graph, node: torch._C.Node, narrow: torch.dtype) -> None:
+def _round_result(graph: TracedGraph, node: TracedNode, narrow: torch.dtype) -> None:
     """A result in float32, and what uses it in ``narrow``."""
     result = node.output()
     with graph.insert_point_guard(node):
@@ -110,10 +111,10 @@ def _round_result(graph: torch._C.Graph, node: torch._C.Node, narrow: torch.dtyp
 _OF_NUMBERS = ARITHMETIC - _COMPARISONS
 
 
-def _widen_numbers(graph: torch._C.Graph) -> None:
+def _widen_numbers(graph: TracedGraph) -> None:
     """Python computes with sizes in float64; in a trace these numbers are tensors, whose fractions are float32."""
     sizes: set[int] = set()
-    wide: list[torch._C.Value] = []
+    wide: list[TracedValue] = []
     for node in list(graph.nodes()):
         if node.kind() == "prim::NumToTensor":
             sizes.add(node.output().unique())
@@ -140,13 +141,13 @@ def _widen_numbers(graph: torch._C.Graph) -> None:
             use.user.replaceInput(use.offset, cast.output())
 
 
-def _takes_wide(node: torch._C.Node) -> bool:
+def _takes_wide(node: TracedNode) -> bool:
     if node.kind() == "aten::ScalarImplicit":
         return all(_takes_wide(use.user) for use in node.output().uses())
     return node.kind() in _ARITHMETIC | _COMPARISONS or any(dtype_of(v) == torch.float64 for v in node.outputs())
 
 
-def _is_number(value: torch._C.Value) -> bool:
+def _is_number(value: TracedValue) -> bool:
     """A Python number of the trace. (A tensor of rank 0 that is a constant may be float64, too; it is as exact.)"""
     return value.node().kind() == "prim::Constant" and value.type().dim() == 0 and dtype_of(value) in _NUMBERS
 
@@ -154,14 +155,14 @@ def _is_number(value: torch._C.Value) -> bool:
 _NUMBERS = (torch.int64, torch.float64, torch.bool)
 
 
-def _say_type(graph: torch._C.Graph, node: torch._C.Node, i: int) -> None:
+def _say_type(graph: TracedGraph, node: TracedNode, i: int) -> None:
     """The argument `dtype`, where it is left to PyTorch."""
     if list(node.inputs())[i].node().mustBeNone() and dtype_of(node.output()) is not None:
         with graph.insert_point_guard(node):
             node.replaceInput(i, graph.insertConstant(dtype_of(node.output())))
 
 
-def _operands(node: torch._C.Node) -> Iterator[tuple[torch._C.Node, int, torch._C.Value]]:
+def _operands(node: TracedNode) -> Iterator[tuple[TracedNode, int, TracedValue]]:
     """Tensors among the inputs, those in lists too, with who uses them; not the condition of a choice."""
     for i, value in enumerate(node.inputs()):
         if value.node().kind() == "prim::ListConstruct":
@@ -170,7 +171,7 @@ def _operands(node: torch._C.Node) -> Iterator[tuple[torch._C.Node, int, torch._
             yield node, i, value
 
 
-def _compared_as(node: torch._C.Node) -> torch.dtype | None:
+def _compared_as(node: TracedNode) -> torch.dtype | None:
     a, b = list(node.inputs())[:2]
     examples = [_example(a), _example(b)]
     if None in (dtype_of(a), dtype_of(b)) or dtype_of(a) == dtype_of(b) or any(e is None for e in examples):
@@ -178,9 +179,9 @@ def _compared_as(node: torch._C.Node) -> torch.dtype | None:
     return torch.result_type(*examples)
 
 
-def _example(value: torch._C.Value) -> torch.Tensor | float | None:
+def _example(value: TracedValue) -> torch.Tensor | float | None:
     """Something that promotes as `value` does."""
-    dtype, rank = dtype_of(value), value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
+    dtype, rank = dtype_of(value), value.type().dim() if isinstance(value.type(), TensorType) else None
     if dtype is None or rank is None:
         return None
     if value.node().kind() == "prim::Constant" and rank == 0:
@@ -188,7 +189,7 @@ def _example(value: torch._C.Value) -> torch.Tensor | float | None:
     return torch.empty([1] * rank, dtype=dtype)
 
 
-def _cast_operands(graph: torch._C.Graph, node: torch._C.Node, wanted: torch.dtype) -> None:
+def _cast_operands(graph: TracedGraph, node: TracedNode, wanted: torch.dtype) -> None:
     for user, i, value in _operands(node):
         if node.kind() in _RECURRENT and dtype_of(value) == torch.int64:
             continue  # the batch sizes of a packed sequence

@@ -23,10 +23,27 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
 from ortmodule.size_numbers import ARITHMETIC, is_number, number_of
+from ortmodule.torch_private import (
+    CHECK,
+    ListType,
+    OptionalType,
+    TensorType,
+    TracedNode,
+    TracedValue,
+    TupleType,
+    get_tracing_state,
+    get_value_trace,
+    pack_padded_sequence,
+    pad_packed_sequence,
+    places,
+    schemas_for_operator,
+    set_tracing_state,
+)
 
 #: What a value depends on: the most of what its operands do. FOREIGN: on what a part left to PyTorch computes.
 NOTHING, SIZE, DATA, RANDOM, FOREIGN = range(5)
@@ -117,7 +134,7 @@ class Recorder:
 
     def read(self, tensor: torch.Tensor, least: int = SIZE) -> None:
         """Python sees the elements of ``tensor``. Reads that depend on less than ``least`` are not kept."""
-        value = torch._C._get_value_trace(tensor)
+        value = get_value_trace(tensor)
         depends = self.depends(value)
         if depends < least or value.unique() in self._seen:
             return
@@ -136,7 +153,7 @@ class Recorder:
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
             self.reads.append(Read(element, float(untraced(_item, element)), depends, place, self.where()))
 
-    def depends(self, value: torch._C.Value) -> int:
+    def depends(self, value: TracedValue) -> int:
         """What a traced value depends on."""
         known = self._depends
         asked = [(value, False)]
@@ -158,10 +175,10 @@ class Recorder:
 
 
 #: What a value, or (True) the size of it, follows from; and what it depends on at least.
-_Causes = tuple[list[tuple[torch._C.Value, bool]], int]
+_Causes = tuple[list[tuple[TracedValue, bool]], int]
 
 
-def _causes(node: torch._C.Node) -> _Causes:
+def _causes(node: TracedNode) -> _Causes:
     kind = node.kind()
     if kind in _SIZES:
         return [(value, True) for value in node.inputs()], SIZE
@@ -175,7 +192,7 @@ def _causes(node: torch._C.Node) -> _Causes:
     return [(value, False) for value in node.inputs()], least
 
 
-def _causes_of_size(value: torch._C.Value) -> _Causes:
+def _causes_of_size(value: TracedValue) -> _Causes:
     """Too many rather than too few: of a size that is thought to depend on data, more is compared than has to be."""
     node, kind = value.node(), value.node().kind()
     if kind == "prim::Param" or _rank(value) == 0:
@@ -196,22 +213,22 @@ def _causes_of_size(value: torch._C.Value) -> _Causes:
     return [*((v, True) for v in operands if _holds_tensors(v)), *((v, False) for v in numbers)], SIZE
 
 
-def _rank(value: torch._C.Value) -> int | None:
+def _rank(value: TracedValue) -> int | None:
     kind = value.type()
-    return kind.dim() if isinstance(kind, torch._C.TensorType) else None
+    return kind.dim() if isinstance(kind, TensorType) else None
 
 
-def _holds_tensors(value: torch._C.Value) -> bool:
+def _holds_tensors(value: TracedValue) -> bool:
     kind = value.type()
-    while isinstance(kind, (torch._C.ListType, torch._C.OptionalType)):
+    while isinstance(kind, (ListType, OptionalType)):
         kind = kind.getElementType()
-    return isinstance(kind, (torch._C.TensorType, torch._C.TupleType))
+    return isinstance(kind, (TensorType, TupleType))
 
 
-def _takes_masks(node: torch._C.Node) -> bool:
+def _takes_masks(node: TracedNode) -> bool:
     """Does an index select elements by a mask?"""
     chosen = list(node.inputs())[1].node().inputs()
-    kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), torch._C.TensorType)]
+    kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), TensorType)]
     return any(kind in (None, torch.bool, torch.uint8) for kind in kinds)
 
 
@@ -245,16 +262,16 @@ def recording() -> Iterator[Recorder]:
 def _active() -> Recorder | None:
     """The recorder of this thread while it traces and is not itself at work."""
     recorder = getattr(_current, "recorder", None)
-    return None if recorder is None or recorder._paused or torch._C._get_tracing_state() is None else recorder
+    return None if recorder is None or recorder._paused or get_tracing_state() is None else recorder
 
 
 def untraced(function: Callable, tensor: torch.Tensor) -> Any:
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    state = get_tracing_state()
+    set_tracing_state(None)
     try:
         return function(tensor)
     finally:
-        torch._C._set_tracing_state(state)
+        set_tracing_state(state)
 
 
 def _place() -> str:
@@ -266,13 +283,13 @@ def _place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _drops(node: torch._C.Node) -> bool:
+def _drops(node: TracedNode) -> bool:
     """Does a dropout draw anything?"""
     _, rate, training = (value.toIValue() for value in node.inputs())
     return rate != 0 and training is not False
 
 
-def _is_decided(node: torch._C.Node) -> bool:
+def _is_decided(node: TracedNode) -> bool:
     """A uniform random number compared with a constant outside [0, 1): `rand() < layerdrop` where that is 0."""
     if node.kind() not in {"aten::lt", "aten::le", "aten::gt", "aten::ge"}:
         return False
@@ -415,7 +432,7 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
     result. That of a comparison, or NotImplemented."""
-    if function is torch._pack_padded_sequence and _active() is not None:
+    if function is pack_padded_sequence and _active() is not None:
         bool(_packable(*args))
     recorder = _active()
     if recorder is None:
@@ -441,7 +458,7 @@ def _read_lists(recorder: Recorder, function: Any, args: tuple, kwargs: dict[str
 def _lists_of(name: str) -> frozenset[int | str]:
     """The places and names of an operator's parameters that are lists of so many numbers, for which one may stand."""
     found = []
-    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+    for schema in schemas_for_operator(f"aten::{name}"):
         for i, argument in enumerate(schema.arguments):
             found += (i, argument.name) if argument.N is not None else ()
     return frozenset(found)
@@ -473,10 +490,12 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
         recorder._bounds = before
 
 
-def _refused(owner: Any, name: str, what: str) -> _Patch:
+def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
+    """``caller``: the file from which it is called, if it is refused there alone."""
+
     def make(original):
         def function(*args, **kwargs):
-            if _active() is not None:
+            if _active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
                 raise NotTraceable(f"{_place()} {what}")
             return original(*args, **kwargs)
 
@@ -498,7 +517,7 @@ def _told() -> _Patch:
     return _patch(torch.jit, "is_tracing", make)
 
 
-def _checks() -> _Patch:
+def _checks() -> list[_Patch]:
     """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
 
     def make(original):
@@ -508,7 +527,7 @@ def _checks() -> _Patch:
 
         return check
 
-    return _patch(torch, "_check_with", make)
+    return [_patch(owner, name, make) for owner, name in places(CHECK)]
 
 
 def _weighted() -> _Patch:
@@ -539,7 +558,7 @@ _CONVERSIONS = {
     "tolist": lambda number: number,
 }  # fmt: skip
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-_TRACING = {torch.narrow, torch.Tensor.narrow, torch._pad_packed_sequence, torch.linspace}
+_TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
 _COMPARISONS = {
     getattr(owner, name): compare
@@ -561,13 +580,13 @@ _PATCHES = [
     _of_numbers("__trunc__", int),
     _attribute_reads(),
     _told(),
-    _checks(),
+    *_checks(),
     _weighted(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
     _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch, "manual_seed", "seeds torch's generator"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
-    _refused(checkpoint, "_checkpoint_without_reentrant_generator", f"uses {CHECKPOINT}"),
+    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}", checkpoint.__file__),
     _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),
 ]

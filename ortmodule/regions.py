@@ -17,16 +17,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
-from torch.onnx._internal.torchscript_exporter import utils
 
-from ortmodule import devices, io, reads
+from ortmodule import autograd_functions, devices, io, reads
 from ortmodule.dtypes import DTYPES
 from ortmodule.fallback import only_pytorch
 from ortmodule.foreign import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
 from ortmodule.reads import NotTraceable
 from ortmodule.size_numbers import is_number
 from ortmodule.state import Slot, Tree, without
+from ortmodule.torch_private import (
+    EXPORTER_GLOBALS,
+    ListType,
+    TracedValue,
+    get_tracing_state,
+    get_value_trace,
+    set_tracing_state,
+    set_value_trace,
+)
 
 CALL = "ortmodule::call"
 # The schema by which the passes of TorchScript know that the operator changes nothing.
@@ -64,6 +71,7 @@ class Regions:
         self.methods = [(tree.modules[path], name, f"{path}.{name}") for path, name in opaque.methods]
         self.names = {id(module): path for path, module in tree.modules.items()}
         self.nodes: list[Node] = []
+        self.calls: dict[int, list[int | None]] = {}  # of functions: the values that are their results
         self.tokens: list[torch.Tensor] = []
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
@@ -73,12 +81,34 @@ class Regions:
         self.made: Callable[[Any], None] = lambda result: None
 
     def active(self) -> bool:
-        return torch._C._get_tracing_state() is not None
+        return get_tracing_state() is not None
 
-    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def function(
+        self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool
+    ) -> tuple[Any, Callable]:  # fmt: skip
+        """A call that has begun (:mod:`ortmodule.autograd_functions`): another one runs in its place, and its results
+        are those of this one, too."""
         if not self.opaque.functions:
             raise NotTraceable(f"forward uses the autograd function {cls.__name__}, and custom autograd is off")
-        return self._call("function", cls.__qualname__, original, args, kwargs, [])
+        given, number = args[autograd_functions.has_context(cls) :], len(self.nodes)
+        modes, apply = Modes(grad, Modes.now().autocast), autograd_functions.bound_apply(cls)
+        result = self._call("function", cls.__qualname__, apply, given, kwargs, [], modes)
+        results = result if isinstance(result, tuple) else (result,)
+        operands = {id(t): i for i, t in enumerate(_unique([t for t in given if isinstance(t, torch.Tensor)])[0])}
+        changed = self.nodes[number].changed
+        self.calls[number] = [
+            None if not isinstance(t, torch.Tensor)
+            else -1 - operands[id(t)] if id(t) in operands and operands[id(t)] not in changed
+            else _value(t).offset()
+            for t in results
+        ]  # fmt: skip
+        results = [t for t in results if isinstance(t, torch.Tensor)]
+
+        def set_up(context: Any) -> None:
+            context.mark_dirty(*[t for t in results if id(t) in operands])
+            context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
+
+        return result, set_up
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         held, known = [], set()
@@ -113,14 +143,17 @@ class Regions:
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    def _call(self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot]) -> Any:
+    def _call(
+        self, kind: str, name: str, function: Callable, args: tuple, kwargs: dict, held: list[Slot],
+        modes: Modes | None = None,
+    ) -> Any:  # fmt: skip
         try:
             tensors, arguments = io.flatten((args, kwargs))
         except io.Unflattenable as error:
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
         operands, places, numbers = _unique(tensors)
         needs = [bool(t.requires_grad) for t in operands]
-        node = Node(kind, name, function, arguments, places, needs, numbers, Modes.now(), held)
+        node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         number = len(self.nodes)
         self.nodes.append(node)
         for tensor in operands:
@@ -184,14 +217,14 @@ class Regions:
                 raise NotTraceable(f"{node.name} computes with a tensor that needs a gradient and is no parameter")
             node.held.append(slot)
 
-    def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[torch._C.Value]:
-        graph = torch._C._get_tracing_state().graph
+    def _insert(self, number: int, operands: list, given: int, outputs: list) -> list[TracedValue]:
+        graph = get_tracing_state().graph
         graph = graph() if callable(graph) else graph
         listed = graph.insertNode(graph.create("prim::ListConstruct", [_value(t) for t in operands], 1))
-        listed.output().setType(torch._C.ListType.ofTensors())
+        listed.output().setType(ListType.ofTensors())
         numbers = [graph.insertConstant(number), graph.insertConstant(given)]
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
-        call.output().setType(torch._C.ListType.ofTensors())
+        call.output().setType(ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(outputs)))
         with untraced():
             token = torch.zeros((), dtype=torch.int64)
@@ -201,16 +234,16 @@ class Regions:
         for value, tensor in zip(values, [token, *detached], strict=True):
             value.inferTypeFrom(tensor)
         for value, tensor in zip(values, [token, *outputs], strict=True):
-            torch._C._set_value_trace(tensor, value)
+            set_value_trace(tensor, value)
         return values[1:]
 
-    def _change(self, node: Node, operand: torch.Tensor, output: torch.Tensor, value: torch._C.Value) -> None:
+    def _change(self, node: Node, operand: torch.Tensor, output: torch.Tensor, value: TracedValue) -> None:
         """``operand`` holds what is in ``output`` from now on."""
         if operand.requires_grad != output.requires_grad:
             raise NotTraceable(f"{node.name} changes a tensor in place, which carries a gradient from then on")
         with untraced(), torch.no_grad():
             operand.copy_(output)
-        torch._C._set_value_trace(operand, value)
+        set_value_trace(operand, value)
 
     def forget(self) -> None:
         """What would keep frames and traced tensors alive."""
@@ -240,8 +273,8 @@ class Passed:
     def active(self) -> bool:
         return True
 
-    def function(self, cls: type, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self._call(original, args, kwargs)
+    def function(self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, None]:
+        return self._call(forward, args, kwargs), None
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         return self._call(original, (module, *args), kwargs)
@@ -260,8 +293,8 @@ class Passed:
             self.depth -= 1
 
 
-def _value(tensor: torch.Tensor) -> torch._C.Value:
-    return torch._C._get_value_trace(tensor)
+def _value(tensor: torch.Tensor) -> TracedValue:
+    return get_value_trace(tensor)
 
 
 def _check_type(name: str, tensor: torch.Tensor) -> None:
@@ -307,15 +340,15 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
 @contextmanager
 def untraced() -> Iterator[None]:
     """Inside, nothing is traced, and nobody is told that it were."""
-    state, exporting = torch._C._get_tracing_state(), utils.GLOBALS.in_onnx_export
-    torch._C._set_tracing_state(None)
-    utils.GLOBALS.in_onnx_export = False
+    state, exporting = get_tracing_state(), EXPORTER_GLOBALS.in_onnx_export
+    set_tracing_state(None)
+    EXPORTER_GLOBALS.in_onnx_export = False
     try:
         with only_pytorch():
             yield
     finally:
-        torch._C._set_tracing_state(state)
-        utils.GLOBALS.in_onnx_export = exporting
+        set_tracing_state(state)
+        EXPORTER_GLOBALS.in_onnx_export = exporting
 
 
 # --- where calls are met ----------------------------------------------------------------------------------------------
@@ -378,24 +411,22 @@ def recording(regions: Regions | Passed) -> Iterator[None]:
     callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
     callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]
 
-    def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
-        regions, original = _active(), super(_SingleLevelFunction, cls).apply
-        return original(*args, **kwargs) if regions is None else regions.function(cls, original, args, kwargs)
+    def met(cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, Callable | None] | None:
+        regions = _active()
+        return None if regions is None else regions.function(cls, forward, args, kwargs, grad)
 
     before, _current.regions = getattr(_current, "regions", None), regions
     methods = _methods(regions)
     for cls, call in callers:
         cls.__call__ = _module_call(call)
-    for cls, name, _, met in methods:
-        setattr(cls, name, met)
-    # Below `Function.apply`, which user code may have bound already.
-    _SingleLevelFunction.apply = classmethod(applied)
+    for cls, name, _, replacement in methods:
+        setattr(cls, name, replacement)
     try:
-        yield
+        with autograd_functions.meeting(met):
+            yield
     finally:
         for cls, call in callers:
             cls.__call__ = call
         for cls, name, method, _ in methods:
             setattr(cls, name, method)
-        del _SingleLevelFunction.apply
         _current.regions = before

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._decomp
 from torch import nn
 
 from ortmodule import devices, export
@@ -24,12 +23,27 @@ from ortmodule.dtypes import dtype_of
 from ortmodule.pairs import use_pairs
 from ortmodule.promotion import promote, takes_a_wide_factor
 from ortmodule.reads import NotTraceable
+from ortmodule.torch_private import (
+    DispatchKey,
+    ListType,
+    TensorType,
+    TracedGraph,
+    TracedNode,
+    TracedValue,
+    decomposition_table,
+    dispatch_has_kernel,
+    get_trace_graph,
+    jit_pass_dce,
+    jit_pass_inline,
+    jit_pass_lower_all_tuples,
+    parse_schema,
+)
 from ortmodule.unwritten import check_written
 
 MOST_ROUNDS = 4  # definitions that use operators which need a definition
 
 
-def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
+def rewrite(graph: TracedGraph, opset: int, regions: Any) -> None:
     """Replaces what has to be replaced in a TorchScript trace, in place. Draws random numbers.
 
     Raises what a definition raises.
@@ -45,7 +59,7 @@ def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
             raise NotTraceable("floor_divide has no gradient")
     promote(graph)
     left = regions.opaque.kinds
-    traced: dict[Any, torch._C.Graph | None] = {}
+    traced: dict[Any, TracedGraph | None] = {}
     replaced: dict[str, bool] = {}  # kinds of operators
     for _ in range(MOST_ROUNDS):
         changed = False
@@ -60,10 +74,10 @@ def rewrite(graph: torch._C.Graph, opset: int, regions: Any) -> None:
         if not changed:
             break
     leave_to_torch(graph, opset, regions)
-    torch._C._jit_pass_dce(graph)
+    jit_pass_dce(graph)
 
 
-def _out_of_place(graph: torch._C.Graph, node: torch._C.Node) -> None:
+def _out_of_place(graph: TracedGraph, node: TracedNode) -> None:
     """`x.f_(...)` becomes `x.copy_(x.f(...))`, which the exporter can say, also where x is a part of something. Of an
     input it cannot; whoever reads that later reads the result anyway."""
     target, dtype = next(node.inputs()), dtype_of(node.output())
@@ -81,8 +95,8 @@ def _out_of_place(graph: torch._C.Graph, node: torch._C.Node) -> None:
     node.destroy()
 
 
-def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> bool:
-    tensors: list[torch._C.Value] = []
+def _rewrite_node(graph: TracedGraph, node: TracedNode, traced: dict) -> bool:
+    tensors: list[TracedValue] = []
     own = DEFINITIONS.get(node.kind())
     try:
         arguments = [_argument(value, tensors, own is None or getattr(own, "sizes", False)) for value in node.inputs()]
@@ -110,17 +124,17 @@ def _rewrite_node(graph: torch._C.Graph, node: torch._C.Node, traced: dict) -> b
     return True
 
 
-def _unpacked(node: torch._C.Node) -> torch._C.Node | None:
+def _unpacked(node: TracedNode) -> TracedNode | None:
     """Where the list that an operator returns is taken apart."""
     outputs = list(node.outputs())
-    if len(outputs) == 1 and isinstance(outputs[0].type(), torch._C.ListType):
+    if len(outputs) == 1 and isinstance(outputs[0].type(), ListType):
         users = [use.user for use in outputs[0].uses()]
         if len(users) == 1 and users[0].kind() == "prim::ListUnpack":
             return users[0]
     return None
 
 
-def _outputs(node: torch._C.Node) -> list[torch._C.Value]:
+def _outputs(node: TracedNode) -> list[TracedValue]:
     """The tensors that an operator returns."""
     return list((_unpacked(node) or node).outputs())
 
@@ -132,11 +146,11 @@ class _Place(int):
         return f"tensor {int(self)}"
 
 
-def _argument(value: torch._C.Value, tensors: list[torch._C.Value], sizes: bool) -> Any:
+def _argument(value: TracedValue, tensors: list[TracedValue], sizes: bool) -> Any:
     """``sizes``: numbers computed from sizes as they are in the trace; otherwise they are none of a definition's."""
     if value.node().kind() == "prim::Constant":
         return value.toIValue()
-    if isinstance(value.type(), torch._C.TensorType):
+    if isinstance(value.type(), TensorType):
         if value.type().sizes() is None or value.type().dtype() is None:
             raise Keep
         tensors.append(value)
@@ -157,7 +171,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
-def number_in_trace(value: torch._C.Value) -> int | float | None:
+def number_in_trace(value: TracedValue) -> int | float | None:
     """What a number that is computed from sizes is in the trace; None if it depends on data. Fractions are float32, as
     interpolation has them."""
     node = value.node()
@@ -182,8 +196,8 @@ def number_in_trace(value: torch._C.Value) -> int | float | None:
     return torch.tensor(result, dtype=torch.float32).item() if type(result) is float else result
 
 
-def _float32(value: torch._C.Value) -> bool:
-    return isinstance(value.type(), torch._C.TensorType) and value.type().dtype() == torch.float32
+def _float32(value: TracedValue) -> bool:
+    return isinstance(value.type(), TensorType) and value.type().dtype() == torch.float32
 
 
 def _text(arguments: Any) -> Any:
@@ -195,7 +209,7 @@ def _text(arguments: Any) -> Any:
     return repr(arguments)
 
 
-def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Value]) -> torch._C.Graph | None:
+def _traced(node: TracedNode, arguments: list, tensors: Sequence[TracedValue]) -> TracedGraph | None:
     """The definition as a graph of `tensors`, or None if there is none."""
     own = DEFINITIONS.get(node.kind())
     function = own or _decomposition(node)
@@ -221,7 +235,7 @@ def _traced(node: torch._C.Node, arguments: list, tensors: Sequence[torch._C.Val
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 
 
-def _holds_for_others(graph: torch._C.Graph, module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool) -> bool:
+def _holds_for_others(graph: TracedGraph, module: nn.Module, tensors: Sequence[TracedValue], asks: bool) -> bool:
     """Is ``graph`` the same for integers with other values? Operators read some (lengths) without a sign."""
     if all(v.type().dtype().is_floating_point for v in tensors):
         return True
@@ -232,14 +246,14 @@ def _holds_for_others(graph: torch._C.Graph, module: nn.Module, tensors: Sequenc
     return _outline(graph) == _outline(other)
 
 
-def _outline(graph: torch._C.Graph) -> list[Any]:
+def _outline(graph: TracedGraph) -> list[Any]:
     constants = [node.output() for node in graph.findAllNodes("prim::Constant")]
     return [node.kind() for node in graph.nodes()] + [_text(value.toIValue()) for value in constants]
 
 
 def _trace(
-    module: nn.Module, tensors: Sequence[torch._C.Value], asks: bool, fillers: tuple[int, ...] = (1, 0)
-) -> torch._C.Graph:
+    module: nn.Module, tensors: Sequence[TracedValue], asks: bool, fillers: tuple[int, ...] = (1, 0)
+) -> TracedGraph:
     """Of ones; of zeros where ones are no indices. ``asks``: what it does may depend on who needs a gradient."""
     for filler in fillers:
         examples = [
@@ -252,22 +266,22 @@ def _trace(
                 devices.autocast_as(devices.autocast_off()),
                 export.tracing(module),
             ):
-                graph, _ = torch.jit._get_trace_graph(module, tuple(examples), strict=False)
+                graph, _ = get_trace_graph(module, tuple(examples), strict=False)
             break
         except (IndexError, RuntimeError):
             if filler == fillers[-1] or not any(t.dtype == torch.int64 for t in examples):
                 raise
-    torch._C._jit_pass_inline(graph)
-    torch._C._jit_pass_lower_all_tuples(graph)
+    jit_pass_inline(graph)
+    jit_pass_lower_all_tuples(graph)
     if asks and any(_writes_aside(node) for node in graph.nodes()):
         raise Keep
     check_written(graph)
-    torch._C._jit_pass_dce(graph)
+    jit_pass_dce(graph)
     promote(graph)
     return graph
 
 
-def _writes_aside(node: torch._C.Node) -> bool:
+def _writes_aside(node: TracedNode) -> bool:
     """Does it change a tensor that others are seen through (`x.real = y`)? A trace does not know."""
     kind = node.kind()
     return kind.endswith("_") and not kind.endswith("__") and not any(v.uses() for v in node.outputs())
@@ -288,12 +302,12 @@ def _filled(arguments: list, tensors: Sequence[torch.Tensor]) -> list:
     ]
 
 
-def _decomposition(node: torch._C.Node) -> Callable | None:
-    schema = torch._C.parse_schema(node.schema())
+def _decomposition(node: TracedNode) -> Callable | None:
+    schema = parse_schema(node.schema())
     packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"), None)
     overload = getattr(packet, schema.overload_name or "default", None)
-    if overload is None or overload._schema.is_mutable or not torch._C._dispatch_has_kernel(overload.name()):
+    if overload is None or overload._schema.is_mutable or not dispatch_has_kernel(overload.name()):
         return None
-    if overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if overload.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
         return overload.decompose
-    return torch._decomp.decomposition_table.get(overload)
+    return decomposition_table.get(overload)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import _core, cache, check, devices, export, io, reads
+from ortmodule import _core, cache, check, devices, export, io, reads, torch_private
 from ortmodule.capture import ROWS, SMALL, WHOLE, Capture, CaptureError, capture
 from ortmodule.effects import conflict
 from ortmodule.explain import explain
@@ -53,6 +53,7 @@ class Runner:
     def __init__(self, module: nn.Module, debug: DebugOptions | None) -> None:
         self.module, self.options = module, Options.read(debug)
         self.log = Log(type(module).__name__, self.options.log_level)
+        torch_private.tell(self.log.warn_once)
         silent = [CHECKPOINT] if self.options["ALLOW_AUTOGRAD_CHECKPOINT"] else []
         self.fallback = Fallback(self.options.fallback, self.options["FALLBACK_RETRY"], self.log, silent)
         self.graphs: dict[tuple, list[Graph]] = {}

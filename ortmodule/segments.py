@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 
 from ortmodule.session import ENGINE_ERRORS, Backward
+from ortmodule.torch_private import keeps_graph
 
 if TYPE_CHECKING:
     from ortmodule.bridge import Call
@@ -181,7 +182,7 @@ class Pass:
 
     def _begin(self) -> None:
         call = self.call
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        keep = keeps_graph()
         if not keep:
             self.call = call = call.taken()
         output_grads, wanted = call.arrived(self.grads)

@@ -18,6 +18,7 @@ from ortmodule import _core
 from ortmodule.dtypes import DTYPES
 from ortmodule.foreign import Calls, Known, Mismatch, Node
 from ortmodule.logger import ENGINE
+from ortmodule.torch_private import raw_stream
 from ortmodule.tuning import Tuning
 
 #: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
@@ -71,7 +72,7 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 
 def stream_of(gpu: torch.device) -> int:
     """torch's current stream, for kernels to run in order with torch's own."""
-    return torch._C._cuda_getCurrentRawStream(gpu.index) if gpu.type == "cuda" else 0
+    return raw_stream(gpu.index) if gpu.type == "cuda" else 0
 
 
 def is_captured(gpu: torch.device) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ortmodule.torch_private import TensorType, TracedNode, TracedValue, get_value_trace
+
 
 def _quotient(a: float, b: float, rounding: str | None = None) -> float:
     return a / b if rounding is None else a // b if rounding == "floor" else math.trunc(a / b)
@@ -40,14 +42,14 @@ _ARITHMETIC: dict[str, Callable] = {
     "aten::ne": operator.ne,
 }
 ARITHMETIC = frozenset(_ARITHMETIC)
-_Value = torch._C.Value
+_Value = TracedValue
 
 
 def is_number(tensor: torch.Tensor) -> bool:
     """Is this traced tensor what a trace makes of a Python number, computed from sizes?"""
     if tensor.dim() or type(tensor) is not torch.Tensor:
         return False
-    found, open_values = False, [torch._C._get_value_trace(tensor)]
+    found, open_values = False, [get_value_trace(tensor)]
     while open_values:
         node = open_values.pop().node()
         if node.kind() == "prim::NumToTensor":
@@ -73,7 +75,7 @@ def number_of(tensor: torch.Tensor) -> float | int | bool | None:
     if not is_number(tensor):
         return None
     known: dict[int, Any] = {}
-    last = torch._C._get_value_trace(tensor)
+    last = get_value_trace(tensor)
     asked = [last]
     while asked:
         value = asked[-1]
@@ -98,11 +100,11 @@ def _operands(value: _Value) -> list[_Value]:
     return [*first.node().inputs(), *others] if _divides(node) else [first, *others]
 
 
-def _divides(node: torch._C.Node) -> bool:
+def _divides(node: TracedNode) -> bool:
     return node.kind() == "aten::mul" and next(node.inputs()).node().kind() == "aten::reciprocal"
 
 
-def _computed(node: torch._C.Node, operands: list) -> Any:
+def _computed(node: TracedNode, operands: list) -> Any:
     """Raises LookupError where no size is known."""
     if node.kind() == "prim::Constant":
         constant = node.output().toIValue()
@@ -114,9 +116,9 @@ def _computed(node: torch._C.Node, operands: list) -> Any:
     return _ARITHMETIC[node.kind()](*operands)
 
 
-def _size(node: torch._C.Node) -> int:
+def _size(node: TracedNode) -> int:
     operands = list(node.inputs())
-    sizes = operands[0].type().sizes() if isinstance(operands[0].type(), torch._C.TensorType) else None
+    sizes = operands[0].type().sizes() if isinstance(operands[0].type(), TensorType) else None
     if sizes is None or None in sizes:
         raise LookupError
     if node.kind() == "aten::size":

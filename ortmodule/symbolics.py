@@ -14,8 +14,26 @@ from typing import Any
 
 import numpy
 import torch
-from torch.onnx import errors, symbolic_helper
-from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils, symbolic_opset11, utils
+from torch.onnx import JitScalarType, errors, symbolic_helper
+
+from ortmodule.torch_private import (
+    EXPORTER_GLOBALS,
+    GraphContext,
+    TensorType,
+    TracedNode,
+    TracedValue,
+    exporter_parameters,
+    get_const,
+    get_tensor_sizes,
+    is_none,
+    maybe_get_const,
+    parse_arg,
+    prepare_onnx_paddings,
+    run_symbolic_function,
+    squeeze_helper,
+    translating,
+    unpack_list,
+)
 
 DOMAIN = "ortmodule"
 
@@ -30,7 +48,7 @@ class _Record(threading.local):
         self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
         self.inner: dict[str, set[str]] = {}  # ... the kinds in whose translation they are
         self.packings: dict[int, Any] = {}  # by the batch sizes, a value (packed.py)
-        self.padded: dict[int, torch._C.Value] = {}  # by packed rows, a value: these in their places
+        self.padded: dict[int, TracedValue] = {}  # by packed rows, a value: these in their places
 
 
 record = _Record()
@@ -39,35 +57,36 @@ record = _Record()
 @contextmanager
 def installed() -> Iterator[None]:
     """Inside, exports use the translations of this file."""
-    original = utils._run_symbolic_function
 
     def run(graph, block, node, inputs, env, values_in_env, new_nodes, *rest):
         own = _SYMBOLICS.get(_plain(node.kind()))
-        opset = utils.GLOBALS.export_onnx_opset_version
-        parts = {"params_dict": utils._params_dict, "env": env, "values_in_env": values_in_env, "new_nodes": new_nodes}
-        g = jit_utils.GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
+        opset = EXPORTER_GLOBALS.export_onnx_opset_version
+        parts = {
+            "params_dict": exporter_parameters(),
+            "env": env,
+            "values_in_env": values_in_env,
+            "new_nodes": new_nodes,
+        }
+        g = GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
         record.failed = node.kind()
         known = len(new_nodes)
         result = NotImplemented if own is None else own(g, *inputs)
         if result is NotImplemented:
-            result = original(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
+            result = run_symbolic_function(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
         record.failed = ""
         for value in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(value, torch._C.Value):
+            if isinstance(value, TracedValue):
                 record.made.setdefault(_onnx(value.node()), set()).add(node.kind())
         for made in new_nodes[known:]:
             record.inner.setdefault(_onnx(made), set()).add(node.kind())
         return result
 
-    utils._run_symbolic_function = run
     record.__init__()
-    try:
+    with translating(run):
         yield
-    finally:
-        utils._run_symbolic_function = original
 
 
-def _onnx(node: torch._C.Node) -> str:
+def _onnx(node: TracedNode) -> str:
     return node.kind().rpartition("::")[2]
 
 
@@ -81,17 +100,17 @@ def _plain(kind: str) -> str:
     return kind if kind.endswith("__") else kind.removesuffix("_")
 
 
-def _tensor_type(value: torch._C.Value) -> torch._C.TensorType | None:
+def _tensor_type(value: TracedValue) -> TensorType | None:
     kind = value.type()
-    return kind if isinstance(kind, torch._C.TensorType) else None
+    return kind if isinstance(kind, TensorType) else None
 
 
-def _is_float(value: torch._C.Value) -> bool:
+def _is_float(value: TracedValue) -> bool:
     kind = _tensor_type(value)
     return kind is not None and kind.dtype() is not None and kind.dtype().is_floating_point
 
 
-def _like(value: torch._C.Value, made: torch._C.Value) -> torch._C.Value:
+def _like(value: TracedValue, made: TracedValue) -> TracedValue:
     """`made` with the type of `value`: the exporter knows nothing about operators of other domains.
 
     Never with the type of a traced value: its sizes are those of the trace, and would become constants.
@@ -132,9 +151,9 @@ def _sloped(g, value, x, slope):
 @symbolic("ortmodule::call")
 def _call(g, operands, number, given):
     traced = next(iter(next(g.original_node.outputs()).uses())).user
-    numbers = [symbolic_helper._get_const(value, "i", "number") for value in (number, given)]
+    numbers = [get_const(value, "i", "number") for value in (number, given)]
     made = g.op(
-        f"{DOMAIN}::PythonOp", *symbolic_helper._unpack_list(operands), number_i=numbers[0], given_i=numbers[1],
+        f"{DOMAIN}::PythonOp", *unpack_list(operands), number_i=numbers[0], given_i=numbers[1],
         outputs=traced.outputsSize(),
     )  # fmt: skip
     made = made if isinstance(made, (tuple, list)) else [made]
@@ -160,14 +179,14 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
 @symbolic("aten::layer_norm")
 def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
     """Over dimensions whose sizes are computed: what counts is how many they are."""
-    if isinstance(symbolic_helper._maybe_get_const(shape, "is"), (list, tuple)):
+    if isinstance(maybe_get_const(shape, "is"), (list, tuple)):
         return NotImplemented
-    first = -len(symbolic_helper._unpack_list(shape))
-    if symbolic_helper._is_none(weight):
+    first = -len(unpack_list(shape))
+    if is_none(weight):
         one = torch.ones(1, dtype=_result(g).dtype())
         weight = g.op("ConstantOfShape", g.op("Shape", x, start_i=first), value_t=one)
-    rest = [] if symbolic_helper._is_none(bias) else [bias]
-    eps = symbolic_helper._get_const(eps, "f", "eps")
+    rest = [] if is_none(bias) else [bias]
+    eps = get_const(eps, "f", "eps")
     return g.op("LayerNormalization", x, weight, *rest, axis_i=first, epsilon_f=eps)
 
 
@@ -177,26 +196,26 @@ def _group_norm(g, x, groups, weight, bias, eps, cudnn):
     numbers = [1.0, 0.0]
     for i, given in enumerate((weight, bias)):
         fill = torch.full((1,), numbers[i], dtype=_result(g).dtype())
-        numbers[i] = g.op("ConstantOfShape", channels, value_t=fill) if symbolic_helper._is_none(given) else given
+        numbers[i] = g.op("ConstantOfShape", channels, value_t=fill) if is_none(given) else given
     return _own(g, "GroupNorm", x, *numbers, groups_i=groups, epsilon_f=eps)
 
 
 @symbolic("aten::_convolution", "aten::convolution")
 def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
     """By a weight whose sizes are computed."""
-    sizes = symbolic_helper._get_tensor_sizes(weight)
+    sizes = get_tensor_sizes(weight)
     if sizes is None or None not in sizes[2:]:
         return NotImplemented
-    lists = [symbolic_helper._maybe_get_const(v, "is") for v in (stride, padding, dilation, output_padding)]
-    numbers = [symbolic_helper._maybe_get_const(v, "i") for v in (transposed, groups)]
-    if not all(isinstance(v, (list, tuple)) for v in lists) or any(isinstance(v, torch._C.Value) for v in numbers):
+    lists = [maybe_get_const(v, "is") for v in (stride, padding, dilation, output_padding)]
+    numbers = [maybe_get_const(v, "i") for v in (transposed, groups)]
+    if not all(isinstance(v, (list, tuple)) for v in lists) or any(isinstance(v, TracedValue) for v in numbers):
         return NotImplemented
     rank = len(sizes) - 2
     stride, padding, dilation, more = [list(v) * rank if len(v) == 1 else list(v) for v in lists]
     options = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": numbers[1]}
     if numbers[0] and any(more):
         options["output_padding_i"] = more
-    rest = [] if symbolic_helper._is_none(bias) else [bias]
+    rest = [] if is_none(bias) else [bias]
     return g.op("ConvTranspose" if numbers[0] else "Conv", x, weight, *rest, **options)
 
 
@@ -208,7 +227,7 @@ def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smo
     """With smoothing; without it the exporter's own."""
     if not label_smoothing:
         return NotImplemented
-    operands = [scores, labels] if symbolic_helper._is_none(weight) else [scores, labels, weight]
+    operands = [scores, labels] if is_none(weight) else [scores, labels, weight]
     how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
     return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
 
@@ -250,7 +269,7 @@ def _own(g, name, *inputs, output=0, **attributes):
     """A node of our domain, with the type and the rank that the traced operator's result has."""
     made = g.op(f"{DOMAIN}::{name}", *inputs, **attributes)
     kind = list(g.original_node.outputs())[output].type()
-    if isinstance(kind, torch._C.TensorType) and kind.dim() is not None:
+    if isinstance(kind, TensorType) and kind.dim() is not None:
         made.setType(kind.with_sizes([None] * kind.dim()))
     return made
 
@@ -269,7 +288,7 @@ def _dtype(value):
     return None if kind is None else kind.dtype()
 
 
-def _result(g) -> torch._C.TensorType:
+def _result(g) -> TensorType:
     """The type of the operator's first result in the trace."""
     return next(g.original_node.outputs()).type()
 
@@ -277,7 +296,7 @@ def _result(g) -> torch._C.TensorType:
 def _alike(g, *values):
     """Operands as the result's type; numbers and tensors alike."""
     dtype = _result(g).dtype()
-    to = _type_utils.JitScalarType.from_dtype(dtype).onnx_type()
+    to = JitScalarType.from_dtype(dtype).onnx_type()
     return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
 
 
@@ -298,7 +317,7 @@ def _fmod(g, x, y):
 
 @symbolic("aten::div", "aten::divide")
 def _div(g, x, y, rounding=None):
-    mode = None if rounding is None else symbolic_helper._maybe_get_const(rounding, "s")
+    mode = None if rounding is None else maybe_get_const(rounding, "s")
     if mode == "floor":
         return _own(g, "FloorDiv", *_alike(g, x, y))
     if mode == "trunc" and _result(g).dtype().is_floating_point:
@@ -338,7 +357,7 @@ def _dropout(g, x, p, train):
 @symbolic("aten::_grouped_mm")
 def _grouped_mm(g, rows, matrices, ends=None, bias=None, dtype=None):
     """Of one matrix for each group of rows; PyTorch has more forms."""
-    given = [symbolic_helper._is_none(x) for x in (ends, bias, dtype)]
+    given = [is_none(x) for x in (ends, bias, dtype)]
     ranks = [_tensor_type(x).dim() for x in list(g.original_node.inputs())[:2]]
     if given != [False, True, True] or ranks != [2, 3]:
         raise errors.SymbolicValueError("a grouped product of this form", rows)
@@ -362,7 +381,7 @@ def _squeeze(g, x, dim=None):
         return NotImplemented
     dims = range(len(sizes))
     if dim is not None and sizes:
-        named = symbolic_helper._maybe_get_const(dim, "t")
+        named = maybe_get_const(dim, "t")
         dims = {d % len(sizes) for d in torch.as_tensor(named).reshape(-1).tolist()}
     gone = [d for d in sorted(dims) if sizes[d] == 1]
     kept = [d for d in sorted(dims) if sizes[d] != 1 and not _is_read(traced, d)]
@@ -370,10 +389,10 @@ def _squeeze(g, x, dim=None):
         like = x
         x = g.op(f"{DOMAIN}::NotOne", x, axes_i=kept)
         x.setType(like.type())
-    return symbolic_helper._squeeze_helper(g, x, gone) if gone else x
+    return squeeze_helper(g, x, gone) if gone else x
 
 
-def _is_read(value: torch._C.Value, dim: int) -> bool:
+def _is_read(value: TracedValue, dim: int) -> bool:
     """Is a size of this traced value compared with a number?"""
     for use in value.uses():
         if use.user.kind() == "aten::size" and list(use.user.inputs())[1].toIValue() == dim:
@@ -423,9 +442,9 @@ def _scatter_reduce(g, x, dim, index, source, reduce, include_self):
 def _pad(g, x, pad, mode, value):
     """Around a circle as one operator; the exporter has a copy for each side of each axis. Negative pads cut first, and
     what is left goes around."""
-    if symbolic_helper._parse_arg(mode, "s") != "circular":
+    if parse_arg(mode, "s") != "circular":
         return NotImplemented
-    pads, zero = symbolic_opset11._prepare_onnx_paddings(g, x, pad), g.op("Constant", value_t=torch.tensor(0))
+    pads, zero = prepare_onnx_paddings(g, x, pad), g.op("Constant", value_t=torch.tensor(0))
     return g.op("Pad", g.op("Pad", x, g.op("Min", pads, zero)), g.op("Max", pads, zero), mode_s="wrap")
 
 
@@ -453,7 +472,7 @@ def _signbit(g, x):
 
 def _whole(g, x):
     """Integers or booleans, and a zero, as int64."""
-    to = _type_utils.JitScalarType.INT64.onnx_type()
+    to = JitScalarType.INT64.onnx_type()
     return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
 
 
@@ -463,7 +482,7 @@ def _linspace(g, start, end, steps, *options):
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
     if dtype is None or not dtype.is_floating_point:
         return NotImplemented
-    to = _type_utils.JitScalarType.from_dtype(dtype).onnx_type()
+    to = JitScalarType.from_dtype(dtype).onnx_type()
     start, end = (
         g.op("Constant", value_t=torch.as_tensor(known.toIValue(), dtype=dtype))
         if known.node().kind() == "prim::Constant"
@@ -471,7 +490,7 @@ def _linspace(g, start, end, steps, *options):
         for known, value in zip(ends, (start, end), strict=True)
     )
     zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
-    steps = g.op("Cast", steps, to_i=_type_utils.JitScalarType.INT64.onnx_type())
+    steps = g.op("Cast", steps, to_i=JitScalarType.INT64.onnx_type())
     steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
     last = g.op("Sub", steps, one)
     after = g.op("Range", zero, steps, one)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule import export, io, reads
+from ortmodule import autograd_functions, export, io, reads
 from ortmodule.containers import same_items
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
@@ -31,12 +31,22 @@ from ortmodule.functional import without_view_writes
 from ortmodule.generators import States
 from ortmodule.io import CONSTANTS
 from ortmodule.reads import NotTraceable
-from ortmodule.regions import Opaque, Regions, untraced
+from ortmodule.regions import CALL, Opaque, Regions, untraced
 from ortmodule.regions import recording as recording_regions
 from ortmodule.rewrites import rewrite
 from ortmodule.size_numbers import is_number
 from ortmodule.state import Contents, Slot, Tree
 from ortmodule.surroundings import Around
+from ortmodule.torch_private import (
+    DisableTorchFunction,
+    TensorType,
+    TracedGraph,
+    get_trace_graph,
+    get_value_trace,
+    jit_pass_dce,
+    jit_pass_inline,
+    jit_pass_lower_all_tuples,
+)
 from ortmodule.unwritten import check_written
 from ortmodule.views import Sighting, sightings
 from ortmodule.watch import Saved, Watch
@@ -71,7 +81,7 @@ class Trace:
     """A graph with the outputs: those of the result, writes, size reads (one vector), data reads (one vector)."""
 
     module: _Flat = field(repr=False)
-    graph: torch._C.Graph = field(repr=False)
+    graph: TracedGraph = field(repr=False)
     outputs: list[torch.Tensor] = field(repr=False)
     tensors: list[torch.Tensor] = field(repr=False)  # what it was traced on
     result: io.Structure
@@ -119,9 +129,7 @@ def trace(
                 random.seed(_PYTHON[high])
                 numpy.random.seed(_NUMPY[high])
                 flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
-                graph, outputs, _ = torch.jit._get_trace_graph(
-                    flat, tuple(tensors), strict=False, _return_inputs_states=True
-                )
+                graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.watch.check()
             except io.Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
@@ -145,9 +153,10 @@ def trace(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
-    torch._C._jit_pass_inline(graph)
-    torch._C._jit_pass_lower_all_tuples(graph)
-    torch._C._jit_pass_dce(graph)
+    autograd_functions.settle(graph, flat.regions.calls, CALL)
+    jit_pass_inline(graph)
+    jit_pass_lower_all_tuples(graph)
+    jit_pass_dce(graph)
     try:
         check_written(graph)
         without_view_writes(graph)
@@ -323,7 +332,7 @@ class _Flat(nn.Module):
         self.requires_grad = [t.requires_grad for t in outputs]
         held = [(known[id(t)], t) for t in (*tensors, *parameters, *self.copies.values())]
         others = [((source.kind, source.key), t) for source, t in held]
-        with untraced(), torch._C.DisableTorchFunction():
+        with untraced(), DisableTorchFunction():
             found = sightings(outputs, others)
         self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
         return outputs
@@ -406,7 +415,7 @@ class _Flat(nn.Module):
                 raise NotTraceable(
                     f"forward changes {target.kind} {target.key} in place; the result carries a gradient"
                 )
-            value = torch._C._get_value_trace(tensor)
+            value = get_value_trace(tensor)
             given = not replaces and value.node().kind() == "prim::Param"
             own = given and any(use.user.kind() in _NORMALIZING for use in value.uses())
             self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
@@ -495,7 +504,7 @@ def _rank_of(match: re.Match) -> str:
     return f"{match[1]}({match[2].count(',')} dims, {match[3]}="
 
 
-def _constants(graph: torch._C.Graph) -> list[torch.Tensor]:
+def _constants(graph: TracedGraph) -> list[torch.Tensor]:
     found = graph.findAllNodes("prim::Constant")
     return [n.t("value") for n in found if n.hasAttribute("value") and n.kindOf("value") == "t"]
 
@@ -505,7 +514,7 @@ def hide_sizes(first: Trace, second: Trace) -> None:
     for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
         for a, b in zip(one.outputs(), other.outputs(), strict=True):
             kind = a.type()
-            if not isinstance(kind, torch._C.TensorType) or kind == (alike := b.type()):
+            if not isinstance(kind, TensorType) or kind == (alike := b.type()):
                 continue
             sizes, others = kind.sizes(), alike.sizes()
             if sizes is not None and sizes != others:

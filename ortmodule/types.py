@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.onnx._internal.torchscript_exporter import _type_utils
+from torch.onnx import JitScalarType
 
 from ortmodule.dtypes import dtype_of
+from ortmodule.torch_private import TensorType, TracedGraph, TracedNode, TracedValue
 
 #: Operators whose operands have one type, and the first of these operands.
 _ARITHMETIC = {
@@ -34,7 +35,7 @@ _SAME = {
 }
 
 
-def settle(graph: torch._C.Graph, *_: Any) -> None:
+def settle(graph: TracedGraph, *_: Any) -> None:
     """Gives the operands of every arithmetic operator and comparison one type, by other constants and casts."""
     for node in _nodes(graph):
         kind = node.kind()
@@ -54,28 +55,28 @@ def settle(graph: torch._C.Graph, *_: Any) -> None:
             _retype(node, wanted)
 
 
-def _retype(node: torch._C.Node, dtype: torch.dtype | None) -> None:
+def _retype(node: TracedNode, dtype: torch.dtype | None) -> None:
     """What translations said of a type may come from a constant that has another one now."""
     kind = node.output().type()
-    if dtype is not None and isinstance(kind, torch._C.TensorType) and kind.dtype() not in (None, dtype):
+    if dtype is not None and isinstance(kind, TensorType) and kind.dtype() not in (None, dtype):
         node.output().setType(kind.with_dtype(dtype))
 
 
-def _nodes(block: Any) -> Iterator[torch._C.Node]:
+def _nodes(block: Any) -> Iterator[TracedNode]:
     for node in list(block.nodes()):
         for inner in node.blocks():
             yield from _nodes(inner)
         yield node
 
 
-def _constant(value: torch._C.Value) -> torch.Tensor | None:
+def _constant(value: TracedValue) -> torch.Tensor | None:
     node = value.node()
     if node.kind() == "onnx::Constant" and node.hasAttribute("value") and node.kindOf("value") == "t":
         return node.t("value")
     return None
 
 
-def _wanted(values: list[torch._C.Value], result: torch.dtype | None) -> torch.dtype | None:
+def _wanted(values: list[TracedValue], result: torch.dtype | None) -> torch.dtype | None:
     """As PyTorch would: by tensors before tensors of rank 0, by those before numbers, unless of a higher category.
     Where no tensor's type is known it is that of the result."""
     numbers, tensors = [], []
@@ -98,7 +99,7 @@ def _wanted(values: list[torch._C.Value], result: torch.dtype | None) -> torch.d
     return wanted.dtype
 
 
-def _as(graph: torch._C.Graph, node: torch._C.Node, value: torch._C.Value, dtype: torch.dtype) -> torch._C.Value:
+def _as(graph: TracedGraph, node: TracedNode, value: TracedValue, dtype: torch.dtype) -> TracedValue:
     constant = _constant(value)
     with graph.insert_point_guard(node):
         if constant is not None:
@@ -106,7 +107,7 @@ def _as(graph: torch._C.Graph, node: torch._C.Node, value: torch._C.Value, dtype
             made.t_("value", constant.to(dtype))
         else:
             made = graph.insertNode(graph.create("onnx::Cast", [value], 1))
-            made.i_("to", int(_type_utils.JitScalarType.from_dtype(dtype).onnx_type()))
+            made.i_("to", int(JitScalarType.from_dtype(dtype).onnx_type()))
         made.copyMetadata(node)
     made.output().setType(value.type().with_dtype(dtype))
     return made.output()

@@ -6,9 +6,8 @@ and fill it behind its back. In a graph such a value would be whatever is there.
 
 from __future__ import annotations
 
-import torch
-
 from ortmodule.reads import NotTraceable
+from ortmodule.torch_private import TracedGraph, TracedNode
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -29,7 +28,7 @@ _LOOKING = _kinds(
 _LIKE_ANOTHER = _kinds("type_as to expand_as view_as")
 
 
-def check_written(graph: torch._C.Graph) -> None:
+def check_written(graph: TracedGraph) -> None:
     """Raises NotTraceable, with the ``node``, where an operator reads memory that no operator has written before."""
     fresh: set[int] = set()  # values that are such memory
     of: dict[int, int] = {}  # views, lists: what they are of
@@ -48,13 +47,13 @@ def check_written(graph: torch._C.Graph) -> None:
                 raise _at(node, f"{kind} reads memory that is written where a trace does not show it")
 
 
-def _at(node: torch._C.Node, text: str) -> NotTraceable:
+def _at(node: TracedNode, text: str) -> NotTraceable:
     # (No frame may know the exception that it raises: tensors would live on.)
     error = NotTraceable(text)
     error.node = node
     return error
 
 
-def _writes(node: torch._C.Node) -> bool:
+def _writes(node: TracedNode) -> bool:
     name = node.kind().removeprefix("aten::")
     return (name.endswith("_") and not name.endswith("__")) or "(a!)" in node.schema()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ortmodule.torch_private import TracedGraph, TracedValue
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -196,7 +198,7 @@ _SHAPED = {
 } | {"prim::ListUnpack"}
 
 
-def check_places(graph: torch._C.Graph, numbers: Sequence[int]) -> None:
+def check_places(graph: TracedGraph, numbers: Sequence[int]) -> None:
     """Raises Unclear if data, not sizes, decides where one of these outputs of a trace lies in another tensor."""
     outputs = list(graph.outputs())
     for i in numbers:
@@ -208,7 +210,7 @@ def check_places(graph: torch._C.Graph, numbers: Sequence[int]) -> None:
             node = operands[0].node()
 
 
-def _is_data(value: torch._C.Value) -> bool:
+def _is_data(value: TracedValue) -> bool:
     """Is a number of a trace computed from something else than sizes?"""
     node = value.node()
     if node.kind() in ("prim::Constant", "aten::size", "aten::numel"):

@@ -14,6 +14,7 @@ from ortmodule import reads
 from ortmodule.calls import REPLACED, has_sparse_gradient, recordable
 from ortmodule.reads import NotTraceable
 from ortmodule.size_numbers import is_number
+from ortmodule.torch_private import get_tracing_state, set_tracing_state
 
 
 class Saved:
@@ -119,7 +120,7 @@ class Watch(TorchFunctionMode):
             parameter.detach().copy_(contents)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if torch._C._get_tracing_state() is None:
+        if get_tracing_state() is None:
             return function(*args, **(kwargs or {}))
         if not self._looks:
             return self._call(function, args, kwargs)
@@ -160,13 +161,13 @@ class Watch(TorchFunctionMode):
             return compared
         unseen = not torch.is_grad_enabled() and self.differentiates
         versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
-        state = torch._C._get_tracing_state()
+        state = get_tracing_state()
         try:
             with reads.slicing(function, args):
                 result = function(*args, **kwargs)
         except Exception as error:
-            if torch._C._get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
-                torch._C._set_tracing_state(state)
+            if get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
+                set_tracing_state(state)
             self.failed = f"forward goes on after an error: {error}"
             if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
                 _let_go_of_indices()

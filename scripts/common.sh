@@ -1,4 +1,4 @@
-# common.sh -- sourced by demo and test: from a bare Debian machine with Python and gcc to a built project.
+# common.sh -- sourced by demo, test and test-with: from a bare Debian machine with Python and gcc to a built project.
 #
 # Everything is installed once; a second run only looks. Settings, from the environment:
 #   PYTHON       the interpreter to make the virtual environment with (python3)
@@ -108,3 +108,26 @@ setup() {
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
 }
+
+# --- running tests ----------------------------------------------------------------------------------------------------
+
+# counted WORD LINE: how many, in a line of counts.
+counted() { [[ $2 =~ ([0-9]+)\ $1 ]] && echo "${BASH_REMATCH[1]}" || echo 0; }
+
+# in_shares COMMAND...: pytest in two processes, each of which runs one half of the tests: the second says what it found
+# when the first has ended. The last line counts both. OMP's threads wait asleep, or they would take each other's core.
+# PRELOAD: LD_PRELOAD of pytest's processes alone.
+in_shares() {
+    local other found status=0
+    local -x OMP_WAIT_POLICY=passive
+    other=$(mktemp) found=$(mktemp)
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$other" 2>&1 &
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$found" || status=$?
+    wait $! || status=$?
+    cat "$other"
+    tail -qn 1 "$found" "$other" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' |
+        awk '{sub("errors", "error"); n[$2] += $1} END {for (w in n) printf "%s%d %s", s++ ? ", " : "", n[w], w; print ""}'
+    rm "$found" "$other"
+    return $status
+}
+export -f in_shares

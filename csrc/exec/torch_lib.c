@@ -12,11 +12,14 @@ static torch_lib lib, cuda_lib;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* What a thread has switched on, as two words (torch_enter). */
+#define THREAD_STATE "_ZN3c104impl26raw_local_dispatch_key_setE"
+
 static const struct {
-    const char *name;
+    const char *name, *use;
     size_t member;
 } symbols[] = {
-#define TORCH_LIB_ROW(result, name, parameters) {#name, offsetof(torch_lib, name)},
+#define TORCH_LIB_ROW(result, name, parameters, use) {#name, use, offsetof(torch_lib, name)},
     TORCH_LIB_FUNCTIONS(TORCH_LIB_ROW)
 #undef TORCH_LIB_ROW
 };
@@ -42,6 +45,22 @@ const torch_lib *torch_cuda_get(void) {
     if (!cuda_lib.handle) look_into("libtorch_cuda.so", &cuda_lib);
     (void)pthread_mutex_unlock(&lock);
     return &cuda_lib;
+}
+
+static bool is_gpus(const char *name) {
+    return strncmp(name, "aoti_torch_cuda_", 16) == 0 || strcmp(name, "aoti_torch_get_current_cuda_stream") == 0;
+}
+
+torch_symbol torch_lib_symbol(size_t i) {
+    const size_t count = sizeof symbols / sizeof symbols[0];
+    const torch_lib *t = i < count && is_gpus(symbols[i].name) ? torch_cuda_get() : torch_lib_get();
+    const char *name = i < count ? symbols[i].name : i == count ? THREAD_STATE : NULL;
+
+    return (torch_symbol){
+        .name = name,
+        .use = i < count ? symbols[i].use : FOR_CALLS,
+        .found = !name || (t->handle ? dlsym(t->handle, name) != NULL : i < count && is_gpus(name)),
+    };
 }
 
 bool torch_has_attention(bool cuda) {
@@ -132,7 +151,7 @@ bool torch_has_narrow(dtype type) {
 /* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread nobody has touched.
  * The symbol is a thread's own, so it is looked up on the thread that asks. */
 bool torch_enter(const torch_lib *t, torch_quiet *q) {
-    q->state = t->handle ? dlsym(t->handle, "_ZN3c104impl26raw_local_dispatch_key_setE") : NULL;
+    q->state = t->handle ? dlsym(t->handle, THREAD_STATE) : NULL;
     if (!q->state) return false;
     memcpy(q->saved, q->state, sizeof q->saved);
     memset(q->state, 0, sizeof q->saved);

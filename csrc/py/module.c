@@ -8,6 +8,7 @@
 #include "cuda/optim.h"
 #include "cuda/refusals.h"
 #include "cuda/replay.h"
+#include "exec/torch_lib.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
@@ -71,6 +72,20 @@ static PyObject *core_memory(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("{snsnsn}", "used", (Py_ssize_t)m.used, "kept", (Py_ssize_t)m.kept, "peak",
                          (Py_ssize_t)m.peak);
+}
+
+static PyObject *core_torch_symbols(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+
+    (void)module, (void)unused;
+    for (size_t i = 0; list; i++) {
+        torch_symbol symbol = torch_lib_symbol(i);
+        if (!symbol.name) break;
+        PyObject *row = Py_BuildValue("(ssO)", symbol.name, symbol.use, symbol.found ? Py_True : Py_False);
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
 }
 
 static PyObject *core_passes(PyObject *module, PyObject *unused) {
@@ -234,6 +249,8 @@ static PyMethodDef methods[] = {
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
     {"optional_passes", core_optional_passes, METH_NOARGS,
      PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},
+    {"torch_symbols", core_torch_symbols, METH_NOARGS,
+     PyDoc_STR("torch_symbols() -> [(name, what it is for, whether torch's libraries have it), ...]")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},
 };

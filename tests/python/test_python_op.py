@@ -5,6 +5,7 @@ import gc
 import re
 import threading
 import traceback
+import warnings
 import weakref
 
 import pytest
@@ -236,6 +237,125 @@ def test_double_backward_runs_in_pytorch():
         grad.pow(2).sum().backward()
         found.append([grad.detach(), x.grad])
     same(*found)
+
+
+# --- how functions are called -----------------------------------------------------------------------------------------
+
+
+class Late(torch.autograd.Function):
+    """Its context is set up after forward, which has a default and may be given names."""
+
+    @staticmethod
+    def forward(x, scale=3.0):
+        return x * scale, x.argmax(-1), None
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale = inputs[1]
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, grad, index, nothing):
+        return grad * ctx.scale * 7, None
+
+
+class Prepares(torch.autograd.Function):
+    """Has an `apply` of its own, which must not run twice."""
+
+    @classmethod
+    def apply(cls, x):
+        return super().apply(x + 1)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 11
+
+
+class Outer(torch.autograd.Function):
+    """Calls another one, and the forward of a third."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return Cube.apply(x, 1.0) + Prepares.forward(None, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 13
+
+
+KEPT = Cube.apply
+
+CALLS = {
+    "kept": lambda x: KEPT(x, 0.5),
+    "context afterwards": lambda x: Late.apply(x)[0] * Late.apply(x, 2.0)[1].unsqueeze(-1),
+    "apply of its own": Prepares.apply,
+    "inside of another": Outer.apply,
+    "subclass": lambda x: type("Sub", (Cube,), {}).apply(x, 0.5),
+    "twice": lambda x: Cube.apply(Cube.apply(x, 0.5), 0.25),
+    "result unused": lambda x: (Cube.apply(x, 0.5), Prepares.apply(x))[1],
+    "one operand twice": lambda x: NoGrad.apply(x, x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ways_to_call(call):
+    report = check(*pair(CALLS[call]))
+    assert report.exports == 1
+
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="apply() takes no keyword arguments there")
+def test_arguments_by_name():
+    check(*pair(lambda x: Cube.apply(x, scale=0.5)))
+
+
+def test_without_a_gradient_around_it():
+    def function(x):
+        with torch.no_grad():
+            inside = Cube.apply(x, 0.5)
+        assert not inside.requires_grad
+        return inside * x
+
+    check(*pair(function))
+
+
+def test_forward_that_is_called_by_itself_is_a_part_of_the_module():
+    def function(x):
+        return Prepares.forward(None, x) + Cube.apply(x, 0.5)
+
+    report = check(*pair(function))
+    assert report.python_ops == ["Cube"]
+
+
+def test_a_forward_that_is_set_while_others_are_traced():
+    class Patched(Cube):
+        pass
+
+    def function(x):
+        Patched.forward = staticmethod(lambda ctx, x, scale: Cube.forward(ctx, x, scale) + 1)
+        return Patched.apply(x, 0.5)
+
+    eager = Net(function)
+    expected = step(eager, rows(3))
+    del Patched.forward
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether the engine or PyTorch runs it
+        same(step(ORTModule(copy.deepcopy(eager)), rows(3)), expected)
+
+
+def test_functions_are_as_before():
+    """The metaclass answers for classes only while something is traced."""
+    from torch.autograd.function import FunctionMeta
+
+    before = set(vars(FunctionMeta))
+    check(*pair())
+    assert set(vars(FunctionMeta)) == before and "forward" not in before
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
