@@ -13,8 +13,8 @@ def same_items(container: Any, then: Any) -> bool:
         return numpy.array_equal(container, then)
     if len(container) != len(then):
         return False
-    if isinstance(container, dict):
-        return all(container.get(key, same_items) is value for key, value in then.items())
+    if isinstance(container, dict):  # a subclass may have a `get` of its own
+        return all(dict.get(container, key, same_items) is value for key, value in then.items())
     if isinstance(container, (set, bytearray)):
         return container == then
     return all(a is b for a, b in zip(container, then, strict=True))
