@@ -11,6 +11,7 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
     ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc; 0: without; a wheel has them if nvcc is there
     EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
+    RACES=1             besides: every access of these kernels to memory is looked at (tests/cuda/races.h)
 """
 
 import importlib.util
@@ -44,7 +45,7 @@ def wants_kernels():
     return bool(installs) and not (SANITIZE or DEBUG or EMULATED) and shutil.which("nvcc") is not None
 
 
-SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
+SANITIZE, DEBUG, EMULATED, RACES = map(switch, ("SANITIZE", "DEBUG", "EMULATED", "RACES"))
 CUDA = wants_kernels()
 
 
@@ -54,7 +55,7 @@ def build_folder(*switches):
     return Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", name)
 
 
-TEMP = build_folder("sanitize", "debug", "cuda", "emulated")
+TEMP = build_folder("sanitize", "debug", "cuda", "emulated", "races")
 ENGINE = build_folder("sanitize", "debug")  # of the engine, which is the same for all devices
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
@@ -237,7 +238,12 @@ def link_emulator(temp, folder):
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}
-    kernels = [compile_object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    looked_at = [
+        "-fsanitize=thread",
+        "-O1",
+        "-g",
+    ] * RACES  # the calls that this makes are answered by tests/cuda/races.c
+    kernels = [compile_object([*flags, *looked_at, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     driver = folder / "libcuda.so.1"
     link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
     for name, library in LIBRARIES.items():
