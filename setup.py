@@ -15,6 +15,7 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
     ORTMODULE_CPU=avx2  for tests: chooses kernels as if the CPU had nothing newer; baseline: nor AVX2
     EMULATED=1          with the same kernels as C, run by an emulated GPU whose memory is the CPU's, for tests
+    RACES=1             besides: every access of these kernels to memory is looked at (tests/cuda/races.h)
 """
 
 import importlib.util
@@ -85,7 +86,7 @@ def architectures():
 
 
 JOBS = jobs()
-SANITIZE, DEBUG, EMULATED = switch("SANITIZE"), switch("DEBUG"), switch("EMULATED")
+SANITIZE, DEBUG, EMULATED, RACES = map(switch, ("SANITIZE", "DEBUG", "EMULATED", "RACES"))
 ALL_ARCHITECTURES = ["75", "80", "90", "100"]
 CUDA, CUDA_REASON = architectures()
 
@@ -98,7 +99,7 @@ def build_folder(*switches):
     return Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", name)
 
 
-TEMP = build_folder("sanitize", "debug", "cuda", "emulated")
+TEMP = build_folder("sanitize", "debug", "cuda", "emulated", "races")
 ENGINE = build_folder("sanitize", "debug")  # of the engine, which is the same for all devices
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
@@ -378,7 +379,9 @@ def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     ours = [Object(flags, s, temp / s.with_suffix(".o")) for s in sorted(Path("tests/cuda").glob("*.c"))]
-    kernels = [Object([*flags, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    # The calls that these make at every access are answered by tests/cuda/races.c.
+    looked_at = ["-fsanitize=thread", "-O1", "-g"] * RACES
+    kernels = [Object([*flags, *looked_at, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
     compile_objects([*ours, *kernels])
     objects = {o.source.stem: o.target for o in ours}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}

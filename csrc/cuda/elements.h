@@ -1,15 +1,20 @@
-/* elements.h -- elements of a tensor, four at a time: read where they lie, of any type and strides, and written densely.
+/* elements.h -- elements of a tensor, AT_ONCE at a time: read where they lie, of any type and strides, and written
+ * densely.
  *
- * An operand that lies as the output does is read in one piece, a single number once, any other element by element
- * through its strides; narrow types are widened on the way. */
+ * An operand that lies as the output does is read in pieces of 16 bytes, a single number once, any other element by
+ * element through its strides; narrow types are widened on the way. */
 #ifndef ORT_CUDA_ELEMENTS_H
 #define ORT_CUDA_ELEMENTS_H
 
 #include <stdint.h>
 
-enum { AT_ONCE = 4 };
+#ifndef AT_ONCE
+#define AT_ONCE 4 /* a compiled chain may take 8 (generate.h) */
+#endif
 
-typedef enum reach { DENSE, SINGLE, STRIDES, UNREAD } reach; /* UNREAD: by nobody */
+/* Of an operand, seen from its result. Of compiled chains alone: RUNS, whose elements lie together wherever a thread takes
+ * AT_ONCE of them; SPREAD, where these are one element; UNREAD, which no step takes. */
+typedef enum reach { DENSE, SINGLE, STRIDES, UNREAD, RUNS, SPREAD } reach;
 
 /* An operand seen through the output: its strides along the output's dimensions. */
 typedef struct source {
@@ -34,30 +39,30 @@ void space_of(const tensor *in, int n, const tensor *out, space *to, source *sou
 #define IO FAR
 #endif
 
-typedef struct alignas_8 {
-    uint16_t x[4];
-} __attribute__((aligned(8))) four_16;
-typedef struct alignas_16 {
-    uint32_t x[4];
-} __attribute__((aligned(16))) four_32;
-
-IO int64_t offset_of(const space *a, const source *s, int64_t i) {
+/* Where element i of the output is in an operand. */
+DEVICE int64_t narrow_offset_of(const space *a, const source *s, int64_t i) {
     int64_t offset = 0;
-    if (a->count <= INT32_MAX) {
-        uint32_t rest = (uint32_t)i;
-        for (int d = a->rank - 1; d >= 0; d--) {
-            uint32_t next = rest / (uint32_t)a->dim[d];
-            offset += (int64_t)(rest - next * (uint32_t)a->dim[d]) * s->stride[d];
-            rest = next;
-        }
-    } else {
-        for (int d = a->rank - 1; d >= 0; d--) {
-            offset += i % a->dim[d] * s->stride[d];
-            i /= a->dim[d];
-        }
+    uint32_t rest = (uint32_t)i;
+    for (int d = a->rank - 1; d >= 0; d--) {
+        uint32_t next = rest / (uint32_t)a->dim[d];
+        offset += (int64_t)(rest - next * (uint32_t)a->dim[d]) * s->stride[d];
+        rest = next;
     }
     return offset;
 }
+DEVICE int64_t wide_offset_of(const space *a, const source *s, int64_t i) {
+    int64_t offset = 0;
+    for (int d = a->rank - 1; d >= 0; d--) {
+        offset += i % a->dim[d] * s->stride[d];
+        i /= a->dim[d];
+    }
+    return offset;
+}
+IO int64_t offset_of(const space *a, const source *s, int64_t i) {
+    return a->count <= INT32_MAX ? narrow_offset_of(a, s, i) : wide_offset_of(a, s, i);
+}
+
+/* --- one -------------------------------------------------------------------------------------------------------------- */
 
 DEVICE float get_float(const void *p, int type, int64_t i) {
     return type == F32    ? ((const float *)p)[i]
@@ -74,33 +79,179 @@ DEVICE int32_t get_int32_t(const void *p, int type, int64_t i) {
 }
 DEVICE uint8_t get_uint8_t(const void *p, int type, int64_t i) { return (void)type, ((const uint8_t *)p)[i]; }
 
-/* Four at a time, where they are aligned; false: nothing was read. */
-DEVICE int get_four_float(const void *p, int type, int64_t i, float x[AT_ONCE]) {
-    if (type == F32) {
-        if ((uintptr_t)p & 15) return 0;
-        four_32 v = *(const four_32 *)((const float *)p + i);
-        for (int j = 0; j < AT_ONCE; j++) x[j] = bits_to_f32(v.x[j]);
-    } else {
-        if ((uintptr_t)p & 7) return 0;
-        four_16 v = *(const four_16 *)((const uint16_t *)p + i);
-        for (int j = 0; j < AT_ONCE; j++) x[j] = type == BF16 ? bf16_to_f32(v.x[j]) : f16_to_f32(v.x[j]);
-    }
-    return 1;
+DEVICE void set_float(void *p, int type, int64_t i, float x) {
+    if (type == F32) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = type == BF16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
-#define NO_FOUR(T)                                                                                                     \
-    DEVICE int get_four_##T(const void *p, int type, int64_t i, T x[AT_ONCE]) {                                        \
-        return (void)p, (void)type, (void)i, (void)x, 0;                                                               \
-    }
-NO_FOUR(double)
-NO_FOUR(int64_t)
-NO_FOUR(int32_t)
-NO_FOUR(uint8_t)
+DEVICE void set_double(void *p, int type, int64_t i, double x) { (void)type, ((double *)p)[i] = x; }
+DEVICE void set_int64_t(void *p, int type, int64_t i, int64_t x) { (void)type, ((int64_t *)p)[i] = x; }
+DEVICE void set_int32_t(void *p, int type, int64_t i, int32_t x) {
+    if (type == I32) ((int32_t *)p)[i] = x;
+    else if (type == I16) ((int16_t *)p)[i] = (int16_t)x;
+    else ((int8_t *)p)[i] = (int8_t)x;
+}
+DEVICE void set_uint8_t(void *p, int type, int64_t i, uint8_t x) { (void)type, ((uint8_t *)p)[i] = x; }
 
-/* Elements [i, i + n). */
+/* --- AT_ONCE of them -------------------------------------------------------------------------------------------------- */
+
+#ifdef __CUDACC__
+/* Written out: the compiler takes the elements of a structure one by one. */
+DEVICE void read_16(const void *p, uint32_t *w) {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(p)
+                 : "memory");
+}
+DEVICE void read_8(const void *p, uint32_t *w) {
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
+DEVICE void read_4(const void *p, uint32_t *w) {
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
+}
+DEVICE void write_16(void *p, const uint32_t *w) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+DEVICE void write_8(void *p, const uint32_t *w) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+DEVICE void write_4(void *p, const uint32_t *w) {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");
+}
+#else
+#define PIECE(bytes)                                                                                                   \
+    DEVICE void read_##bytes(const void *p, uint32_t *w) {                                                             \
+        __builtin_memcpy(w, __builtin_assume_aligned(p, bytes), bytes);                                                \
+    }                                                                                                                  \
+    DEVICE void write_##bytes(void *p, const uint32_t *w) {                                                            \
+        __builtin_memcpy(__builtin_assume_aligned(p, bytes), w, bytes);                                                \
+    }
+PIECE(16)
+PIECE(8)
+PIECE(4)
+#endif
+
+/* Bytes of an element. */
+#define SIZE_OF(type)                                                                                                  \
+    ((type) == F64 || (type) == I64                     ? 8                                                            \
+     : (type) == F32 || (type) == I32                   ? 4                                                            \
+     : (type) == BF16 || (type) == F16 || (type) == I16 ? 2                                                            \
+                                                        : 1)
+/* What an address is to be a multiple of, for elements to be read or written in pieces. */
+#define PIECE_OF(type) (AT_ONCE * SIZE_OF(type) < 16 ? AT_ONCE * SIZE_OF(type) : 16)
+enum { MOST_WORDS = 2 * AT_ONCE };
+
+DEVICE void read_words(const void *p, int type, int64_t i, uint32_t w[MOST_WORDS]) {
+    const char *from = (const char *)p + i * SIZE_OF(type);
+    UNROLL for (int at = 0; at < AT_ONCE * SIZE_OF(type); at += PIECE_OF(type)) {
+        if (PIECE_OF(type) == 16) read_16(from + at, w + at / 4);
+        else if (PIECE_OF(type) == 8) read_8(from + at, w + at / 4);
+        else read_4(from + at, w + at / 4);
+    }
+}
+DEVICE void write_words(void *p, int type, int64_t i, const uint32_t w[MOST_WORDS]) {
+    char *to = (char *)p + i * SIZE_OF(type);
+    UNROLL for (int at = 0; at < AT_ONCE * SIZE_OF(type); at += PIECE_OF(type)) {
+        if (PIECE_OF(type) == 16) write_16(to + at, w + at / 4);
+        else if (PIECE_OF(type) == 8) write_8(to + at, w + at / 4);
+        else write_4(to + at, w + at / 4);
+    }
+}
+
+/* Element j of words: as it lies there, or an element becomes x. */
+DEVICE uint64_t word_part(const uint32_t *w, int size, int j) {
+    return size == 8   ? (uint64_t)w[2 * j + 1] << 32 | w[2 * j]
+           : size == 4 ? w[j]
+           : size == 2 ? w[j / 2] >> j % 2 * 16 & 0xffffu
+                       : w[j / 4] >> j % 4 * 8 & 0xffu;
+}
+DEVICE void set_word_part(uint32_t *w, int size, int j, uint64_t x) {
+    if (size == 8) w[2 * j] = (uint32_t)x, w[2 * j + 1] = (uint32_t)(x >> 32);
+    else if (size == 4) w[j] = (uint32_t)x;
+    else if (size == 2) w[j / 2] = (j % 2 ? w[j / 2] : 0) | (uint32_t)(x & 0xffffu) << j % 2 * 16;
+    else w[j / 4] = (j % 4 ? w[j / 4] : 0) | (uint32_t)(x & 0xffu) << j % 4 * 8;
+}
+
+typedef union double_bits {
+    double d;
+    uint64_t u;
+} double_bits;
+DEVICE float float_of(uint64_t bits, int type) {
+    return type == F32 ? bits_to_f32((uint32_t)bits) : type == BF16 ? bf16_to_f32((bf16)bits) : f16_to_f32((f16)bits);
+}
+DEVICE uint64_t bits_of_float(float x, int type) {
+    return type == F32 ? f32_to_bits(x) : type == BF16 ? f32_to_bf16(x) : f32_to_f16(x);
+}
+DEVICE double double_of(uint64_t bits, int type) {
+    double_bits v;
+    v.u = bits;
+    return (void)type, v.d;
+}
+DEVICE uint64_t bits_of_double(double x, int type) {
+    double_bits v;
+    v.d = x;
+    return (void)type, v.u;
+}
+DEVICE int64_t int64_t_of(uint64_t bits, int type) { return (void)type, (int64_t)bits; }
+DEVICE uint64_t bits_of_int64_t(int64_t x, int type) { return (void)type, (uint64_t)x; }
+DEVICE int32_t int32_t_of(uint64_t bits, int type) {
+    return type == I32 ? (int32_t)bits : type == I16 ? (int16_t)bits : type == I8 ? (int8_t)bits : (uint8_t)bits;
+}
+DEVICE uint64_t bits_of_int32_t(int32_t x, int type) { return (void)type, (uint32_t)x; }
+DEVICE uint8_t uint8_t_of(uint64_t bits, int type) { return (void)type, (uint8_t)bits; }
+DEVICE uint64_t bits_of_uint8_t(uint8_t x, int type) { return (void)type, x; }
+
+#define ALL(T, read, write)                                                                                            \
+    DEVICE void read(const void *p, int type, int64_t i, T x[AT_ONCE]) {                                               \
+        uint32_t w[MOST_WORDS];                                                                                        \
+        read_words(p, type, i, w);                                                                                     \
+        UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = T##_of(word_part(w, SIZE_OF(type), j), type);                  \
+    }                                                                                                                  \
+    DEVICE void write(void *p, int type, int64_t i, const T x[AT_ONCE]) {                                              \
+        uint32_t w[MOST_WORDS];                                                                                        \
+        UNROLL for (int j = 0; j < AT_ONCE; j++) set_word_part(w, SIZE_OF(type), j, bits_of_##T(x[j], type));          \
+        write_words(p, type, i, w);                                                                                    \
+    }
+ALL(float, read_as_float, write_as_float)
+ALL(int32_t, read_as_int32_t, write_as_int32_t)
+
+/* Elements [i, i + AT_ONCE), i a multiple of it, of memory whose address is a multiple of PIECE_OF(type). Where the type
+ * is known only as the kernel runs, it is in each of these calls. */
+DEVICE void read_float(const void *p, int type, int64_t i, float x[AT_ONCE]) {
+    if (type == F32) read_as_float(p, F32, i, x);
+    else if (type == BF16) read_as_float(p, BF16, i, x);
+    else read_as_float(p, F16, i, x);
+}
+DEVICE void write_float(void *p, int type, int64_t i, const float x[AT_ONCE]) {
+    if (type == F32) write_as_float(p, F32, i, x);
+    else if (type == BF16) write_as_float(p, BF16, i, x);
+    else write_as_float(p, F16, i, x);
+}
+DEVICE void read_int32_t(const void *p, int type, int64_t i, int32_t x[AT_ONCE]) {
+    if (type == I32) read_as_int32_t(p, I32, i, x);
+    else if (type == I16) read_as_int32_t(p, I16, i, x);
+    else if (type == I8) read_as_int32_t(p, I8, i, x);
+    else read_as_int32_t(p, U8, i, x);
+}
+DEVICE void write_int32_t(void *p, int type, int64_t i, const int32_t x[AT_ONCE]) {
+    if (type == I32) write_as_int32_t(p, I32, i, x);
+    else if (type == I16) write_as_int32_t(p, I16, i, x);
+    else write_as_int32_t(p, U8, i, x);
+}
+ALL(double, read_double, write_double)
+ALL(int64_t, read_int64_t, write_int64_t)
+ALL(uint8_t, read_uint8_t, write_uint8_t)
+
+#define IS_ALIGNED(p, type) (((uintptr_t)(p) & (PIECE_OF(type) - 1)) == 0)
+
+/* Elements [i, i + n), i a multiple of AT_ONCE. */
 #define LOAD(T)                                                                                                        \
     IO void load_##T(const space *a, const source *s, int how, int type, int64_t i, int n, T x[AT_ONCE]) {             \
         if (how == DENSE) {                                                                                            \
-            if (n == AT_ONCE && get_four_##T(s->data, type, i, x)) return;                                             \
+            if (n == AT_ONCE && IS_ALIGNED(s->data, type)) {                                                           \
+                read_##T(s->data, type, i, x);                                                                         \
+                return;                                                                                                \
+            }                                                                                                          \
             for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, i + j) : 0;                        \
         } else if (how == SINGLE) {                                                                                    \
             const T v = get_##T(s->data, type, 0);                                                                     \
@@ -108,53 +259,22 @@ NO_FOUR(uint8_t)
         } else {                                                                                                       \
             for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, offset_of(a, s, i + j)) : 0;       \
         }                                                                                                              \
+    }                                                                                                                  \
+    IO void store_##T(void *out, int type, int64_t i, int n, const T x[AT_ONCE]) {                                     \
+        if (n == AT_ONCE && IS_ALIGNED(out, type)) {                                                                   \
+            write_##T(out, type, i, x);                                                                                \
+            return;                                                                                                    \
+        }                                                                                                              \
+        for (int j = 0; j < AT_ONCE; j++)                                                                              \
+            if (j < n) set_##T(out, type, i + j, x[j]);                                                                \
     }
+#ifndef IS_CHAIN
 LOAD(float)
 LOAD(double)
 LOAD(int64_t)
 LOAD(int32_t)
 LOAD(uint8_t)
-
-IO void store_float(void *out, int type, int64_t i, int n, const float x[AT_ONCE]) {
-    if (type == F32) {
-        if (n == AT_ONCE && ((uintptr_t)out & 15) == 0) {
-            four_32 v;
-            for (int j = 0; j < AT_ONCE; j++) v.x[j] = f32_to_bits(x[j]);
-            *(four_32 *)((float *)out + i) = v;
-        } else {
-            for (int j = 0; j < AT_ONCE; j++)
-                if (j < n) ((float *)out)[i + j] = x[j];
-        }
-    } else {
-        uint16_t v[AT_ONCE];
-        for (int j = 0; j < AT_ONCE; j++) v[j] = type == BF16 ? f32_to_bf16(x[j]) : f32_to_f16(x[j]);
-        if (n == AT_ONCE && ((uintptr_t)out & 7) == 0) {
-            four_16 w;
-            for (int j = 0; j < AT_ONCE; j++) w.x[j] = v[j];
-            *(four_16 *)((uint16_t *)out + i) = w;
-        } else {
-            for (int j = 0; j < AT_ONCE; j++)
-                if (j < n) ((uint16_t *)out)[i + j] = v[j];
-        }
-    }
-}
-#define STORE(T)                                                                                                       \
-    IO void store_##T(void *out, int type, int64_t i, int n, const T x[AT_ONCE]) {                                     \
-        (void)type;                                                                                                    \
-        for (int j = 0; j < AT_ONCE; j++)                                                                              \
-            if (j < n) ((T *)out)[i + j] = x[j];                                                                       \
-    }
-STORE(double)
-STORE(int64_t)
-STORE(uint8_t)
-IO void store_int32_t(void *out, int type, int64_t i, int n, const int32_t x[AT_ONCE]) {
-    for (int j = 0; j < AT_ONCE; j++) {
-        if (j >= n) continue;
-        if (type == I32) ((int32_t *)out)[i + j] = x[j];
-        else if (type == I16) ((int16_t *)out)[i + j] = (int16_t)x[j];
-        else ((int8_t *)out)[i + j] = (int8_t)x[j];
-    }
-}
+#endif
 
 #endif
 

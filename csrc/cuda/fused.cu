@@ -65,6 +65,7 @@ static status describe(ctx *c, const call *k, const fused_program *p, chain_args
         to->result_type[to->n_out] = (uint8_t)s->type;
         a->out[to->n_out++] = k->out[s->result].data;
     }
+    to->wide = a->space.count > INT32_MAX;
     return OK;
 }
 
@@ -74,6 +75,7 @@ status fused_cuda(ctx *c, const call *k) {
     chain_args a;
     fused_program p;
     kernel *compiled = NULL;
+    int at_once;
 
     memset(&a, 0, sizeof a);
     TRY(fused_read(c, k, &p));
@@ -84,11 +86,12 @@ status fused_cuda(ctx *c, const call *k) {
     TRY(describe(c, k, &p, &a));
     a.seed = k->seed;
     a.seed_at = k->cuda->seed;
+    at_once = chain_at_once(&a.program);
+    for (int i = 0; i < a.program.n_in; i++)
+        if (a.program.how[i] != UNREAD) a.program.how[i] = (uint8_t)chain_reach(&a.space, &a.in[i], at_once);
     TRY(chain_compiled(c, k, &a.program, &compiled));
     if (!compiled) return cuda_launch(c, k, &interpreter, geometry_over(a.space.count, 256, 256), &a);
-    if (a.program.draws)
-        return cuda_launch(c, k, compiled, geometry_over((a.space.count + 63) / 64 * 16, 256, 256), &a);
-    return cuda_launch(c, k, compiled, geometry_over(a.space.count, AT_ONCE * 256, 256), &a);
+    return cuda_launch(c, k, compiled, geometry_over(a.space.count, at_once * 256, 256), &a);
 }
 #endif
 

@@ -30,9 +30,11 @@
 #define FAR static __device__ __noinline__ /* of use to many kernels, and long */
 #define SHARED(type, name, count) __shared__ type name[count]
 #define UNROLL _Pragma("unroll")
+#define NOT_UNROLLED _Pragma("unroll 1") /* of what runs rarely */
 #else
 #include "emulate.h"
 #define UNROLL
+#define NOT_UNROLLED
 #endif
 
 enum { MAX_RANK = 8, WARP = 32 };
@@ -48,6 +50,18 @@ typedef uint16_t bf16, f16; /* their bits */
 #define FOR_BLOCKS(i, count) for (int64_t i = blockIdx.x; i < (count); i += gridDim.x)
 /* Elements of something that a block shares out over its threads. */
 #define FOR_THREADS(i, count) for (int64_t i = threadIdx.x; i < (count); i += blockDim.x)
+
+/* --- places ------------------------------------------------------------------------------------------------------- */
+
+/* x / by of numbers that are not negative: in 32 bits where they fit, since 64 take a subroutine, some ten times as long,
+ * which is kept out of the way. x % by is x - quotient * by. */
+FAR __attribute__((unused)) int64_t wide_quotient(int64_t x, int64_t by) {
+    return (int64_t)((uint64_t)x / (uint64_t)by);
+}
+DEVICE int64_t quotient(int64_t x, int64_t by) {
+    if (((uint64_t)x | (uint64_t)by) >> 32) return wide_quotient(x, by);
+    return (int64_t)((uint32_t)x / (uint32_t)by);
+}
 
 /* --- 16-bit floats, with the bits of core/dtype.h ----------------------------------------------------------------- */
 
@@ -71,9 +85,16 @@ DEVICE uint32_t f32_to_bits(float f) {
 
 DEVICE float bf16_to_f32(bf16 x) { return bits_to_f32((uint32_t)x << 16); }
 
+/* To the nearest, ties to even; a NaN stays the one that it is, made quiet. The instruction would make all NaNs one. */
 DEVICE bf16 f32_to_bf16(float x) {
-    uint32_t u = f32_to_bits(x), rounded = u + 0x7fffu + ((u >> 16) & 1u);
-    return (bf16)(((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) >> 16);
+    const uint32_t u = f32_to_bits(x);
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    bf16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+#else
+    const bf16 rounded = (bf16)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
+    return (u & 0x7fffffffu) > 0x7f800000u ? (bf16)((u | 0x400000u) >> 16) : rounded;
 }
 
 #ifdef __CUDACC__

@@ -40,14 +40,14 @@ status rotary_cuda(ctx *c, const call *k) {
 
 KERNEL(NAME(rotary), rotary_args) {
     FOR_EACH(pair, a.rows * a.half) {
-        const int64_t row = pair / a.half, i = pair % a.half;
+        const int64_t row = quotient(pair, a.half), i = pair - row * a.half;
         int64_t rest = row, at[3] = {0, 0, 0};
         A low[3], high[3];
         T *y = (T *)a.y + row * 2 * a.half;
 
         for (int d = a.rank - 1; d >= 0; d--) {
-            const int64_t index = rest % a.dim[d];
-            rest /= a.dim[d];
+            const int64_t next = quotient(rest, a.dim[d]), index = rest - next * a.dim[d];
+            rest = next;
             for (int o = 0; o < 3; o++) at[o] += index * a.stride[o][d];
         }
         for (int o = 0; o < 3; o++) {

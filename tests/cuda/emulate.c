@@ -1,6 +1,9 @@
 /* emulate.c -- fibers, and the order they run in. */
 #include "emulate.h"
 
+#include "races.h"
+
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -109,6 +112,19 @@ void emulated_exchange(void *x, size_t size, int lane) {
     leave(AT_EXCHANGE); /* nobody sends again before everybody has read */
 }
 
+uint32_t emulated_ballot(int is_set) {
+    unsigned first = current() / WARP * WARP;
+    uint32_t all = 0;
+    memcpy(fibers[current()].sent, &is_set, sizeof is_set);
+    leave(AT_EXCHANGE);
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        memcpy(&is_set, fibers[first + lane].sent, sizeof is_set);
+        all |= (uint32_t)(is_set != 0) << lane;
+    }
+    leave(AT_EXCHANGE);
+    return all;
+}
+
 static unsigned count_state(unsigned from, unsigned to, state s) {
     unsigned n = 0;
     for (unsigned t = from; t < to; t++) n += fibers[t].state == s;
@@ -131,6 +147,7 @@ static int release_some(unsigned threads) {
     if (released) return 1;
     if (count_state(0, threads, AT_BARRIER) + count_state(0, threads, DONE) != threads) return 0;
     release(0, threads, AT_BARRIER);
+    races_barrier();
     return 1;
 }
 
@@ -140,20 +157,62 @@ __attribute__((no_sanitize("address"))) static void spoil_shared(void) {
     for (volatile char *p = __start_emulated_shared; p < __stop_emulated_shared; p++) *p = (char)0xa5;
 }
 
-static int run_block(unsigned threads, int backwards, const char **why) {
+/* --- order ------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t chance; /* 0: no chance */
+
+static void begin_order(const emulated_kernel *f, unsigned blocks, unsigned threads) {
+    const char *said = getenv("EMULATED_ORDER");
+    chance = said ? strtoull(said, NULL, 10) : 1;
+    if (!chance) return;
+    for (const char *c = f->name; *c; c++) chance = (chance ^ (unsigned char)*c) * UINT64_C(1099511628211);
+    chance = (chance ^ (uint64_t)blocks << 32 ^ threads) | 1;
+}
+
+static unsigned draw_below(unsigned n) {
+    chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
+    return (unsigned)(chance >> 32) % n;
+}
+
+static void put_in_order(unsigned *order, unsigned n) {
+    for (unsigned i = 0; i < n; i++) order[i] = i;
+    for (unsigned i = n; chance && i > 1; i--) {
+        const unsigned j = draw_below(i), moved = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = moved;
+    }
+}
+
+static int run_block(unsigned threads, const char **why) {
+    unsigned order[MOST_THREADS];
+
     spoil_shared();
+    races_block();
     for (unsigned t = 0; t < threads; t++) prepare(t);
     while (count_state(0, threads, DONE) < threads) {
-        for (unsigned i = 0; i < threads; i++) {
-            unsigned t = backwards ? threads - 1 - i : i;
-            if (fibers[t].state == READY) enter(t);
-        }
+        put_in_order(order, threads);
+        for (unsigned i = 0; i < threads; i++)
+            if (fibers[order[i]].state == READY) enter(order[i]);
         if (count_state(0, threads, DONE) < threads && !release_some(threads)) {
             *why = "threads of a block wait at different places";
             return 0;
         }
     }
     return 1;
+}
+
+static int run_blocks(unsigned blocks, unsigned threads, const char **why) {
+    unsigned *order = malloc(blocks * sizeof *order);
+    int done = order != NULL;
+
+    if (!order) *why = "no memory for the order of blocks";
+    else put_in_order(order, blocks);
+    for (unsigned b = 0; done && b < blocks; b++) {
+        emulated.block = (emulated_index){order[b], 0, 0};
+        done = run_block(threads, why);
+    }
+    free(order);
+    return done;
 }
 
 int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why) {
@@ -174,9 +233,10 @@ int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const v
     running_argument = argument;
     emulated.threads = (emulated_index){threads, 1, 1};
     emulated.blocks = (emulated_index){blocks, 1, 1};
-    for (unsigned b = 0; b < blocks; b++) {
-        emulated.block = (emulated_index){b, 0, 0};
-        if (!run_block(threads, b % 2, why)) return 0;
-    }
-    return 1;
+    begin_order(f, blocks, threads);
+    races_begin(stacks, (size_t)MOST_THREADS * STACK);
+    const int done = run_blocks(blocks, threads, why);
+    const char *race = races_end(f->name);
+    if (done && race) *why = race;
+    return done && !race;
 }

@@ -1,8 +1,10 @@
 /* emulate.h -- CUDA's kernels as C: every thread of a block is a fiber, blocks run one after the other.
  *
- * A kernel becomes a function for one thread. Threads run in turn, forwards
- * in even blocks and backwards in odd ones, and change places only where they wait: what depends on their order shows.
- * Shared memory is static, and filled with 0xa5 before every block. */
+ * A kernel becomes a function for one thread. Blocks run in an order by chance, and so do threads, in another one after
+ * each barrier or shuffle; they change places only where they wait: what depends on their order shows. The order follows
+ * from EMULATED_ORDER in the environment, a number, and from the launch; 0: blocks and threads as they are counted.
+ * Shared memory is static, and filled with 0xa5 before every block. In a build with RACES=1 a launch fails in which
+ * threads race (races.h). */
 #ifndef ORT_TEST_EMULATE_H
 #define ORT_TEST_EMULATE_H
 
@@ -29,6 +31,7 @@ typedef void emulated_thread(const void *argument);
 typedef struct emulated_kernel {
     emulated_thread *run;
     size_t bytes;
+    const char *name;
 } emulated_kernel;
 
 #define KERNEL(name, args) EMULATED_KERNEL(name, args)
@@ -36,18 +39,19 @@ typedef struct emulated_kernel {
     static void name##_body(const args a);                                                                             \
     static void name##_thread(const void *argument) { name##_body(*(const args *)argument); }                          \
     extern const emulated_kernel name;                                                                                 \
-    __attribute__((visibility("default"))) const emulated_kernel name = {name##_thread, sizeof(args)};                 \
+    __attribute__((visibility("default"))) const emulated_kernel name = {name##_thread, sizeof(args), #name};          \
     static void name##_body(const args a)
 #define DEVICE static inline __attribute__((unused))
 #define FAR static __attribute__((unused))
 #define SHARED(type, name, count) static __attribute__((section("emulated_shared"))) type name[count]
 
-void emulated_barrier(void);
+#define EMULATED __attribute__((visibility("default"))) /* also for chains, which are compiled later */
+EMULATED void emulated_barrier(void);
 /* x of another lane of the warp, whose 32 threads all take part. */
-void emulated_exchange(void *x, size_t size, int lane);
+EMULATED void emulated_exchange(void *x, size_t size, int lane);
 
-/* Threads run one at a time. */
-static inline __attribute__((unused)) int32_t atomicMax(int32_t *at, int32_t x) {
+/* Threads run one at a time. Atomics do not race (races.h). */
+static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicMax(int32_t *at, int32_t x) {
     const int32_t before = *at;
     *at = x > before ? x : before;
     return before;
@@ -68,7 +72,11 @@ static inline __attribute__((unused)) int32_t atomicMax(int32_t *at, int32_t x) 
         exchanged_;                                                                                                    \
     })
 
-/* Runs a kernel. False, with a sentence, when its threads wait for each other in vain. */
+/* A bit of each lane's. */
+EMULATED uint32_t emulated_ballot(int is_set);
+#define __ballot_sync(mask, is_set) emulated_ballot((is_set) != 0)
+
+/* Runs a kernel. False, with a sentence, when its threads wait for each other in vain, or race. */
 int emulate(const emulated_kernel *f, unsigned blocks, unsigned threads, const void *argument, const char **why);
 
 #endif

@@ -6,6 +6,7 @@
  *     fake_nvrtc_text()        the text that was compiled last
  *     fake_nvrtc_header(i), fake_nvrtc_name(i)   what it may include; NULL behind the last */
 #define _GNU_SOURCE
+#include "emulate.h" /* so that this file is compiled again when it changes */
 #include "fake.h"
 
 #include <dlfcn.h>

@@ -65,7 +65,7 @@ def test_bits_are_those_of_single_operators(nvrtc, chain):
 def test_text(nvrtc):
     check((torch.bfloat16, [(3, 37)], [*rows("Mul", "Sub"), ("Dropout", "v1 ratio mode", "v2", {})], ["v2"]))
     text = nvrtc.fake_nvrtc_text().decode()
-    assert "KERNEL(chain, chain_args)" in text and "bf16_to_f32(f32_to_bf16(" in text and "draw(seed" in text
+    assert "KERNEL(chain, chain_args)" in text and "bf16_to_f32(f32_to_bf16(" in text and "kept_bits(seed" in text
 
 
 def test_a_chain_is_compiled_once(nvrtc):

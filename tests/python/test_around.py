@@ -181,6 +181,19 @@ class Settings:
     scale = 1.0
 
 
+class Table(dict):
+    """As transformers 5.23 has one: its methods take something else than a dict's."""
+
+    def get(self, key):
+        return super().get(key) or 1.0
+
+    def __setitem__(self, key, value):
+        super().__setitem__(str(key), value)
+
+
+TABLE_OF_ITS_OWN = Table(scale=1.0)
+
+
 def helper(x):
     return x
 
@@ -201,6 +214,10 @@ def closure():
 AROUND = {
     "an object": (lambda self, x: self.linear(x) * ARGUMENTS.tau, lambda v: setattr(ARGUMENTS, "tau", v)),
     "a dictionary": (lambda self, x: self.linear(x) * SETTINGS["scale"], lambda v: SETTINGS.update(scale=v)),
+    "a dictionary with methods of its own": (
+        lambda self, x: self.linear(x) * TABLE_OF_ITS_OWN.get("scale"),
+        lambda v: TABLE_OF_ITS_OWN.update(scale=v),
+    ),
     "a list": (lambda self, x: self.linear(x) * SCALES[0], lambda v: SCALES.__setitem__(0, v)),
     "a class": (lambda self, x: self.linear(x) * Settings.scale, lambda v: setattr(Settings, "scale", v)),
     "a tensor": (lambda self, x: self.linear(x) * VECTOR, lambda v: globals().update(VECTOR=torch.full((4,), v))),

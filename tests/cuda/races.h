@@ -1,0 +1,16 @@
+/* races.h -- finds threads of a kernel that use the same memory with nothing between them, in a build with RACES=1, whose
+ * kernels are compiled with -fsanitize=thread: the compiler calls a function of races.c for every access. */
+#ifndef ORT_TEST_RACES_H
+#define ORT_TEST_RACES_H
+
+#include <stddef.h>
+
+/* What is told of a launch as it goes on: its memory of its own, which no other thread sees; a block that begins; a barrier
+ * of all its threads. Nothing is looked at before the first races_block and after races_end. */
+void races_begin(const void *own, size_t bytes);
+void races_block(void);
+void races_barrier(void);
+/* NULL, or a sentence on the first race; it lasts until the next launch. */
+const char *races_end(const char *kernel);
+
+#endif
