@@ -439,12 +439,12 @@ static const attr reduce_attrs[] = {
 
 #define CHAIN(name_, flags_)                                                                                           \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .workspace = fused_workspace, \
-    .cpu = fused_cpu, .cuda = fused_cuda
+    .plain = ALL_OPERANDS, .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused,        \
+    .workspace = fused_workspace, .cpu = fused_cpu, .cuda = fused_cuda
 #define REDUCED(name_, flags_)                                                                                         \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs, .infer = infer_fused_reduce,                       \
-    .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
+    .plain = ALL_OPERANDS, .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs,                             \
+    .infer = infer_fused_reduce, .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
 
 /* clang-format off */
 const op_def fused_ops[] = {

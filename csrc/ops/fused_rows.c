@@ -553,8 +553,8 @@ static const attr rows_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("opera
 
 #define ROWS(name_, flags_)                                                                                            \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | (flags_), .attrs = rows_attrs, .infer = infer_fused_rows, .workspace = fused_rows_workspace,    \
-    .cpu = fused_rows_cpu
+    .plain = ALL_OPERANDS, .flags = STRIDED | (flags_), .attrs = rows_attrs, .infer = infer_fused_rows,                \
+    .workspace = fused_rows_workspace, .cpu = fused_rows_cpu
 
 /* clang-format off */
 const op_def fused_rows_ops[] = {
