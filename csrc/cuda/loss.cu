@@ -163,7 +163,8 @@ KERNEL(NAME(cross_entropy), loss_args) {
 
         if (label < 0) {
             if (threadIdx.x == 0) {
-                a.lse[sample] = a.losses[sample] = label == -1 ? 0 : NAN;
+                a.lse[sample] = NAN; /* ops/loss_rows.h */
+                a.losses[sample] = label == -1 ? 0 : NAN;
                 if (label == -2)
                     report(a.fault, FAULT_LABEL, a.node, integer_at(a.labels, a.label_type, sample), a.classes);
             }

@@ -1,7 +1,8 @@
 /* exec.c -- the interpreter: operands' addresses, the kernel, the next one. */
 #include "exec/exec.h"
 
-#include <alloca.h>
+#include "core/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -96,20 +97,40 @@ static status blame_node(ctx *c, status s, const node *n) {
     return blame(c, s, "running %s (%s)", n->op->name, n->name ? n->name : "-");
 }
 
+/* Room for the operands of any instruction: of nearly all plans on the stack. */
+enum { FEW_OPERANDS = 64 };
+typedef struct room {
+    tensor few[FEW_OPERANDS], *operands;
+} room;
+
+static status make_room(ctx *c, const plan *p, room *m) {
+    m->operands = m->few;
+    if (p->most_operands <= FEW_OPERANDS) return OK;
+    if ((m->operands = memory_take(sizeof(tensor) * (size_t)p->most_operands))) return OK;
+    return fail(c, E_NOMEM, "out of memory: an instruction has %d operands", p->most_operands);
+}
+
+static void give_room(room *m) {
+    if (m->operands != m->few) memory_give(m->operands);
+}
+
 status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
-    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
     status s = OK;
+    room m;
+
+    TRY(make_room(c, p, &m));
 
     poison_all(p, r, from);
     for (int t = from; t < to && s == OK; t++) {
         double start = r->seconds ? now() : 0;
         poison_step(p, r, t, true);
-        s = step(c, &p->code[t], r, operands);
+        s = step(c, &p->code[t], r, m.operands);
         poison_step(p, r, t, false);
         if (r->seconds) r->seconds[t] += now() - start;
         if (s != OK) s = blame_node(c, s, p->code[t].node);
     }
     unpoison_all(p, r);
+    give_room(&m);
     return s;
 }
 
@@ -122,23 +143,29 @@ static call without_memory(const instr *in, tensor *operands) {
     return (call){.node = n, .n_in = n->n_in, .n_out = n->n_out, .in = operands, .out = operands + n->n_in};
 }
 
-void exec_products(const plan *p, product_fn *each, void *arg) {
-    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
+status exec_products(ctx *c, const plan *p, product_fn *each, void *arg) {
+    room m;
 
+    TRY(make_room(c, p, &m));
     for (int t = 0; t < p->n_code; t++) {
-        const call k = without_memory(&p->code[t], operands);
+        const call k = without_memory(&p->code[t], m.operands);
         if (k.node->op->products) k.node->op->products(&k, each, arg);
     }
+    give_room(&m);
+    return OK;
 }
 
 status exec_check(ctx *c, const plan *p, const struct cuda_run *where) {
-    tensor *operands = alloca(sizeof(tensor) * (size_t)(p->most_operands + 1));
+    status s = OK;
+    room m;
 
-    for (int t = 0; t < p->n_code; t++) {
-        call k = without_memory(&p->code[t], operands);
+    TRY(make_room(c, p, &m));
+    for (int t = 0; t < p->n_code && s == OK; t++) {
+        call k = without_memory(&p->code[t], m.operands);
         k.cuda = where;
-        status s = k.node->op->cuda(c, &k);
-        if (s != OK) return blame_node(c, s, k.node);
+        s = k.node->op->cuda(c, &k);
+        if (s != OK) s = blame_node(c, s, k.node);
     }
-    return OK;
+    give_room(&m);
+    return s;
 }

@@ -1,4 +1,5 @@
-/* exec.h -- runs a stretch of a plan's instructions. Allocates nothing, holds no lock, keeps no state. */
+/* exec.h -- runs a stretch of a plan's instructions. Holds no lock, keeps no state; allocates nothing, but
+ * for instructions of more than 64 operands. */
 #ifndef ORT_EXEC_EXEC_H
 #define ORT_EXEC_EXEC_H
 
@@ -22,6 +23,6 @@ MUST_USE status exec_run(ctx *c, const plan *p, int from, int to, const run *r);
 MUST_USE status exec_check(ctx *c, const plan *p, const struct cuda_run *where);
 
 /* Every matrix product of a plan for the CPU that its operators tell of, none with data. */
-void exec_products(const plan *p, product_fn *each, void *arg);
+MUST_USE status exec_products(ctx *c, const plan *p, product_fn *each, void *arg);
 
 #endif

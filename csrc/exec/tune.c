@@ -187,11 +187,11 @@ status tune_plan(ctx *c, const plan *p, double limit, tuned **out, int *count) {
     found all = {0}, f = {0};
 
     *count = 0;
-    exec_products(p, count_product, &all);
+    TRY(exec_products(c, p, count_product, &all));
     TRY(NEW(c, f.products, all.count));
     TRY(NEW(c, f.classes, all.count));
     TRY(NEW(c, *out, all.count));
-    exec_products(p, add_product, &f);
+    TRY(exec_products(c, p, add_product, &f));
     for (int i = 0; i < f.count; i++) {
         tuned *t = &(*out)[*count];
         if (tune_product(&f.products[i], limit, t) && gemm_table_set(t->of, t->best)) ++*count;

@@ -164,6 +164,20 @@ static status check_operands(graph *g, const op_def *op, int n_in, value *const 
     return OK;
 }
 
+/* Of every operand of integers the record says what they are. */
+static status check_integers(graph *g, const node *n) {
+    const op_def *op = n->op;
+    const unsigned known = op->checked | op->owned | op->plain;
+
+    if (op->flags & POINTWISE || op->view || !op->cpu) return OK;
+    for (int i = 0; i < n->n_in; i++) {
+        const value *v = n->in[i];
+        if (!v || !dtype_is_int(v->type) || v->type == BOOL || known & OPERAND(i)) continue;
+        return fail(g->c, E_INVALID, "the record of %s does not say what the integers of operand %d are", op->name, i);
+    }
+    return OK;
+}
+
 static void propagate_needs_grad(node *n) {
     bool any = false;
     for (int i = 0; i < n->n_in; i++) any |= n->in[i] && n->in[i]->needs_grad;
@@ -194,6 +208,7 @@ static status emit_node(graph *g, node *n, value **out) {
         }
     }
     TRY(op->infer(g, n));
+    TRY(check_integers(g, n));
     for (int i = 0; i < n->n_out; i++) {
         if (n->out[i]->type == DT_NONE) n->out[i]->shape = SHAPE(0); /* an output this form does not have */
         TRY(shape_check(g->c, &n->out[i]->shape));

@@ -159,8 +159,8 @@ const op_def create_ops[] = {
     {ONNX("Shape", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("start", 0), NO_DEFAULT("end", INT)),
      .lower = lower_shape},
     {ONNX("Size", 1, 1, 1, 1, ANY_TYPE), .lower = lower_size},
-    {ONNX("Range", 11, 3, 3, 1, NUMBERS), .flags = NO_GRAD, .infer = infer_range, .cpu = range_cpu, .cuda = range_cuda},
-    {ONNX("EyeLike", 9, 1, 1, 1, ANY_TYPE), .flags = NO_GRAD | STRIDED,
+    {ONNX("Range", 11, 3, 3, 1, NUMBERS), .plain = ALL_OPERANDS, .flags = NO_GRAD, .infer = infer_range, .cpu = range_cpu, .cuda = range_cuda},
+    {ONNX("EyeLike", 9, 1, 1, 1, ANY_TYPE), .plain = ALL_OPERANDS, .flags = NO_GRAD | STRIDED,
      .attrs = NODE_ATTRS(INT("k", 0), NO_DEFAULT("dtype", INT)), .infer = infer_eye, .cpu = eye_cpu, .cuda = eye_cuda},
     {0},
 };

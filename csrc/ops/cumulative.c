@@ -121,7 +121,7 @@ static const attr cum_sum_attrs[] = {INT("exclusive", 0), INT("reverse", 0), {.n
 /* clang-format off */
 const op_def cumulative_ops[] = {
     {.name = "CumSum", .domain = "", .since = 11, .min_in = 2, .max_in = 2, .max_out = 1, .dtypes = ANY_TYPE,
-     .flags = INPLACE_0, .attrs = cum_sum_attrs, .infer = infer_cum_sum, .grad = grad_cum_sum, .cpu = cum_sum_cpu,
+     .plain = ALL_OPERANDS, .flags = INPLACE_0, .attrs = cum_sum_attrs, .infer = infer_cum_sum, .grad = grad_cum_sum, .cpu = cum_sum_cpu,
      .cuda = cum_sum_cuda},
     {0},
 };

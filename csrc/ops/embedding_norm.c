@@ -98,10 +98,15 @@ static status infer_embedding_norm(graph *g, node *n) {
     return set_out(g, n, SUM_OUT, type, &s);
 }
 
+/* Every second operand from the first index on. */
+#define INDEX(t) OPERAND(EMBEDDING_ADDENDS + 2 * (t) + 1)
+#define INDICES (INDEX(0) | INDEX(1) | INDEX(2) | INDEX(3))
+_Static_assert(EMBEDDING_TABLES == 4, "INDICES names them all");
+
 /* clang-format off */
 const op_def embedding_norm_ops[] = {
     {.name = "EmbeddingNorm", .domain = ORT_DOMAIN, .since = 1, .min_in = EMBEDDING_ADDENDS + 3,
-     .max_in = EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES, .max_out = 4, .dtypes = FLOATS,
+     .max_in = EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES, .max_out = 4, .dtypes = FLOATS, .checked = INDICES,
      .attrs = NODE_ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("epsilon", FLOAT)), .infer = infer_embedding_norm,
      .workspace = scale_bytes, .cpu = embedding_norm_cpu},
     {0},

@@ -13,10 +13,10 @@
 #include "ops/fused.h"
 
 #include "core/philox.h"
+#include "core/scratch.h"
 #include "core/stream.h"
 #include "ops/lookup.h"
 
-#include <alloca.h>
 #include <string.h>
 
 /* --- the program -------------------------------------------------------------------------------------------------- */
@@ -199,11 +199,9 @@ const void *fused_made(const fused_run *r, const void *memory, int step) {
     return w->at[r->program.n_in + step];
 }
 
-static void run_tiles(void *arg, int64_t begin, int64_t end) {
+static void run_tiles(void *arg, int64_t begin, int64_t end, void *memory) {
     const fused_run *r = arg;
-    char *memory = alloca(fused_scratch_bytes(r) + 64);
 
-    memory = (char *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
     fused_begin(r, memory);
     for (int64_t tile = begin; tile < end; tile++) {
         const int64_t start = tile * TILE;
@@ -271,8 +269,8 @@ status fused_cpu(ctx *c, const call *k) {
         TRY(fused_prepare(c, k, &k->out[i].shape, k->work, &r));
         for (fused_step *s = r.program.steps; s < r.program.steps + r.program.n_steps; s++)
             s->streams = s->result >= 0 && tile_streams(&k->out[s->result], k->in, k->n_in);
-        parallel_for((r.count + TILE - 1) / TILE, 1 + GRAIN / TILE / r.program.n_steps, run_tiles, &r);
-        return OK;
+        return parallel_for_with(c, (r.count + TILE - 1) / TILE, 1 + GRAIN / TILE / r.program.n_steps,
+                                 fused_scratch_bytes(&r), run_tiles, &r);
     }
     return OK;
 }
@@ -439,12 +437,12 @@ static const attr reduce_attrs[] = {
 
 #define CHAIN(name_, flags_)                                                                                           \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused, .workspace = fused_workspace, \
-    .cpu = fused_cpu, .cuda = fused_cuda
+    .plain = ALL_OPERANDS, .flags = STRIDED | INPLACE_0 | (flags_), .attrs = fused_attrs, .infer = infer_fused,        \
+    .workspace = fused_workspace, .cpu = fused_cpu, .cuda = fused_cuda
 #define REDUCED(name_, flags_)                                                                                         \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs, .infer = infer_fused_reduce,                       \
-    .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
+    .plain = ALL_OPERANDS, .flags = STRIDED | INPLACE_0 | (flags_), .attrs = reduce_attrs,                             \
+    .infer = infer_fused_reduce, .workspace = fused_reduce_workspace, .cpu = fused_reduce_cpu
 
 /* clang-format off */
 const op_def fused_ops[] = {

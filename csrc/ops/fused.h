@@ -69,8 +69,10 @@ typedef struct fused_ends {
 } fused_ends;
 /* `out` points to the call's. */
 MUST_USE status fused_ends_of(ctx *c, const call *k, int n_results, fused_ends *e);
-/* Folds elements [first, first + count of s) of a program along axes of `s`; work: fold_source_workspace. */
-void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work);
+/* Folds elements [first, first + count of s) of a program along axes of `s`, in this thread; work: fold_source_workspace;
+ * scratch: fused_scratch_bytes. */
+void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work,
+                void *scratch);
 /* The shape of a FusedReduce's elements; the axes that it folds. */
 const shape *fused_reduce_shape(const node *n);
 unsigned fused_reduce_axes(const node *n);

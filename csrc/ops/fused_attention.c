@@ -58,7 +58,7 @@ static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("k
 
 #define OURS(name_, most_in, most_out)                                                                                 \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = most_in, .max_out = most_out,              \
-    .dtypes = FLOATS, .flags = STRIDED | RANDOM, .attrs = attrs
+    .dtypes = FLOATS, .owned = OPERAND(Q_ROWS) | OPERAND(K_ROWS), .flags = STRIDED | RANDOM, .attrs = attrs
 
 /* clang-format off */
 const op_def fused_attention_ops[] = {

@@ -97,10 +97,15 @@ static void make(const void *arg, void *scratch, int64_t at, int64_t n, const ch
     for (int i = 0; i < j->ends->n; i++) tiles[i] = fused_made(j->run, scratch, j->ends->step[i]);
 }
 
-void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work) {
+static fold_source source_of(const job *j) {
+    return (fold_source){.arg = j, .bytes = fused_scratch_bytes(j->run), .begin = begin, .make = make};
+}
+
+void fused_fold(const fused_run *r, const fused_ends *e, const shape *s, unsigned axes, int64_t first, void *work,
+                void *scratch) {
     const job j = {r, e, first};
-    const fold_source source = {.arg = &j, .bytes = fused_scratch_bytes(r), .begin = begin, .make = make};
-    fold_from(&source, s, axes, e->n, e->r, e->out, work);
+    const fold_source source = source_of(&j);
+    fold_from_here(&source, s, axes, e->n, e->r, e->out, work, scratch);
 }
 
 status fused_reduce_cpu(ctx *c, const call *k) {
@@ -109,6 +114,8 @@ status fused_reduce_cpu(ctx *c, const call *k) {
 
     TRY(fused_prepare(c, k, fused_reduce_shape(k->node), (char *)k->work + partial_bytes(k->node), &r));
     TRY(fused_ends_of(c, k, results_of(k->node), &ends));
-    fused_fold(&r, &ends, fused_reduce_shape(k->node), fused_reduce_axes(k->node), 0, k->work);
-    return OK;
+    const job j = {&r, &ends, 0};
+    const fold_source source = source_of(&j);
+    return fold_from(c, &source, fused_reduce_shape(k->node), fused_reduce_axes(k->node), ends.n, ends.r, ends.out,
+                     k->work);
 }

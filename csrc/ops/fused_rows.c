@@ -9,11 +9,11 @@
  * Values are numbered: the node's operands, then what each stage gives, results first. There are values of each element,
  * in the attribute "shape", and of each row, where the axes from "kept" on are 1; a stage whose elements are rows is small.
  * What no one else needs lives in memory for one block, of which each of "parts" threads has its own. The bits are those of the stages one by one. */
+#include "core/scratch.h"
 #include "ops/fused.h"
 #include "ops/lookup.h"
 #include "ops/reduce_kernel.h"
 
-#include <alloca.h>
 #include <string.h>
 
 enum {
@@ -241,7 +241,8 @@ static void place_stage(const job *j, const stage *s, char *memory, int64_t firs
         if (j->wanted[s->first + i]) r->out[i] = origin(j, memory, s->first + i, first);
 }
 
-static void fold_stage(const job *j, int index, char *memory, int64_t first, int64_t rows, const fused_run *r) {
+static void fold_stage(const job *j, int index, char *memory, int64_t first, int64_t rows, const fused_run *r,
+                       void *scratch) {
     const stage *s = &j->p.stages[index];
     const shape block = block_shape(&j->p, rows);
     fused_ends ends = j->ends[index];
@@ -253,18 +254,15 @@ static void fold_stage(const job *j, int index, char *memory, int64_t first, int
         out[i].data = origin(j, memory, v, first) + first * (int64_t)dtype_size(out[i].type);
         ends.out[i] = &out[i];
     }
-    fused_fold(r, &ends, &block, 2, first * j->p.width, slot(j, memory, j->p.n_values));
+    fused_fold(r, &ends, &block, 2, first * j->p.width, slot(j, memory, j->p.n_values), scratch);
 }
 
-static void run_chain(const fused_run *r, int64_t start, int64_t stop) {
-    char *scratch = alloca(fused_scratch_bytes(r) + 64);
-
-    scratch = (char *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+static void run_chain(const fused_run *r, int64_t start, int64_t stop, void *scratch) {
     fused_begin(r, scratch);
     for (; start < stop; start += TILE) fused_tile(r, start, stop - start < TILE ? stop - start : TILE, scratch);
 }
 
-static void run_block(const job *j, char *memory, int64_t first, int64_t rows) {
+static void run_block(const job *j, char *memory, int64_t first, int64_t rows, void *scratch) {
     for (int i = 0; i < j->p.n_stages; i++) {
         const stage *s = &j->p.stages[i];
         const int64_t width = s->small ? 1 : j->p.width;
@@ -273,12 +271,12 @@ static void run_block(const job *j, char *memory, int64_t first, int64_t rows) {
         if (!j->needed[i]) continue;
         r = j->runs[i];
         place_stage(j, s, memory, first, &r);
-        if (j->ends[i].n) fold_stage(j, i, memory, first, rows, &r);
-        else run_chain(&r, first * width, (first + rows) * width);
+        if (j->ends[i].n) fold_stage(j, i, memory, first, rows, &r, scratch);
+        else run_chain(&r, first * width, (first + rows) * width, scratch);
     }
 }
 
-static void run_parts(void *arg, int64_t begin, int64_t end) {
+static void run_parts(void *arg, int64_t begin, int64_t end, void *scratch) {
     const job *j = arg;
     const program *p = &j->p;
     const int64_t blocks = (p->rows + p->block - 1) / p->block;
@@ -286,7 +284,7 @@ static void run_parts(void *arg, int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; part++)
         for (int64_t b = blocks * part / j->parts; b < blocks * (part + 1) / j->parts; b++) {
             const int64_t first = b * p->block, rows = p->rows - first;
-            run_block(j, j->memory + part_bytes(p) * (size_t)part, first, rows < p->block ? rows : p->block);
+            run_block(j, j->memory + part_bytes(p) * (size_t)part, first, rows < p->block ? rows : p->block, scratch);
         }
 }
 
@@ -318,6 +316,7 @@ static status prepare_stage(ctx *c, job *j, int index, char *table) {
 
 static status fused_rows_cpu(ctx *c, const call *k) {
     char *table = k->work;
+    size_t scratch = 0;
     job j = {.k = k};
 
     TRY(read_program(c, k->node, &j.p));
@@ -327,11 +326,14 @@ static status fused_rows_cpu(ctx *c, const call *k) {
     j.memory = table;
     for (int i = 0; i < j.p.n_stages; i++) j.memory += aligned(table_bytes(&j.p, &j.p.stages[i]));
     for (int i = 0; i < j.p.n_stages; i++) {
-        if (j.needed[i]) TRY(prepare_stage(c, &j, i, table));
+        if (j.needed[i]) {
+            TRY(prepare_stage(c, &j, i, table));
+            const size_t bytes = fused_scratch_bytes(&j.runs[i]);
+            scratch = bytes > scratch ? bytes : scratch;
+        }
         table += aligned(table_bytes(&j.p, &j.p.stages[i]));
     }
-    parallel_for(j.parts, 1, run_parts, &j);
-    return OK;
+    return parallel_for_with(c, j.parts, 1, scratch, run_parts, &j);
 }
 
 /* --- making one --------------------------------------------------------------------------------------------------- */
@@ -553,8 +555,8 @@ static const attr rows_attrs[] = {NO_DEFAULT("steps", STRING), NO_DEFAULT("opera
 
 #define ROWS(name_, flags_)                                                                                            \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 1, .max_in = VARIADIC, .max_out = VARIADIC,             \
-    .flags = STRIDED | (flags_), .attrs = rows_attrs, .infer = infer_fused_rows, .workspace = fused_rows_workspace,    \
-    .cpu = fused_rows_cpu
+    .plain = ALL_OPERANDS, .flags = STRIDED | (flags_), .attrs = rows_attrs, .infer = infer_fused_rows,                \
+    .workspace = fused_rows_workspace, .cpu = fused_rows_cpu
 
 /* clang-format off */
 const op_def fused_rows_ops[] = {

@@ -255,7 +255,7 @@ static status linear_cross_entropy_grad_cpu(ctx *c, const call *k) {
     const shape logits = SHAPE(l.samples, l.classes);
     loss_job all = loss_job_of(k, &logits, G_LABELS, G_CLASS_WEIGHTS);
 
-    (void)c;
+    TRY(loss_check_labels(c, &all, NULL));
     use_part_bytes(&l, &all, k->node, k->work);
     all.lse = k->in[G_LSE].data;
     all.dloss = &k->in[DLOSS];
@@ -348,12 +348,12 @@ static const attr linear_attrs[] = {NO_DEFAULT("ignore_index", INT),
 /* clang-format off */
 const op_def linear_loss_ops[] = {
     {.name = "LinearCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = LINEAR_OPERANDS,
-     .max_out = LINEAR_RESULTS, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy,
+     .max_out = LINEAR_RESULTS, .dtypes = FLOATS, .checked = OPERAND(LABELS), .attrs = linear_attrs, .infer = infer_linear_cross_entropy,
      .grad = grad_linear_cross_entropy, .workspace = linear_cross_entropy_workspace, .cpu = linear_cross_entropy_cpu,
      .products = linear_cross_entropy_products, .cuda_workspace = linear_cross_entropy_cuda_workspace,
      .cuda = linear_cross_entropy_cuda},
     {.name = "LinearCrossEntropyGrad", .domain = ORT_DOMAIN, .since = 1, .min_in = 5, .max_in = GRAD_OPERANDS,
-     .max_out = 3, .dtypes = FLOATS, .attrs = linear_attrs, .infer = infer_linear_cross_entropy_grad,
+     .max_out = 3, .dtypes = FLOATS, .checked = OPERAND(G_LABELS), .attrs = linear_attrs, .infer = infer_linear_cross_entropy_grad,
      .workspace = linear_cross_entropy_grad_workspace, .cpu = linear_cross_entropy_grad_cpu,
      .products = linear_cross_entropy_grad_products,
      .cuda_workspace = linear_cross_entropy_grad_cuda_workspace, .cuda = linear_cross_entropy_grad_cuda},

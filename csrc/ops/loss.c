@@ -198,7 +198,7 @@ static size_t cross_entropy_grad_workspace(const node *n) {
 static status cross_entropy_grad_cpu(ctx *c, const call *k) {
     loss_job j = loss_job_of(k, &k->in[1].shape, 2, 5);
 
-    (void)c;
+    TRY(loss_check_labels(c, &j, NULL));
     j.dloss = &k->in[0];
     j.x = k->in[1].data;
     j.lse = k->in[3].data;
@@ -260,7 +260,7 @@ static status nll_grad_cpu(ctx *c, const call *k) {
     const tensor *dx = &k->out[0];
     loss_job j = loss_job_of(k, &dx->shape, 1, 3);
 
-    (void)c;
+    TRY(loss_check_labels(c, &j, NULL));
     j.dloss = &k->in[0];
     j.divisor = *(const double *)k->in[2].data;
     parallel_for(tensor_count(dx) * (int64_t)dtype_size(dx->type), 1 << 18, clear, dx->data);
@@ -450,15 +450,16 @@ const op_def loss_ops[] = {
     {ONNX("NegativeLogLikelihoodLoss", 12, 1), .lower = lower_nll},
     {.name = "SmoothedCrossEntropy", .domain = ORT_DOMAIN, .since = 1, .min_in = 2, .max_in = 3, .max_out = 1,
      .dtypes = FLOATS, .flags = IN_MODELS, .attrs = smoothed_attrs, .lower = lower_smoothed},
-    {OURS("CrossEntropy", 2, 3, 3), .infer = infer_cross_entropy, .grad = grad_cross_entropy,
+    {OURS("CrossEntropy", 2, 3, 3), .checked = OPERAND(1), .infer = infer_cross_entropy, .grad = grad_cross_entropy,
      .workspace = cross_entropy_workspace, .cpu = cross_entropy_cpu,
      .cuda_workspace = cross_entropy_cuda_workspace, .cuda = cross_entropy_cuda},
-    {OURS("CrossEntropyGrad", 5, 6, 1), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
+    {OURS("CrossEntropyGrad", 5, 6, 1), .checked = OPERAND(2), .flags = INPLACE_1, .infer = infer_cross_entropy_grad,
      .workspace = cross_entropy_grad_workspace,
      .cpu = cross_entropy_grad_cpu, .cuda = cross_entropy_grad_cuda},
-    {OURS("Nll", 2, 3, 2), .infer = infer_nll, .grad = grad_nll, .workspace = nll_workspace, .cpu = nll_cpu,
+    {OURS("Nll", 2, 3, 2), .checked = OPERAND(1), .infer = infer_nll, .grad = grad_nll,
+     .workspace = nll_workspace, .cpu = nll_cpu,
      .cuda_workspace = nll_cuda_workspace, .cuda = nll_cuda},
-    {OURS("NllGrad", 3, 4, 1), .infer = infer_nll_grad, .cpu = nll_grad_cpu, .cuda = nll_grad_cuda},
+    {OURS("NllGrad", 3, 4, 1), .checked = OPERAND(1), .infer = infer_nll_grad, .cpu = nll_grad_cpu, .cuda = nll_grad_cuda},
     {0},
 };
 /* clang-format on */

@@ -36,7 +36,8 @@ void loss_each_sample(loss_job *j);
 /* The shares of the classes, in `type`; `memory` has loss_smoothing_bytes. */
 void loss_smooth(loss_job *j, dtype type, void *memory);
 size_t loss_smoothing_bytes(const node *n, int64_t classes);
-/* Every label that counts must be a class: checked before anything is computed. Adds up their weights, unless `weight`
+/* Every label that counts must be a class: checked before anything is computed, in backward again, since the labels may
+ * be the caller's. Adds up their weights, unless `weight`
  * is NULL. */
 MUST_USE status loss_check_labels(ctx *c, const loss_job *j, double *weight);
 /* The samples' losses into out[0], reduced in their order; what they are divided by into `divisor`. */

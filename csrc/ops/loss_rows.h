@@ -10,7 +10,8 @@ SIMD static void NAME(cross_entropy_rows)(const loss_job *j, int64_t begin, int6
         int64_t label;
         double weight = label_at(j, row, &label);
 
-        j->lse[row] = j->losses[row] = 0;
+        j->losses[row] = 0;
+        j->lse[row] = NAN; /* what counts in backward must have counted */
         if (label < 0) continue;
         A most;
         const double total = NAME(row_sum_exp)(x, n, &most);
@@ -53,7 +54,7 @@ SIMD static void NAME(cross_entropy_columns)(const loss_job *j, int64_t batch, i
     for (int64_t k = 0; k < width; k++) logs[k] = vlog((double)sum[k]);
     for (int64_t k = 0; k < width; k++) {
         const double lse = (double)most[k] + logs[k];
-        j->lse[first + k] = labels[k] < 0 ? 0 : lse;
+        j->lse[first + k] = labels[k] < 0 ? (double)NAN : lse;
         j->losses[first + k] = labels[k] < 0 ? 0 : j->own * weights[k] * (lse - (double)GET(x[labels[k] * stride + k]));
         if (share && labels[k] >= 0) j->losses[first + k] += j->shares * logs[k] - (double)shared[k];
     }

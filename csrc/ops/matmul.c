@@ -469,9 +469,9 @@ size_t matmul_cuda_workspace(const node *n);
 
 /* clang-format off */
 const op_def matmul_ops[] = {
-    {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
+    {PRODUCT("MatMul", "", 1, 2), .dtypes = NUMBERS, .plain = ALL_OPERANDS, .flags = STRIDED, .infer = infer_matmul, .grad = grad_matmul,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
-    {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 4), .dtypes = NUMBERS, .flags = STRIDED,
+    {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 4), .dtypes = NUMBERS, .plain = ALL_OPERANDS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {"LaidOut", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
@@ -481,9 +481,9 @@ const op_def matmul_ops[] = {
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,
-     .cpu = grouped_cpu, .cuda = grouped_cuda},
+     .owned = OPERAND(2), .cpu = grouped_cpu, .cuda = grouped_cuda},
     {"GroupedMatMulOuter", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED, NULL, .infer = infer_grouped, .cpu = grouped_outer_cpu,
-     .cuda = grouped_outer_cuda},
+     .owned = OPERAND(2), .cuda = grouped_outer_cuda},
     {PRODUCT("MatMulInteger", "", 10, 4), .dtypes = SET(I8) | SET(U8), .lower = lower_matmul_integer},
     {0},
 };

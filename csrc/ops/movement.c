@@ -471,7 +471,8 @@ kernel_fn trilu_cuda;                /* cuda/create.cu */
 
 /* clang-format off */
 const op_def movement_ops[] = {
-    {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)),
+    {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .plain = ALL_OPERANDS, .flags = STRIDED,
+     .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)),
      .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu, .cuda = concat_cuda},
     {ONNX("Pad", 2, 1, 1, 1, ANY_TYPE),
      .attrs = NODE_ATTRS(STRING("mode", "constant"), NO_DEFAULT("pads", INTS), FLOAT("value", 0)), .lower = lower_pad},
@@ -483,9 +484,10 @@ const op_def movement_ops[] = {
      .lower = lower_depth_to_space},
     {ONNX("SpaceToDepth", 1, 1, 1, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("blocksize", INT)),
      .lower = lower_space_to_depth},
-    {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
+    {ONNX("Trilu", 14, 1, 2, 1, ANY_TYPE), .owned = OPERAND(1), .plain = OPERAND(0), .flags = INPLACE_0, .attrs = NODE_ATTRS(INT("upper", 1)),
      .infer = infer_trilu, .grad = grad_trilu, .cpu = trilu_cpu, .cuda = trilu_cuda},
-    {ONNX("ReverseSequence", 10, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)),
+    {ONNX("ReverseSequence", 10, 2, 2, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0),
+     .attrs = NODE_ATTRS(INT("batch_axis", 1), INT("time_axis", 0)),
      .infer = infer_reverse, .grad = grad_reverse, .cpu = reverse_cpu, .cuda = reverse_cuda},
     {0},
 };

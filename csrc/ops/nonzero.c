@@ -32,15 +32,14 @@ static status nonzero_sized_cpu(ctx *c, const call *k) {
     const tensor *x = &k->in[0];
     int64_t *at = k->out[0].data, count = node_int(k->node, "count"), total = tensor_count(x), found = 0;
 
-    if (count_nonzero(x) != count)
-        return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before",
-                    count_nonzero(x), count);
     for (int64_t i = 0; i < total; i++) {
         if (dtype_get(x->type, x->data, i) == 0) continue;
-        for (int d = 0; d < x->shape.rank; d++) at[d * count + found] = i / x->stride[d] % x->shape.dim[d];
+        for (int d = 0; d < x->shape.rank && found < count; d++)
+            at[d * count + found] = i / x->stride[d] % x->shape.dim[d];
         found++;
     }
-    return OK;
+    if (found == count) return OK;
+    return fail(c, E_RUNTIME, "NonZero finds %" PRId64 " elements; %" PRId64 " were counted before", found, count);
 }
 
 kernel_fn nonzero_count_cuda, nonzero_sized_cuda; /* cuda/nonzero.cu */
@@ -198,9 +197,10 @@ static status lower_unique(graph *g, const node *n, value **out) {
 /* clang-format off */
 const op_def nonzero_ops[] = {
     {ONNX("NonZero", 9, 1, 1, 1, ANY_TYPE), .lower = lower_nonzero},
-    {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu,
+    {OURS("NonZeroCount", 1, 1, 1, ANY_TYPE), .plain = OPERAND(0), .flags = NO_GRAD, .infer = infer_nonzero_count, .cpu = nonzero_count_cpu,
      .cuda = nonzero_count_cuda},
-    {OURS("NonZeroSized", 1, 1, 1, ANY_TYPE), .flags = NO_GRAD, .attrs = NODE_ATTRS(INT("count", 0)),
+    {OURS("NonZeroSized", 1, 1, 1, ANY_TYPE), .checked = OPERAND(0), .flags = NO_GRAD,
+     .attrs = NODE_ATTRS(INT("count", 0)),
      .infer = infer_nonzero_sized, .cpu = nonzero_sized_cpu, .cuda = nonzero_sized_cuda},
     {ONNX("Compress", 9, 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)), .lower = lower_compress},
     {ONNX("Unique", 11, 1, 1, VARIADIC, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT), INT("sorted", 1)),

@@ -39,6 +39,10 @@ typedef enum op_flag {
 
 enum { VARIADIC = -1 };
 
+/* A set of one operand, and of all of them; the 32nd and those behind it are one. */
+#define OPERAND(i) (1u << ((i) < 31 ? (i) : 31))
+#define ALL_OPERANDS (~0u)
+
 typedef struct op_def op_def;
 struct op_def {
     const char *name;   /* NULL ends a family */
@@ -72,6 +76,13 @@ struct op_def {
     size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */
     const struct pointwise_def *pointwise; /* the tile functions behind a POINTWISE operator */
+    /* What integers among the operands of a kernel are, sets of operands (OPERAND). Python can change memory that it
+     * sees at any time and unseen, between forward and backward too: an integer that says where in memory to read or
+     * write is checked in every run of the kernel, or only the engine can have written it. emit refuses an operand of
+     * integers that is in none of the sets, unless the operator is POINTWISE or has a view rule. */
+    unsigned checked; /* places in memory, which the kernel checks in every run */
+    unsigned owned;   /* places in memory, which it trusts: the plan keeps them where only the engine writes */
+    unsigned plain;   /* elements that are computed with, compared or moved; numbers that are known to the plan */
 };
 
 #define ORT_DOMAIN "ortmodule"

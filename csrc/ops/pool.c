@@ -523,9 +523,9 @@ size_t max_pool_grad_cuda_workspace(const node *n);
 /* clang-format off */
 const op_def pool_ops[] = {
     {POOL("MaxPool", "", 1, 1, 3), .dtypes = FLOATS | SET(I64) | SET(I32) | SET(I8) | SET(U8),
-     WINDOW(INT("storage_order", 0)), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
+     WINDOW(INT("storage_order", 0)), .plain = OPERAND(0), .infer = infer_pool, .lower = lower_to_f32, .grad = grad_max_pool,
      .cpu = max_pool_cpu, .cuda = max_pool_cuda},
-    {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, WINDOW(NO_DEFAULT("shape", INTS)),
+    {POOL("MaxPoolGrad", ORT_DOMAIN, 1, 2, 1), .dtypes = FLOATS, .owned = OPERAND(1), WINDOW(NO_DEFAULT("shape", INTS)),
      .infer = infer_pool_grad,
      .lower = lower_to_f32, .cpu = max_pool_grad_cpu, .cuda_workspace = max_pool_grad_cuda_workspace,
      .cuda = max_pool_grad_cuda},

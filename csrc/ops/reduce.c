@@ -246,6 +246,7 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
      .max_in = operands,                                                                                               \
      .max_out = 1,                                                                                                     \
      .dtypes = types,                                                                                                  \
+     .plain = ALL_OPERANDS,                                                                                            \
      .attrs = attrs_,                                                                                                  \
      __VA_ARGS__}
 #define REDUCE(name_, operand_since, types, ...)                                                                       \
@@ -261,6 +262,7 @@ static const attr arg_attrs[] = {INT("axis", 0), INT("keepdims", 1), INT("select
      .max_in = 1,                                                                                                      \
      .max_out = 1,                                                                                                     \
      .dtypes = NUMBERS,                                                                                                \
+     .plain = ALL_OPERANDS,                                                                                            \
      .flags = NO_GRAD,                                                                                                 \
      .attrs = arg_attrs,                                                                                               \
      .infer = infer_arg,                                                                                               \

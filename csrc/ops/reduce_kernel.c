@@ -9,10 +9,9 @@
 #include "core/ints.h"
 #include "core/parallel.h"
 #include "core/prefetch.h"
+#include "core/scratch.h"
 
 #include <math.h>
-
-#include <alloca.h>
 #include <string.h>
 
 /* --- layout ------------------------------------------------------------------------------------------------------- */
@@ -311,17 +310,13 @@ static void fold_columns(const job *j, window *w, int64_t base, int64_t from, in
     }
 }
 
-static void fold_parts(void *arg, int64_t begin, int64_t stop) {
+static void fold_parts_with(void *arg, int64_t begin, int64_t stop, void *scratch) {
     const job *j = arg;
     const layout *l = &j->l;
     fold_tile local[FOLD_ENDS];
-    window w = {.to = 0};
+    window w = {.to = 0, .scratch = scratch};
 
-    if (j->source) {
-        w.scratch = alloca(j->source->bytes + 64);
-        w.scratch = (void *)(((uintptr_t)w.scratch + 63) & ~(uintptr_t)63);
-        j->source->begin(j->source->arg, w.scratch);
-    }
+    if (j->source) j->source->begin(j->source->arg, scratch);
     for (int64_t i = begin; i < stop; i++) {
         int64_t part = i % l->parts, task = i / l->parts, n, at = place(l, task, &n);
         int64_t from = l->length * part / l->parts, to = l->length * (part + 1) / l->parts;
@@ -341,6 +336,8 @@ static void fold_parts(void *arg, int64_t begin, int64_t stop) {
         for (int e = 0; e < j->n_ends && !is_joined(l); e++) deliver(j, &j->ends[e], at, acc.of[e], n);
     }
 }
+
+static void fold_parts(void *arg, int64_t begin, int64_t stop) { fold_parts_with(arg, begin, stop, NULL); }
 
 static void join_parts(void *arg, int64_t begin, int64_t stop) {
     const job *j = arg;
@@ -362,10 +359,16 @@ static void join_parts(void *arg, int64_t begin, int64_t stop) {
         }
 }
 
-static void run_job(job *j) {
+static int64_t grain_of(const layout *l) { return parallel_rows(l->length / l->parts * l->width); }
+
+static void join(job *j) {
     const layout *l = &j->l;
-    parallel_for(l->tasks * l->parts, parallel_rows(l->length / l->parts * l->width), fold_parts, j);
     if (is_joined(l)) parallel_for(l->tasks, parallel_rows(l->parts * l->width), join_parts, j);
+}
+
+static void run_job(job *j) {
+    parallel_for(j->l.tasks * j->l.parts, grain_of(&j->l), fold_parts, j);
+    join(j);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
@@ -502,13 +505,30 @@ size_t fold_source_workspace(const shape *s, unsigned axes, int n_ends) {
     return partial_bytes(&l) * (size_t)n_ends;
 }
 
-void fold_from(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
-               const tensor *const *out, void *work) {
+static job job_from(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
+                    const tensor *const *out, void *work) {
     job j = {.l = layout_of_source(s, axes), .source = source, .n_ends = n_ends};
 
     for (int i = 0; i < n_ends; i++)
         j.ends[i] = end_of(r[i], out[i]->type, out[i], (char *)work + (size_t)i * partial_bytes(&j.l));
-    run_job(&j);
+    return j;
+}
+
+status fold_from(ctx *c, const fold_source *source, const shape *s, unsigned axes, int n_ends,
+                 const reduction *const *r, const tensor *const *out, void *work) {
+    job j = job_from(source, s, axes, n_ends, r, out, work);
+
+    TRY(parallel_for_with(c, j.l.tasks * j.l.parts, grain_of(&j.l), source->bytes, fold_parts_with, &j));
+    join(&j);
+    return OK;
+}
+
+void fold_from_here(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
+                    const tensor *const *out, void *work, void *scratch) {
+    job j = job_from(source, s, axes, n_ends, r, out, work);
+
+    if (j.l.tasks * j.l.parts > 0) fold_parts_with(&j, 0, j.l.tasks * j.l.parts, scratch);
+    if (is_joined(&j.l)) join_parts(&j, 0, j.l.tasks);
 }
 
 /* --- with a shift --------------------------------------------------------------------------------------------------- */

@@ -83,8 +83,11 @@ int64_t fold_run(const shape *s, unsigned axes);
 size_t fold_source_workspace(const shape *s, unsigned axes, int n_ends);
 /* Folds a source of floats of shape `s` into out[i], by r[i], for up to FOLD_ENDS ends, which is what the operators would
  * make of the stored elements, bit for bit (but for the order of float64 sums in columns of lines longer than a tile). */
-void fold_from(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
-               const tensor *const *out, void *work);
+MUST_USE status fold_from(ctx *c, const fold_source *source, const shape *s, unsigned axes, int n_ends,
+                          const reduction *const *r, const tensor *const *out, void *work);
+/* The same by the calling thread alone, in scratch memory that it has. */
+void fold_from_here(const fold_source *source, const shape *s, unsigned axes, int n_ends, const reduction *const *r,
+                    const tensor *const *out, void *work, void *scratch);
 
 /* argreduce.c */
 kernel_fn arg_max_cpu, arg_min_cpu;

@@ -474,7 +474,7 @@ const op_def resize_ops[] = {
     {OP("Resize", "", 11, 1, 4), RESIZE({.name = NULL})},
     {OP("Resize", "", 18, 1, 4),
      RESIZE(INT("antialias", 0), NO_DEFAULT("axes", INTS), STRING("keep_aspect_ratio_policy", "stretch"))},
-    {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0)),
+    {OP("Interpolate", ORT_DOMAIN, 1, 3, 3), .owned = OPERAND(1), .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("axis", 0)),
      .infer = infer_interpolate, .grad = grad_interpolate, .cpu = interpolate_cpu, .cuda = interpolate_cuda},
     {OP("GridSample", "", 16, 2, 2), GRID_SAMPLE("bilinear", {.name = NULL}), GRID_SAMPLE_FORWARD},
     {OP("GridSample", "", 20, 2, 2), GRID_SAMPLE("linear", {.name = NULL}), GRID_SAMPLE_FORWARD},

@@ -312,18 +312,19 @@ size_t scan_cuda_workspace(const node *n), scan_grad_cuda_workspace(const node *
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = results_,    \
     .dtypes = SET(F32) | SET(F64), .attrs = NODE_ATTRS(INT("reverse", 0), INT("positive", 0))
 #define SCAN_GRAD                                                                                                      \
-    .infer = infer_scan_grad, .workspace = scan_grad_cpu_workspace, .cuda_workspace = scan_grad_cuda_workspace
+    .owned = OPERAND(2), .infer = infer_scan_grad, .workspace = scan_grad_cpu_workspace,                               \
+    .cuda_workspace = scan_grad_cuda_workspace
 
 /* clang-format off */
 const op_def rnn_ops[] = {
     {LAYER("RNN", 6, 2, {.name = NULL}), .lower = lower_rnn},
     {LAYER("GRU", 6, 2, INT("linear_before_reset", 0)), .lower = lower_gru},
     {LAYER("LSTM", 8, 3, INT("input_forget", 0)), .lower = lower_lstm},
-    {SCAN("RnnScan", 4, 4), .flags = INPLACE_0, .infer = infer_rnn_scan, .grad = grad_rnn_scan,
+    {SCAN("RnnScan", 4, 4), .owned = OPERAND(3), .flags = INPLACE_0, .infer = infer_rnn_scan, .grad = grad_rnn_scan,
      .workspace = scan_cpu_workspace, .cpu = rnn_scan_cpu, .cuda = rnn_scan_cuda, .cuda_workspace = scan_cuda_workspace},
-    {SCAN("GruScan", 5, 4), .infer = infer_gru_scan, .grad = grad_gru_scan, .workspace = scan_cpu_workspace,
+    {SCAN("GruScan", 5, 4), .owned = OPERAND(3), .infer = infer_gru_scan, .grad = grad_gru_scan, .workspace = scan_cpu_workspace,
      .cpu = gru_scan_cpu, .cuda = gru_scan_cuda, .cuda_workspace = scan_cuda_workspace},
-    {SCAN("LstmScan", 5, 6), .flags = INPLACE_0, .infer = infer_lstm_scan, .grad = grad_lstm_scan,
+    {SCAN("LstmScan", 5, 6), .owned = OPERAND(3), .flags = INPLACE_0, .infer = infer_lstm_scan, .grad = grad_lstm_scan,
      .workspace = scan_cpu_workspace, .cpu = lstm_scan_cpu, .cuda = lstm_scan_cuda,
      .cuda_workspace = scan_cuda_workspace},
     {SCAN("RnnScanGrad", 5, 2), SCAN_GRAD, .cpu = rnn_scan_grad_cpu, .cuda = rnn_scan_grad_cuda},

@@ -39,10 +39,12 @@ static status row_index_cpu(ctx *c, const call *k) {
     const uint8_t *live = k->in[0].data;
     int64_t *rows = k->out[0].data, total = tensor_count(&k->in[0]), room = tensor_count(&k->out[0]), count = 0;
 
-    if (count_live(&k->in[0]) > room)
-        return fail(c, E_RUNTIME, "%" PRId64 " rows matter; the plan is for %" PRId64, count_live(&k->in[0]), room);
-    for (int64_t i = 0; i < total; i++)
-        if (live[i]) rows[count++] = i;
+    for (int64_t i = 0; i < total; i++) {
+        if (!live[i]) continue;
+        if (count < room) rows[count] = i;
+        count++;
+    }
+    if (count > room) return fail(c, E_RUNTIME, "%" PRId64 " rows matter; the plan is for %" PRId64, count, room);
     for (int64_t last = count ? rows[count - 1] : 0; count < room; count++) rows[count] = -1 - last;
     return OK;
 }
@@ -180,9 +182,11 @@ const op_def rows_ops[] = {
      .cuda = row_count_cuda},
     {OURS("RowIndex", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .attrs = NODE_ATTRS(NO_DEFAULT("count", INT)),
      .infer = infer_row_index, .cpu = row_index_cpu, .cuda = row_index_cuda},
-    {OURS("PackRows", 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(INT("repeat", 1), FLOAT("filler", 0)), .infer = infer_pack,
+    {OURS("PackRows", 2, 2, 1, ANY_TYPE), .owned = OPERAND(1), .plain = OPERAND(0),
+     .attrs = NODE_ATTRS(INT("repeat", 1), FLOAT("filler", 0)), .infer = infer_pack,
      .grad = grad_pack, .cpu = pack_rows_cpu, .cuda = pack_rows_cuda},
-    {OURS("UnpackRows", 2, 2, 1, ANY_TYPE), .attrs = NODE_ATTRS(NO_DEFAULT("size", INT)), .infer = infer_unpack,
+    {OURS("UnpackRows", 2, 2, 1, ANY_TYPE), .owned = OPERAND(1), .plain = OPERAND(0),
+     .attrs = NODE_ATTRS(NO_DEFAULT("size", INT)), .infer = infer_unpack,
      .grad = grad_unpack, .cpu = unpack_rows_cpu, .cuda = unpack_rows_cuda},
     {0},
 };

@@ -286,7 +286,7 @@ static const attr axis_attrs[] = {INT("axis", -1), {.name = NULL}};
 
 #define ALONG(name_, operands_, types_, flags_, infer_)                                                                \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = operands_, .max_in = operands_, .max_out = 1,           \
-    .dtypes = types_, .flags = flags_, .attrs = axis_attrs, .infer = infer_
+    .dtypes = types_, .plain = ALL_OPERANDS, .flags = flags_, .attrs = axis_attrs, .infer = infer_
 
 /* clang-format off */
 const op_def scan_ops[] = {

@@ -324,11 +324,13 @@ size_t scatter_elements_cuda_workspace(const node *n), scatter_nd_cuda_workspace
 
 /* clang-format off */
 const op_def scatter_ops[] = {
-    {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .flags = STRIDED,
+    {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0) | OPERAND(2),
+     .flags = STRIDED,
      .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
      .simplify = simplify_scatter_elements, .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
      .cuda = scatter_elements_cuda, .cuda_workspace = scatter_elements_cuda_workspace},
-    {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("reduction", "none")),
+    {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0) | OPERAND(2),
+     .attrs = NODE_ATTRS(STRING("reduction", "none")),
      .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu,
      .cuda = scatter_nd_cuda, .cuda_workspace = scatter_nd_cuda_workspace},
     {0},

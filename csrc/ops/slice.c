@@ -337,7 +337,7 @@ const op_def slice_ops[] = {
      .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("counts", INTS), NO_DEFAULT("steps", INTS)),
      .infer = infer_slice,
      .simplify = simplify_slice, .grad = grad_slice, .view = view_slice, .cpu = view_cpu, .cuda = view_cuda},
-    {OURS("Place", 1, 2, 1, ANY_TYPE), .flags = STRIDED,
+    {OURS("Place", 1, 2, 1, ANY_TYPE), .plain = ALL_OPERANDS, .flags = STRIDED,
      .attrs = NODE_ATTRS(NO_DEFAULT("starts", INTS), NO_DEFAULT("shape", INTS), NO_DEFAULT("steps", INTS)),
      .infer = infer_place,
      .grad = grad_place, .cpu = place_cpu, .cuda = place_cuda},

@@ -203,7 +203,8 @@ kernel_fn top_k_cuda; /* cuda/topk.cu */
 size_t top_k_cuda_workspace(const node *n);
 
 const op_def topk_ops[] = {
-    {ONNX("TopK", 10, 2, 2, 2, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)),
+    {ONNX("TopK", 10, 2, 2, 2, NUMBERS), .plain = ALL_OPERANDS,
+     .attrs = NODE_ATTRS(INT("axis", -1), INT("largest", 1), INT("sorted", 1)),
      .infer = infer_top_k, .grad = grad_top_k, .workspace = top_k_bytes, .cpu = top_k_cpu,
      .cuda_workspace = top_k_cuda_workspace, .cuda = top_k_cuda},
     {0},

@@ -395,7 +395,7 @@ const op_def view_ops[] = {
      .grad = grad_sloped, .view = view_same, .cpu = view_cpu, .cuda = view_cuda},
     {OURS("NotOne", 1, 1, 1, ANY_TYPE), .flags = IN_MODELS, .attrs = NODE_ATTRS(NO_DEFAULT("axes", INTS)),
      .lower = lower_not_one},
-    {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,
+    {OURS("Contiguous", 1, 1, 1, ANY_TYPE), .plain = OPERAND(0), .flags = STRIDED, .infer = infer_same, .grad = pass_gradient,
      .cpu = contiguous_cpu, .cuda = contiguous_cuda},
     {ONNX("Reshape", 5, 2, 2, 1, ANY_TYPE), .flags = STRIDED, .attrs = NODE_ATTRS(INT("allowzero", 0)),
      .infer = infer_reshape, .simplify = simplify_reshape, .grad = grad_reshape, .view = view_reshape, .cpu = view_cpu, .cuda = view_cuda},

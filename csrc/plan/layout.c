@@ -1,7 +1,8 @@
 /* layout.c -- views, and the copies that are left.
  *
  * Reshape, Transpose, Slice, Expand and their like cost nothing when their reader takes strides. A reader that does
- * not gets one contiguous copy, shared by all readers of that value. */
+ * not gets one contiguous copy, shared by all readers of that value. What a kernel trusts (`owned` of its record) is read
+ * from memory that only the engine writes: what the caller gave is copied, and so is what the caller gets. */
 #include "plan/plan.h"
 
 tensor layout_tensor(const value *v, const layout *where) {
@@ -54,19 +55,31 @@ static status place_results(graph *g, const node *n, layout *where, bool *viewed
     return OK;
 }
 
-/* Operand i of `n` becomes its contiguous copy, unless it is contiguous already. */
-static status straighten(graph *g, node *n, int i, layout *where, value **copies, bool *changed) {
+/* Operand i of `n` becomes its contiguous copy. */
+static status read_copy(graph *g, node *n, int i, layout *where, value **copies) {
     value *v = n->in[i];
-    tensor t = layout_tensor(v, where);
 
-    *changed = !tensor_contiguous(&t);
-    if (!*changed) return OK;
     if (!copies[v->id]) {
         g->before = n;
         g->in_backward = n->backward;
         TRY(emit_copy(g, v, where, &copies[v->id]));
     }
     return graph_set_operand(g, n, i, copies[v->id]);
+}
+
+/* The same, unless it is contiguous already. */
+static status straighten(graph *g, node *n, int i, layout *where, value **copies, bool *changed) {
+    tensor t = layout_tensor(n->in[i], where);
+
+    *changed = !tensor_contiguous(&t);
+    return *changed ? read_copy(g, n, i, where, copies) : OK;
+}
+
+/* Operand i of `n`, which its kernel trusts, is read where only the engine writes: owned[root id]. */
+static status keep_owned(graph *g, node *n, int i, layout *where, value **copies, bool *owned) {
+    if (where[n->in[i]->id].root->input >= 0) TRY(read_copy(g, n, i, where, copies));
+    owned[where[n->in[i]->id].root->id] = true;
+    return OK;
 }
 
 /* `v` is all of its root's memory in another shape, and what forward computes is no result of backward. */
@@ -80,15 +93,15 @@ static bool is_whole(const value *v, const layout *where, bool backward) {
 }
 
 /* Results that leave the engine must own their memory, each its own: it may be that of their root. */
-static status own_result(graph *g, value **slot, layout *where, bool backward) {
+static status own_result(graph *g, value **slot, layout *where, const bool *owned, bool backward) {
     value *v = *slot;
 
     if (!v) return OK;
-    if (is_whole(v, where, backward)) {
+    if (is_whole(v, where, backward) && !owned[where[v->id].root->id]) {
         where[v->id].root->mark = 1;
         return OK;
     }
-    if (v->input >= 0 || v->data || where[v->id].root != v || v->mark) {
+    if (v->input >= 0 || v->data || where[v->id].root != v || v->mark || owned[v->id]) {
         value *copy;
         g->in_backward = v->def && v->def->backward;
         g->before = backward && v->def ? v->def->next : NULL; /* at once: the gradient may be handed over early */
@@ -104,12 +117,14 @@ static status own_result(graph *g, value **slot, layout *where, bool backward) {
 status layout_make(graph *g, layout **out) {
     layout *where;
     value **copies; /* [value id] its contiguous copy */
+    bool *owned;    /* [root id] a kernel trusts what is there */
     int known = g->n_values, room = known + g->n_outputs + g->n_input_grads;
 
     for (const node *n = g->first; n; n = n->next) room += n->n_in;
     for (const state_write *w = g->writes; w; w = w->next) room++;
     TRY(NEW(g->c, where, room));
     TRY(NEW(g->c, copies, known));
+    TRY(NEW(g->c, owned, room));
     for (int i = 0; i < g->n_inputs; i++) place_alone(g->inputs[i], where);
 
     for (node *n = g->first; n; n = n->next) {
@@ -117,6 +132,8 @@ status layout_make(graph *g, layout **out) {
         for (int i = 0; i < n->n_in; i++) {
             if (!n->in[i]) continue;
             if (n->in[i]->data) place_alone(n->in[i], where);
+            if (n->op->owned & OPERAND(i) && dtype_is_int(n->in[i]->type))
+                TRY(keep_owned(g, n, i, where, copies, owned));
             if (n->op->flags & STRIDED || n->op->view) continue;
             TRY(straighten(g, n, i, where, copies, &changed));
         }
@@ -132,15 +149,15 @@ status layout_make(graph *g, layout **out) {
     for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
     for (int i = 0; i < g->n_outputs; i++) {
         if (g->outputs[i]->data) place_alone(g->outputs[i], where);
-        TRY(own_result(g, &g->outputs[i], where, false));
+        TRY(own_result(g, &g->outputs[i], where, owned, false));
     }
     for (state_write *w = g->writes; w; w = w->next) {
         if (w->value->data) place_alone(w->value, where);
-        TRY(own_result(g, &w->value, where, false));
+        TRY(own_result(g, &w->value, where, owned, false));
     }
     for (int i = 0; i < g->n_input_grads; i++) {
         if (g->input_grads[i] && g->input_grads[i]->data) place_alone(g->input_grads[i], where);
-        TRY(own_result(g, &g->input_grads[i], where, true));
+        TRY(own_result(g, &g->input_grads[i], where, owned, true));
     }
     g->in_backward = false;
     *out = where;

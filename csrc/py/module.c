@@ -55,11 +55,11 @@ static PyObject *core_operators(PyObject *module, PyObject *unused) {
                 if (name && PyList_Append(types, name) < 0) Py_CLEAR(types);
                 Py_XDECREF(name);
             }
-            row = Py_BuildValue("{sssssisNsOsOsOsOsOsI}", "name", op->name, "domain", op->domain, "since", op->since,
-                                "dtypes", types, "has_kernel", op->cpu ? Py_True : Py_False, "has_cuda",
+            row = Py_BuildValue("{sssssisNsOsOsOsOsOsIsIsIsI}", "name", op->name, "domain", op->domain, "since",
+                                op->since, "dtypes", types, "has_kernel", op->cpu ? Py_True : Py_False, "has_cuda",
                                 op->cuda ? Py_True : Py_False, "has_grad", op->grad ? Py_True : Py_False, "has_lower",
                                 op->lower ? Py_True : Py_False, "no_grad", op->flags & NO_GRAD ? Py_True : Py_False,
-                                "flags", op->flags);
+                                "flags", op->flags, "checked", op->checked, "owned", op->owned, "plain", op->plain);
             if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
             Py_XDECREF(row);
         }

@@ -44,8 +44,12 @@ PyObject *build_spec(dtype type, const shape *s); /* ("float32", (2, 3)) */
 /* Where memory is: ON_CPU, or the number of a GPU. */
 enum { ON_CPU = -1 };
 
-/* Address of a contiguous torch.Tensor of exactly this type and shape; `what` and `index` name it in errors. */
+/* Address of a contiguous torch.Tensor of exactly this type and shape; `what` and `index` name it in errors. Like all of
+ * these: RuntimeError where a tensor's storage has shrunk and does not have all of it any more. */
 int tensor_address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, void **out);
+/* The same of a tensor that the engine has just made and Python has not seen: its storage is not looked at. */
+int tensor_address_of_ours(PyObject *object, int device, dtype type, const shape *s, const char *what, int index,
+                           void **out);
 /* Address and size in bytes of a contiguous tensor of any type. */
 int tensor_bytes(PyObject *object, int device, const char *what, void **out, int64_t *bytes);
 

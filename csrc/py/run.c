@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 
+/* Whose the tensors of a list are. */
+typedef enum whose { THEIRS, OURS } whose;
+
 /* Tensors of a run: they stay alive while it goes on without the interpreter's lock. */
 typedef struct addresses {
     void **list;
@@ -18,7 +21,7 @@ static void release(addresses *a) {
 }
 
 static int collect(const plan_object *self, PyObject *tensors, value *const *values, int count, const char *what,
-                   addresses *out) {
+                   whose from, addresses *out) {
     Py_ssize_t given = PySequence_Size(tensors);
 
     if (given < 0) return -1;
@@ -37,7 +40,9 @@ static int collect(const plan_object *self, PyObject *tensors, value *const *val
         const value *v = values[i];
         if (!v) continue;
         if (!(out->owners[i] = PySequence_GetItem(tensors, i))) return -1;
-        if (tensor_address(out->owners[i], self->device, v->type, &v->shape, what, i, &out->list[i]) < 0) return -1;
+        if ((from == OURS ? tensor_address_of_ours : tensor_address)(out->owners[i], self->device, v->type, &v->shape,
+                                                                     what, i, &out->list[i]) < 0)
+            return -1;
     }
     return 0;
 }
@@ -145,9 +150,9 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
     if (!targets) return PyErr_NoMemory();
     for (const state_write *w = p->g->writes; w; w = w->next) targets[n++] = w->value;
     if (collect_arena(self, memory, &r.arena) == 0 &&
-        collect(self, inputs, p->g->inputs, plan_model_inputs(p), "input", &in) == 0 &&
-        collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", &out) == 0 &&
-        collect(self, writes, targets, n, "write", &written) == 0) {
+        collect(self, inputs, p->g->inputs, plan_model_inputs(p), "input", THEIRS, &in) == 0 &&
+        collect(self, outputs, p->g->outputs, p->g->n_outputs, "output", OURS, &out) == 0 &&
+        collect(self, writes, targets, n, "write", OURS, &written) == 0) {
         r.memory[AT_INPUT] = in.list;
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
@@ -175,13 +180,13 @@ typedef struct given {
 } given;
 
 static int collect_used(const plan_object *self, PyObject *tensors, value *const *values, const bool *flags, int count,
-                        const char *what, given *out) {
+                        const char *what, whose from, given *out) {
     if (!(out->values = calloc((size_t)count + 1, sizeof *out->values))) {
         PyErr_NoMemory();
         return -1;
     }
     for (int i = 0; values && i < count; i++) out->values[i] = !flags || flags[i] ? values[i] : NULL;
-    return collect(self, tensors, out->values, count, what, &out->at);
+    return collect(self, tensors, out->values, count, what, from, &out->at);
 }
 
 static void release_given(given *g) {
@@ -232,13 +237,13 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
     }
     if ((whole || find_used(p, from, to, of) == 0) && collect_arena(self, memory, &r.arena) == 0 &&
         collect_used(self, inputs, g->inputs, whole ? p->reads_input : of[AT_INPUT].flags, plan_model_inputs(p),
-                     "input", &of[AT_INPUT]) == 0 &&
+                     "input", THEIRS, &of[AT_INPUT]) == 0 &&
         collect_used(self, outputs, g->outputs, whole ? p->reads_output : of[AT_OUTPUT].flags, g->n_outputs, "output",
-                     &of[AT_OUTPUT]) == 0 &&
+                     THEIRS, &of[AT_OUTPUT]) == 0 &&
         collect_used(self, output_grads, g->output_grads, of[AT_OUTPUT_GRAD].flags, g->n_outputs, "output gradient",
-                     &of[AT_OUTPUT_GRAD]) == 0 &&
+                     THEIRS, &of[AT_OUTPUT_GRAD]) == 0 &&
         collect_used(self, input_grads, g->input_grads, of[AT_INPUT_GRAD].flags, g->n_input_grads, "input gradient",
-                     &of[AT_INPUT_GRAD]) == 0) {
+                     OURS, &of[AT_INPUT_GRAD]) == 0) {
         for (int i = 0; i < PLACES; i++) r.memory[i] = of[i].at.list;
         r.seed = seed;
         if (run_stretch(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);

@@ -126,7 +126,85 @@ static int refuse_device(const dl_tensor *t, int device, const char *name) {
     return -1;
 }
 
-static int borrow(PyObject *object, int device, const char *what, int index, dl_tensor *t) {
+/* --- storages: a tensor may say more than its storage has, which can shrink at any time --------------------------- */
+
+/* Tensors whose storage has been found to be large enough. It is asked again where a tensor's memory is at another
+ * address, as it is after every change of a storage's size, or longer than before. Used with the interpreter's lock. */
+enum { MOST_FITTING = 4096 };
+typedef struct fitting {
+    const PyObject *object;
+    const char *data;
+    int64_t bytes; /* from `data` on */
+} fitting;
+static fitting fittings[MOST_FITTING];
+
+/* object.name(), for names that are interned once a process. */
+static PyObject *call_interned(PyObject *object, PyObject **interned, const char *name) {
+    if (!*interned && !(*interned = PyUnicode_InternFromString(name))) return NULL;
+    return PyObject_CallMethodObjArgs(object, *interned, NULL);
+}
+
+/* Where a tensor's storage begins, and how many bytes it has. */
+static int storage_of(PyObject *object, const char **begin, int64_t *bytes) {
+    static PyObject *untyped_storage, *data_ptr, *nbytes;
+    PyObject *storage = call_interned(object, &untyped_storage, "untyped_storage");
+    PyObject *at = storage ? call_interned(storage, &data_ptr, "data_ptr") : NULL;
+    PyObject *size = at ? call_interned(storage, &nbytes, "nbytes") : NULL;
+
+    if (size) {
+        *begin = PyLong_AsVoidPtr(at);
+        *bytes = PyLong_AsLongLong(size);
+    }
+    Py_XDECREF(storage);
+    Py_XDECREF(at);
+    Py_XDECREF(size);
+    return size && !PyErr_Occurred() ? 0 : -1;
+}
+
+/* "[2, 3]" */
+static void numbers_text(const int64_t *numbers, int count, char text[SHAPE_TEXT]) {
+    shape s = {.rank = count < MAX_RANK ? count : MAX_RANK};
+    for (int i = 0; i < s.rank; i++) s.dim[i] = numbers[i];
+    shape_text(&s, text);
+}
+
+/* PyTorch's own sentence, and what it is about. */
+static int refuse_storage(const dl_tensor *t, const char *name, int64_t offset, int64_t needed, int64_t found) {
+    char sizes[SHAPE_TEXT], strides[SHAPE_TEXT] = "[]";
+
+    numbers_text(t->shape, t->ndim, sizes);
+    if (t->strides) numbers_text(t->strides, t->ndim, strides);
+    PyErr_Format(PyExc_RuntimeError,
+                 "setStorage: sizes %s, strides %s, storage offset %lld, and itemsize %d requiring a storage size of "
+                 "%lld are out of bounds for storage of size %lld (%s)",
+                 sizes, strides, (long long)offset, t->dtype.bits / 8, (long long)needed, (long long)found, name);
+    return -1;
+}
+
+/* Whether all elements of a tensor that is not empty are in its storage. */
+static int check_storage(PyObject *object, const dl_tensor *t, const char *what, int index) {
+    const char *data = (const char *)t->data + t->byte_offset, *begin = NULL;
+    const int64_t item = (t->dtype.bits * t->dtype.lanes + 7) / 8;
+    int64_t last = 0, n = 1, bytes, found = 0;
+    char name[NAME_TEXT];
+
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        last += (t->shape[i] - 1) * (t->strides ? t->strides[i] : n);
+        n *= t->shape[i];
+    }
+    bytes = (last + 1) * item;
+    fitting *f = &fittings[((uintptr_t)object / sizeof(void *) ^ (uintptr_t)object >> 16) % MOST_FITTING];
+    if (f->object == object && f->data == data && bytes <= f->bytes) return 0;
+    if (storage_of(object, &begin, &found) < 0) return -1;
+    const int64_t offset = (int64_t)((uintptr_t)data - (uintptr_t)begin);
+    if (offset < 0 || offset + bytes > found)
+        return refuse_storage(t, name_of(what, index, name), offset / item, offset + bytes, found);
+    *f = (fitting){object, data, bytes};
+    return 0;
+}
+
+/* `ours`: the engine has just made it. */
+static int borrow_some(PyObject *object, int device, const char *what, int index, bool ours, dl_tensor *t) {
     const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
     char name[NAME_TEXT];
     bool empty = false;
@@ -138,11 +216,15 @@ static int borrow(PyObject *object, int device, const char *what, int index, dl_
     }
     if (!is_on(t, device)) return refuse_device(t, device, name_of(what, index, name));
     for (int i = 0; i < t->ndim; i++) empty |= t->shape[i] == 0;
-    if (!t->data && !empty) {
-        PyErr_Format(PyExc_ValueError, "%s is a tensor that has no memory", name_of(what, index, name));
-        return -1;
-    }
-    return 0;
+    if (empty) return 0;
+    if (!ours && check_storage(object, t, what, index) < 0) return -1;
+    if (t->data) return 0;
+    PyErr_Format(PyExc_ValueError, "%s is a tensor that has no memory", name_of(what, index, name));
+    return -1;
+}
+
+static int borrow(PyObject *object, int device, const char *what, int index, dl_tensor *t) {
+    return borrow_some(object, device, what, index, false, t);
 }
 
 static int is_contiguous(const dl_tensor *t) {
@@ -163,11 +245,12 @@ static int same_shape(const dl_tensor *t, const shape *s) {
     return 1;
 }
 
-int tensor_address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, void **out) {
+static int address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, bool ours,
+                   void **out) {
     dl_tensor t;
     char expected[SHAPE_TEXT], found[SHAPE_TEXT];
 
-    if (borrow(object, device, what, index, &t) < 0) return -1;
+    if (borrow_some(object, device, what, index, ours, &t) < 0) return -1;
     if (dtype_from_dlpack(t.dtype.code, t.dtype.bits) != type || !same_shape(&t, s)) {
         shape got = {.rank = t.ndim < MAX_RANK ? t.ndim : MAX_RANK};
         for (int i = 0; i < got.rank; i++) got.dim[i] = t.shape[i];
@@ -182,6 +265,15 @@ int tensor_address(PyObject *object, int device, dtype type, const shape *s, con
     }
     *out = (char *)t.data + t.byte_offset;
     return 0;
+}
+
+int tensor_address(PyObject *object, int device, dtype type, const shape *s, const char *what, int index, void **out) {
+    return address(object, device, type, s, what, index, false, out);
+}
+
+int tensor_address_of_ours(PyObject *object, int device, dtype type, const shape *s, const char *what, int index,
+                           void **out) {
+    return address(object, device, type, s, what, index, true, out);
 }
 
 int tensor_bytes(PyObject *object, int device, const char *what, void **out, int64_t *bytes) {
