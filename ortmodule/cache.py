@@ -6,17 +6,15 @@ every constant, type, shape, name and scope (the model's code and configuration,
 what Python decided are in there), the opset, which sizes vary, torch's modes, the versions, and the source of what
 exports. A graph with a Python function in it, and one for which someone registered an own translation, is not kept.
 
-A file appears whole or not at all, under another name first, and carries the checksum of its content; one that is
-damaged is made again.
+A file appears whole or not at all, and carries the checksum of its content; one that is damaged, or that another user
+may have written (``safe_files``), is made again. A folder that others can write is refused where the setting is read.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +25,7 @@ import numpy
 import onnx
 import torch
 
-from ortmodule import _core, devices, export
+from ortmodule import _core, devices, export, safe_files
 from ortmodule.logger import LOGGER
 from ortmodule.torch_private import symbolic_registry
 from ortmodule.trace import Trace
@@ -102,7 +100,7 @@ class Cache:
         """The graph with this key, or None."""
         file = self._file(key)
         try:
-            content = _content(file.read_bytes())
+            content = _content(safe_files.read_private(file))
         except FileNotFoundError:
             content = None
         except (OSError, ValueError) as error:
@@ -116,18 +114,10 @@ class Cache:
 
     def put(self, key: str, model: onnx.ModelProto) -> None:
         content = model.SerializeToString()
-        part = None
         try:
-            with tempfile.NamedTemporaryFile(
-                dir=self.folder, prefix=f"{key[:8]}-", suffix=".part", delete=False
-            ) as file:
-                part = file.name
-                file.write(MAGIC + hashlib.sha256(content).digest() + content)
-            os.replace(part, self._file(key))
+            safe_files.write_whole(self._file(key), MAGIC + hashlib.sha256(content).digest() + content, private=True)
         except OSError as error:  # a full disk is no reason to stop a training
             LOGGER.warning("the graph could not be kept in %s: %s", self.folder, error)
-            if part is not None and os.path.exists(part):
-                os.unlink(part)
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------

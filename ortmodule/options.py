@@ -19,6 +19,7 @@ from typing import Any
 
 from ortmodule import _core
 from ortmodule.export import DEFAULT_OPSET, OPSETS
+from ortmodule.safe_files import make_private, parse_json
 
 PREFIX = "ORTMODULE_"
 
@@ -165,11 +166,11 @@ def _folder(text: str) -> str:
     return text
 
 
-def _made_folder(text: str) -> str:
+def _private_folder(text: str) -> str:
     try:
-        os.makedirs(text, exist_ok=True)
+        make_private(text)
     except OSError as error:
-        raise ValueError(f"a folder that can be made ({error.strerror})") from None
+        raise ValueError(f"a folder that can be made, and that only its owner can write ({error})") from None
     return _folder(text)
 
 
@@ -180,7 +181,8 @@ def _file(text: str) -> str:
 
 
 FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
-FOLDER, MADE_FOLDER = Kind("folder", _folder), Kind("folder, made if it is missing", _made_folder)
+FOLDER = Kind("folder", _folder)
+PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missing", _private_folder)
 PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
 FILE, PATH = Kind("file", _file), Kind("path", str)
 LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
@@ -243,7 +245,7 @@ _TABLE = (
     Variable("SAVE_ONNX_PATH", FOLDER, "",
              "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; "
              "beats `DebugOptions(save_path=...)`"),
-    Variable("CACHE_DIR", MADE_FOLDER, "",
+    Variable("CACHE_DIR", PRIVATE_FOLDER, "",
              "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace the "
              "module; off if it is empty"),
     Variable("VERIFY", _number(0), 0,
@@ -408,7 +410,7 @@ def _from_environment() -> dict[str, tuple[str, str]]:
 
 def _from_json(path: str) -> dict[str, tuple[str, str]]:
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
     if not isinstance(content, dict):

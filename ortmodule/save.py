@@ -9,7 +9,6 @@ passes; ``execution_model``: what runs, with the copies that kernels need. Witho
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import onnx
 from ortmodule.blame import without_dead
 from ortmodule.logger import LOGGER
 from ortmodule.options import check_folder
+from ortmodule.safe_files import write_whole
 
 if TYPE_CHECKING:
     from ortmodule.runner import Runner
@@ -55,9 +55,7 @@ class Saver:
             return
         for stage, model in _stages(graph):
             path = Path(self.folder, f"{self.prefix}_{stage}_{kind}.onnx")
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_bytes(model)
-            part.replace(path)
+            write_whole(path, model)
 
 
 def _stages(graph: Any) -> list[tuple[str, bytes]]:

@@ -16,26 +16,22 @@ then on. What has run in this process stays as it is, and nothing is measured wh
 entry for this device and these versions is used (a GPU's device is its model and the version of cuBLASLt; there a class
 is one product, and a way the algorithm as the library keeps it); all others are left as they are. What has been
 measured is added at the end of each tuning: the file is read again, written under another name and put into place, one
-process at a time.
+process at a time; a process that waits for its turn too long says so, and goes on without keeping what it measured.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ortmodule import _core
+from ortmodule import _core, safe_files
 from ortmodule.logger import ENGINE
 from ortmodule.options import PREFIX, Options, warn_once
 
@@ -77,7 +73,7 @@ def _read(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {"results": []}
-    content = json.loads(text)
+    content = safe_files.parse_json(text)
     results = content.get("results") if isinstance(content, dict) else None
     if not isinstance(results, list):
         raise ValueError('it is no object with a list "results"')
@@ -97,23 +93,13 @@ def _here(content: dict[str, Any], device: str | None = None) -> dict[str, Any]:
     return content["results"][-1]
 
 
-@contextmanager
-def _only_writer(file: Path) -> Iterator[None]:
-    """Inside, no other process changes ``file``."""
-    with open(file.with_name(file.name + ".lock"), "a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
-        yield
-
-
 def _add(file: Path, products: dict[str, dict[str, Any]], device: str | None = None) -> None:
     """Adds to what the file holds. Raises OSError, and ValueError for a file that is something else."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _only_writer(file):
+    with safe_files.locked(file.with_name(file.name + ".lock")):
         content = _read(file)
         _here(content, device)["products"].update(products)
-        part = file.with_name(file.name + ".part")
-        part.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(part, file)
+        safe_files.write_whole(file, safe_files.json_bytes(content))
 
 
 # --- a module's -------------------------------------------------------------------------------------------------------

@@ -105,3 +105,15 @@ void ctx_init(ctx *c) {
 }
 
 void ctx_release(ctx *c) { arena_free(&c->mem); }
+
+void ctx_scratch_begin(const ctx *parent, ctx *scratch) {
+    ctx_init(scratch);
+    scratch->mem.fail_after = parent->mem.fail_after;
+}
+
+status ctx_scratch_end(ctx *parent, ctx *scratch, status s) {
+    parent->mem.fail_after = scratch->mem.fail_after;
+    if (s != OK) parent->err = scratch->err;
+    ctx_release(scratch);
+    return s;
+}

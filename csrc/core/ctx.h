@@ -14,4 +14,9 @@ void ctx_init(ctx *c);
 /* Frees everything allocated through `c`; safe on a zeroed context and twice. */
 void ctx_release(ctx *c);
 
+/* Memory that dies before `parent` does: a context of its own, which fails the same allocations. */
+void ctx_scratch_begin(const ctx *parent, ctx *scratch);
+/* Frees it; what it says of an error goes to `parent`. Returns `s`. */
+MUST_USE status ctx_scratch_end(ctx *parent, ctx *scratch, status s);
+
 #endif

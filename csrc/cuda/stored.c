@@ -1,14 +1,16 @@
-/* stored.c -- a file for each image: what it was made from, then a checksum, then the image. Its name is a digest of
- * the former; the file is only good if all of that is equal. */
+/* stored.c -- keeps a file for each image: what it was made from, then a checksum, then the image. Its name is a digest
+ * of the former. A file is only good if all of that is equal, and if this user or root wrote it: a GPU runs it. */
 #define _GNU_SOURCE
 #include "cuda/stored.h"
 
 #include "core/digest.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { LONGEST_PATH = 4200, LARGEST = 1 << 26 };
@@ -24,6 +26,35 @@ static bool path_of(const char *folder, const stored_key *key, char path[LONGEST
     return digest(key->text, strlen(key->text), &of_text) && digest(key->kind, sizeof key->kind, &of_kind) &&
            snprintf(path, LONGEST_PATH, "%s/%016" PRIx64 "%016" PRIx64 ".cubin", folder, of_text, of_kind) <
                LONGEST_PATH;
+}
+
+/* A regular file, behind no symbolic link, that this user or root has, and that others cannot write. NULL: there is none.
+ * O_NONBLOCK: opening a pipe would wait for a writer. */
+static FILE *open_own(const char *path) {
+    const int file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat s;
+    FILE *f = NULL;
+
+    if (file < 0) return NULL;
+    if (fstat(file, &s) == 0 && S_ISREG(s.st_mode) && (s.st_uid == geteuid() || s.st_uid == 0) &&
+        !(s.st_mode & (S_IWGRP | S_IWOTH)))
+        f = fdopen(file, "rb");
+    if (!f) (void)close(file);
+    return f;
+}
+
+/* A new file of a name of its own beside `path`, which only this user can read; `part` is its name. */
+static FILE *make_part(const char *path, char *part, size_t size) {
+    FILE *f;
+    int file;
+
+    (void)snprintf(part, size, "%s.XXXXXX", path);
+    if ((file = mkostemp(part, O_CLOEXEC)) < 0) return NULL;
+    if (!(f = fdopen(file, "wb"))) {
+        (void)close(file);
+        (void)remove(part);
+    }
+    return f;
 }
 
 static void *read_image(FILE *f, const stored_key *key, size_t *bytes) {
@@ -52,7 +83,7 @@ void *stored_read(const char *folder, const stored_key *key, size_t *bytes) {
     FILE *f;
     void *image;
 
-    if (!path_of(folder, key, path) || !(f = fopen(path, "rbe"))) return NULL;
+    if (!path_of(folder, key, path) || !(f = open_own(path))) return NULL;
     image = read_image(f, key, bytes);
     (void)fclose(f);
     return image;
@@ -68,8 +99,7 @@ void stored_write(const char *folder, const stored_key *key, const void *image, 
     memcpy(h.magic, magic, sizeof magic);
     memcpy(h.kind, key->kind, sizeof h.kind);
     if (bytes == 0 || bytes > LARGEST || !path_of(folder, key, path) || !digest(image, bytes, &h.digest)) return;
-    (void)snprintf(part, sizeof part, "%s.%ld", path, (long)getpid());
-    if (!(f = fopen(part, "wbe"))) return;
+    if (!(f = make_part(path, part, sizeof part))) return;
     good = fwrite(&h, sizeof h, 1, f) == 1 && fwrite(key->text, length, 1, f) == 1 && fwrite(image, bytes, 1, f) == 1;
     good = fclose(f) == 0 && good;
     if (!good || rename(part, path) != 0) (void)remove(part);

@@ -12,7 +12,8 @@ typedef struct stored_key {
     uint64_t kind[3];
 } stored_key;
 
-/* The image that was kept for this very key, to be given to free; NULL: there is none, or it is damaged. */
+/* The image that was kept for this very key, to be given to free; NULL: there is none, it is damaged, or
+ * another user may have written it. */
 void *stored_read(const char *folder, const stored_key *key, size_t *bytes);
 /* Keeps it, if it can: a file appears whole or not at all. */
 void stored_write(const char *folder, const stored_key *key, const void *image, size_t bytes);

@@ -50,23 +50,48 @@ static uint64_t mix(uint64_t h, uint64_t x) {
     return h ^ (h >> 29);
 }
 
+static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
+    const char *p = data;
+    uint64_t word;
+
+    for (; bytes >= sizeof word; p += sizeof word, bytes -= sizeof word) {
+        memcpy(&word, p, sizeof word);
+        h = mix(h, word);
+    }
+    word = 0;
+    memcpy(&word, p, bytes);
+    return mix(h, word);
+}
+
+/* All that same_attr compares, but of a tensor its beginning. */
+static uint64_t mix_attr(uint64_t h, const attr *a) {
+    switch (a->kind) {
+    case ATTR_INT: return mix(h, (uint64_t)a->i);
+    case ATTR_FLOAT: return mix_bytes(h, &a->f, sizeof a->f);
+    case ATTR_STRING: return mix_bytes(h, a->s, strlen(a->s));
+    case ATTR_INTS: return mix_bytes(h, a->ints, (size_t)a->count * sizeof *a->ints);
+    case ATTR_FLOATS: return mix_bytes(h, a->floats, (size_t)a->count * sizeof *a->floats);
+    case ATTR_TENSOR: {
+        size_t bytes = (size_t)tensor_count(a->t) * dtype_size(a->t->type);
+        return mix_bytes(h, a->t->data, bytes < SMALL_CONSTANT ? bytes : SMALL_CONSTANT);
+    }
+    }
+    return h;
+}
+
 static uint64_t hash_node(const node *n) {
     uint64_t h = mix(0, (uint64_t)(uintptr_t)n->op);
     for (int i = 0; i < n->n_in; i++) {
         const value *v = n->in[i];
-        if (v && v->data) {
-            uint64_t word = 0;
-            size_t bytes = constant_bytes(v);
-            memcpy(&word, v->data, bytes < sizeof word ? bytes : sizeof word);
-            h = mix(h, word);
+        if (v && v->data && constant_bytes(v) > SMALL_CONSTANT) {
+            h = mix(h, (uint64_t)(uintptr_t)v->data);
+        } else if (v && v->data) {
+            h = mix_bytes(h, v->data, constant_bytes(v));
         } else {
             h = mix(h, v ? (uint64_t)v->id + 1 : 0);
         }
     }
-    for (const attr *a = n->attrs; a && a->name; a++) {
-        h = mix(h, (uint64_t)a->i + (uint64_t)a->count);
-        for (int i = 0; a->ints && i < a->count; i++) h = mix(h, (uint64_t)a->ints[i]);
-    }
+    for (const attr *a = n->attrs; a && a->name; a++) h = mix_attr(h, a);
     return h;
 }
 
@@ -224,7 +249,7 @@ static status emit_node(graph *g, node *n, value **out) {
         return OK;
     }
     propagate_needs_grad(n);
-    TRY(graph_insert_node(g, n));
+    graph_insert_node(g, n);
     if (slot) {
         TRY(find_slot(g, n, &slot)); /* simplify may have grown the table */
         if (!*slot) {

@@ -47,7 +47,16 @@ status graph_add_input(graph *g, const char *name, dtype type, const shape *s, v
     return OK;
 }
 
-status graph_add_output(graph *g, value *v) { return append(g->c, &g->outputs, &g->n_outputs, v); }
+void graph_set_end(value **end, value *v) {
+    if (*end) (*end)->n_ends--;
+    *end = v;
+    if (v) v->n_ends++;
+}
+
+status graph_add_output(graph *g, value *v) {
+    v->n_ends++;
+    return append(g->c, &g->outputs, &g->n_outputs, v);
+}
 
 status graph_add_constant(graph *g, dtype type, const shape *s, const void *data, value **out) {
     char *copy;
@@ -117,32 +126,62 @@ status graph_data_size(graph *g, value *v, int64_t *size) {
 
 /* --- uses --------------------------------------------------------------------------------------------------------- */
 
-static status add_use(graph *g, value *v, node *user, int index) {
-    use *u;
-    if (!v) return OK;
-    TRY(NEW(g->c, u, 1));
-    *u = (use){user, index, v->uses};
+static void put_first(use *u, value *v) {
+    u->next = v->uses;
+    u->link = &v->uses;
+    if (u->next) u->next->link = &u->next;
     v->uses = u;
     v->n_uses++;
-    return OK;
 }
 
-static void drop_use(value *v, const node *user, int index) {
-    for (use **u = v ? &v->uses : NULL; u && *u; u = &(*u)->next) {
-        if ((*u)->user != user || (*u)->index != index) continue;
-        *u = (*u)->next;
-        v->n_uses--;
-        return;
-    }
+static void add_use(value *v, node *user, int index) {
+    use *u = &user->reads[index];
+    if (!v) return;
+    u->user = user;
+    u->index = index;
+    put_first(u, v);
 }
 
-status graph_set_operand(graph *g, node *n, int index, value *v) {
+static void drop_use(value *v, node *user, int index) {
+    use *u = &user->reads[index];
+    if (!v || !u->link) return;
+    *u->link = u->next;
+    if (u->next) u->next->link = u->link;
+    u->link = NULL;
+    v->n_uses--;
+}
+
+void graph_set_operand(node *n, int index, value *v) {
     drop_use(n->in[index], n, index);
     n->in[index] = v;
-    return add_use(g, v, n, index);
+    add_use(v, n, index);
+}
+
+node *value_first_reader(const value *v) {
+    node *first = NULL;
+    for (const use *u = v->uses; u; u = u->next)
+        if (!first || node_is_before(u->user, first)) first = u->user;
+    return first;
 }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
+
+/* Between neighbours there is room for many more nodes, most of which come in right behind each other: a new place is
+ * near its predecessor's. Numbering all nodes again, where there is no room left, is rare. */
+enum { NEAR = 64 };
+static const int64_t apart = INT64_C(1) << 32;
+
+static void number_places(graph *g) {
+    int64_t place = 0;
+    for (node *n = g->first; n; n = n->next) n->place = place += apart;
+}
+
+static void find_place(graph *g, node *n) {
+    const int64_t before = n->prev ? n->prev->place : 0, room = n->next ? n->next->place - before : apart;
+
+    n->place = before + (n->next ? room / NEAR + 1 : apart);
+    if (n->next && n->place >= n->next->place) number_places(g);
+}
 
 static void link_node(graph *g, node *n) {
     n->next = g->before;
@@ -151,6 +190,7 @@ static void link_node(graph *g, node *n) {
     else g->first = n;
     if (n->next) n->next->prev = n;
     else g->last = n;
+    find_place(g, n);
 }
 
 static void take_out(graph *g, node *n) {
@@ -232,6 +272,7 @@ status graph_make_node(graph *g, const op_def *op, const char *name, const attr 
     n->backward = g->in_backward;
     TRY(copy_attrs(g->c, attrs, &n->attrs));
     TRY(NEW(g->c, n->in, n_in));
+    TRY(NEW(g->c, n->reads, n_in));
     TRY(NEW(g->c, n->out, n_out));
     if (n_in) memcpy(n->in, in, (size_t)n_in * sizeof *in);
     for (int i = 0; i < n_out; i++) {
@@ -243,11 +284,10 @@ status graph_make_node(graph *g, const op_def *op, const char *name, const attr 
     return OK;
 }
 
-status graph_insert_node(graph *g, node *n) {
+void graph_insert_node(graph *g, node *n) {
     n->id = g->n_nodes++;
-    for (int i = 0; i < n->n_in; i++) TRY(add_use(g, n->in[i], n, i));
+    for (int i = 0; i < n->n_in; i++) add_use(n->in[i], n, i);
     link_node(g, n);
-    return OK;
 }
 
 status graph_add_node(graph *g, const op_def *op, const char *name, const attr *attrs, int n_in, value *const *in,
@@ -255,40 +295,39 @@ status graph_add_node(graph *g, const op_def *op, const char *name, const attr *
     const char *copy = name ? arena_text(g->c, name, strlen(name)) : NULL;
     if (name && !copy) return E_NOMEM;
     TRY(graph_make_node(g, op, copy, attrs, n_in, in, n_out, out));
-    return graph_insert_node(g, *out);
+    graph_insert_node(g, *out);
+    return OK;
 }
 
 status graph_add_write(graph *g, value *input, value *v) {
-    state_write *w, **last = &g->writes;
+    state_write *w, **last = g->writes ? g->last_write : &g->writes;
     TRY(NEW(g->c, w, 1));
     *w = (state_write){input, v, NULL};
-    while (*last) last = &(*last)->next;
+    v->n_ends++;
     *last = w;
+    g->last_write = &w->next;
     return OK;
 }
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
 
 static void replace_in(value **list, int count, value *from, value *to) {
-    for (int i = 0; list && i < count; i++)
-        if (list[i] == from) list[i] = to;
+    for (int i = 0; list && from->n_ends && i < count; i++)
+        if (list[i] == from) graph_set_end(&list[i], to);
 }
 
 status graph_replace(graph *g, value *from, value *to) {
     if (from == to) return OK;
     while (from->uses) {
         use *u = from->uses;
-        from->uses = u->next;
-        from->n_uses--;
+        drop_use(from, u->user, u->index);
         u->user->in[u->index] = to;
-        u->next = to->uses;
-        to->uses = u;
-        to->n_uses++;
+        put_first(u, to);
     }
     replace_in(g->outputs, g->n_outputs, from, to);
     replace_in(g->input_grads, g->n_input_grads, from, to);
-    for (state_write *w = g->writes; w; w = w->next)
-        if (w->value == from) w->value = to;
+    for (state_write *w = g->writes; w && from->n_ends; w = w->next)
+        if (w->value == from) graph_set_end(&w->value, to);
     to->needs_grad |= from->needs_grad;
     return OK;
 }

@@ -46,8 +46,8 @@ typedef struct attr {
 
 typedef struct use {
     node *user;
-    int index; /* of the operand */
-    struct use *next;
+    int index;                /* of the operand */
+    struct use *next, **link; /* link: what points here, so that a use is taken out of the list at once */
 } use;
 
 struct value {
@@ -62,7 +62,8 @@ struct value {
     bool needs_grad;  /* some graph input that needs a gradient reaches it through differentiable operators */
     use *uses;
     int n_uses;
-    int mark; /* scratch for whoever walks the graph; means nothing between walks */
+    int n_ends; /* places among outputs, writes and gradients that hold it (graph_set_end) */
+    int mark;   /* scratch for whoever walks the graph; means nothing between walks */
 };
 
 struct node {
@@ -70,9 +71,11 @@ struct node {
     const struct op_def *op;
     const char *name; /* from the model: the name errors are reported with; gradients inherit it */
     const attr *attrs;
-    value **in, **out; /* an absent optional operand, or an output nobody asked for, is NULL */
+    value **in, **out; /* an absent optional operand, or an output that is not wanted, is NULL */
+    use *reads;        /* [n_in] its places in the operands' lists of uses */
     int n_in, n_out;
     node *prev, *next; /* program order, always topological */
+    int64_t place;     /* grows along the program order */
     bool backward;     /* made by the gradient builder */
     int mark;
 };
@@ -91,7 +94,7 @@ struct graph {
     int n_inputs;
     value **outputs; /* what forward returns */
     int n_outputs;
-    state_write *writes;
+    state_write *writes, **last_write; /* last_write: where the next one goes */
     value **output_grads; /* [n_outputs] inputs of backward, NULL where none is expected; NULL before grad_build */
     value **input_grads;  /* [n_inputs before grad_build] what backward returns, NULL where there is none */
     int n_input_grads;
@@ -137,7 +140,7 @@ MUST_USE status graph_share_constant(graph *g, const value *from, value **out);
 /* The two halves of graph_add_node: a node that is not in the graph yet, and putting it there. `name` is not copied. */
 MUST_USE status graph_make_node(graph *g, const struct op_def *op, const char *name, const attr *attrs, int n_in,
                                 value *const *in, int n_out, node **out);
-MUST_USE status graph_insert_node(graph *g, node *n);
+void graph_insert_node(graph *g, node *n);
 
 /* The size that `v`, an int64 scalar, holds when this plan runs. E_PENDING when it has to be found by running first. */
 MUST_USE status graph_data_size(graph *g, value *v, int64_t *size);
@@ -162,7 +165,9 @@ MUST_USE status graph_emit_op(graph *g, const struct op_def *op, const attr *att
 MUST_USE status graph_replace(graph *g, value *from, value *to);
 /* Removes nodes that nothing needs. */
 void graph_remove_dead(graph *g);
-MUST_USE status graph_set_operand(graph *g, node *n, int index, value *v);
+void graph_set_operand(node *n, int index, value *v);
+/* One of the graph's outputs, gradients of inputs or writes, `*end`, becomes `v` (NULL: none). */
+void graph_set_end(value **end, value *v);
 /* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */
 void graph_move(graph *g, node *n, node *before);
 /* Sets every node's mark: whether forward computes it, only backward, or nobody. */
@@ -181,6 +186,16 @@ bool node_has(const node *n, const char *name); /* set on the node itself */
 /* E_UNSUPPORTED, E_INVALID unless the record knows the attribute, and as one of this kind. */
 MUST_USE status attr_check(ctx *c, const struct op_def *op, const attr *a);
 
+/* Does `a` come before `b` in program order? */
+static inline bool node_is_before(const node *a, const node *b) { return a->place < b->place; }
+/* The first node in program order that reads `v`; NULL: there is none. */
+node *value_first_reader(const value *v);
+/* Is `v` among what the graph gives back: outputs, writes, gradients? */
+static inline bool value_is_end(const value *v) { return v->n_ends > 0; }
+/* Does anything need `v`? */
+static inline bool value_is_read(const value *v) { return v->n_uses > 0 || value_is_end(v); }
+/* Is one operand of one node all that sees `v`? */
+static inline bool value_is_private(const value *v) { return v->n_uses == 1 && !value_is_end(v); }
 static inline value *node_in(const node *n, int i) { return i < n->n_in ? n->in[i] : NULL; }
 static inline bool value_is_constant(const value *v) { return v && v->data; }
 /* E_DATA, with a sentence that names the operand, unless its elements are known while the graph is made. Where it is an

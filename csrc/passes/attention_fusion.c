@@ -25,19 +25,18 @@ typedef struct attention {
     torch_attention torch;
 } attention;
 
-static bool is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
 static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
 
 /* Before a cast between a 16-bit type and float32. */
-static value *before_cast(const graph *g, value *v) {
-    if (!value_is(v, "Cast") || !is_private(g, v)) return v;
+static value *before_cast(value *v) {
+    if (!value_is(v, "Cast") || !value_is_private(v)) return v;
     value *x = v->def->in[0];
     const bool wide = (is_narrow(x->type) && v->type == F32) || (x->type == F32 && is_narrow(v->type));
     return wide ? x : v;
 }
 
-static value *before_dropout(const graph *g, value *v, attention *a) {
-    if (!value_is(v, "DropoutTrain") || !is_private(g, v) || node_in(v->def, 1)) return v;
+static value *before_dropout(value *v, attention *a) {
+    if (!value_is(v, "DropoutTrain") || !value_is_private(v) || node_in(v->def, 1)) return v;
     a->ratio = node_float(v->def, "ratio");
     a->key = node_int(v->def, "key");
     return v->def->in[0];
@@ -52,23 +51,23 @@ static bool says_not_hidden(const value *allowed, const value *x) {
            number == -INFINITY;
 }
 
-static value *before_softmax(const graph *g, value *v, attention *a) {
+static value *before_softmax(value *v, attention *a) {
     const int last = v->shape.rank - 1;
 
-    if (!is_private(g, v)) return NULL;
+    if (!value_is_private(v)) return NULL;
     if (value_is(v, "Softmax")) {
         const int64_t axis = node_int(v->def, "axis");
-        return (axis == -1 || axis == last) && is_private(g, v->def->in[0]) ? v->def->in[0] : NULL;
+        return (axis == -1 || axis == last) && value_is_private(v->def->in[0]) ? v->def->in[0] : NULL;
     }
     if (!value_is(v, "MaskedSoftmax")) return NULL;
     value *x = v->def->in[0];
     a->safe = true;
     a->allowed = node_in(v->def, 1);
-    if (a->allowed && says_not_hidden(a->allowed, x) && x->n_uses == 2 && !value_is_end(g, x)) {
+    if (a->allowed && says_not_hidden(a->allowed, x) && x->n_uses == 2 && !value_is_end(x)) {
         a->allowed = NULL;
         return x;
     }
-    return is_private(g, x) ? x : NULL;
+    return value_is_private(x) ? x : NULL;
 }
 
 static bool is_product(const value *v) {
@@ -77,25 +76,25 @@ static bool is_product(const value *v) {
 }
 
 /* The product of queries and keys behind scores, with what is added to it. */
-static value *before_bias(const graph *g, value *v, attention *a) {
-    value *product = before_cast(g, v);
+static value *before_bias(value *v, attention *a) {
+    value *product = before_cast(v);
 
     for (int i = 0; value_is(product, "Add") && i < 2; i++) {
-        value *x = before_cast(g, product->def->in[i]);
-        if (!is_product(x) || !is_private(g, product->def->in[i]) || !is_private(g, x)) continue;
+        value *x = before_cast(product->def->in[i]);
+        if (!is_product(x) || !value_is_private(product->def->in[i]) || !value_is_private(x)) continue;
         if (!shape_equal(&x->shape, &product->shape)) continue;
         a->bias = product->def->in[1 - i];
         return x;
     }
-    return is_product(product) && is_private(g, product) ? product : NULL;
+    return is_product(product) && value_is_private(product) ? product : NULL;
 }
 
-static bool find_attention(const graph *g, value *weights, attention *a) {
-    value *x = before_cast(g, weights);
+static bool find_attention(value *weights, attention *a) {
+    value *x = before_cast(weights);
 
-    x = before_dropout(g, x, a);
-    x = before_cast(g, x);
-    if (!(x = before_softmax(g, x, a)) || !(x = before_bias(g, x, a))) return false;
+    x = before_dropout(x, a);
+    x = before_cast(x);
+    if (!(x = before_softmax(x, a)) || !(x = before_bias(x, a))) return false;
     a->q = x->def->in[0];
     a->k = x->def->in[1]; /* transposed */
     a->scale = product_alpha(x->def);
@@ -259,7 +258,7 @@ static bool pays(const graph *g, const attention *a) {
 static status fuse(graph *g, value *const v[], const node *root, bool always, value **out) {
     attention a = {.v = v[VALUES]};
 
-    if (!find_attention(g, v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
+    if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     TRY(bias_to_mask(g, &a));
     a.torch = by_torch(g, &a, !always);
     return always || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;

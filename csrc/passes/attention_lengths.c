@@ -23,17 +23,17 @@ static value *some_rows(value *v, value **rows) {
     return x;
 }
 
-static bool is_seen(const graph *g, const value *v) { return v->n_uses || value_is_end(g, v); }
+static bool is_seen(const value *v) { return v->n_uses || value_is_end(v); }
 
 /* A reader of `y` that takes the listed rows from it: PackRows(Reshape(y)). */
-static value *taken_from(const graph *g, const value *y, const value *rows) {
+static value *taken_from(const value *y, const value *rows) {
     const int64_t all = y->shape.dim[0] * y->shape.dim[1];
 
     for (const use *u = y->uses; u; u = u->next) {
         const node *flat = u->user;
         if (!node_is(flat, "Reshape") || flat->out[0]->shape.dim[0] != all) continue;
         for (const use *p = flat->out[0]->uses; p; p = p->next)
-            if (node_is(p->user, "PackRows") && p->user->in[1] == rows && is_seen(g, p->user->out[0]))
+            if (node_is(p->user, "PackRows") && p->user->in[1] == rows && is_seen(p->user->out[0]))
                 return p->user->out[0];
     }
     return NULL;
@@ -43,7 +43,7 @@ static value *taken_from(const graph *g, const value *y, const value *rows) {
 static status replace_rows(graph *g, value *y, value *some, value *rows) {
     value *taken, *all;
 
-    while ((taken = taken_from(g, y, rows))) {
+    while ((taken = taken_from(y, rows))) {
         TRY(emit_reshape(g, some, &taken->shape, &all));
         TRY(graph_replace(g, taken, all));
     }

@@ -34,9 +34,7 @@ static bool adds(const node *n, const shape *s) {
 }
 
 /* One that nothing else looks at. */
-static bool is_inner_sum(const graph *g, const value *v, const shape *s) {
-    return v->def && adds(v->def, s) && value_is_private(g, v);
-}
+static bool is_inner_sum(const value *v, const shape *s) { return v->def && adds(v->def, s) && value_is_private(v); }
 
 /* In the order in which they are written. */
 static status find_terms(graph *g, const node *n, list *terms) {
@@ -46,7 +44,7 @@ static status find_terms(graph *g, const node *n, list *terms) {
     for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, n->in[i]));
     while (waiting.count) {
         value *v = waiting.items[--waiting.count];
-        if (!is_inner_sum(g, v, s)) TRY(append(g->c, terms, v));
+        if (!is_inner_sum(v, s)) TRY(append(g->c, terms, v));
         else
             for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, v->def->in[i]));
     }
@@ -155,7 +153,7 @@ static status join_pieces(graph *g, list *terms, int axis, const shape *whole, b
 }
 
 /* Of a sum that is a term of another the other takes care. */
-static bool is_term(const graph *g, const value *v) { return value_is_private(g, v) && adds(v->uses->user, &v->shape); }
+static bool is_term(const value *v) { return value_is_private(v) && adds(v->uses->user, &v->shape); }
 
 static status rewrite_sum(graph *g, value *const v[], const node *n, value **out) {
     const shape *whole = &n->out[0]->shape;
@@ -164,7 +162,7 @@ static status rewrite_sum(graph *g, value *const v[], const node *n, value **out
     value *total;
 
     (void)v;
-    if (!adds(n, whole) || is_term(g, n->out[0])) return OK;
+    if (!adds(n, whole) || is_term(n->out[0])) return OK;
     TRY(find_terms(g, n, &terms));
     for (int axis = 0; axis < whole->rank; axis += !joined) {
         TRY(join_pieces(g, &terms, axis, whole, &joined));

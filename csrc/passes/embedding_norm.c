@@ -15,10 +15,10 @@ typedef struct addends {
     bool selects;
 } addends;
 
-static bool is_selection(const graph *g, const value *v) {
+static bool is_selection(const value *v) {
     if (!value_is(v, "Gather") && !value_is(v, "Embedding")) return false;
     const value *table = v->def->in[0];
-    if (table->shape.rank != 2 || !value_is_private(g, v)) return false;
+    if (table->shape.rank != 2 || !value_is_private(v)) return false;
     const int64_t axis = value_is(v, "Gather") ? node_int(v->def, "axis") : 0;
     return axis == 0 || axis == -2;
 }
@@ -36,11 +36,11 @@ static bool rows_repeat(const shape *v, const shape *sum) {
 }
 
 /* Rows as they lie had better not be the result of a chain of pointwise operators, which can add the others itself. */
-static bool read_addend(const graph *g, value *v, const value *sum, addends *a) {
-    const bool selects = is_selection(g, v);
+static bool read_addend(value *v, const value *sum, addends *a) {
+    const bool selects = is_selection(v);
 
     if (a->count == EMBEDDING_TABLES || v->type != sum->type || !rows_repeat(&v->shape, &sum->shape)) return false;
-    if (!selects && v->def && v->def->op && fused_holds(v->def) && value_is_private(g, v)) return false;
+    if (!selects && v->def && v->def->op && fused_holds(v->def) && value_is_private(v)) return false;
     a->in[EMBEDDING_ADDENDS + 2 * a->count] = selects ? v->def->in[0] : v;
     a->in[EMBEDDING_ADDENDS + 2 * a->count + 1] = selects ? v->def->in[1] : NULL;
     a->count++;
@@ -51,11 +51,11 @@ static bool read_addend(const graph *g, value *v, const value *sum, addends *a) 
 /* In the order in which they are added: what is a sum itself comes first. */
 static bool read_sum(const graph *g, const value *v, const value *sum, addends *a) {
     value *const *in = v->def->in;
-    const int deep = value_is(in[1], "Add") && value_is_private(g, in[1]) ? 1 : 0;
-    const bool is_sum = value_is(in[deep], "Add") && value_is_private(g, in[deep]);
+    const int deep = value_is(in[1], "Add") && value_is_private(in[1]) ? 1 : 0;
+    const bool is_sum = value_is(in[deep], "Add") && value_is_private(in[deep]);
 
-    return (is_sum ? read_sum(g, in[deep], sum, a) : read_addend(g, in[deep], sum, a)) &&
-           read_addend(g, in[1 - deep], sum, a);
+    return (is_sum ? read_sum(g, in[deep], sum, a) : read_addend(in[deep], sum, a)) &&
+           read_addend(in[1 - deep], sum, a);
 }
 
 static bool is_ready(const value *v, const node *at) { return !v || !v->def || node_is_before(v->def, at); }
@@ -86,7 +86,7 @@ static status fuse(graph *g, node *n, int *fired) {
 static status run(graph *g, int *fired) {
     status s = OK;
     for (node *n = g->first; n && s == OK; n = n->next)
-        if (node_is(n, "LayerNormalization") && value_is_read(g, n->out[0])) s = fuse(g, n, fired);
+        if (node_is(n, "LayerNormalization") && value_is_read(n->out[0])) s = fuse(g, n, fired);
     return pass_end(g, s);
 }
 

@@ -13,14 +13,14 @@
 #include "ops/op.h"
 
 /* A product, or rows, of backward that only the sum sees. */
-static bool is_addend(const graph *g, const value *v) {
+static bool is_addend(const value *v) {
     if (!v->def || (!product_is(v->def) && !node_is(v->def, "GatherGrad"))) return false;
-    return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(g, v);
+    return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(v);
 }
 
 /* Memory that nobody else looks at, and that is there when `addend` runs. */
-static bool may_take(const graph *g, const value *c, const value *addend) {
-    if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(g, c)) return false;
+static bool may_take(const value *c, const value *addend) {
+    if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(c)) return false;
     return c != addend && node_is_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
 }
 
@@ -56,7 +56,7 @@ static status add_all(graph *g, int *fired) {
         if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || ends_in_a_chain(n)) continue;
         for (int i = 0; i < 2; i++) {
             value *addend = n->in[i], *c = n->in[1 - i];
-            if (!is_addend(g, addend) || !may_take(g, c, addend)) continue;
+            if (!is_addend(addend) || !may_take(c, addend)) continue;
             TRY(add_into(g, n, c, addend, fired));
             break;
         }

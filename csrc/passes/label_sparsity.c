@@ -46,12 +46,15 @@ static status emit_loss(row_set *r, const node *loss, value *logits, value **out
 static status rewrite_loss(graph *g, node *loss, bool *fired) {
     value *live, *rows, *logits, *out;
     int64_t all, count;
+    int products;
     row_set r;
 
     if (!is_loss(loss)) return OK;
     all = loss->in[LOGITS]->shape.dim[0];
-    TRY(rows_begin(g, all, NULL, true, &r));
-    if (all < FEWEST_ROWS || rows_mark_above(&r, loss, LOGITS) == 0) return OK;
+    if (all < FEWEST_ROWS) return OK;
+    r = rows_of(g, all, NULL, true);
+    TRY(rows_find_above(&r, loss, LOGITS, &products));
+    if (products == 0) return OK;
     TRY(emit_live(g, loss, &live));
     TRY(rows_count(g, live, &count));
     if (!rows_pay(count, all)) return OK;

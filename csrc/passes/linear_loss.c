@@ -18,15 +18,15 @@ enum { LOGITS, LABELS, WEIGHTS };
 static bool widens(const value *v) { return value_is(v, "Cast") && v->type == F32 && v->def->in[0]->type == BF16; }
 
 /* The value that was reshaped to `v`, its last axis as it is, and widened; NULL when others see it. */
-static value *before_reshapes(const graph *g, value *v) {
+static value *before_reshapes(value *v) {
     const int64_t last = v->shape.dim[v->shape.rank - 1];
 
-    while (value_is_private(g, v) && (value_is(v, "Reshape") || widens(v))) {
+    while (value_is_private(v) && (value_is(v, "Reshape") || widens(v))) {
         value *x = v->def->in[0];
         if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
         v = x;
     }
-    return value_is_private(g, v) ? v : NULL;
+    return value_is_private(v) ? v : NULL;
 }
 
 static bool is_product(const value *v) {
@@ -34,12 +34,12 @@ static bool is_product(const value *v) {
 }
 
 /* The product behind `v`, and its bias: of the product, or added to it. */
-static const node *product_behind(const graph *g, const value *v, value **bias) {
+static const node *product_behind(const value *v, value **bias) {
     *bias = value_is(v, "MatMulBias") ? node_in(v->def, 2) : NULL;
     if (is_product(v)) return v->def;
     for (int i = 0; value_is(v, "Add") && i < 2; i++) {
         *bias = v->def->in[1 - i];
-        if (value_is(v->def->in[i], "MatMul") && value_is_private(g, v->def->in[i])) return v->def->in[i]->def;
+        if (value_is(v->def->in[i], "MatMul") && value_is_private(v->def->in[i])) return v->def->in[i]->def;
     }
     return NULL;
 }
@@ -71,7 +71,7 @@ static bool is_linear(const use *u) {
 /* Becomes one number, likely the loss of the module, on all ways: then backward gets one gradient, and what it is for
  * each row is known in forward (loss_gradient.c, which looks closer; here it is about what pays). */
 static bool becomes_a_number(const graph *g, const value *v, int farthest) {
-    if (value_is_end(g, v)) return shape_count(&v->shape) == 1 && v->n_uses == 0;
+    if (value_is_end(v)) return shape_count(&v->shape) == 1 && v->n_uses == 0;
     if (farthest == 0 || v->n_uses == 0) return false;
     for (const use *u = v->uses; u; u = u->next)
         if (!is_linear(u) || !becomes_a_number(g, u->user->out[0], farthest - 1)) return false;
@@ -101,7 +101,7 @@ static status to_linear_loss(graph *g, value *const v[], const node *root, value
 
     if (logits->shape.rank != 2 || logits->type == F16) return OK;
     if (v[WEIGHTS] && v[WEIGHTS]->needs_grad) return OK;
-    if (!(logits = before_reshapes(g, logits)) || !(product = product_behind(g, logits, &bias))) return OK;
+    if (!(logits = before_reshapes(logits)) || !(product = product_behind(logits, &bias))) return OK;
     h = product->in[0];
     w = weight_of(product->in[1]);
     if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes) return OK;

@@ -10,9 +10,9 @@
 enum { SCORES, LABELS, WEIGHTS };
 
 /* The 16-bit scores that are widened to `v`, for nobody else, and reshaped at most; NULL: there are none. */
-static value *narrow_behind(const graph *g, value *v) {
-    while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
-    if (!value_is_private(g, v) || !value_is(v, "Cast")) return NULL;
+static value *narrow_behind(value *v) {
+    while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(v) || !value_is(v, "Cast")) return NULL;
     v = v->def->in[0];
     return v->type == BF16 || v->type == F16 ? v : NULL;
 }
@@ -22,7 +22,7 @@ static status read_narrow(graph *g, value *const v[], const node *root, value **
     int count = 0;
     value *x;
 
-    if (v[SCORES]->type != F32 || !(x = narrow_behind(g, v[SCORES]))) return OK;
+    if (v[SCORES]->type != F32 || !(x = narrow_behind(v[SCORES]))) return OK;
     for (const attr *a = root->attrs; a && a->name; a++) attrs[count++] = *a;
     attrs[count++] = (attr)INT("wide", 1);
     attrs[count] = (attr){.name = NULL};

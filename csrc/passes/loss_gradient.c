@@ -107,7 +107,7 @@ static status replace_gradient(graph *g, node *loss, node *gradient, value *seed
     TRY(emit_cast(g, seed, gradient->out[0]->type, &dloss));
     TRY(emit_reshape(g, dloss, &SCALAR, &dloss));
     for (int i = 0; i < 3; i++) {
-        if (!gradient->out[i]->n_uses && !value_is_end(g, gradient->out[i])) continue;
+        if (!gradient->out[i]->n_uses && !value_is_end(gradient->out[i])) continue;
         TRY(emit(g, &scaled, "Mul", dloss, out[i + 1]));
         TRY(graph_replace(g, gradient->out[i], scaled));
     }

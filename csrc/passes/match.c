@@ -42,18 +42,6 @@ static bool is_number(const value *v, double number) {
 
 /* --- what may not be taken away ----------------------------------------------------------------------------------- */
 
-static bool lists(value *const *list, int count, const value *v) {
-    for (int i = 0; list && i < count; i++)
-        if (list[i] == v) return true;
-    return false;
-}
-
-bool value_is_end(const graph *g, const value *v) {
-    for (const state_write *w = g->writes; w; w = w->next)
-        if (w->value == v) return true;
-    return lists(g->outputs, g->n_outputs, v) || lists(g->input_grads, g->n_input_grads, v);
-}
-
 bool node_is(const node *n, const char *op) { return strcmp(n->op->name, op) == 0; }
 bool value_is(const value *v, const char *op) { return v->def && node_is(v->def, op); }
 
@@ -62,23 +50,6 @@ bool slice_keeps(const node *n, int axis) {
 
     node_ints(n, "steps", &steps); /* all elements with a step of 1 begin at the first */
     return steps[axis] == 1 && n->out[0]->shape.dim[axis] == n->in[0]->shape.dim[axis];
-}
-
-bool value_is_read(const graph *g, const value *v) { return v->n_uses > 0 || value_is_end(g, v); }
-
-bool value_is_private(const graph *g, const value *v) { return v->n_uses == 1 && !value_is_end(g, v); }
-
-node *value_first_reader(const value *v) {
-    for (node *n = v->def->next; n; n = n->next)
-        for (int i = 0; i < n->n_in; i++)
-            if (n->in[i] == v) return n;
-    return NULL;
-}
-
-bool node_is_before(const node *a, const node *b) {
-    for (const node *n = a->next; n; n = n->next)
-        if (n == b) return true;
-    return false;
 }
 
 bool node_is_read_by_a_chain(const node *n) {
@@ -100,7 +71,7 @@ static bool is_matched(const search *s, const node *n) {
 static bool is_private(const search *s, const value *v) {
     for (const use *u = v->uses; u; u = u->next)
         if (!is_matched(s, u->user)) return false;
-    return !value_is_end(s->g, v);
+    return !value_is_end(v);
 }
 
 /* Of what goes away only the root's first result may be seen from outside. */
@@ -192,9 +163,9 @@ bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPT
 /* Rewriting strictly shrinks or normalises a graph, a few rounds do; more would mean two rules undoing each other. */
 enum { MAX_ROUNDS = 16 };
 
-static bool is_wanted(const graph *g, const node *n) {
+static bool is_wanted(const node *n) {
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(g, n->out[i]))) return true;
+        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return true;
     return false;
 }
 
@@ -233,7 +204,7 @@ status rules_apply(graph *g, const rule *rules, int *fired) {
         before = *fired;
         for (node *n = g->first; n; n = n->next) {
             bool here = false;
-            if (is_wanted(g, n)) TRY(apply_at(g, rules, n, &here));
+            if (is_wanted(n)) TRY(apply_at(g, rules, n, &here));
             *fired += here;
         }
         graph_remove_dead(g);

@@ -55,21 +55,11 @@ typedef struct rule {
 /* True when the graph at `root` has the form of `p`; `v` receives the captures, NULL where a slot is not met. */
 bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPTURES]);
 
-/* True when the graph gives `v` back: it is an output, a write or a gradient. */
-bool value_is_end(const graph *g, const value *v);
-/* True unless nobody asks for `v` any more. */
-bool value_is_read(const graph *g, const value *v);
 bool node_is(const node *n, const char *op);
 /* Was it computed by this operator? */
 bool value_is(const value *v, const char *op);
 /* Of a StridedSlice: does it keep all of an axis, in its order? */
 bool slice_keeps(const node *n, int axis);
-/* True when one node alone sees `v`. */
-bool value_is_private(const graph *g, const value *v);
-/* The first node that reads `v`, which some node makes; NULL: none does. */
-node *value_first_reader(const value *v);
-/* True when `a` runs before `b`. */
-bool node_is_before(const node *a, const node *b);
 /* True when `n` and one that reads it may be steps of one chain (pointwise_fusion.c). */
 bool node_is_read_by_a_chain(const node *n);
 

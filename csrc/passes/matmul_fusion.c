@@ -57,7 +57,7 @@ static status cast_before(graph *g, value *const v[], const node *root, value **
     int perm[MAX_RANK];
     value *x;
 
-    if (!value_is_private(g, v[TURNED]) || !is_read_by_products(root->out[0])) return OK;
+    if (!value_is_private(v[TURNED]) || !is_read_by_products(root->out[0])) return OK;
     const int rank = node_ints(v[TURNED]->def, "perm", &axes);
     if (rank != v[A]->shape.rank) return OK;
     for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];

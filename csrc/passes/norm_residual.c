@@ -18,18 +18,18 @@ static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
 
 /* An addition had better read `v` itself: a chain of pointwise operators need not store it, and reads through strides
  * where a norm would have a copy made. */
-static bool suits_a_chain(const graph *g, const value *v) {
+static bool suits_a_chain(const value *v) {
     if (!v->def || !v->def->op) return false;
     if (v->def->op->view) return !node_is(v->def, "Reshape");
-    return fused_holds(v->def) && value_is_private(g, v);
+    return fused_holds(v->def) && value_is_private(v);
 }
 
 /* Someone other than a chain of the same shape reads it, or the graph gives it back. */
-static bool is_stored(const graph *g, const value *v) {
+static bool is_stored(const value *v) {
     for (const use *u = v->uses; u; u = u->next)
         if (u->user->n_out != 1 || !shape_equal(&u->user->out[0]->shape, &v->shape) || !fused_holds(u->user))
             return true;
-    return value_is_end(g, v);
+    return value_is_end(v);
 }
 
 /* Whether what the norm `n` scales with is there when `at` runs. */
@@ -48,26 +48,26 @@ typedef struct sum {
 } sum;
 
 /* Takes the steps between x and the sum off an addend. */
-static void peel(const graph *g, value *v, sum *s) {
+static void peel(value *v, sum *s) {
     s->x = v;
     s->dropout = NULL;
-    if (value_is(v, "Cast") && v->type == F32 && is_narrow(v->def->in[0]->type) && value_is_private(g, v))
+    if (value_is(v, "Cast") && v->type == F32 && is_narrow(v->def->in[0]->type) && value_is_private(v))
         s->x = v->def->in[0];
     v = s->x;
-    if (!value_is(v, "DropoutTrain") || node_in(v->def, 1) || !value_is_private(g, v)) return;
+    if (!value_is(v, "DropoutTrain") || node_in(v->def, 1) || !value_is_private(v)) return;
     s->dropout = v->def;
     s->x = v->def->in[0];
 }
 
-static bool read_sum(const graph *g, const value *v, const node *norm, sum *s) {
+static bool read_sum(const value *v, const node *norm, sum *s) {
     const node *n = v->def;
 
     if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, value_first_reader(v))) return false;
     for (int i = 0; i < 2; i++) {
         if (!shape_equal(&n->in[i]->shape, &v->shape) || !shape_equal(&n->in[1 - i]->shape, &v->shape)) return false;
-        peel(g, n->in[i], s);
+        peel(n->in[i], s);
         s->residual = n->in[1 - i];
-        if (!suits_a_chain(g, s->x) && !suits_a_chain(g, s->residual)) return true;
+        if (!suits_a_chain(s->x) && !suits_a_chain(s->residual)) return true;
     }
     return false;
 }
@@ -85,7 +85,7 @@ static void find_casts(const graph *g, const value *v, casts *found) {
         value *y = u->user->n_out ? u->user->out[0] : NULL;
         if (!y || u->index != 0) continue;
         if (value_is(y, "Reshape")) find_casts(g, y, found);
-        else if (value_is(y, "Cast") && is_narrow(y->type) && is_stored(g, y) &&
+        else if (value_is(y, "Cast") && is_narrow(y->type) && is_stored(y) &&
                  (!found->count || found->to[0]->type == y->type))
             found->to[found->count++] = y;
     }
@@ -100,7 +100,7 @@ static status fuse_norm(graph *g, node *n, int *fired) {
     casts found = {.count = 0};
 
     if (n->in[0]->type == F32) find_casts(g, n->out[0], &found);
-    const bool adds = read_sum(g, n->in[0], n, &s);
+    const bool adds = read_sum(n->in[0], n, &s);
     if (!adds && !found.count) return OK;
     if (adds) in[0] = s.x, in[3] = s.residual;
     pass_emits(g, adds ? value_first_reader(n->in[0]) : n, n);
@@ -130,18 +130,18 @@ static status before_cast(graph *g, value *v, value **out) {
     const shape *s = &v->shape;
 
     *out = v;
-    while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
-    if (!value_is_private(g, v) || !value_is(v, "Cast") || v->type != F32 || !is_narrow(v->def->in[0]->type)) return OK;
+    while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(v) || !value_is(v, "Cast") || v->type != F32 || !is_narrow(v->def->in[0]->type)) return OK;
     return emit_reshape(g, v->def->in[0], s, out);
 }
 
 /* The addition of dx and a gradient that is there before; NULL: none, or a chain makes that gradient. */
-static node *addition_to(const graph *g, const value *dx, value **other) {
-    node *n = value_is_private(g, dx) ? dx->uses->user : NULL;
+static node *addition_to(const value *dx, value **other) {
+    node *n = value_is_private(dx) ? dx->uses->user : NULL;
 
     if (!n || !value_is(n->out[0], "Add") || !n->backward) return NULL;
     *other = n->in[0] == dx ? n->in[1] : n->in[0];
-    if (!shape_equal(&(*other)->shape, &dx->shape) || suits_a_chain(g, *other)) return NULL;
+    if (!shape_equal(&(*other)->shape, &dx->shape) || suits_a_chain(*other)) return NULL;
     if ((*other)->def && !node_is_before((*other)->def, dx->def)) return NULL;
     return n;
 }
@@ -150,7 +150,7 @@ enum { DY, X, SCALE, GRAD_INVERSES, GRAD_MEANS, ADDED, GRAD_OPERANDS };
 
 static status fuse_gradient(graph *g, node *n, int *fired) {
     value *in[GRAD_OPERANDS] = {NULL}, *out[3] = {NULL};
-    node *addition = n->n_in <= ADDED ? addition_to(g, n->out[0], &in[ADDED]) : NULL;
+    node *addition = n->n_in <= ADDED ? addition_to(n->out[0], &in[ADDED]) : NULL;
 
     for (int i = 0; i < n->n_in; i++) in[i] = n->in[i];
     if (!addition) in[ADDED] = node_in(n, ADDED);
@@ -166,9 +166,9 @@ static status fuse_gradient(graph *g, node *n, int *fired) {
 
 /* --- the pass ----------------------------------------------------------------------------------------------------- */
 
-static bool is_wanted(const graph *g, const node *n) {
+static bool is_wanted(const node *n) {
     for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(g, n->out[i]))) return true;
+        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return true;
     return false;
 }
 
@@ -178,7 +178,7 @@ static status run(graph *g, int *fired) {
     status s = OK;
 
     for (node *n = g->first; n && s == OK; n = n->next) {
-        if (!is_wanted(g, n)) continue;
+        if (!is_wanted(n)) continue;
         if (is_any_of(n, "LayerNormalization", "RMSNormalization")) s = fuse_norm(g, n, fired);
         else if (is_any_of(n, "LayerNormGrad", "RMSNormGrad")) s = fuse_gradient(g, n, fired);
     }

@@ -8,6 +8,8 @@
 
 #include "ops/op.h"
 
+#include <stdlib.h>
+
 /* A copy takes as long as it saves one product or two. */
 enum { LEAST = 4 };
 
@@ -19,17 +21,28 @@ static bool is_product(const node *n) {
            n->in[0] != n->in[1];
 }
 
-static bool are_alike(const node *n, const node *m) {
-    return is_product(m) && m->in[1] == n->in[1] && m->backward == n->backward && m->in[0]->type == n->in[0]->type &&
-           rows_of(m) == rows_of(n);
+/* Products that read the matrix alike are neighbours, in program order. */
+static int compare(const void *a, const void *b) {
+    const node *x = *(node *const *)a, *y = *(node *const *)b;
+    const int64_t rows_x = rows_of(x), rows_y = rows_of(y);
+
+    if (x->backward != y->backward) return x->backward - y->backward;
+    if (x->in[0]->type != y->in[0]->type) return x->in[0]->type < y->in[0]->type ? -1 : 1;
+    if (rows_x != rows_y) return rows_x < rows_y ? -1 : 1;
+    return node_is_before(x, y) ? -1 : x != y;
 }
 
-/* Those that multiply by what `n`, the first of them, does. */
-static status find_products(graph *g, node *n, node ***found, int *count) {
+static bool are_alike(const node *n, const node *m) {
+    return n->backward == m->backward && n->in[0]->type == m->in[0]->type && rows_of(n) == rows_of(m);
+}
+
+/* All products by `matrix`, sorted. */
+static status find_products(graph *g, const value *matrix, node ***found, int *count) {
     *count = 0;
-    TRY(NEW(g->c, *found, n->in[1]->n_uses));
-    for (const use *u = n->in[1]->uses; u; u = u->next)
-        if (u->index == 1 && are_alike(n, u->user)) (*found)[(*count)++] = u->user;
+    TRY(NEW(g->c, *found, matrix->n_uses));
+    for (const use *u = matrix->uses; u; u = u->next)
+        if (u->index == 1 && is_product(u->user) && value_is_read(u->user->out[0])) (*found)[(*count)++] = u->user;
+    if (*count) qsort(*found, (size_t)*count, sizeof **found, compare);
     return OK;
 }
 
@@ -41,18 +54,38 @@ static status read_laid_out(graph *g, node *n, value *laid) {
     return graph_replace(g, n->out[0], y);
 }
 
+/* Lays the matrix out for products that read it alike, where there are enough of them. */
+static status lay_out_for(graph *g, node *const *products, int count, int *fired) {
+    value *laid;
+
+    if (count < LEAST) return OK;
+    pass_emits(g, products[0], products[0]);
+    TRY(product_lay_out(g, products[0], &laid));
+    for (int i = 0; laid && i < count; i++) TRY(read_laid_out(g, products[i], laid));
+    *fired += laid != NULL;
+    return OK;
+}
+
+static status lay_out(graph *g, const value *matrix, int *fired) {
+    node **products;
+    int count;
+
+    TRY(find_products(g, matrix, &products, &count));
+    for (int first = 0, i = 1; i <= count; i++) {
+        if (i < count && are_alike(products[first], products[i])) continue;
+        TRY(lay_out_for(g, products + first, i - first, fired));
+        first = i;
+    }
+    return OK;
+}
+
 static status run_all(graph *g, int *fired) {
+    for (const node *n = g->first; n; n = n->next)
+        if (is_product(n)) n->in[1]->mark = 0;
     for (node *n = g->first; n; n = n->next) {
-        node **products;
-        value *laid;
-        int count;
-        if (!is_product(n) || n->in[1]->n_uses < LEAST || !value_is_read(g, n->out[0])) continue;
-        TRY(find_products(g, n, &products, &count));
-        if (count < LEAST) continue;
-        pass_emits(g, n, n);
-        TRY(product_lay_out(g, n, &laid));
-        for (int i = 0; laid && i < count; i++) TRY(read_laid_out(g, products[i], laid));
-        *fired += laid != NULL;
+        if (!is_product(n) || n->in[1]->n_uses < LEAST || n->in[1]->mark) continue;
+        n->in[1]->mark = 1;
+        TRY(lay_out(g, n->in[1], fired));
     }
     return OK;
 }

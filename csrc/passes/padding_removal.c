@@ -115,7 +115,7 @@ static bool moves(const row_reach *r, const row_set *s, const node *n) {
 }
 
 static status put_in_place(rewrite *w, value *v, value **out) {
-    value *packed = w->rows.known[v->id];
+    value *packed = rows_known(&w->rows, v);
 
     if (!w->in_place[v->id]) {
         TRY(emit_with(w->rows.g, out, "UnpackRows", NODE_ATTRS(INT("size", w->rows.all)), packed, w->rows.rows));
@@ -142,7 +142,7 @@ static status rewrite_node(rewrite *w, node *n) {
         value *whole;
         if (!is_computed(w, n->in[i])) continue;
         TRY(put_in_place(w, n->in[i], &whole));
-        TRY(graph_set_operand(g, n, i, whole));
+        graph_set_operand(n, i, whole);
     }
     return OK;
 }
@@ -150,13 +150,17 @@ static status rewrite_node(rewrite *w, node *n) {
 static status rewrite_all(graph *g, const row_reach *reach, value *rows, node *first) {
     rewrite w = {.reach = reach};
 
-    TRY(rows_begin(g, reach->batch * reach->length, rows, true, &w.rows));
+    w.rows = rows_of(g, reach->batch * reach->length, rows, true);
     TRY(NEW(g->c, w.computed, reach->n_values));
     TRY(NEW(g->c, w.in_place, reach->n_values));
     for (node *n = first; n; n = n->next) TRY(rewrite_node(&w, n));
     g->before = NULL;
     for (int i = 0; i < g->n_outputs; i++)
-        if (is_computed(&w, g->outputs[i])) TRY(put_in_place(&w, g->outputs[i], &g->outputs[i]));
+        if (is_computed(&w, g->outputs[i])) {
+            value *whole;
+            TRY(put_in_place(&w, g->outputs[i], &whole));
+            graph_set_end(&g->outputs[i], whole);
+        }
     return OK;
 }
 

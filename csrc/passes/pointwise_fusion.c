@@ -88,17 +88,17 @@ static bool is_fold(const group *gr, const node *n) {
 }
 
 /* Somebody outside the group needs what the member computes. */
-static bool is_result(const fuser *f, const group *gr, const node *member) {
+static bool is_result(const group *gr, const node *member) {
     const value *v = member->out[0];
     for (const use *u = v->uses; u; u = u->next)
         if (is_live(u->user) && !is_member(gr, u->user) && !is_fold(gr, u->user)) return true;
-    return value_is_end(f->g, v);
+    return value_is_end(v);
 }
 
-static int list_results(const fuser *f, const group *gr, int results[FUSED_STEPS]) {
+static int list_results(const group *gr, int results[FUSED_STEPS]) {
     int count = 0;
     for (int i = 0; i < gr->count; i++)
-        if (is_result(f, gr, gr->members[i])) results[count++] = i;
+        if (is_result(gr, gr->members[i])) results[count++] = i;
     return count;
 }
 
@@ -125,7 +125,7 @@ static bool join(fuser *f, group *gr, node *n, const node *first, const node *la
 
     if (gr->count == FUSED_STEPS) return false;
     gr->members[gr->count++] = n;
-    if (list_operands(gr) && list_results(f, gr, results) <= FUSED_RESULTS &&
+    if (list_operands(gr) && list_results(gr, results) <= FUSED_RESULTS &&
         convex_holds(&f->around, gr->members, gr->count, first, last))
         return true;
     gr->count--;
@@ -176,7 +176,7 @@ static node *source_of(const fuser *f, const group *gr, const value *v) {
         if (u->user->mark == PART_BACKWARD && !is_member(gr, u->user)) return NULL;
     for (int i = 0; i < n->n_in; i++)
         if (!n->in[i]->data && !reads(gr, n->in[i])) return NULL;
-    return value_is_end(f->g, v) ? NULL : n;
+    return value_is_end(v) ? NULL : n;
 }
 
 /* A copy of `n` for `v`, at the front of the group: its members read the copy's result. */
@@ -189,7 +189,7 @@ static status compute_again(fuser *f, group *gr, node *n, value *v) {
     copy->mark = TAKEN;
     for (int i = 0; i < gr->count; i++)
         for (int j = 0; j < gr->members[i]->n_in; j++)
-            if (gr->members[i]->in[j] == v) TRY(graph_set_operand(f->g, gr->members[i], j, copy->out[0]));
+            if (gr->members[i]->in[j] == v) graph_set_operand(gr->members[i], j, copy->out[0]);
     for (int i = gr->count++; i > 0; i--) gr->members[i] = gr->members[i - 1];
     gr->members[0] = copy;
     list_operands(gr);
@@ -233,7 +233,7 @@ static void take_folds(const fuser *f, group *gr) {
             if (gr->n_folds == 0) fused_folds(u->user, &gr->axes);
             gr->folds[gr->n_folds++] = u->user;
         }
-    if (list_results(f, gr, results) == 0 && !has_whole_operand(gr)) gr->n_folds = 0;
+    if (list_results(gr, results) == 0 && !has_whole_operand(gr)) gr->n_folds = 0;
 }
 
 /* --- the pass ------------------------------------------------------------------------------------------------------- */
@@ -254,7 +254,7 @@ static status replace_group(fuser *f, group *gr, node *first, node *last) {
     fused_chain ch = {.n_steps = gr->count, .n_folds = gr->n_folds, .axes = gr->axes};
     for (int i = 0; i < gr->count; i++) ch.steps[i] = gr->members[i];
     for (int i = 0; i < gr->n_folds; i++) ch.folds[i] = gr->folds[i];
-    ch.n_results = list_results(f, gr, ch.results);
+    ch.n_results = list_results(gr, ch.results);
     /* In front of what has moved. */
     pass_emits(g, last->next, last);
     TRY(fused_emit(g, &ch, out));

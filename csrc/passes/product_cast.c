@@ -26,9 +26,9 @@ static bool is_loss_gradient(const value *v) {
 }
 
 /* The gradient that is rounded to `v`, which may be reshaped after; NULL: it is none that was left in float32. */
-static value *loss_gradient_behind(const graph *g, value *v) {
-    while (value_is_private(g, v) && value_is(v, "Reshape")) v = v->def->in[0];
-    if (!value_is_private(g, v) || !value_is(v, "Cast")) return NULL;
+static value *loss_gradient_behind(value *v) {
+    while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
+    if (!value_is_private(v) || !value_is(v, "Cast")) return NULL;
     v = v->def->in[0];
     return v->type == F32 && is_loss_gradient(v) ? v : NULL;
 }
@@ -36,7 +36,7 @@ static value *loss_gradient_behind(const graph *g, value *v) {
 static status keep_gradient(graph *g, value *const v[], const node *root, value **out) {
     value *x;
 
-    if (root->out[0]->type != F32 || !(x = loss_gradient_behind(g, v[A]))) return OK;
+    if (root->out[0]->type != F32 || !(x = loss_gradient_behind(v[A]))) return OK;
     return emit_reshape(g, x, &root->out[0]->shape, out);
 }
 

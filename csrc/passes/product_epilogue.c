@@ -41,7 +41,7 @@ static status fuse_gelu(graph *g, node *n, int *fired) {
     if (c && (c->shape.rank != 1 || c->shape.dim[0] != x->shape.dim[x->shape.rank - 1])) return OK;
     pass_emits(g, x->def, n);
     TRY(graph_emit(g, "MatMulGelu", NODE_ATTRS(FLOAT("alpha", product_alpha(x->def))), c ? 3 : 2,
-                   (value *[]){x->def->in[0], x->def->in[1], c}, value_is_private(g, x) ? 1 : 2, out));
+                   (value *[]){x->def->in[0], x->def->in[1], c}, value_is_private(x) ? 1 : 2, out));
     TRY(graph_replace(g, n->out[0], out[0]));
     if (out[1]) TRY(graph_replace(g, x, out[1]));
     ++*fired;
@@ -71,7 +71,7 @@ static status find_totals(graph *g, const value *v, const node *with, node **out
     for (const use *u = v->uses; u && !*out; u = u->next) {
         bool does;
         const value *sum = u->user->n_out ? u->user->out[0] : NULL;
-        if (!sum || !value_is_read(g, sum)) continue; /* replaced by now */
+        if (!sum || !value_is_read(sum)) continue; /* replaced by now */
         TRY(totals_all_rows(g, v, u->user, &does));
         if (does && u->user->backward == with->backward) *out = u->user;
     }
@@ -82,7 +82,7 @@ static status fuse_gelu_grad(graph *g, node *n, int *fired) {
     value *dy = n->in[0], *x = n->in[1], *out[2] = {NULL, NULL}, *totals;
     node *sum;
 
-    if (!suits_gelu(dy) || node_in(dy->def, 2) || !value_is_private(g, dy) || node_is_read_by_a_chain(n)) return OK;
+    if (!suits_gelu(dy) || node_in(dy->def, 2) || !value_is_private(dy) || node_is_read_by_a_chain(n)) return OK;
     if (x->type != dy->type || !shape_equal(&x->shape, &dy->shape)) return OK;
     TRY(find_totals(g, n->out[0], n, &sum));
     pass_emits(g, n, n);
@@ -112,8 +112,8 @@ static value *before_reshapes(value *v) {
 static bool is_transposed(const value *v) { return value_is(v, "Transpose") && v->shape.rank == 2; }
 
 /* The last value of a sum that nobody looks at before, of a type. */
-static value *end_of(const graph *g, value *v, dtype type) {
-    while (value_is_private(g, v)) {
+static value *end_of(value *v, dtype type) {
+    while (value_is_private(v)) {
         const node *user = v->uses->user;
         const bool widens = node_is(user, "Cast") && v->type != type && user->out[0]->type == type;
         if (!widens && (!node_is(user, "Reshape") || v->uses->index != 0)) break;
@@ -142,7 +142,7 @@ static status fuse_totals(graph *g, node *n, int side, bool *done) {
     TRY(find_totals(g, rows, n, &sum));
     if (!sum) TRY(find_totals(g, before_reshapes(rows), n, &sum));
     if (!sum) return OK;
-    end = end_of(g, sum->out[0], n->out[0]->type);
+    end = end_of(sum->out[0], n->out[0]->type);
     if (!end || !is_read_behind(end, n)) return OK;
     pass_emits(g, n, n);
     TRY(graph_emit(g, "MatMulTotals", NODE_ATTRS(INT("right", side), INT("wide", wide)), 2, n->in, 2, out));
@@ -167,7 +167,7 @@ static status fuse_weight_gradient(graph *g, node *n, int *fired) {
 /* --- the pass ----------------------------------------------------------------------------------------------------- */
 
 static status visit(graph *g, node *n, int *fired) {
-    if (!n->n_out || !n->out[0] || !value_is_read(g, n->out[0])) return OK;
+    if (!n->n_out || !n->out[0] || !value_is_read(n->out[0])) return OK;
     if (value_is(n->out[0], "GeluTanh")) return fuse_gelu(g, n, fired);
     if (value_is(n->out[0], "GeluTanhGrad")) return fuse_gelu_grad(g, n, fired);
     return fuse_weight_gradient(g, n, fired);

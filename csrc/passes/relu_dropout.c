@@ -22,12 +22,12 @@ static const node *dropout_of_result(const value *y, const node *of_gradient) {
 }
 
 /* Where backward has other readers of y, y is kept anyway. */
-static bool has_two_readers(const graph *g, const value *y) { return y->n_uses == 2 && !value_is_end(g, y); }
+static bool has_two_readers(const value *y) { return y->n_uses == 2 && !value_is_end(y); }
 
 static status read_what_is_left(graph *g, value *const v[], const node *root, value **out) {
     const node *of_gradient = root->in[0]->def, *first = dropout_of_result(v[Y], of_gradient);
 
-    if (!first || first == of_gradient || !has_two_readers(g, v[Y])) return OK;
+    if (!first || first == of_gradient || !has_two_readers(v[Y])) return OK;
     return emit_with(g, out, "ReluDropoutGrad",
                      NODE_ATTRS(FLOAT("scale", dropout_factor(node_float(of_gradient, "ratio")))), v[DY],
                      first->out[0]);

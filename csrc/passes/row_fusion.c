@@ -74,7 +74,7 @@ static reading reading_of(const rows_chain *ch, const node *reader, const node *
 
 /* Somebody outside the group reads `v`, or what shows it. */
 static bool is_needed(const fuser *f, const rows_chain *ch, const value *v) {
-    if (value_is_end(f->g, v)) return true;
+    if (value_is_end(v)) return true;
     for (const use *u = v->uses; u; u = u->next) {
         const node *n = u->user;
         if (!is_live(n) || is_member(ch, n)) continue;

@@ -428,7 +428,7 @@ static bool follow_node(row_reach *r, const node *n) {
     if (!(visit_it = visit_of(n)) || !visit_it(&v)) return false;
     r->states[n->out[0]->id] = v.out;
     for (int i = 1; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(r->g, n->out[i]))) return false;
+        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return false;
     return true;
 }
 

@@ -45,7 +45,7 @@ static status row_numbers(graph *g, const shape *s, int64_t all, value **out) {
 }
 
 /* A node's attribute without what belongs to the axes behind the rows. */
-static status select_numbers(graph *g, const node *n, int k, value *numbers, value **rows) {
+static status select_numbers(graph *g, const node *n, int k, value *numbers, value *index, value **rows) {
     attr attrs[4] = {{0}};
     int count = 0;
 
@@ -54,25 +54,56 @@ static status select_numbers(graph *g, const node *n, int k, value *numbers, val
         if (a->kind == ATTR_INTS && a->count > k) attrs[count].count = k;
         if (strcmp(a->name, "axis") == 0) attrs[count].i = k - 1;
     }
-    TRY(graph_emit_op(g, n->op, attrs, n->n_in, (value *[]){numbers, node_in(n, 1)}, 1, rows));
+    TRY(graph_emit_op(g, n->op, attrs, n->n_in, (value *[]){numbers, index}, 1, rows));
     return emit_reshape(g, *rows, &SHAPE(shape_count(&(*rows)->shape)), rows);
+}
+
+/* How many rows `n` gives; `behind`: elements of a row. */
+static int64_t selected_rows(const node *n, int64_t behind) {
+    return behind > 0 ? shape_count(&n->out[0]->shape) / behind : INT64_MAX;
+}
+
+static status rows_in(graph *g, const node *n, int k, const shape *lead, int64_t all, value *index, value **rows) {
+    value *numbers;
+    TRY(row_numbers(g, lead, all, &numbers));
+    return select_numbers(g, n, k, numbers, index, rows);
+}
+
+/* The numbers of the rows that `n` selects. Where they can be computed now the numbers of all rows are gone then. */
+static status find_rows(graph *g, const node *n, int k, const shape *lead, int64_t all, value **rows) {
+    value *index = node_in(n, 1), *there = NULL, *found = NULL;
+    ctx scratch;
+    graph *aside;
+    status s;
+
+    if (index && !index->data) return rows_in(g, n, k, lead, all, index, rows);
+    ctx_scratch_begin(g->c, &scratch);
+    s = graph_new(&scratch, &aside);
+    if (s == OK) aside->specialised = true;
+    if (s == OK && index) s = graph_share_constant(aside, index, &there);
+    if (s == OK) s = rows_in(aside, n, k, lead, all, there, &found);
+    if (s == OK && found->data) s = graph_add_constant(g, I64, &found->shape, found->data, rows);
+    TRY(ctx_scratch_end(g->c, &scratch, s));
+    return *rows ? OK : rows_in(g, n, k, lead, all, index, rows);
 }
 
 static status select_rows(graph *g, node *n, bool *fired) {
     int k = selected_axes(n);
     shape lead = {.rank = k};
-    value *numbers, *rows, *out;
-    int64_t all = 1;
+    value *rows = NULL, *out;
+    int64_t all = 1, behind = 1;
+    int products;
     row_set r;
 
     if (k == 0) return OK;
     for (int i = 0; i < k; i++) all *= lead.dim[i] = n->in[0]->shape.dim[i];
-    if (all < 2 || all > MOST_ROWS) return OK;
-    TRY(rows_begin(g, all, NULL, false, &r));
-    if (rows_axes(&r, n->in[0]) == 0 || rows_mark_above(&r, n, 0) == 0) return OK;
-    TRY(row_numbers(g, &lead, all, &numbers));
-    TRY(select_numbers(g, n, k, numbers, &rows));
-    if (!rows_pay(rows->shape.dim[0], all)) return OK;
+    for (int i = k; i < n->in[0]->shape.rank; i++) behind *= n->in[0]->shape.dim[i];
+    if (all < 2 || all > MOST_ROWS || !rows_pay(selected_rows(n, behind), all)) return OK;
+    r = rows_of(g, all, NULL, false);
+    if (rows_axes(&r, n->in[0]) == 0) return OK;
+    TRY(rows_find_above(&r, n, 0, &products));
+    if (products == 0) return OK;
+    TRY(find_rows(g, n, k, &lead, all, &rows));
     r.rows = rows;
     r.count = rows->shape.dim[0];
     TRY(rows_compute_above(&r, n, 0, &out));

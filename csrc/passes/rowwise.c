@@ -4,12 +4,39 @@
 #include "ops/op.h"
 #include "passes/match.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-status rows_begin(graph *g, int64_t all, value *rows, bool packed, row_set *out) {
-    *out = (row_set){.g = g, .all = all, .rows = rows, .packed = packed, .n_known = g->n_values};
-    if (rows) out->count = rows->shape.dim[0];
-    return NEW(g->c, out->known, g->n_values);
+row_set rows_of(graph *g, int64_t all, value *rows, bool packed) {
+    return (row_set){.g = g, .all = all, .rows = rows, .packed = packed, .count = rows ? rows->shape.dim[0] : 0};
+}
+
+/* --- rows that are known -------------------------------------------------------------------------------------------- */
+
+/* Where `v` is, or belongs. */
+static known_rows *place_of(const row_set *r, const value *v) {
+    uint32_t at = (uint32_t)v->id * UINT32_C(0x9e3779b1);
+    for (;; at++) {
+        known_rows *k = &r->known[at & (uint32_t)(r->table_size - 1)];
+        if (!k->of || k->of == v) return k;
+    }
+}
+
+value *rows_known(const row_set *r, const value *v) { return r->table_size ? place_of(r, v)->rows : NULL; }
+
+static status remember(row_set *r, const value *v, value *rows) {
+    if (r->n_known * 2 >= r->table_size) {
+        const known_rows *old = r->known;
+        const int size = r->table_size;
+        r->table_size = size ? size * 2 : 16;
+        TRY(NEW(r->g->c, r->known, r->table_size));
+        for (int i = 0; i < size; i++)
+            if (old[i].of) *place_of(r, old[i].of) = old[i];
+    }
+    known_rows *k = place_of(r, v);
+    r->n_known += !k->of;
+    *k = (known_rows){v, rows};
+    return OK;
 }
 
 status rows_count(graph *g, value *live, int64_t *count) {
@@ -142,7 +169,7 @@ bool rows_apart(const row_set *r, const node *n) {
 
     if (!how || !n->n_out || !n->out[0] || !(k = rows_axes(r, n->out[0]))) return false;
     for (int i = 1; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(r->g, n->out[i]))) return false;
+        if (n->out[i] && value_is_read(n->out[i])) return false;
     return how->fits(r, n, k);
 }
 
@@ -170,18 +197,13 @@ static shape rows_shape(const shape *s, int k, int64_t count) {
 status rows_take(row_set *r, value *v, value **out) {
     graph *g = r->g;
     shape flat;
-    bool keeps = v->id < r->n_known;
 
-    if (keeps && r->known[v->id]) {
-        *out = r->known[v->id];
-        return OK;
-    }
+    if ((*out = rows_known(r, v))) return OK;
     flat = rows_shape(&v->shape, rows_axes(r, v), r->all);
     TRY(emit_reshape(g, v, &flat, out));
     if (r->packed) TRY(emit(g, out, "PackRows", *out, r->rows));
     else TRY(emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", 0)), *out, r->rows));
-    if (keeps) r->known[v->id] = *out;
-    return OK;
+    return remember(r, v, *out);
 }
 
 static status emit_expand(graph *g, value *x, const shape *s, value **out) {
@@ -264,38 +286,72 @@ status rows_compute(row_set *r, const node *n) {
     const row_rule *how = rule_of(n);
     int k = rows_axes(r, n->out[0]);
     const char *name = r->g->emit_name;
-    value **in;
+    value **in, *out;
 
     TRY(NEW(r->g->c, in, n->n_in + 1));
     r->g->emit_name = n->name;
     TRY(take_operands(r, how, n, k, in));
-    TRY(emit_rows(r, how, n, k, in, &r->known[n->out[0]->id]));
+    TRY(emit_rows(r, how, n, k, in, &out));
     r->g->emit_name = name;
-    return OK;
+    return remember(r, n->out[0], out);
 }
 
 /* --- rows move up --------------------------------------------------------------------------------------------------- */
 
-static bool seen_by_marked_only(const row_set *r, const value *v, const node *sink, int operand) {
-    for (const use *u = v->uses; u; u = u->next)
-        if (u->user == sink ? u->index != operand : !u->user->mark || !rows_operand(r, u->user, u->index)) return false;
-    return v->n_uses > 0 && !value_is_end(r->g, v);
+/* `n` computes what is wanted: it goes to the end of the list. */
+static status add_above(row_set *r, node *n) {
+    if ((r->n_above & (r->n_above - 1)) == 0) {
+        node **bigger;
+        TRY(NEW(r->g->c, bigger, r->n_above ? r->n_above * 2 : 1));
+        if (r->n_above) memcpy(bigger, r->above, (size_t)r->n_above * sizeof *bigger);
+        r->above = bigger;
+    }
+    r->above[r->n_above++] = n;
+    return OK;
 }
 
-int rows_mark_above(const row_set *r, const node *sink, int i) {
-    int products = 0;
+/* One more use of `v` is by something that wants rows; its mark counts them. With the last one its node is found. */
+static status want_rows(row_set *r, value *v) {
+    if (++v->mark < v->n_uses || value_is_end(v) || !v->def || v != v->def->out[0]) return OK;
+    return rows_apart(r, v->def) ? add_above(r, v->def) : OK;
+}
 
-    for (node *n = r->g->first; n; n = n->next) n->mark = 0;
-    for (node *n = sink->prev; n; n = n->prev) {
-        n->mark = rows_apart(r, n) && seen_by_marked_only(r, n->out[0], sink, i);
-        products += n->mark && rule_of(n)->fits == fits_product;
+/* A node is found once all that reads it is: the order of the list is against that of the program. */
+static status find_above(row_set *r, const node *sink, int i) {
+    r->n_above = 0;
+    TRY(want_rows(r, sink->in[i]));
+    for (int k = 0; k < r->n_above; k++) {
+        const node *n = r->above[k];
+        for (int j = 0; j < n->n_in; j++)
+            if (n->in[j] && rows_operand(r, n, j)) TRY(want_rows(r, n->in[j]));
     }
-    return products;
+    return OK;
+}
+
+static void clear_marks(const node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]) n->in[i]->mark = 0;
+}
+
+static int in_program_order(const void *a, const void *b) {
+    const node *x = *(node *const *)a, *y = *(node *const *)b;
+    return node_is_before(x, y) ? -1 : x != y;
+}
+
+status rows_find_above(row_set *r, const node *sink, int i, int *products) {
+    TRY(find_above(r, sink, i));
+    *products = 0;
+    clear_marks(sink);
+    for (int k = 0; k < r->n_above; k++) {
+        clear_marks(r->above[k]);
+        *products += rule_of(r->above[k])->fits == fits_product;
+    }
+    return OK;
 }
 
 status rows_compute_above(row_set *r, const node *sink, int i, value **out) {
-    for (const node *n = r->g->first; n != sink; n = n->next)
-        if (n->mark == 1) TRY(rows_compute(r, n));
+    if (r->n_above) qsort(r->above, (size_t)r->n_above, sizeof *r->above, in_program_order);
+    for (int k = 0; k < r->n_above; k++) TRY(rows_compute(r, r->above[k]));
     return rows_take(r, sink->in[i], out);
 }
 
@@ -303,9 +359,11 @@ status rows_compute_above(row_set *r, const node *sink, int i, value **out) {
 
 status rows_rewrite_each(graph *g, row_rewrite *rewrite, int *fired) {
     if (g->pending) return OK;
+    for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
+    for (const node *n = g->first; n; n = n->next) clear_marks(n);
     for (node *n = g->first; n; n = n->next) {
         bool here = false;
-        if (!n->n_out || !n->out[0] || (!n->out[0]->n_uses && !value_is_end(g, n->out[0]))) continue;
+        if (!n->n_out || !n->out[0] || !value_is_read(n->out[0])) continue;
         g->before = n;
         g->emit_name = n->name;
         TRY(rewrite(g, n, &here));

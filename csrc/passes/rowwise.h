@@ -8,17 +8,26 @@
 
 #include "graph/graph.h"
 
+typedef struct known_rows {
+    const value *of;
+    value *rows;
+} known_rows;
+
 typedef struct row_set {
     graph *g;
     int64_t all, count; /* rows there are, and that are computed */
-    value *rows;        /* their numbers, int64 [count] */
+    value *rows;        /* their numbers, int64 [count]; NULL while only questions are asked */
     bool packed;        /* they come from RowIndex (ops/rows.c); otherwise in any order, and a row may come twice */
-    value **known;      /* [n_known], by value id: the rows of a value */
-    int n_known;
+    known_rows *known;  /* [table_size] a hash table of the values whose rows have been taken or computed */
+    int table_size, n_known;
+    node **above; /* [n_above] what rows_find_above has found */
+    int n_above;
 } row_set;
 
-/* The rows of every value that the graph has now. `rows` may be NULL while only questions are asked. */
-MUST_USE status rows_begin(graph *g, int64_t all, value *rows, bool packed, row_set *out);
+/* A set of which `all` is known; memory is taken when it is needed. */
+row_set rows_of(graph *g, int64_t all, value *rows, bool packed);
+/* The rows of `v`, which rows_take or rows_compute has made; NULL: they have not. */
+value *rows_known(const row_set *r, const value *v);
 /* How many rows a plan computes where `live`, bool [all], says which matter. E_PENDING when data decides (see
  * graph_data_size). */
 MUST_USE status rows_count(graph *g, value *live, int64_t *count);
@@ -36,9 +45,9 @@ MUST_USE status rows_compute(row_set *r, const node *n);
 /* --- rows move up ----------------------------------------------------------------------------------------------------
  * Where operand `i` of `sink` is all that is seen of a value, and of what it is computed from row by row. */
 
-/* Marks these nodes with 1, all others with 0, and returns the number of matrix products among them. */
-int rows_mark_above(const row_set *r, const node *sink, int i);
-/* Computes the marked nodes for the wanted rows; *out are those of the operand. */
+/* Finds these nodes; *products is the number of matrix products among them. Takes as long as they have operands. */
+MUST_USE status rows_find_above(row_set *r, const node *sink, int i, int *products);
+/* Computes the nodes found for the wanted rows; *out are those of the operand. */
 MUST_USE status rows_compute_above(row_set *r, const node *sink, int i, value **out);
 
 /* With less, finding out which rows matter takes longer than computing them. */

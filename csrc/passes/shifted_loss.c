@@ -15,8 +15,8 @@ static bool keeps_numbers(const value *v) {
 }
 
 /* The slice of leading axes whose rows are `v`, in another shape or a wider type; NULL: it is none. */
-static const node *slice_behind(const graph *g, const value *v, int64_t classes) {
-    while (value_is_private(g, v) && keeps_numbers(v)) v = v->def->in[0];
+static const node *slice_behind(const value *v, int64_t classes) {
+    while (value_is_private(v) && keeps_numbers(v)) v = v->def->in[0];
     if (!value_is(v, "StridedSlice") || v->shape.rank < 2 || v->shape.dim[v->shape.rank - 1] != classes) return NULL;
     return slice_keeps(v->def, v->shape.rank - 1) ? v->def : NULL;
 }
@@ -51,7 +51,7 @@ static status to_whole(graph *g, value *const v[], const node *root, value **out
 
     if (x->shape.rank != 2 || !node_has(root, "ignore_index")) return OK;
     if (strcmp(node_string(root, "reduction"), "none") == 0) return OK;
-    if (!(slice = slice_behind(g, x, x->shape.dim[1])) || !takes_most(slice)) return OK;
+    if (!(slice = slice_behind(x, x->shape.dim[1])) || !takes_most(slice)) return OK;
     TRY(emit_labels(g, slice, v[LABELS], node_int(root, "ignore_index"), &labels));
     TRY(emit_cast(g, slice->in[0], x->type, &x));
     TRY(emit_reshape(g, x, &SHAPE(labels->shape.dim[0], v[LOGITS]->shape.dim[1]), &x));

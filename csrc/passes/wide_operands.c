@@ -29,7 +29,7 @@ static bool is_product_by(const use *u, dtype narrow) {
 static int products_of(const graph *g, const value *v) {
     int n = 0;
 
-    if (value_is_end(g, v)) return MOST + 1;
+    if (value_is_end(v)) return MOST + 1;
     for (const use *u = v->uses; u && n <= MOST; u = u->next) {
         if (node_is(u->user, "Transpose")) n += products_of(g, u->user->out[0]);
         else n += is_product_by(u, v->type) ? 1 : MOST + 1;

@@ -24,7 +24,7 @@ static status emit_copy(graph *g, value *v, layout *where, value **out) {
 
     TRY(graph_make_node(g, op, v->def ? v->def->name : NULL, NULL, 1, &v, 1, &n));
     TRY(op->infer(g, n));
-    TRY(graph_insert_node(g, n));
+    graph_insert_node(g, n);
     n->out[0]->needs_grad = v->needs_grad;
     place_alone(n->out[0], where);
     *out = n->out[0];
@@ -64,7 +64,8 @@ static status read_copy(graph *g, node *n, int i, layout *where, value **copies)
         g->in_backward = n->backward;
         TRY(emit_copy(g, v, where, &copies[v->id]));
     }
-    return graph_set_operand(g, n, i, copies[v->id]);
+    graph_set_operand(n, i, copies[v->id]);
+    return OK;
 }
 
 /* The same, unless it is contiguous already. */
@@ -107,7 +108,7 @@ static status own_result(graph *g, value **slot, layout *where, const bool *owne
         g->before = backward && v->def ? v->def->next : NULL; /* at once: the gradient may be handed over early */
         TRY(emit_copy(g, v, where, &copy));
         g->before = NULL;
-        *slot = copy;
+        graph_set_end(slot, copy);
         v = copy;
     }
     v->mark = 1;

@@ -17,6 +17,8 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from ortmodule.safe_files import write_whole
+
 MARK = "# made by python -m ortmodule.compat; python -m ortmodule.compat disable removes it"
 FINDER = f'''{MARK}
 """Finds the import names of ONNX Runtime's ORTModule in ortmodule, after all other places."""
@@ -74,9 +76,7 @@ def enable(folder: Path) -> None:
     if found is not None and (found.parent / "training").exists():
         raise CompatError(f"the onnxruntime in {found.parent} has a training package of its own: uninstall it first")
     for name, text in FILES.items():
-        part = folder / f"{name}.{os.getpid()}"
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / name)
+        write_whole(folder / name, text.encode())
 
 
 def disable(folder: Path) -> list[str]:

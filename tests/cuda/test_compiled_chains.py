@@ -147,6 +147,27 @@ def test_kernels_are_kept_on_disk(tmp_path):
     assert sorted(tmp_path.iterdir()) == files
 
 
+@pytest.mark.parametrize("change", ["group", "others", "link", "pipe"])
+def test_kernels_that_others_may_have_written_are_compiled_again(change, tmp_path):
+    """They would be loaded into a GPU: the checksum says that they are whole, not who made them."""
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    first = run(tmp_path, folder)
+    file, *others = sorted(folder.iterdir())
+    content = file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o600
+    if change in ("group", "others"):
+        file.chmod(0o620 if change == "group" else 0o602)
+    else:
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere") if change == "link" else os.mkfifo(file)
+    again = run(tmp_path, folder)
+    assert (again["compiled"], again["read"]) == (1, first["compiled"] - 1)
+    assert not file.is_symlink() and file.read_bytes() == content and file.stat().st_mode & 0o777 == 0o600
+    assert sorted(folder.iterdir()) == [file, *others]
+    assert run(tmp_path, folder)["compiled"] == 0
+
+
 def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
     found = run(tmp_path, tmp_path / "file" / "deeper")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, cache, explain, export
+from ortmodule import ORTModule, cache, explain, export, safe_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = os.pathsep.join([str(Path(cache.__file__).resolve().parents[1]), str(ROOT)])
@@ -160,7 +160,7 @@ def test_nothing_half_written_is_left(folder, monkeypatch, caplog):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(safe_files.os, "replace", full)
     assert run() == (0, 1)
     assert "No space left" in caplog.text and not list(folder.iterdir())
 

@@ -128,7 +128,7 @@ BAD = {
     "SKIPCHECK_POLICY": ("SKIP_CHECK_DEVISE", "did you mean SKIP_CHECK_DEVICE?"),
     "LOG_LEVEL": ("WARN", "did you mean WARNING?"),
     "SAVE_ONNX_PATH": ("/no/such/folder", "a folder that can be written"),
-    "CACHE_DIR": ("/proc/ortmodule", "a folder that can be made"),
+    "CACHE_DIR": ("/proc/ortmodule", "a folder that can be made, and that only its owner can write"),
     "JSON_CONFIG_PATH": ("/no/such/file", "a file that can be read"),
     "CONV_ALGO_SEARCH": ("EXHAUSTED", "did you mean EXHAUSTIVE?"),
     "EXPORTER": ("torchscrip", "did you mean TORCHSCRIPT?"),
