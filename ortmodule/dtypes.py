@@ -1,5 +1,6 @@
 """Element types that torch and the engine share."""
 
+import onnx
 import torch
 
 from ortmodule.torch_private import TensorType, TracedValue
@@ -16,6 +17,14 @@ DTYPES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
+
+#: The numbers that ONNX has for them.
+ONNX_TYPES = {
+    dtype: onnx.TensorProto.DataType.Value(name.upper()) for dtype, name in DTYPES.items() if "float" not in name
+}
+ONNX_TYPES |= {torch.float32: onnx.TensorProto.FLOAT, torch.float64: onnx.TensorProto.DOUBLE}
+ONNX_TYPES |= {torch.bfloat16: onnx.TensorProto.BFLOAT16, torch.float16: onnx.TensorProto.FLOAT16}
+ONNX_TYPES |= {torch.complex64: onnx.TensorProto.COMPLEX64, torch.complex128: onnx.TensorProto.COMPLEX128}
 
 #: Complex numbers are pairs of these in a graph.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.onnx import JitScalarType, errors
+from torch.onnx import errors
 
+from ortmodule.dtypes import ONNX_TYPES
 from ortmodule.symbolics import record, symbolic
 from ortmodule.torch_private import (
     TracedValue,
@@ -25,8 +26,8 @@ from ortmodule.torch_private import (
     unpack_list,
 )
 
-_INT64 = JitScalarType.INT64.onnx_type()
-_INT32 = JitScalarType.INT.onnx_type()
+_INT64 = ONNX_TYPES[torch.int64]
+_INT32 = ONNX_TYPES[torch.int32]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch.onnx import JitScalarType, errors, symbolic_helper
+from torch.onnx import errors, symbolic_helper
 
+from ortmodule.dtypes import ONNX_TYPES
 from ortmodule.torch_private import (
     EXPORTER_GLOBALS,
     GraphContext,
@@ -296,7 +297,7 @@ def _result(g) -> TensorType:
 def _alike(g, *values):
     """Operands as the result's type; numbers and tensors alike."""
     dtype = _result(g).dtype()
-    to = JitScalarType.from_dtype(dtype).onnx_type()
+    to = ONNX_TYPES[dtype]
     return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
 
 
@@ -472,7 +473,7 @@ def _signbit(g, x):
 
 def _whole(g, x):
     """Integers or booleans, and a zero, as int64."""
-    to = JitScalarType.INT64.onnx_type()
+    to = ONNX_TYPES[torch.int64]
     return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
 
 
@@ -482,7 +483,7 @@ def _linspace(g, start, end, steps, *options):
     dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
     if dtype is None or not dtype.is_floating_point:
         return NotImplemented
-    to = JitScalarType.from_dtype(dtype).onnx_type()
+    to = ONNX_TYPES[dtype]
     start, end = (
         g.op("Constant", value_t=torch.as_tensor(known.toIValue(), dtype=dtype))
         if known.node().kind() == "prim::Constant"
@@ -490,7 +491,7 @@ def _linspace(g, start, end, steps, *options):
         for known, value in zip(ends, (start, end), strict=True)
     )
     zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
-    steps = g.op("Cast", steps, to_i=JitScalarType.INT64.onnx_type())
+    steps = g.op("Cast", steps, to_i=ONNX_TYPES[torch.int64])
     steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
     last = g.op("Sub", steps, one)
     after = g.op("Range", zero, steps, one)

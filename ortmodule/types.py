@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.onnx import JitScalarType
 
-from ortmodule.dtypes import dtype_of
+from ortmodule.dtypes import ONNX_TYPES, dtype_of
 from ortmodule.torch_private import TensorType, TracedGraph, TracedNode, TracedValue
 
 #: Operators whose operands have one type, and the first of these operands.
@@ -107,7 +106,7 @@ def _as(graph: TracedGraph, node: TracedNode, value: TracedValue, dtype: torch.d
             made.t_("value", constant.to(dtype))
         else:
             made = graph.insertNode(graph.create("onnx::Cast", [value], 1))
-            made.i_("to", int(JitScalarType.from_dtype(dtype).onnx_type()))
+            made.i_("to", ONNX_TYPES[dtype])
         made.copyMetadata(node)
     made.output().setType(value.type().with_dtype(dtype))
     return made.output()
