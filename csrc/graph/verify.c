@@ -12,6 +12,7 @@ typedef struct verifier {
     const value **known;  /* [value id] the value, once it exists: inputs, constants, results of earlier nodes */
     const node **members; /* [node id] */
     int *n_operands;      /* [value id] operands that refer to it */
+    int *n_ends;          /* [value id] places among the results that hold it */
     int *first_slot;      /* [node id] where its operands begin in `listed` */
     bool *listed;         /* [operand of the whole graph] it is in its value's list of uses */
 } verifier;
@@ -134,6 +135,8 @@ static status check_nodes(verifier *v, int *n_slots) {
     for (const node *n = g->first; n; before = n, n = n->next) {
         if (!n->op || n->prev != before || n->id < 0 || n->id >= g->n_nodes || v->members[n->id])
             return fail(g->c, E_INVALID, "the list of nodes is broken at node %d", n->id);
+        if (before && !node_is_before(before, n))
+            return fail(g->c, E_INVALID, "node %d has a place that is not behind its predecessor's", n->id);
         v->members[n->id] = n;
         v->first_slot[n->id] = *n_slots;
         *n_slots += n->n_in;
@@ -163,6 +166,21 @@ static status check_uses(verifier *v, const value *x) {
 }
 
 /* --- what the graph gives back ------------------------------------------------------------------------------------ */
+
+/* Each place that holds a value is counted by it. */
+static status check_counts(verifier *v) {
+    const graph *g = v->g;
+
+    for (int i = 0; i < g->n_outputs; i++) v->n_ends[g->outputs[i]->id]++;
+    for (const state_write *w = g->writes; w; w = w->next) v->n_ends[w->value->id]++;
+    for (int i = 0; i < g->n_input_grads; i++)
+        if (g->input_grads[i]) v->n_ends[g->input_grads[i]->id]++;
+    for (int i = 0; i < g->n_values; i++)
+        if (v->known[i] && v->known[i]->n_ends != v->n_ends[i])
+            return fail(g->c, E_INVALID, "value %%%d counts %d places among the results and has %d", i,
+                        v->known[i]->n_ends, v->n_ends[i]);
+    return OK;
+}
 
 static status check_like(verifier *v, const char *what, int i, const value *x, const value *like) {
     TRY_AT(v->g->c, check_known(v, x), "checking %s %d", what, i);
@@ -209,6 +227,8 @@ static status verify(verifier *v) {
     TRY(check_inputs(v));
     TRY(check_nodes(v, &n_slots));
     TRY(check_ends(v));
+    TRY(NEW(g->c, v->n_ends, g->n_values));
+    TRY(check_counts(v));
     TRY(NEW(g->c, v->listed, n_slots));
     for (int i = 0; i < g->n_values; i++)
         if (v->known[i]) TRY(check_uses(v, v->known[i]));

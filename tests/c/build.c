@@ -54,7 +54,7 @@ void make_gradient(graph *g, int i, value *v) {
         must(g->c, NEW(g->c, g->input_grads, g->n_inputs));
         g->n_input_grads = g->n_inputs;
     }
-    g->input_grads[i] = v;
+    graph_set_end(&g->input_grads[i], v);
 }
 
 void make_output(graph *g, value *v) { must(g->c, graph_add_output(g, v)); }
