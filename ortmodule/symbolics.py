@@ -329,7 +329,7 @@ def _div(g, x, y, rounding=None):
 
 @symbolic("aten::mish")
 def _mish(g, x):
-    return g.op("Mish", x) if symbolic_helper.GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
+    return g.op("Mish", x) if EXPORTER_GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
 
 
 @symbolic("aten::hardtanh", args="v f f")

@@ -1,6 +1,7 @@
 """Private names of PyTorch: all are in one table, and one that is missing is told of, once, and has a way around it."""
 
 import ast
+import importlib
 import os
 import pkgutil
 import runpy
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortmodule import _core, torch_private
+from ortmodule import ORTModule, _core, explain, torch_private
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for folder in ("ortmodule", "optim") for path in (ROOT / folder).rglob("*.py"))
@@ -295,3 +296,11 @@ def test_a_missing_symbol_is_a_sentence(preload, name):
     assert found["CAPTURED"] == ["True", "True"]
     assert len(told(found, name)) == 1 and "slower" in told(found, name)[0]
     assert len(found["MISSING"]) == 2 and all(name in line for line in found["MISSING"])
+
+
+def test_a_user_who_imports_the_exporters_helpers(monkeypatch):
+    """torch then has another module under the name that translations use."""
+    monkeypatch.setattr(torch.onnx, "symbolic_helper", importlib.import_module("torch.onnx.symbolic_helper"))
+    ours = ORTModule(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Mish()))
+    ours(torch.randn(3, 4)).sum().backward()
+    assert explain(ours).captured and not explain(ours).aten_ops
