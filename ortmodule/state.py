@@ -7,7 +7,6 @@ is what a graph assumes about them; :meth:`Tree.isolated` lets forward run witho
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
-from ortmodule.containers import put_back, same_items
+from ortmodule.containers import put_back, same_items, snapshot
 from ortmodule.generators import States
 from ortmodule.guards import Attributes, Description, Unguardable, describe
 from ortmodule.hooks import Reach, reach_of
@@ -360,7 +359,7 @@ class Tree:
         for contents in self.contents().values():
             for description in contents.inside.values():
                 found |= {id(c): c for c in (description.mutable() if description else ())}
-        return [(c, copy.copy(c)) for c in found.values()]
+        return [(c, snapshot(c)) for c in found.values()]
 
     def contents(self) -> dict[str, Contents]:
         """What every module holds, by its path."""
