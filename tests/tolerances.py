@@ -32,7 +32,8 @@ MOST_UNSEEN = 0.9
 
 def largest(expected):
     """The largest finite magnitude, in float64; 0 if there is none."""
-    finite = expected.detach().double().abs()
+    finite = expected.detach()
+    finite = (finite if finite.is_complex() else finite.double()).abs()
     finite = finite[finite.isfinite()]
     return finite.max().item() if finite.numel() else 0.0
 
