@@ -1,55 +1,60 @@
-"""Dictionaries, lists and so on: what is in them, whether it still is, and making it so again.
+"""Dictionaries, lists and so on: is in them what was, and making it so again.
 
-A user's class may have methods of its own for all of this (a dictionary that makes keys of what it is given, as
-transformers has one): those of the built-in class are called.
+By the methods of the built-in types alone. A class derived from one may make something else of a key (transformers'
+registries take a model, and keep the name of its class), or count what it is updated with.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, deque
 from typing import Any
 
 import numpy
 
+#: The types whose contents are known, each before those that it is derived from.
+KINDS = (OrderedDict, dict, list, set, deque, bytearray)
 
-def copied(container: Any) -> Any:
-    """A shallow copy, of the built-in class if it is a dictionary or list."""
-    if isinstance(container, dict):
-        return dict(dict.items(container))
-    if isinstance(container, list):
-        return list(list.__iter__(container))
-    return copy.copy(container)
+
+def _kind(container: Any) -> type:
+    return next(kind for kind in KINDS if isinstance(container, kind))
+
+
+def snapshot(container: Any) -> Any:
+    """What is in a container, in one of the built-in type (or a NumPy array)."""
+    if isinstance(container, numpy.ndarray):
+        return container.copy()
+    kind = _kind(container)
+    return kind(kind.items(container) if issubclass(kind, dict) else kind.__iter__(container))
 
 
 def same_items(container: Any, then: Any) -> bool:
+    """Is in a container what was in it when ``then`` was its ``snapshot``?"""
     if isinstance(container, numpy.ndarray):
         return numpy.array_equal(container, then)
-    if len(container) != len(then):
+    kind = _kind(container)
+    if kind.__len__(container) != len(then):
         return False
-    if isinstance(container, dict):
-        return all(dict.get(container, key, same_items) is value for key, value in then.items())  # not its own `get`
-    if isinstance(container, (set, bytearray)):
-        return container == then
-    return all(a is b for a, b in zip(container, then, strict=True))
+    if issubclass(kind, dict):
+        return all(dict.get(container, key, same_items) is value for key, value in then.items())
+    if kind in (set, bytearray):
+        return kind.__eq__(container, then)
+    return all(a is b for a, b in zip(kind.__iter__(container), then, strict=True))
 
 
 def put_back(container: Any, then: Any) -> None:
-    """Gives a container the contents of ``then``, which :func:`copied` has made before."""
+    """Gives a container the contents of its ``snapshot``."""
     if isinstance(container, numpy.ndarray):
         container[...] = then
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), then)
-    elif isinstance(container, bytearray):
-        container[:] = then
-    elif isinstance(container, deque):
-        container.clear()
-        container.extend(then)
-    elif isinstance(container, dict):
-        kind = OrderedDict if isinstance(container, OrderedDict) else dict
-        kind.clear(container)
+        return
+    kind = _kind(container)
+    if kind in (list, bytearray):
+        kind.__setitem__(container, slice(None), then)
+        return
+    kind.clear(container)
+    if issubclass(kind, dict):
         for key, value in then.items():
             kind.__setitem__(container, key, value)
+    elif kind is set:
+        set.update(container, then)
     else:
-        container.clear()
-        container.update(then)
+        deque.extend(container, then)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
-from ortmodule.containers import copied, put_back, same_items
+from ortmodule.containers import put_back, same_items, snapshot
 from ortmodule.generators import States
 from ortmodule.guards import Attributes, Description, Unguardable, describe
 from ortmodule.hooks import Reach, reach_of
@@ -359,7 +359,7 @@ class Tree:
         for contents in self.contents().values():
             for description in contents.inside.values():
                 found |= {id(c): c for c in (description.mutable() if description else ())}
-        return [(c, copied(c)) for c in found.values()]
+        return [(c, snapshot(c)) for c in found.values()]
 
     def contents(self) -> dict[str, Contents]:
         """What every module holds, by its path."""

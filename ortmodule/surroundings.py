@@ -21,7 +21,7 @@ import numpy
 import torch
 from torch import nn
 
-from ortmodule.containers import copied, put_back, same_items
+from ortmodule.containers import put_back, same_items, snapshot
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
 _MISSING = object()
@@ -144,7 +144,7 @@ class Around:
                     if _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor)):
                         self._held[id(owner), name] = owner, name, value, value
                     elif isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS:
-                        self._held[id(owner), name] = owner, name, value, copied(value)
+                        self._held[id(owner), name] = owner, name, value, snapshot(value)
 
     def changed(self) -> str | None:
         """The first that is not as it was."""

@@ -10,7 +10,6 @@ included, so a size or a value that Python put into the graph shows.
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import random
 import re
@@ -24,7 +23,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule import autograd_functions, export, io, reads
-from ortmodule.containers import same_items
+from ortmodule.containers import same_items, snapshot
 from ortmodule.dtypes import as_pairs
 from ortmodule.foreign import Node
 from ortmodule.functional import without_view_writes
@@ -305,7 +304,7 @@ class _Flat(nn.Module):
                     self.before[path].take(now[path], holder, key)
         for i, (container, _) in enumerate(self.containers):
             if any(c is container and not same_items(c, entered) for c, entered in before.containers):
-                self.containers[i] = container, copy.copy(container)
+                self.containers[i] = container, snapshot(container)
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):

@@ -1,6 +1,8 @@
-"""How far results may be from PyTorch's, by type: |found - expected| <= relative * |expected| + absolute.
+"""How far results may be from PyTorch's, by type: |found - expected| <= relative * |expected| + share * the largest
+|expected|, or 1 if that is less.
 
-The 16-bit types allow a few roundings: gradients pass through several nodes.
+So zeros never pass for something else, however small it is. The 16-bit types allow a few roundings: gradients pass
+through several nodes.
 """
 
 import os
@@ -10,18 +12,41 @@ import torch
 #: A sanitized build has no fused multiply-add: its sums are a little less exact.
 SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
 
-#: Of one operator.
+#: Of one operator: (relative, share).
 OPERATOR = {
     torch.float64: (1e-10, 1e-10),
     torch.float32: (2e-5, 1e-5),
     torch.bfloat16: (2e-2, 2e-2),
     torch.float16: (3e-3, 3e-3),
 }
-#: Of a function of PyTorch, which may be many operators; the absolute part is a share of the tensor's largest element,
-#: or of 1 if that is less.
+#: Of a function of PyTorch, which may be many operators; the share is of the largest element, whatever it is.
 FUNCTION = {
     torch.float64: (1e-9, 1e-10),
     torch.float32: (2e-4, 2e-5),
     torch.bfloat16: (4e-2, 2e-2),
     torch.float16: (5e-3, 3e-3),
 }
+#: Of the elements that are not zero: how many a comparison may be unable to tell from zeros, since others are so large.
+MOST_UNSEEN = 0.9
+
+
+def largest(expected):
+    """The largest finite magnitude, in float64; 0 if there is none."""
+    finite = expected.detach()
+    finite = (finite if finite.is_complex() else finite.double()).abs()
+    finite = finite[finite.isfinite()]
+    return finite.max().item() if finite.numel() else 0.0
+
+
+def bounds(expected, relative, share, most=1.0):
+    """How far each element may be off, in float64. ``share`` is of the largest element, or of ``most`` if that is
+    less."""
+    wide = expected.detach().double().abs()
+    return relative * wide + share * min(most, largest(wide))
+
+
+def unseen(expected, bound):
+    """The share of the elements that are not zero, and finite, for which zero would do."""
+    wide = expected.detach().double().abs()
+    there = wide.isfinite() & (wide > 0)
+    return (wide <= bound)[there].double().mean().item() if there.any() else 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.models.trial import DOUBLE, RIGHT, UNBUILT, WRONG
+from tests.models.trial import DOUBLE, MAGNIFIED, RIGHT, UNBUILT, WRONG
 
 PATH = Path(__file__).parents[2] / "docs" / "models.md"
 GROUPS = ("transformers", "torch.nn", "classics")
@@ -123,8 +123,9 @@ def render(rows, with_versions):
         "Made by `python -m tests.models --write`: every family of transformers, from its own configuration with",
         "the sizes in it shrunk, every class of torch.nn, and some classics. Each trains for three steps on",
         "batches of two sizes, in PyTorch and in the engine. *right*: results, losses and all gradients are",
-        "PyTorch's; *right in float64*: rounding is magnified so much that only float64 can be compared, and there",
-        "they are; *eval*: it draws random numbers in training and is compared in eval mode, with gradients;",
+        "PyTorch's; *right in float64*: rounding is magnified, float64 agrees, and in float32 the engine is no more",
+        f"than {MAGNIFIED} times as far from float64 as PyTorch; *eval*: it draws random numbers in training and is",
+        "compared in eval mode, with gradients;",
         "*verified*: it always draws some, and `ORTMODULE_VERIFY` compares it. The figures are the largest deviations",
         "of the loss and of a gradient. *nodes* are the instructions of a step. *Through PyTorch* are the operators,",
         "functions and submodules that PyTorch runs inside the graph; where it runs the module, the reason is given.",

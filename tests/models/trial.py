@@ -2,10 +2,11 @@
 
 A :class:`Subject` builds a module and makes batches of two sizes. Loss, every gradient (of parameters and of inputs
 that want one), buffers and everything that forward returns have to be PyTorch's. Where float32 does not agree,
-float64 decides: a badly conditioned model magnifies rounding, and then PyTorch's own float32 is as far from the exact
-gradients.
+float64 decides: a badly conditioned model magnifies rounding. Then both sides' float32 is compared with float64: the
+engine's may be MAGNIFIED times as far off as PyTorch's own.
 """
 
+import contextlib
 import copy
 import os
 import re
@@ -25,6 +26,9 @@ from tests.models.compare import InDouble, to
 TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-10, 1e-8)}
 SHARE = 1e-2
 TIMES = 10  # times the tolerance of the loss: what the results may be apart
+#: Times PyTorch's own distance from float64, of each gradient and of the loss: both sides round as often, in other
+#: places, and which of them is luckier is chance.
+MAGNIFIED = 4
 STEPS = ((0, 0), (1, 0), (0, 1))  # (size, seed) of the batches that are compared
 
 RIGHT, DOUBLE, WRONG, UNBUILT = "right", "right in float64", "wrong", "not built"
@@ -143,6 +147,36 @@ def deviation(ours, eager):
                 scale = expected.norm() + 1e-2 * expected.numel() ** 0.5
                 off = max(off, ((tensor - expected).norm() / scale).item() / TIMES)
     return off, worst
+
+
+def farther(ours, eager, exact):
+    """What of a step is farther from the exact one than rounding explains, or an empty string: each gradient, and the
+    loss, by MAGNIFIED times PyTorch's distance, or the tolerance if that is more."""
+    of_loss, of_gradients = TOLERANCE[torch.float32]
+    off, allowed = ((side[0].double() - exact[0]).abs().item() for side in (ours, eager))
+    if off > max(MAGNIFIED * allowed, of_loss * exact[0].abs().clamp(min=1).item()):
+        return f"the loss is off by {off:.1e}, PyTorch's by {allowed:.1e}"
+    known = {name: g for name, g in exact[1].items() if g is not None}
+    everything = torch.stack([g.norm() for g in known.values()]).norm()
+    for name, g in known.items():
+        off, allowed = ((side[1][name].double() - g).norm() for side in (ours, eager))
+        if off > max(MAGNIFIED * allowed, of_gradients * (g.norm() + SHARE * everything)):
+            return f"the gradient of {name} is off by {off:.1e} of {g.norm():.1e}, PyTorch's by {allowed:.1e}"
+    return ""
+
+
+def check_magnified(subject, mode):
+    """Raises Different where the engine's float32 is farther from float64 than PyTorch's is."""
+    pair, exact = _Pair(subject, torch.float32, mode), _Pair(subject, torch.float64, mode)
+    for size, seed in STEPS:
+        sides = []
+        for module, given in ((pair.ours, pair), (pair.eager, pair), (exact.eager, exact)):
+            batch = given.batch(size, seed)
+            torch.manual_seed(5)
+            with InDouble() if given is exact else contextlib.nullcontext():
+                sides.append(step(module, batch))
+        if text := farther(*sides):
+            raise Different(text)
 
 
 def _kinds(tensors):
@@ -265,6 +299,8 @@ def _judge(subject, outcome):
         return
     loss_off, grad_off = outcome.loss_off, outcome.grad_off
     try:
+        if not wrong:
+            check_magnified(subject, outcome.mode)
         with InDouble():
             wide = Outcome(outcome.name)
             wide.loss_off, wide.grad_off = _Pair(subject, torch.float64, outcome.mode).compare(wide)

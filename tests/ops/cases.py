@@ -116,6 +116,8 @@ class Case:
     name: str = ""
     fd: bool = True  # False at ties and kinks, where a derivative is a convention
     tol: float = 1.0  # times the tolerance of the dtype
+    share: float = 1.0  # times the part of it that counts for all elements: less where a few are far larger than most
+    vanishing: tuple = ()  # operands whose gradient is zero by mathematics: PyTorch's is rounding
     resize: bool = True  # `ref` and attributes hold at other sizes too (random shapes)
     large: list | None = None  # operands for timing; None: the case's own, scaled up if that makes sense
     call: Callable | None = None  # what PythonOp runs

@@ -20,7 +20,7 @@ import torch
 from tests.ops import bench
 from tests.ops.cases import ALL, CASES, FLOAT
 from tests.ops.harness import Trial
-from tests.tolerances import OPERATOR
+from tests.tolerances import OPERATOR, bounds
 
 PATH = Path(__file__).parents[2] / "docs" / "ops.md"
 
@@ -98,9 +98,8 @@ def share_of(found, expected, allowed):
     """Largest difference of two tensors, as a share of what is allowed."""
     if not found.is_floating_point() or not found.numel():
         return 0.0
-    relative, absolute = OPERATOR[found.dtype]
     a, b = found.double(), expected.double()
-    share = (a - b).abs() / (allowed * (relative * b.abs() + absolute))
+    share = (a - b).abs() / (allowed * bounds(b, *OPERATOR[found.dtype])).clamp(min=1e-300)
     return float(share[b.isfinite()].max()) if b.isfinite().any() else 0.0
 
 

@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from ortmodule.verify import Verifier
 from tests.cpu import HAS_AMX
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY
@@ -231,6 +232,9 @@ def test_verified_against_pytorch(monkeypatch):
     wrapped = ORTModule(transformers.AutoModelForCausalLM.from_config(config).train())
     wrapped(**batch()).loss.backward()
     assert fused(wrapped) == (2, 2)
+    verifier = wrapped._ortmodule.observers.one(Verifier)
+    assert verifier.compared == verifier.gradients == 1
+    assert not verifier.findings, verifier.findings[0]
 
 
 # --- by torch's kernel ------------------------------------------------------------------------------------------------

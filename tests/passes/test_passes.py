@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from ortmodule import _core, symbolics
 from ortmodule.session import DTYPES, Run, Session
+from tests import exact
 from tests.tolerances import SANITIZED
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -300,7 +302,16 @@ def export(module, operands):
             output_names=["y"],
             dynamic_axes=dims,
         )
-    return Session(data.getvalue())
+    session = Session(data.getvalue())
+    session.exported = data.getvalue()
+    return session
+
+
+def check_against_pytorch(module, session, tensors, dy, results, **options):
+    """Results of `run` in PyTorch, which gets the same masks, and in float64: see tests/exact.py."""
+    feeds = dict(zip(session.inputs, tensors, strict=True))
+    model = onnx.load_from_string(session.exported)
+    exact.check_run(module, model, feeds, results, dy, tensors[0].dtype, **options)
 
 
 def run(session, tensors, dy, disabled):
@@ -547,7 +558,7 @@ class Autocast(nn.Module):
 @pytest.mark.parametrize("narrow", [BF16, torch.float16, F32])
 @pytest.mark.parametrize("norm", [nn.LayerNorm, LlamaRMSNorm])
 def test_norms_and_residuals_of_autocast(norm, narrow, dropout, width):
-    """As without the pass, whose results are those of PyTorch: the same masks, and as many roundings."""
+    """As without the pass: the same masks, and as many roundings; both as near to float64 as PyTorch."""
     torch.manual_seed(0)
     module = Autocast(norm, width, dropout, narrow)
     x, dy = torch.randn(3, 5, width), torch.randn(3, 5, 2 * width)
@@ -560,6 +571,8 @@ def test_norms_and_residuals_of_autocast(norm, narrow, dropout, width):
         assert difference(ours, theirs) <= (1e-5 if narrow == F32 else 2e-2)
     if dropout:
         assert torch.equal(results[0][..., width:] == x, expected[0][..., width:] == x)
+    for found in (results, expected):
+        check_against_pytorch(module, session, tensors, dy, found, narrowest=narrow)
 
 
 def test_a_mask_of_minus_infinity():

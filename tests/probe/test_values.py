@@ -24,8 +24,9 @@ class Function(nn.Module):
         return self.function(*args)
 
 
-def check(function, *calls, tolerance=0.0):
-    """Results and gradients of one ORTModule in several calls are PyTorch's."""
+def check(function, *calls, tolerance=0.0, pytorch=""):
+    """Results and gradients of one ORTModule in several calls are PyTorch's, and the engine runs it; or PyTorch does,
+    for the reason ``pytorch``."""
     ours = ORTModule(Function(function), DebugOptions(log_level=LogLevel.ERROR))
     for call in calls:
         sides = []
@@ -37,7 +38,9 @@ def check(function, *calls, tolerance=0.0):
             sides.append([result, *grads])
         for found, expected in zip(*sides, strict=True):
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    return explain(ours)
+    report = explain(ours)
+    assert report.captured != bool(pytorch) and pytorch in (report.fallback or ""), report.fallback
+    return report
 
 
 def numbers(*values):

@@ -266,6 +266,38 @@ def test_a_global_that_has_the_name_of_an_attribute():
         HISTORY.clear()
 
 
+class Registry(dict):
+    """Takes objects for keys and keeps the names of their classes, as transformers' registry of models does."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(str(type(key)), value)
+
+    def get(self, key):
+        return super().get(str(type(key))) or {}
+
+
+KNOWN = Registry()
+
+
+def test_a_global_container_of_another_kind():
+    """What its class makes of keys is not for a comparison, and nothing of it is lost."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            KNOWN[self] = {"factor": 2.0}
+
+        def forward(self, x):
+            return self.linear(x) * KNOWN.get(self)["factor"]
+
+    eager = Net()
+    ours = ORTModule(copy.deepcopy(eager))
+    torch.testing.assert_close(ours(rows(2, 4)), eager(rows(2, 4)))
+    assert explain(ours).captured, explain(ours).fallback
+    assert KNOWN.get(eager) == {"factor": 2.0}
+
+
 FEATURES, CALLS = {}, []
 
 

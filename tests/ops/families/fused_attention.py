@@ -71,7 +71,7 @@ BOTH = [
 
 CASES = [
     plain("small", 2, 3, 4, 5, 6),
-    plain("one-key", 1, 2, 3, 1, 4),
+    plain("one-key", 1, 2, 3, 1, 4, vanishing=(0, 1)),  # its weight is 1
     plain("one-row", 2, 1, 1, 7, 4, 3),
     plain("tiles", 1, 2, 70, 300, 8, 5, fd=False),
     plain("wide", 1, 1, 5, 4, 256, fd=False, tol=3.0),

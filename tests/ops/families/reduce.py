@@ -1,6 +1,7 @@
 """Reductions: every operator in both forms, over last, first, middle and all axes, and what only some of them show."""
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -38,6 +39,8 @@ def reduction(op, x, axes=None, keep=1, operand=True, full=False, **kwargs):
         dims = list(range(x.dim())) if axes is None else list(axes)
         return function(x, dims, bool(keep)) if x.dim() else function(x.reshape(1), [0], False)
 
+    if op == "ReduceProd" and x.low == -2 and math.prod(x.shape[d] for d in (axes or range(len(x.shape)))) > 8:
+        x = replace(x, low=0.5, high=1.6)  # products of many are neither huge nor nothing
     attrs = {"keepdims": keep} | ({} if operand or axes is None else {"axes": list(axes)})
     inputs = [x, value(list(axes), "int64")] if operand and axes is not None else [x]
     where = "all" if axes is None else "_".join(map(str, axes))
@@ -147,7 +150,9 @@ def special_cases():
     for op in OPS:
         if op != "ReduceProd":
             for shape, axes in SIZES:
-                yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
+                # The gradient is exp(x - y), of y that is rounded to the type: near 12 by up to 1/32 in bfloat16.
+                more = {"tol": 2} if op == "ReduceLogSumExp" and shape == (70000,) else {}
+                yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False, **more)
         for shape, axes in ROWS:
             yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
         if op != "ReduceLogSum":
