@@ -92,7 +92,10 @@ def known_rows():
 def render(rows, ran):
     """The page of these rows. ``ran``: as :func:`known_runs`."""
     wider = ", ".join(f"{times} times as much for `{name}`" for name, times in sorted(COARSE.items()))
-    allowed = f"PyTorch computes in float64 (`tests/tolerances.py`). {wider} is allowed, if it is less than half of everything; `tests/probe/trial.py` says why."
+    allowed = (
+        f"PyTorch computes in float64 (`tests/tolerances.py`). {wider} is allowed, if it is less than half of "
+        "everything; `tests/probe/trial.py` says why."
+    )
     lines = [
         "# Operators of PyTorch",
         "",
