@@ -90,8 +90,11 @@ class Call:
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def read(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What backward reads of the run's inputs and outputs."""
-        return [self.tensors[i] for i in inputs], [self.run.outputs[i] for i in outputs]
+        """What backward reads of the run's inputs and outputs. Of a parameter it is the memory that forward read, as in
+        PyTorch's products: the parameter may have other `data` by then."""
+        feeds, needs, tensors = self.graph.feeds, self.graph.needs, self.tensors
+        given = [tensors[i].detach() if needs[i] and not isinstance(feeds[i], int) else tensors[i] for i in inputs]
+        return given, [self.run.outputs[i] for i in outputs]
 
     def take_outputs(self) -> tuple[torch.Tensor, ...]:
         """The differentiable ones, for the caller."""

@@ -2,8 +2,28 @@
 #include "core/parallel.h"
 
 #include <omp.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/stat.h>
 
-int parallel_threads(void) { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
+/* A child that was forked has none of its parent's threads, but OpenMP waits for them, in the engine and in the libraries
+ * it calls: where the parent had threads, the child computes with one. */
+static bool parent_has_threads, alone;
+
+static void before_fork(void) {
+    struct stat tasks;
+    parent_has_threads = stat("/proc/self/task", &tasks) != 0 || tasks.st_nlink > 3; /* ".", its name, and a thread's */
+}
+
+static void in_child(void) {
+    if (!parent_has_threads) return;
+    alone = true;
+    omp_set_num_threads(1);
+}
+
+__attribute__((constructor)) static void watch_forks(void) { (void)pthread_atfork(before_fork, NULL, in_child); }
+
+int parallel_threads(void) { return alone || omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
 void parallel_for(int64_t count, int64_t grain, range_fn *body, void *arg) {
     int64_t parts = grain > 0 ? count / grain : count;

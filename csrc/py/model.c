@@ -11,7 +11,7 @@
 
 typedef struct {
     PyObject_HEAD ctx c; /* owns the graph */
-    graph *g;            /* NULL until it has been read */
+    graph *g;            /* NULL until all of it has been read */
     bool begun;          /* reading; the interpreter's lock is not held meanwhile */
 } model_object;
 
@@ -19,6 +19,7 @@ static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     model_object *self = (model_object *)object;
     char *names[] = {"data", NULL};
     Py_buffer data;
+    graph *g = NULL; /* until it is whole: other threads run meanwhile */
     status s;
 
     if (self->begun) {
@@ -28,11 +29,11 @@ static int model_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*:Model", names, &data)) return -1;
     self->begun = true;
     ctx_init(&self->c);
-    Py_BEGIN_ALLOW_THREADS s = onnx_read(&self->c, data.buf, (size_t)data.len, &self->g);
-    if (s == OK) graph_remove_dead(self->g);
+    Py_BEGIN_ALLOW_THREADS s = onnx_read(&self->c, data.buf, (size_t)data.len, &g);
+    if (s == OK) graph_remove_dead(g);
     Py_END_ALLOW_THREADS PyBuffer_Release(&data);
+    if (s == OK) self->g = g;
     if (s == OK) return 0;
-    self->g = NULL;
     raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
     return -1;
 }

@@ -266,10 +266,21 @@ static PyObject *emulated(void) { return Py_NewRef(Py_True); }
 static PyObject *emulated(void) { return Py_NewRef(Py_False); }
 #endif
 
+/* What is found once a process (tensor.c) would be of the interpreter that came first. */
+static int check_interpreter(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return 0;
+    PyErr_SetString(PyExc_ImportError, "ortmodule runs in the main interpreter only, as torch does");
+    return -1;
+}
+
 static int core_exec(PyObject *module) {
     module_state *m = PyModule_GetState(module);
-    PyObject *bases = NULL, *gpu = emulated();
-    int added = PyModule_AddObjectRef(module, "emulated", gpu); /* a GPU is emulated, in memory of the CPU */
+    PyObject *bases = NULL, *gpu;
+    int added;
+
+    if (check_interpreter() < 0) return -1;
+    gpu = emulated();
+    added = PyModule_AddObjectRef(module, "emulated", gpu); /* a GPU is emulated, in memory of the CPU */
 
     Py_DECREF(gpu);
     if (added < 0 || PyModule_AddIntConstant(module, "cuda_sum_parts", CUDA_SUM_PARTS) < 0) return -1;

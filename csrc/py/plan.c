@@ -114,12 +114,19 @@ static PyObject *plan_code(PyObject *object, PyObject *unused) {
 }
 
 static PyObject *plan_text(PyObject *object, PyObject *unused) {
-    plan_object *self = (plan_object *)object;
+    graph view =
+        *((plan_object *)object)->p->g; /* with memory of its own: the plan does not grow, and may be running */
+    PyObject *result = NULL;
     const char *text;
+    ctx c;
 
     (void)unused;
-    if (graph_print(self->p->g, &text) != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &self->c.err);
-    return PyUnicode_FromString(text);
+    ctx_init(&c);
+    view.c = &c;
+    if (graph_print(&view, &text) == OK) result = PyUnicode_FromString(text);
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    return result;
 }
 
 static PyObject *plan_onnx(PyObject *object, PyObject *unused) {
