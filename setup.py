@@ -185,6 +185,9 @@ NVCC += ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=s
 NVCC += ["-gencode=arch=compute_100,code=[sm_100,compute_100]"]
 NVCC += ["-gencode=arch=compute_75,code=compute_75"]  # for those before: the driver compiles it, and keeps the result
 NVCC += ["--compress-mode=size"]  # an eighth of the bytes; the driver unpacks them once
+#: In what the pointwise operators are made of, alone and as chains, products and sums are rounded apart: their bits are
+#: the same one by one and together (csrc/cuda/nvrtc.c). Elsewhere nvcc makes one instruction of both.
+ROUNDED_APART = re.compile(r'#include "cuda/(steps|chain)\.h"')
 SPILL = re.compile(r"[1-9]\d* bytes spill")
 
 
@@ -192,7 +195,8 @@ def compile_kernels(source, temp):
     """The kernels of one family for every architecture. What they use of a GPU is kept beside the result (.log)."""
     target = temp / source.with_suffix(".fatbin")
     depends, recorded, log = (target.with_suffix(suffix) for suffix in (".fatbin.d", ".fatbin.command", ".log"))
-    command = [*NVCC, "-MD", "-MF", depends, source, "-o", target]
+    fused = "false" if ROUNDED_APART.search(source.read_text()) else "true"
+    command = [*NVCC, f"-fmad={fused}", "-MD", "-MF", depends, source, "-o", target]
     if not is_fresh(shlex.join(map(str, command)), target, depends, recorded):
         print(f"{source}\n", end="", flush=True)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -233,17 +237,30 @@ LIBRARIES = {"fake_blas": "libcublasLt.so.13", "fake_nvrtc": "libnvrtc.so.13", "
 LIBRARIES |= {"fake_torch": "libtorch_cuda.so"}
 
 
+def has_fma():
+    """Whether this CPU multiplies and adds in one instruction, as nvcc has a GPU do it."""
+    try:
+        return re.search(r"^flags\b.*\bfma\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
 def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     objects = {s.stem: compile_object(flags, s, temp / s.with_suffix(".o")) for s in Path("tests/cuda").glob("*.c")}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}
-    looked_at = [
-        "-fsanitize=thread",
-        "-O1",
-        "-g",
-    ] * RACES  # the calls that this makes are answered by tests/cuda/races.c
-    kernels = [compile_object([*flags, *looked_at, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    # What this makes the compiler call is in tests/cuda/races.c.
+    looked_at = ["-fsanitize=thread", "-O1", "-g"] if RACES else []
+    fused = ["-ffp-contract=fast", "-mfma"] if has_fma() else []
+
+    def compile_kernel(source):
+        rounding = ["-ffp-contract=off"] if ROUNDED_APART.search(source.read_text()) else fused
+        target = temp / source.with_suffix(".emulated.o")
+        return compile_object([*flags, *looked_at, *rounding, "-x", "c"], source, target)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        kernels = list(pool.map(compile_kernel, KERNELS))
     driver = folder / "libcuda.so.1"
     link([*objects.values(), *kernels], driver, "-shared", f"-Wl,-soname,{driver.name}")
     for name, library in LIBRARIES.items():
