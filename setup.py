@@ -311,6 +311,9 @@ for name in CUDA:
     codes += [f"compute_{name}"] * (not codes or name == max(CUDA, key=int))
     NVCC += [f"-gencode=arch=compute_{name},code=[{','.join(codes)}]"]
 NVCC += ["--compress-mode=size"]  # an eighth of the bytes; the driver unpacks them once
+#: In what the pointwise operators are made of, alone and as chains, products and sums are rounded apart: their bits are
+#: the same one by one and together (csrc/cuda/nvrtc.c). Elsewhere nvcc makes one instruction of both.
+ROUNDED_APART = re.compile(r'#include "cuda/(steps|chain)\.h"')
 SPILL = re.compile(r"[1-9]\d* bytes spill")
 
 
@@ -337,8 +340,15 @@ class Kernels(Object):
         self.beside(".command").write_text(shlex.join(map(str, self.command)))
 
 
+def rounds_apart(source):
+    return ROUNDED_APART.search(source.read_text()) is not None
+
+
 def kernel_objects(temp):
-    return [Kernels(NVCC, source, temp / source.with_suffix(".fatbin")) for source in KERNELS]
+    return [
+        Kernels([*NVCC, f"-fmad={'false' if rounds_apart(s) else 'true'}"], s, temp / s.with_suffix(".fatbin"))
+        for s in KERNELS
+    ]
 
 
 def kernels_sentence():
@@ -375,13 +385,29 @@ LIBRARIES = {"fake_blas": "libcublasLt.so.13", "fake_nvrtc": "libnvrtc.so.13", "
 LIBRARIES |= {"fake_torch": "libtorch_cuda.so"}
 
 
+def has_fma():
+    """Whether this CPU multiplies and adds in one instruction, as nvcc has a GPU do it."""
+    try:
+        return re.search(r"^flags\b.*\bfma\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
 def link_emulator(temp, folder):
     """Libraries beside the extension, which finds them there: an emulated GPU, its kernels as C, and LIBRARIES."""
     flags = [*CC, *CFLAGS, "-Itests/cuda", "-DORT_DEVICE"]
     ours = [Object(flags, s, temp / s.with_suffix(".o")) for s in sorted(Path("tests/cuda").glob("*.c"))]
     # The calls that these make at every access are answered by tests/cuda/races.c.
     looked_at = ["-fsanitize=thread", "-O1", "-g"] * RACES
-    kernels = [Object([*flags, *looked_at, "-x", "c"], s, temp / s.with_suffix(".emulated.o")) for s in KERNELS]
+    fused = ["-ffp-contract=fast", "-mfma"] * has_fma()
+    kernels = [
+        Object(
+            [*flags, *looked_at, *(["-ffp-contract=off"] if rounds_apart(s) else fused), "-x", "c"],
+            s,
+            temp / s.with_suffix(".emulated.o"),
+        )
+        for s in KERNELS
+    ]
     compile_objects([*ours, *kernels])
     objects = {o.source.stem: o.target for o in ours}
     others = {name: [objects.pop(s) for s in sorted(objects) if s.startswith(name)] for name in LIBRARIES}

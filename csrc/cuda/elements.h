@@ -50,7 +50,7 @@ DEVICE int64_t narrow_offset_of(const space *a, const source *s, int64_t i) {
     }
     return offset;
 }
-DEVICE int64_t wide_offset_of(const space *a, const source *s, int64_t i) {
+FAR __attribute__((unused)) int64_t wide_offset_of(const space *a, const source *s, int64_t i) {
     int64_t offset = 0;
     for (int d = a->rank - 1; d >= 0; d--) {
         offset += i % a->dim[d] * s->stride[d];

@@ -10,6 +10,7 @@ typedef struct cuda_fault {
     int32_t kind; /* 0: none; else a cuda_fault_kind */
     int32_t node; /* its number (cuda/named.h) */
     int64_t value, limit;
+    int32_t claimed, unused; /* by the thread whose report it is: many may meet such data at once */
 } cuda_fault;
 
 typedef enum cuda_fault_kind {

@@ -85,9 +85,10 @@ DEVICE int64_t row_at(const gather_args *a, int64_t k) {
 #define GATHER(name, W)                                                                                                \
     KERNEL(name, gather_args) {                                                                                        \
         FOR_EACH(i, a.outer * a.count * a.width) {                                                                     \
-            const int64_t k = i / a.width % a.count, o = i / a.width / a.count, row = row_at(&a, k);                   \
+            const int64_t place = quotient(i, a.width), column = i - place * a.width;                                  \
+            const int64_t o = quotient(place, a.count), k = place - o * a.count, row = row_at(&a, k);                  \
             if (row >= 0 && row < a.rows) {                                                                            \
-                ((W *)a.to)[i] = ((const W *)a.from)[(o * a.rows + row) * a.width + i % a.width];                      \
+                ((W *)a.to)[i] = ((const W *)a.from)[(o * a.rows + row) * a.width + column];                           \
             } else {                                                                                                   \
                 ((W *)a.to)[i] = (W) ~(W)0;                                                                            \
                 report(a.fault, FAULT_INDEX, a.node, integer_at(a.index, a.index_type, k), a.rows);                    \
@@ -112,7 +113,7 @@ KERNEL(gather_rows, gather_args) {
 #define GRAD_LANES(name, T)                                                                                            \
     KERNEL(name, gather_args) {                                                                                        \
         FOR_EACH(i, a.outer * a.width) {                                                                               \
-            const int64_t o = i / a.width, column = i % a.width;                                                       \
+            const int64_t o = quotient(i, a.width), column = i - o * a.width;                                          \
             const T *dy = (const T *)a.from + o * a.count * a.width + column;                                          \
             T *dx = (T *)a.to + o * a.rows * a.width + column;                                                         \
             for (int64_t k = 0; k < a.count; k++) {                                                                    \
@@ -134,7 +135,7 @@ GRAD_LANES(gather_grad_lanes_f64, double)
 
 KERNEL(NAME(gather_grad), gather_args) {
     FOR_BLOCKS(task, a.outer * a.count) {
-        const int64_t o = task / a.count, first = task % a.count, row = a.key[first];
+        const int64_t o = quotient(task, a.count), first = task - o * a.count, row = a.key[first];
         const T *dy = (const T *)a.from + o * a.count * a.width;
 
         if ((first > 0 && a.key[first - 1] == row) || row == a.rows || row == a.padding) continue;

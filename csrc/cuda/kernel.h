@@ -54,7 +54,7 @@ typedef uint16_t bf16, f16; /* their bits */
 /* --- places ------------------------------------------------------------------------------------------------------- */
 
 /* x / by of numbers that are not negative: in 32 bits where they fit, since 64 take a subroutine, some ten times as long,
- * which is kept out of the way. x % by is x - quotient * by. */
+ * which is kept out of the way. */
 FAR __attribute__((unused)) int64_t wide_quotient(int64_t x, int64_t by) {
     return (int64_t)((uint64_t)x / (uint64_t)by);
 }
@@ -62,6 +62,7 @@ DEVICE int64_t quotient(int64_t x, int64_t by) {
     if (((uint64_t)x | (uint64_t)by) >> 32) return wide_quotient(x, by);
     return (int64_t)((uint32_t)x / (uint32_t)by);
 }
+DEVICE int64_t remainder_of(int64_t x, int64_t by) { return x - quotient(x, by) * by; }
 
 /* --- 16-bit floats, with the bits of core/dtype.h ----------------------------------------------------------------- */
 
@@ -185,7 +186,9 @@ DEVICE void set_number(void *p, int type, int64_t i, double x) {
     else ((f16 *)p)[i] = f32_to_f16((float)x);
 }
 
+/* The first report since the host looked is kept. */
 DEVICE void report(cuda_fault *fault, int kind, int node, int64_t value, int64_t limit) {
+    if (atomicCAS(&fault->claimed, 0, 1) != 0) return;
     fault->value = value;
     fault->limit = limit;
     fault->node = node;

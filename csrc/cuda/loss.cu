@@ -156,7 +156,7 @@ KERNEL(loss_divisor, loss_args) {
 
 KERNEL(NAME(cross_entropy), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const T *x = (const T *)a.x + sample / a.inner * a.line + sample % a.inner;
+        const T *x = (const T *)a.x + quotient(sample, a.inner) * a.line + remainder_of(sample, a.inner);
         A most = -(A)INFINITY, total = 0;
         int64_t label;
         const double weight = label_at(&a, sample, &label);
@@ -215,7 +215,7 @@ KERNEL(NAME(cross_entropy_join), loss_args) {
 
 KERNEL(NAME(cross_entropy_grad), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const int64_t start = sample / a.inner * a.line + sample % a.inner;
+        const int64_t start = quotient(sample, a.inner) * a.line + remainder_of(sample, a.inner);
         const T *x = (const T *)a.x + start;
         int64_t label;
         const double own = (1 - a.smoothing) * label_at(&a, sample, &label);
@@ -240,7 +240,8 @@ KERNEL(NAME(cross_entropy_grad), loss_args) {
 }
 
 /* Where the element of a sample and its label is. */
-#define ELEMENT(a, sample, label) (((sample) / a.inner * a.classes + (label)) * a.inner + (sample) % a.inner)
+#define ELEMENT(a, sample, label)                                                                                      \
+    ((quotient(sample, a.inner) * a.classes + (label)) * a.inner + remainder_of(sample, a.inner))
 
 KERNEL(NAME(nll), loss_args) {
     FOR_EACH(sample, a.samples) {

@@ -132,8 +132,9 @@ status reverse_cuda(ctx *c, const call *k) {
 /* Where the element at i of a sequence comes from: the first ones, as many as it is long, in the other order. A length
  * that cannot be is reported, and reverses nothing. */
 DEVICE int64_t reversed(const reverse_args *a, int64_t i) {
-    const int64_t row = i / a->inner, time = a->time_first ? row / a->second : row % a->second;
-    const int64_t length = a->length[a->time_first ? row % a->second : row / a->second];
+    const int64_t row = quotient(i, a->inner), turn = quotient(row, a->second);
+    const int64_t rest = row - turn * a->second, time = a->time_first ? turn : rest;
+    const int64_t length = a->length[a->time_first ? rest : turn];
     if (length < 0 || length > a->steps) report(a->fault, FAULT_LENGTH, a->node, length, a->steps);
     if (length > a->steps || time >= length) return i;
     return i + (length - 1 - 2 * time) * a->inner * (a->time_first ? a->second : 1);
@@ -150,21 +151,12 @@ REVERSE(reverse_8, uint64_t)
     KERNEL(name, move_args) {                                                                                          \
         FOR_EACH(i, a.count) {                                                                                         \
             int64_t to = 0, from = 0;                                                                                  \
-            if (a.count <= INT32_MAX) {                                                                                \
-                uint32_t rest = (uint32_t)i;                                                                           \
-                for (int d = a.rank - 1; d >= 0; d--) {                                                                \
-                    const uint32_t next = rest / (uint32_t)a.dim[d], at = rest - next * (uint32_t)a.dim[d];            \
-                    to += at * a.to_step[d];                                                                           \
-                    from += at * a.from_step[d];                                                                       \
-                    rest = next;                                                                                       \
-                }                                                                                                      \
-            } else {                                                                                                   \
-                int64_t rest = i;                                                                                      \
-                for (int d = a.rank - 1; d >= 0; d--) {                                                                \
-                    to += rest % a.dim[d] * a.to_step[d];                                                              \
-                    from += rest % a.dim[d] * a.from_step[d];                                                          \
-                    rest /= a.dim[d];                                                                                  \
-                }                                                                                                      \
+            int64_t rest = i;                                                                                          \
+            for (int d = a.rank - 1; d >= 0; d--) {                                                                    \
+                const int64_t next = quotient(rest, a.dim[d]), at = rest - next * a.dim[d];                            \
+                to += at * a.to_step[d];                                                                               \
+                from += at * a.from_step[d];                                                                           \
+                rest = next;                                                                                           \
             }                                                                                                          \
             ((T *)a.to)[to] = ((const T *)a.from)[from];                                                               \
         }                                                                                                              \

@@ -248,8 +248,8 @@ KERNEL(NAME(norm_grad_columns), norm_args) {
     const int lane = threadIdx.x / WARP;
 
     FOR_BLOCKS(task, groups * a.parts) {
-        const int64_t part = task / groups, i = task % groups * WARP + threadIdx.x % WARP;
-        const int64_t begin = a.rows * part / a.parts, end = a.rows * (part + 1) / a.parts;
+        const int64_t part = quotient(task, groups), i = (task - part * groups) * WARP + threadIdx.x % WARP;
+        const int64_t begin = quotient(a.rows * part, a.parts), end = quotient(a.rows * (part + 1), a.parts);
         A dscale = 0, dbias = 0;
 
         for (int64_t row = begin + lane; row < end && i < a.width; row += LANES) {

@@ -113,8 +113,9 @@ status reduce_mean_cuda(ctx *c, const call *k) { return run(c, k, true); }
 DEVICE int64_t walk(int64_t i, int n, const int64_t *dim, const int64_t *step) {
     int64_t offset = 0;
     for (int d = 0; d < n; d++) {
-        offset += i % dim[d] * step[d];
-        i /= dim[d];
+        const int64_t next = quotient(i, dim[d]);
+        offset += (i - next * dim[d]) * step[d];
+        i = next;
     }
     return offset;
 }
@@ -152,9 +153,9 @@ KERNEL(NAME(reduce_columns), reduce_args) {
     const int lane = threadIdx.x / WARP;
 
     FOR_BLOCKS(task, outer * groups * a.parts) {
-        const int64_t part = task / groups % a.parts, o = task / groups / a.parts;
-        const int64_t column = task % groups * WARP + threadIdx.x % WARP;
-        const int64_t begin = a.length * part / a.parts, end = a.length * (part + 1) / a.parts;
+        const int64_t group = quotient(task, groups), o = quotient(group, a.parts), part = group - o * a.parts;
+        const int64_t column = (task - group * groups) * WARP + threadIdx.x % WARP;
+        const int64_t begin = quotient(a.length * part, a.parts), end = quotient(a.length * (part + 1), a.parts);
         const T *x = (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step) + column;
         A total = 0;
 

@@ -128,14 +128,15 @@ status softmax_dropout_grad_cuda(ctx *c, const call *k) {
 #ifdef ORT_DEVICE
 /* Where a row begins. */
 DEVICE int64_t start_of(const softmax_args *a, int64_t row) {
-    return row / a->inner * a->length * a->inner + row % a->inner;
+    return quotient(row, a->inner) * a->length * a->inner + remainder_of(row, a->inner);
 }
 
 DEVICE int64_t mask_of(const softmax_args *a, int64_t row) {
     int64_t offset = 0;
     for (int d = a->rank - 1; d >= 0; d--) {
-        offset += row % a->dim[d] * a->step[d];
-        row /= a->dim[d];
+        const int64_t next = quotient(row, a->dim[d]);
+        offset += (row - next * a->dim[d]) * a->step[d];
+        row = next;
     }
     return offset;
 }

@@ -57,6 +57,12 @@ static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicMa
     return before;
 }
 
+static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicCAS(int32_t *at, int32_t old, int32_t x) {
+    const int32_t before = *at;
+    if (before == old) *at = x;
+    return before;
+}
+
 #define __syncthreads() emulated_barrier()
 #define __threadfence_system() ((void)0)
 #define __shfl_xor_sync(mask, mine, other)                                                                             \

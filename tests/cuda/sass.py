@@ -10,8 +10,8 @@ from tests.cuda.nvidia import needed, tool
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*(\S[^;]*?)\s*;")
 ACCESS = re.compile(r"^(LD|ST)(G|L|)\b((?:\.\w+)*)")
 DIVISION = re.compile(r"__cuda_sm\w+?_(?:div|rem)_[su]64")
-#: Where a division of 64 bits may be: what runs only where numbers have more than 32 (csrc/cuda/kernel.h).
-RARE = "wide_quotient"
+#: In the name of a function where a division of 64 bits may be: it runs only where numbers have more than 32.
+RARE = "wide_"
 
 
 def functions(listing):

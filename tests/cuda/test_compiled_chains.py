@@ -37,11 +37,12 @@ def rows(*ops):
     return [(op, f"v{i - 1} x0" if i else "x0 x0", f"v{i}", {}) for i, op in enumerate(ops)]
 
 
-def check(chain):
-    """The same bits as operator by operator."""
+def check(chain, moved=0):
+    """The same bits as operator by operator. `moved`: elements that operands begin after an aligned address."""
     dtype, shapes, *_ = chain
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    tensors = [torch.cat([x.new_zeros(moved), x.flatten()])[moved:].view(x.shape) for x in tensors]
     alone, _ = step(model(*chain), tensors, ["pointwise_fusion"])
     together, _ = step(model(*chain), tensors, [])
     for one, other in zip(alone, together, strict=True):
@@ -60,6 +61,21 @@ def test_bits_are_those_of_single_operators(nvrtc, chain):
     check(chain)
     after = _core.cuda_chains()
     assert after["compiled"] > before or b"chain" in (nvrtc.fake_nvrtc_text() or b"")
+
+
+@pytest.mark.parametrize("moved", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_operands_of_every_alignment(nvrtc, dtype, moved):
+    """Rows, columns and one number among them, read in pieces; the last elements are no whole piece."""
+    shapes = [(33, 72), (72,), (33, 1), (1,), (33, 72)]
+    for rows_more in (0, 1):
+        ops = [("Mul", "x0 x1", "v0", {}), ("Add", "v0 x2", "v1", {}), ("Sub", "v1 x3", "v2", {})]
+        ops += [("Dropout", "v2 ratio mode", "v3", {}), ("Max", "v3 x4", "v4", {})]
+        sizes = [(s[0] + rows_more, *s[1:]) if s[0] == 33 else s for s in shapes]
+        check((dtype, sizes, ops, ["v1", "v4"]), moved)
+    check((dtype, [(7, 5), (7, 5)], [("Add", "x0 x1", "v0", {}), ("Neg", "v0", "v1", {})], ["v1"]), moved)
+    text = nvrtc.fake_nvrtc_text().decode()
+    assert "IS_ALIGNED" in text
 
 
 def test_text(nvrtc):
