@@ -33,6 +33,12 @@ def write(outcomes, dtype):
     PATH.write_text(_render(rows))
 
 
+def by_pytorch(name):
+    """How many samples of an entry PyTorch runs in float32."""
+    ours, _, all_ = _rows()[name][-2].partition(" of ")
+    return int(all_) - int(ours)
+
+
 def _coarse():
     texts = [f"`{name}` ({times} times)" for name, times in COARSE.items()]
     return ", ".join(texts[:2]), ", ".join(texts[2:])

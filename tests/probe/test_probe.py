@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ortmodule import ORTModule, explain
 from tests.probe import table
-from tests.probe.common import MODELS, Behind, compare
+from tests.probe.common import MODELS, PYTORCH, Behind, compare
 from tests.probe.trial import DTYPES, ENTRIES, FEW, MIXED, NATIVE, WRONG, difference, names_of, probe, run
 from tests.selection import each
 
@@ -28,6 +28,8 @@ def test_entry(name):
     assert outcome.state != WRONG, outcome.wrong
     if STATES.get(name) == NATIVE:
         assert outcome.state == NATIVE, dict(outcome.reasons)
+    elif STATES.get(name) == MIXED and outcome.samples > table.by_pytorch(name):
+        assert outcome.native, f"PyTorch runs more samples than in the table: {dict(outcome.reasons)}"
 
 
 def test_table_is_complete():
@@ -50,8 +52,9 @@ FEW_MODELS = {
 
 @each("name", MODELS, FEW_MODELS)
 def test_common(name):
-    wrong, _ = compare(name)
+    wrong, fallback = compare(name)
     assert not wrong
+    assert bool(fallback) == (name in PYTORCH) and PYTORCH.get(name, "") in fallback, fallback
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
