@@ -102,4 +102,5 @@ def test_hard(name):
     pair = Pair(name)
     for size in range(len(SHAPES)):
         pair.check_step(size)
+    check_captured(name, explain(pair.ours))
     pair.check_eval(0)

@@ -298,7 +298,7 @@ MORE = {
 }
 
 #: Hard to capture: loops over the data, sizes that depend on values, constants of the batch, functions with a backward
-#: of their own. Captured or not, they train as in PyTorch.
+#: of their own. The engine runs them all, with operators that PyTorch runs inside the graph.
 HARD = {
     "bloom": hf("bloom", "ForCausalLM", language),
     "mixtral": hf("mixtral", "ForCausalLM", language, num_local_experts=2, **KV),

@@ -19,6 +19,7 @@ BIT = _core.passes()["pointwise_fusion"]
 
 
 def check(module, operands):
+    torch.manual_seed(0)
     session = export(module, operands)
     dy = torch.randn_like(module(*operands), memory_format=torch.contiguous_format)
     assert run(session, operands, dy, NO_PASSES ^ BIT)[0].keys() == {"pointwise_fusion"}
@@ -29,7 +30,7 @@ def check(module, operands):
         assert torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
     if any(x.numel() for x in operands):
         # Of twenty operators in a row, among them kinks, whose sides a rounding decides.
-        check_against_pytorch(module, session, operands, dy, together[1], times=4)
+        check_against_pytorch(module, session, operands, dy, together[1], times=4, measured=False)
 
 
 def random_graph(seed):

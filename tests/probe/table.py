@@ -63,6 +63,12 @@ def reason(outcome):
     return found[0].replace("|", "\\|") if found else NO_REASON
 
 
+def by_pytorch(name):
+    """How many samples of an entry PyTorch runs in float32."""
+    ours, _, all_ = known_rows()[name][-2].partition(" of ")
+    return int(all_) - int(ours)
+
+
 def states(dtype="float32"):
     """The committed table: what runs each entry."""
     return {name: row[1 + DTYPES.index(dtype)] for name, row in known_rows().items()}

@@ -77,18 +77,19 @@ def test_a_mask_beside_indices():
 
 
 @pytest.mark.parametrize(
-    "function",
+    "function, pytorch",
     [
-        lambda x, k: x[k],
-        lambda x, k: x[:, k],
-        lambda x, k: x.narrow(1, k, 2),
-        lambda x, k: x.select(0, k).t(),
-        lambda x, k: x[k] * 2,
+        (lambda x, k: x[k], "data decides where"),
+        (lambda x, k: x[:, k], "data decides where"),
+        (lambda x, k: x.narrow(1, k, 2), "data decides where"),
+        (lambda x, k: x.select(0, k).t(), "data decides where"),
+        (lambda x, k: x[k] * 2, ""),
     ],
 )
-def test_data_decides_the_place(function):
+def test_data_decides_the_place(function, pytorch):
+    """Of a view PyTorch runs it: where in memory that is would be another place in each call."""
     x = torch.randn(4, 5, 6)
-    check(function, *[(x, torch.tensor(k)) for k in (1, 2, 0, 3)])
+    check(function, *[(x, torch.tensor(k)) for k in (1, 2, 0, 3)], pytorch=pytorch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -214,7 +215,9 @@ def test_a_factor_that_leaves_a_size(mode, factor):
     """Sizes that a factor leaves as they are, or doubles by chance."""
     axes = (4,) if mode == "linear" else (3, 7)
     calls = [(torch.randn(2, 3, *(n + more for n in axes)),) for more in (0, 1, 6)]
-    check(lambda x: F.interpolate(x, scale_factor=factor, mode=mode), *calls, tolerance=1e-5)
+    # With a size left as it is the graph's weights are others than PyTorch's, which the check of a new graph finds.
+    pytorch = "does not compute what the module does" if (mode, factor) == ("bicubic", 1.1) else ""
+    check(lambda x: F.interpolate(x, scale_factor=factor, mode=mode), *calls, tolerance=1e-5, pytorch=pytorch)
 
 
 @pytest.mark.parametrize("function", [lambda x: x + True, lambda x: True * x, lambda x: x.mul(False).add(True) * x])

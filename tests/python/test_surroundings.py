@@ -81,7 +81,7 @@ def test_distributed(kind, tmp_path):
     texts = texts_of_two(WORKER, tmp_path, kind)
     for text in texts:
         assert "same" in text
-        assert kind != "ddp" or "captured" in text, text
+        assert "captured" in text, text
 
 
 def test_data_parallel_is_refused():
