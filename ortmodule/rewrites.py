@@ -49,11 +49,7 @@ def rewrite(graph: TracedGraph, opset: int, regions: Any) -> None:
     Raises what a definition raises.
     """
     use_pairs(graph)
-    for node in list(graph.nodes()):
-        kind = node.kind()
-        plain = kind.removesuffix("_")
-        if kind not in DEFINITIONS and (plain in DEFINITIONS or (kind != plain and takes_a_wide_factor(node))):
-            _out_of_place(graph, node)
+    _all_out_of_place(graph, but=())
     for node in graph.findAllNodes("aten::floor_divide"):
         if node.output().requires_grad():
             raise NotTraceable("floor_divide has no gradient")
@@ -73,8 +69,20 @@ def rewrite(graph: TracedGraph, opset: int, regions: Any) -> None:
             changed = (replaced[kind] and _rewrite_node(graph, node, traced)) or changed
         if not changed:
             break
+        _all_out_of_place(graph, but=("aten::copy_",))  # as they have been said
     leave_to_torch(graph, opset, regions)
     jit_pass_dce(graph)
+
+
+def _all_out_of_place(graph: TracedGraph, but: Sequence[str]) -> None:
+    """Operators that change their operand, and have a definition: of the form that changes nothing."""
+    for node in list(graph.nodes()):
+        kind = node.kind()
+        plain = kind.removesuffix("_")
+        if kind in DEFINITIONS or kind in but:
+            continue
+        if plain in DEFINITIONS or (kind != plain and takes_a_wide_factor(node)):
+            _out_of_place(graph, node)
 
 
 def _out_of_place(graph: TracedGraph, node: TracedNode) -> None:

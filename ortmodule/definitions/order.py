@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from ortmodule.definitions.table import Keep, defines, sloped
+from ortmodule.definitions.table import CLAMP_SHARES, Keep, defines, shared, sloped
 
 
 @defines("aten::max", again=True)
@@ -99,7 +101,9 @@ def _argsort(x, *arguments):
 def _clamp(x, low=None, high=None):
     """By tensors: where x is at its bound the gradient is its own; of a NaN nobody has one."""
     if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
-        raise Keep
+        return _clamp_by_numbers(x, low, high)
+    if CLAMP_SHARES:
+        return _clamp_shared(x, low, high)
     bounds = [bound for bound in (low, high) if bound is not None]
     value, inside = x.detach(), None
     for bound, nearer in zip((low, high), (torch.maximum, torch.minimum), strict=True):
@@ -115,6 +119,39 @@ def _clamp(x, low=None, high=None):
     if len(bounds) == 2 and rest.is_floating_point():  # what a NaN has part in is NaN, and its gradient a bound's
         value = value + torch.where(rest.isnan(), rest, -0.0)
     return torch.where(inside, x, value)
+
+
+def _clamp_by_numbers(x, low, high):
+    """At a bound, and of a NaN, there is no gradient."""
+    if not x.is_floating_point() or not CLAMP_SHARES:
+        raise Keep
+    value, inside = x.detach(), None
+    for bound, is_low in ((low, True), (high, False)):
+        if bound is not None:
+            within = x > bound if is_low else x < bound
+            inside = within if inside is None else inside & within
+            value = torch.where(value < bound if is_low else value > bound, bound, value)
+    if any(bound is not None and math.isnan(bound) for bound in (low, high)):
+        value = torch.full_like(x, math.nan)
+    return torch.where(inside, x, value)
+
+
+def _clamp_shared(x, low, high):
+    """x and a bound that it is at have half of the gradient each. Of a NaN one bound and x have all of it, of two x."""
+    if low is None or high is None:
+        bound = low if high is None else high
+        value = torch.where(x < bound if high is None else x > bound, bound, x)
+        value = torch.where(x == bound, shared(x, bound), value)
+        return torch.where(x.isnan() | bound.isnan(), x + bound, value)
+    rest = torch.minimum(torch.maximum(x.detach(), low.detach()), high.detach())
+    ordered, crossed = low < high, low > high
+    value = torch.where((x < low) | (x > high), rest, x)
+    value = torch.where((x < low) & (low <= high), low, value)
+    above = torch.where(x.isnan(), x + high, high)
+    value = torch.where((x > high) & (low <= high) | crossed, above, value)
+    value = torch.where((x == low) & ordered, shared(x, low), value)
+    value = torch.where((x == high) & ordered, shared(x, high), value)
+    return value + torch.where(rest.isnan(), rest, -0.0) if rest.is_floating_point() else value
 
 
 @defines("aten::clamp_min", again=True)

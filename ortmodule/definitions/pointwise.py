@@ -7,7 +7,17 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ortmodule.definitions.table import DEFINITIONS, Keep, Leave, defines, dtype_of, sloped
+from ortmodule.definitions.table import (
+    DEFINITIONS,
+    EXTREMES_OF_NAN,
+    EXTREMES_SHARE,
+    Keep,
+    Leave,
+    defines,
+    dtype_of,
+    shared,
+    sloped,
+)
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -329,9 +339,21 @@ def _vdot(a, b):
     return (a * b).sum()
 
 
+def _extreme(a, b, first):
+    """One that is no NaN; ``first``: where it is a."""
+    value = torch.where(b.isnan() | first, a, b)
+    if EXTREMES_SHARE and a.is_floating_point():
+        if EXTREMES_OF_NAN:
+            a, b = torch.broadcast_tensors(a, b)
+            both = sloped(value, (a, torch.ones_like(value)), (b, torch.ones_like(value)))
+            value = torch.where(a.isnan() | b.isnan(), both, value)
+        value = torch.where(a == b, shared(a, b), value)
+    return value
+
+
 DEFINITIONS |= {
-    "aten::fmax": lambda a, b: torch.where(b.isnan() | (a >= b), a, b),
-    "aten::fmin": lambda a, b: torch.where(b.isnan() | (a <= b), a, b),
+    "aten::fmax": lambda a, b: _extreme(a, b, a >= b),
+    "aten::fmin": lambda a, b: _extreme(a, b, a <= b),
     "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
     "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
     "aten::tile": lambda x, times: x.repeat([1] * (x.dim() - len(times)) + times),

@@ -48,6 +48,28 @@ def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> t
     return value
 
 
+def shared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a``, which ``b`` is equal to: each has half of the gradient."""
+    a, b = torch.broadcast_tensors(a, b)
+    half = torch.full_like(a, 0.5)
+    return sloped(a, (a, half), (b, half))
+
+
+def _gradient(function: Callable, *numbers: float) -> float:
+    """Of a function of numbers for the first."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [torch.tensor(number, requires_grad=True) for number in numbers]
+        return torch.autograd.grad(function(*leaves), leaves)[0].item()
+
+
+#: What versions of PyTorch do not agree on. Is the gradient of clamp nothing at a number that is a bound, and shared
+#: with a tensor that is one (from torch 2.14 on; before, all of it is the operand's)? Is that of fmax and fmin shared
+#: by two that are equal (from 2.14 on), and do both get all of it where one is NaN (2.14)?
+CLAMP_SHARES = _gradient(lambda x: x.clamp(max=1.0), 1.0) == 0
+EXTREMES_SHARE = _gradient(torch.fmax, 1.0, 1.0) == 0.5
+EXTREMES_OF_NAN = _gradient(torch.fmax, float("nan"), 1.0) == 1
+
+
 #: Types as a graph has them: numbers.
 _TYPES = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,

@@ -158,6 +158,12 @@ case("clamp by equal tensors", lambda x, a, b: torch.clamp(x, a, b), EDGES, EDGE
 case("clamp by crossed tensors", lambda x, a, b: torch.clamp(x, a, b), EDGES, EDGES + 1, EDGES - 1)
 case("clamp from a tensor", lambda x, a: (x.clamp(min=a), x.clamp(max=a)), EDGES, EDGES.roll(1).round())
 case("clamp of odd", lambda x: (x.clamp(-1, 1), x.clamp(min=0), x.clamp(max=0)), floats(*ODD))
+GRID = torch.tensor(list(itertools.product((-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf, math.nan), repeat=3)))
+case("clamp by tensors, in any order", lambda x, a, b: torch.clamp(x, a, b), *GRID.unbind(1))
+case("clamp from and to tensors, in any order", lambda x, a: (x.clamp(min=a), x.clip(max=a)), *GRID[:, :2].unbind(1))
+case("clamp by infinite numbers", lambda x: (x.clamp(-1, math.inf), x.clip(-math.inf, 1), x.clamp(1, 1)), floats(*ODD))
+case("fmax in any order", lambda x, a: (x.fmax(a), x.fmin(a)), *GRID[:, :2].unbind(1))
+case("fmax of a row", lambda x, a: (x.fmax(a), a.fmin(x)), GRID[:, :2], GRID[5, :2])
 case("clamp of ints", lambda x: (x.clamp(-2, 3), x.clamp(min=0), x.clamp(max=2.5)), ints(*SIGNED))
 case("clamp of float16", lambda x: x.clamp(-0.3, 0.7), floats(*ODD).half())
 for name, f in each("relu relu6 hardtanh hardsigmoid hardswish elu selu celu leaky_relu softplus threshold", F):
