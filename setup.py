@@ -291,7 +291,7 @@ def check_packages():
         if f"{header}: No such file" in run_compiler(f"#include <{header}>\n", "-E", *PYTHON_HEADERS):
             raise missing(f"the compiler finds no {header}", package)
     with tempfile.TemporaryDirectory() as folder:
-        said = run_compiler("", "-shared", "-o", f"{folder}/empty.so", *LDFLAGS)
+        said = run_compiler("int linked;\n", "-shared", "-o", f"{folder}/empty.so", *LDFLAGS)
     if "libprotobuf-c.a" in said:
         raise missing("the linker finds no libprotobuf-c.a", "libprotobuf-c-dev")
     if said:

@@ -337,7 +337,7 @@ def set_default(name: str, value: Any) -> None:
 
 
 #: Names with the prefix that belong to the build and the tests of ortmodule itself.
-_BUILD = {"BUILD", "CUDA", "WERROR", "BROKEN", "TEST_DEVICE", "RED_ZONES"}
+_BUILD = {"BUILD", "CPU", "CUDA", "WERROR", "BROKEN", "TEST_DEVICE", "RED_ZONES"}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class Trial:
         self.check_forward(ours, sees=sees)
         try:
             for i in self.wrt:
-                self._check_gradient_of(i, ours.grads[i], self.expected.grads[i], sees)
+                self.check_gradient_of(i, ours.grads[i], self.expected.grads[i], sees)
         except Blind:
             raise
         except AssertionError:
@@ -251,7 +251,7 @@ class Trial:
                 raise
             self.check_rounding()  # long sums, which PyTorch adds up in another order on the CPU
 
-    def _check_gradient_of(self, i, ours, expected, sees):
+    def check_gradient_of(self, i, ours, expected, sees):
         """No gradient and a gradient of zeros are the same answer."""
         if ours is None and expected is None:
             return
