@@ -17,10 +17,10 @@ FORMS = {
     "deviation": lambda x, w: (x - x.mean(-1, True)) * w / ((x - x.mean(-1, True)).abs().mean(-1, True) + 0.1).sqrt(),
     "gate": lambda x, w: x.tanh() * torch.sigmoid((x * w).sum(-1, keepdim=True)),
     "without-axis": lambda x, w: x * w / (1 + x.abs().sum(-1).unsqueeze(-1)),
-    "two-axes": lambda x, w: (x * w) / (x * x).sum((-2, -1), keepdim=True).sqrt(),
+    "two-axes": lambda x, w: (x * w) / (x * x).mean((-2, -1), keepdim=True).sqrt(),
     "dropout": lambda x, w: nn.functional.dropout(x * w, 0.3) / x.square().mean(-1, keepdim=True),
     "cast": lambda x, w: (x.double() / x.double().square().sum(-1, keepdim=True)).to(x.dtype) * w,
-    "reused": lambda x, w: (x / x.sum(-1, keepdim=True).abs()).softmax(-1) + w * x.mean(-1, keepdim=True),
+    "reused": lambda x, w: (x / (1 + x.sum(-1, keepdim=True).abs())).softmax(-1) + w * x.mean(-1, keepdim=True),
 }
 SHAPES = [(37, 23, 90), (1031, 64), (2, 300, 2, 130)]
 
