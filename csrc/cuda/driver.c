@@ -254,7 +254,7 @@ static status look(ctx *c, const device *d) {
     cuda_fault f;
 
     if (there->kind == FAULT_NONE) return OK;
-    f = (cuda_fault){there->kind, there->node, there->value, there->limit};
+    f = (cuda_fault){.kind = there->kind, .node = there->node, .value = there->value, .limit = there->limit};
     memset(d->fault, 0, sizeof *d->fault);
     return cuda_blame(c, tell(c, &f), f.node);
 }

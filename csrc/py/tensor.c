@@ -203,11 +203,21 @@ static int check_storage(PyObject *object, const dl_tensor *t, const char *what,
     return 0;
 }
 
+/* Zeros that have no memory on purpose, as autograd makes them. -1 with an exception. */
+static int is_zero_tensor(PyObject *object) {
+    static PyObject *method;
+    PyObject *answer = call_interned(object, &method, "_is_zerotensor");
+    const int is = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return is;
+}
+
 /* `ours`: the engine has just made it. */
 static int borrow_some(PyObject *object, int device, const char *what, int index, bool ours, dl_tensor *t) {
     const dl_exchange *e = exchange ? exchange : find_exchange((PyObject *)Py_TYPE(object));
     char name[NAME_TEXT];
     bool empty = false;
+    int zeros = 0;
 
     if (!e) return -1;
     if (e->borrow(object, t) != 0) {
@@ -217,7 +227,8 @@ static int borrow_some(PyObject *object, int device, const char *what, int index
     if (!is_on(t, device)) return refuse_device(t, device, name_of(what, index, name));
     for (int i = 0; i < t->ndim; i++) empty |= t->shape[i] == 0;
     if (empty) return 0;
-    if (!ours && check_storage(object, t, what, index) < 0) return -1;
+    if (!t->data && (zeros = is_zero_tensor(object)) < 0) return -1;
+    if (!ours && !zeros && check_storage(object, t, what, index) < 0) return -1;
     if (t->data) return 0;
     PyErr_Format(PyExc_ValueError, "%s is a tensor that has no memory", name_of(what, index, name));
     return -1;

