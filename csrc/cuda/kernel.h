@@ -142,7 +142,10 @@ DEVICE f16 f32_to_f16(float x) {
             const T y = __shfl_xor_sync(0xffffffffu, x, step);                                                         \
             x = combine;                                                                                               \
         }                                                                                                              \
-        if (warps == 1) return x;                                                                                      \
+        if (warps == 1) {                                                                                              \
+            __syncwarp(); /* as a barrier does: what was read before may be written after */                           \
+            return x;                                                                                                  \
+        }                                                                                                              \
         __syncthreads(); /* what an earlier reduction left has been read */                                            \
         if (lane == 0) parts[warp] = x;                                                                                \
         __syncthreads();                                                                                               \

@@ -13,7 +13,7 @@
 
 enum { MOST_THREADS = 1024, STACK = 256 << 10, WARP = 32, WIDEST = 32 };
 
-typedef enum state { READY, AT_BARRIER, AT_EXCHANGE, DONE } state;
+typedef enum state { READY, AT_BARRIER, AT_WARP_BARRIER, AT_EXCHANGE, DONE } state;
 
 typedef struct fiber {
     void *top;  /* its stack pointer while it does not run */
@@ -104,6 +104,8 @@ static void prepare(unsigned t) {
 
 void emulated_barrier(void) { leave(AT_BARRIER); }
 
+void emulated_warp_barrier(void) { leave(AT_WARP_BARRIER); }
+
 void emulated_exchange(void *x, size_t size, int lane) {
     unsigned first = current() / WARP * WARP;
     memcpy(fibers[current()].sent, x, size);
@@ -140,8 +142,10 @@ static void release(unsigned from, unsigned to, state s) {
 static int release_some(unsigned threads) {
     int released = 0;
     for (unsigned w = 0; w < threads; w += WARP) {
-        if (count_state(w, w + WARP, AT_EXCHANGE) != WARP) continue;
-        release(w, w + WARP, AT_EXCHANGE);
+        const state s = fibers[w].state;
+        if ((s != AT_EXCHANGE && s != AT_WARP_BARRIER) || count_state(w, w + WARP, s) != WARP) continue;
+        release(w, w + WARP, s);
+        if (s == AT_WARP_BARRIER && threads == WARP) races_barrier();
         released = 1;
     }
     if (released) return 1;

@@ -47,6 +47,7 @@ typedef struct emulated_kernel {
 
 #define EMULATED __attribute__((visibility("default"))) /* also for chains, which are compiled later */
 EMULATED void emulated_barrier(void);
+EMULATED void emulated_warp_barrier(void);
 /* x of another lane of the warp, whose 32 threads all take part. */
 EMULATED void emulated_exchange(void *x, size_t size, int lane);
 
@@ -64,6 +65,7 @@ static __attribute__((unused, noinline, no_sanitize("thread"))) int32_t atomicCA
 }
 
 #define __syncthreads() emulated_barrier()
+#define __syncwarp() emulated_warp_barrier()
 #define __threadfence_system() ((void)0)
 #define __shfl_xor_sync(mask, mine, other)                                                                             \
     __extension__({                                                                                                    \

@@ -1,7 +1,7 @@
 /* races.c -- who used a byte last, and when.
  *
- * Threads of a block are ordered by barriers alone, blocks of a launch by nothing; a shuffle moves what it is given and
- * orders no memory. Time counts blocks and barriers, so two accesses of a block between the same barriers have one
+ * Threads of a block are ordered by barriers alone (of a warp where it is the block), blocks of a launch by nothing; a
+ * shuffle moves what it is given and orders no memory. Time counts blocks and barriers, so two accesses of a block between the same barriers have one
  * time. Two of them race if one writes, and they are of two threads at one time, or of two blocks. Atomics are left
  * out (emulate.h): the compiler is told not to look at them. */
 #include "races.h"

@@ -32,7 +32,7 @@ int main(void) {
     static int x[1024];
     const wrong_args a = {x, 1024};
     const char *why = "nothing";
-    const int done = emulate(&wrong, 2, 64, &a, &why);
+    const int done = emulate(&wrong, 2, THREADS, &a, &why);
     printf("%%s\\n", done ? "done" : why);
     for (int i = 0; i < 130; i++) printf("%%d ", x[i]);
     return 0;
@@ -41,6 +41,10 @@ int main(void) {
 
 RIGHT = {
     "neighbours, with a barrier": "kept[t] = t; __syncthreads(); a.x[64 * block + t] = kept[63 - t];",
+    "a warp, with its barrier": """
+        if (t < 32) kept[t] = t;
+        __syncwarp();
+        if (t < 32) a.x[32 * block + t] = kept[31 - t];""",
     "all read": "a.x[64 * block + t] = a.x[1000];",
     "bytes of one word": "((char *)a.x)[64 * block + t] = (char)t;",
     "shared memory of two blocks": "kept[t] = block; a.x[64 * block + t] = kept[t];",
@@ -52,6 +56,10 @@ RIGHT = {
 SHARED, GLOBAL = r"\w+ byte .* of shared memory, which ", r"\w+ byte .* of global memory, which "
 WRITES_SHARED, WRITES = SHARED.replace(r"\w+", "writes"), GLOBAL.replace(r"\w+", "writes")
 WRONG = {
+    "a shuffle between": (
+        "kept[t] = t; __shfl_sync(0, t, 0); a.x[64 * block + t] = kept[t ^ 1];",
+        SHARED + r"thread \d+ has (written|read)",
+    ),
     "a write and a read": (
         "kept[t] = t; a.x[64 * block + t] = kept[63 - t];",
         SHARED + r"thread \d+ has (written|read)",
@@ -77,7 +85,17 @@ WRONG = {
 def run(tmp_path, body, looked_at=True, order=None):
     """What the emulator says of a kernel, and the numbers that it leaves."""
     (tmp_path / "kernel.c").write_text(PROGRAM % body)
-    flags = ["gcc", "-std=gnu11", "-O1", "-w", "-DORT_DEVICE", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/cuda'}"]
+    threads = 32 if "__syncwarp" in body else 64
+    flags = [
+        "gcc",
+        f"-DTHREADS={threads}",
+        "-std=gnu11",
+        "-O1",
+        "-w",
+        "-DORT_DEVICE",
+        f"-I{ROOT / 'csrc'}",
+        f"-I{ROOT / 'tests/cuda'}",
+    ]
     kernel = tmp_path / "kernel.o"
     watch = ["-fsanitize=thread"] if looked_at else []
     subprocess.run([*flags, *watch, "-c", tmp_path / "kernel.c", "-o", kernel], check=True)
