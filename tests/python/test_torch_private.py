@@ -7,7 +7,6 @@ import pkgutil
 import runpy
 import subprocess
 import sys
-import tempfile
 import types
 from pathlib import Path
 
@@ -188,10 +187,8 @@ def lines(script, *arguments, **environment):
     """What a process prints, by first words."""
     paths = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | environment
-    run = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        env=environment, text=True, capture_output=True, timeout=300, cwd=tempfile.gettempdir(),  # not this package
-    )  # fmt: skip
+    command = [sys.executable, "-P", "-c", script, *arguments]  # not the package that lies here
+    run = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
     assert run.returncode == 0, run.stderr
     found = {}
     for line in run.stdout.splitlines():
