@@ -28,6 +28,7 @@ ONNX_TYPE = {
 NARROW = (torch.bfloat16, torch.float16)
 CANCELLED = 64  # roundings: gradients of drawn sizes that are no larger are zeros that did not quite cancel
 GUARD = 128  # bytes before and after every operand
+ALIGNED = 256  # what a run's memory has to be aligned to, on a GPU
 #: Where the engine's side is: the CPU, or a GPU (scripts/gpu).
 DEVICE = torch.device(os.environ.get("ORTMODULE_TEST_DEVICE", "cpu"))
 ON_GPU = DEVICE.type == "cuda" or _core.emulated
@@ -336,7 +337,9 @@ class Box:
     def __init__(self, dtype, shape, contents=None, shift=0):
         self.begin = GUARD + shift * dtype.itemsize
         self.end = self.begin + math.prod(shape) * dtype.itemsize
-        self.memory = torch.full((self.end + GUARD,), 0xFF, dtype=torch.uint8, device=DEVICE)
+        room = torch.full((self.end + GUARD + ALIGNED,), 0xFF, dtype=torch.uint8, device=DEVICE)
+        start = -(room.data_ptr() + GUARD) % ALIGNED
+        self.memory = room[start : start + self.end + GUARD]
         self.tensor = self.memory[self.begin : self.end].view(dtype).view(shape)
         self.before = None
         if contents is not None:
