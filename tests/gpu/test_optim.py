@@ -50,10 +50,13 @@ def test_steps(dtype, amsgrad):
     ours, theirs = parameters(dtype), parameters(dtype)
     optimizer = FusedAdam(ours, adam_w_mode=AdamWMode.ADAMW_TORCH, amsgrad=amsgrad, **SETTINGS)
     reference = torch.optim.AdamW(theirs, amsgrad=amsgrad, fused=True, **SETTINGS)
-    for i in range(20 if dtype in (torch.bfloat16, torch.float16) else 200):
+    steps = 20 if dtype in (torch.bfloat16, torch.float16) else 200
+    for i in range(steps):
         give_gradients(ours, theirs, seed=i)
         optimizer.step(), reference.step()
-    assert_near(ours, theirs, TOLERANCE[dtype])
+    # Each step rounds; a GPU adds and multiplies in one instruction where PyTorch's kernel on the CPU does not.
+    by_chance = 4 * steps**0.5 * torch.finfo(dtype).eps / 2
+    assert_near(ours, theirs, max(TOLERANCE[dtype], by_chance) if dtype == torch.float32 else TOLERANCE[dtype])
     for p, q in zip(ours, theirs, strict=True):
         for name, value in reference.state[q].items():
             found = optimizer.state[p][name]

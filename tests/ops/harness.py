@@ -278,10 +278,12 @@ class Trial:
         try:
             self.check_forward(sees=False)
         except AssertionError:
-            if not narrow:
+            if narrow:  # rounded between operators, as here
+                self.check_forward(expected=wanted_outputs(self.case, self.tensors), sees=False)
+            elif self.dtype == "float32":
+                self.check_rounding(training=False)
+            else:
                 raise
-            # rounded between operators, as here
-            self.check_forward(expected=wanted_outputs(self.case, self.tensors), sees=False)
         if not (gradients and self.wrt):
             return
         try:
@@ -291,33 +293,42 @@ class Trial:
                 raise
             self.check_rounding()
 
-    def check_rounding(self):
-        """Gradients where PyTorch's own are inexact: ours may be off the float64 ones four times as far as those that
-        PyTorch computes in the same type, or as far as is tolerated anyway."""
+    def check_rounding(self, training=True):
+        """Results and gradients where PyTorch's own are inexact: ours may be off the float64 ones four times as far as
+        those that PyTorch computes in the same type, or as far as is tolerated anyway."""
         exact, _ = reference(self.case, [x.double() if x is not None and x.is_floating_point() else x
                                          for x in self.tensors], self.wrt)  # fmt: skip
-        ours, theirs = self.run(training=True), self.expected
+        ours, theirs = self.run(training=training), self.expected
         if self.dtype in ("bfloat16", "float16"):
             with contextlib.suppress(RuntimeError):  # PyTorch has no kernel for the narrow type
                 theirs, _ = reference(self.case, self.tensors, self.wrt, wide=False)
-        for i in self.wrt:
+        for i, (a, b, c) in enumerate(zip(ours.outputs, theirs.outputs, exact.outputs, strict=True)):
+            if a.is_floating_point():
+                self._check_near(f"output {i}", a, b, c)
+            else:
+                assert_same(a, b, f"output {i}")
+        for i in self.wrt if training else ():
             zeros = torch.zeros_like(self.tensors[i])
-            a, b, c = [zeros if g is None else g for g in (ours.grads[i], theirs.grads[i], exact.grads[i])]
-            relative, share = OPERATOR[a.dtype]
-            # Never so far that zeros would do.
-            most = min(4 * (b - c).abs().nan_to_num().max().item(), largest(c) / 2) if c.numel() else 0.0
-            allowed = bounds(c, self.case.tol * relative, self.case.tol * share).clamp(min=most)
-            off = (a - c).abs()
-            if largest(c) < CANCELLED * self.epsilon:
-                allowed = torch.full_like(off, share)
-            right = (off <= allowed) | (a == b) | (a.isnan() & b.isnan())  # both may overflow in 16 bits
-            if not right.all():
-                at = (~right).nonzero()[0].tolist()
-                found = [x[tuple(at)].item() for x in (a, b, c)]
-                raise AssertionError(
-                    f"gradient of operand {i} at {at}: {found[0]}, in PyTorch {found[1]}, exactly {found[2]}; "
-                    f"{allowed[tuple(at)]:.3g} are allowed"
-                )
+            sides = [zeros if g is None else g for g in (ours.grads[i], theirs.grads[i], exact.grads[i])]
+            self._check_near(f"gradient of operand {i}", *sides)
+
+    def _check_near(self, what, a, b, c):
+        """Of `check_rounding`: ours, PyTorch's, the exact one."""
+        relative, share = OPERATOR[a.dtype]
+        # Never so far that zeros would do.
+        most = min(4 * (b - c).abs().nan_to_num().max().item(), largest(c) / 2) if c.numel() else 0.0
+        allowed = bounds(c, self.case.tol * relative, self.case.tol * share).clamp(min=most)
+        off = (a - c).abs()
+        if largest(c) < CANCELLED * self.epsilon:
+            allowed = torch.full_like(off, share)
+        right = (off <= allowed) | (a == b) | (a.isnan() & b.isnan())  # both may overflow in 16 bits
+        if not right.all():
+            at = (~right).nonzero()[0].tolist()
+            found = [x[tuple(at)].item() for x in (a, b, c)]
+            raise AssertionError(
+                f"{what} at {at}: {found[0]}, in PyTorch {found[1]}, exactly {found[2]}; "
+                f"{allowed[tuple(at)]:.3g} are allowed"
+            )
 
     def slope(self, i, direction, step=1e-5):
         """Central difference of sum(dy * y) along a direction of operand i, from the engine's own forward."""
