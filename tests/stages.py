@@ -21,7 +21,7 @@ ONLY_FULL = "only with --full"
 KNOWN = {
     r"a GPU is needed \(scripts/gpu\)": "run on a GPU only",
     r"deepspeed is not installed|could not import|it needs another library": "needs a package",
-    r"NVIDIA's NVRTC is not installed": "needs a package",
+    r"NVIDIA's NVRTC is not installed|: not on this machine": "needs a package",
     r"this CPU|no products of bfloat16|for AMX only|no kernel of ours is the best": "needs another CPU",
     r"no addresses for": "needs more addresses",
     r"PyTorch does not have it|PyTorch takes no|PyTorch itself does not|PyTorch has none": "needs another PyTorch",
