@@ -40,7 +40,8 @@ SETTINGS = [
 
 
 def read_after(settings):
-    vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True  # torch's own tests take it from their process
+    # Where torch's own tests have been imported no setting can be changed any more.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     for setting in settings:
         exec(setting)
     with warnings.catch_warnings():
