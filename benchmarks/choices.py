@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 from benchmarks.large import Clock, finished
 from benchmarks.report import machine, middle, write
 from ortmodule import _core
-from ortmodule.session import DTYPES, ENGINE_ERRORS, Run, Session, aligned_bytes, gpu_of, stream_of
+from ortmodule.engine.session import DTYPES, ENGINE_ERRORS, Run, Session, aligned_bytes, gpu_of, stream_of
 
 KINDS = {torch.bfloat16: TensorProto.BFLOAT16, torch.float16: TensorProto.FLOAT16, torch.bool: TensorProto.BOOL}
 HEADS, WIDTH = 16, 64  # of attention

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from benchmarks.report import machine, write
-from ortmodule.session import DTYPES, Run, Session
+from ortmodule.engine.session import DTYPES, Run, Session
 
 KINDS = {torch.float32: TensorProto.FLOAT, torch.bfloat16: TensorProto.BFLOAT16, torch.int64: TensorProto.INT64}
 WIDTH, VOCABULARY, HEADS = 768, 30_000, 12

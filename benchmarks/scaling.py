@@ -207,7 +207,7 @@ def measure(family, size):
     """{"read", "plan": seconds, "bytes": how much the process has grown at its peak}."""
     import torch  # noqa: F401  (the engine finds torch's library in the process)
 
-    from ortmodule.session import Session
+    from ortmodule.engine.session import Session
 
     graph, result = FAMILIES[family](size)
     data = graph.bytes(result)

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from benchmarks import large, rows
 from benchmarks.report import machine, middle
 from ortmodule import ORTModule, _core
+from ortmodule.debug.verify import Verifier
 from ortmodule.optim import AdamWMode, FusedAdam
-from ortmodule.verify import Verifier
 
 TIMES = 2  # PyTorch's error is allowed so often
 LEAST = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the norm, where PyTorch's own error is smaller

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.torch_private import amp_unscale, foreach_copy_
 from ortmodule.optim.replace import has_method
-from ortmodule.torch_private import amp_unscale, foreach_copy_
 
 _LISTS = ("all_fp16_params", "all_fp32_from_fp16_params", "all_fp32_from_fp32_params")
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ortmodule import _core, devices
-from ortmodule.session import gpu_of, stream_of
+from ortmodule import _core
+from ortmodule.core import devices
+from ortmodule.engine.session import gpu_of, stream_of
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NARROW = (torch.bfloat16, torch.float16)

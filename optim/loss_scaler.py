@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.torch_private import foreach_mul_
 from ortmodule.optim.fused import FusedOptimizer
 from ortmodule.optim.replace import fits, square_sums
-from ortmodule.torch_private import foreach_mul_
 
 
 class StaticLossScaler:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ortmodule.core.torch_private import foreach_mul_
 from ortmodule.optim.replace import fits, has_method, square_sums
-from ortmodule.torch_private import foreach_mul_
 
 ARGUMENTS = ("get_horizontal_model_parallel_rank", "get_horizontal_model_parallel_group")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ortmodule import _core
-from ortmodule.torch_private import foreach_norm
+from ortmodule.core.torch_private import foreach_norm
 
 #: Their squares are finite in double.
 NARROW = (torch.float32, torch.bfloat16, torch.float16)

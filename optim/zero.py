@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from ortmodule.core.torch_private import global_step_hooks
 from ortmodule.optim.fused_adam import FusedAdam
 from ortmodule.optim.replace import StandIn, fits, has_method, replace, square_sums
-from ortmodule.torch_private import global_step_hooks
 
 _OPTIMIZERS = "deepspeed.runtime.zero.utils"
 

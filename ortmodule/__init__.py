@@ -1,7 +1,5 @@
 """`model = ORTModule(model)`: PyTorch modules train through a C engine."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 
 try:
@@ -11,16 +9,13 @@ except ImportError as error:
 
     raise ImportError(sentence(error), name="ortmodule._core") from error
 
-from ortmodule import patterns
-from ortmodule.explain import Report, explain
+from ortmodule.capture import patterns
+from ortmodule.core.config import DebugOptions
+from ortmodule.core.logger import LogLevel
+from ortmodule.core.names import VERSION as __version__
+from ortmodule.debug.explain import Report, explain
 from ortmodule.module import ORTModule
-from ortmodule.options import DebugOptions, LogLevel
 from ortmodule.with_loss import ModuleWithLoss
-
-try:
-    __version__ = version("ortmodule")
-except PackageNotFoundError:  # run from a source tree
-    __version__ = "0.0.0"
 
 __all__ = [
     "DebugOptions",
@@ -31,6 +26,7 @@ __all__ = [
     "ORTModule",
     "Report",
     "UnsupportedError",
+    "__version__",
     "explain",
     "patterns",
 ]

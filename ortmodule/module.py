@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortmodule.options import DebugOptions
-from ortmodule.runner import Runner
+from ortmodule.core.config import DebugOptions
+from ortmodule.debug.explain import explain
+from ortmodule.debug.graph_dump import Saver
+from ortmodule.debug.observers import Observers
+from ortmodule.runtime.dispatcher import Attachments, Runner
 
 
 class _Forward:
@@ -86,7 +89,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None) -> Any:
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
-    runner = Runner(model, debug_options)
+    runner = Runner(model, debug_options, Attachments(Observers.of, Saver.of, explain))
     try:
         wrapped = object.__new__(_class_for(model))
     except TypeError as error:

@@ -42,7 +42,7 @@ hypothesis.settings.register_profile(
 @pytest.fixture(autouse=True)
 def loggers_as_before():
     """A module's log level is that of the process's loggers."""
-    from ortmodule import logger
+    from ortmodule.core import logger
 
     known = (logger.LOGGER, logger.ENGINE)
     before, everyone = [(each.level, list(each.handlers)) for each in known], logger._RANKS.everyone

@@ -8,11 +8,12 @@ import copy
 
 import torch
 
-from ortmodule import ORTModule, devices, explain
-from ortmodule.draws import Draws, Redraw
-from ortmodule.observe import Observers
-from ortmodule.regions import Passed
-from ortmodule.verify import Before
+from ortmodule import ORTModule, explain
+from ortmodule.core import devices
+from ortmodule.debug.observers import Observers
+from ortmodule.debug.verify import Before
+from ortmodule.host.opaque_regions import Passed
+from ortmodule.runtime.rng_replay import Draws, Redraw
 from tests.models.compare import InDouble, step, to
 
 TIMES = 2  # PyTorch's own error: what the engine's may be

@@ -7,7 +7,7 @@
 
 typedef struct python_host {
     host functions;   /* first: the engine's pointer is one to all of it */
-    PyObject *object; /* borrowed: has the methods ask, forward and backward (ortmodule/foreign.py) */
+    PyObject *object; /* borrowed: has the methods ask, forward and backward (ortmodule/host/host_node.py) */
 } python_host;
 
 /* NULL, for no host, when `object` is NULL or None. */

@@ -123,7 +123,7 @@ PyDoc_STRVAR(plan_doc,
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
              "output, the next of them: run it and ask again.\n"
-             "host: knows the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+             "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
              "padding_unseen: results for tokens that are padding may be zeros.\n"
              "device: the number of a GPU; -1 is the CPU.");
 

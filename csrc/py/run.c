@@ -122,7 +122,7 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
 const char plan_forward_doc[] =
     "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False,\n"
     "seed_at=0): fills outputs and writes.\n\n"
-    "host: runs the nodes of Python's, if there are any (ortmodule/foreign.py).\n"
+    "host: runs the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
     "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
     "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
     "recorded, and started as a whole where memory is what it was; seed_at: where the seed lies on the GPU, if\n"

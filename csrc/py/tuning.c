@@ -1,4 +1,4 @@
-/* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/tuning.py). */
+/* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
 #include "cuda/blas.h"
 #include "exec/exec.h"
 #include "exec/tune.h"

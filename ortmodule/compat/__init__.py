@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from ortmodule.safe_files import write_whole
+from ortmodule.core.safe_files import write_whole
 
 MARK = "# made by python -m ortmodule.compat; python -m ortmodule.compat disable removes it"
 FINDER = f'''{MARK}

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ortmodule import _core, session
+from ortmodule import _core
+from ortmodule.engine import session
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 from tests.passes.test_passes import Function, export
 

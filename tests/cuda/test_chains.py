@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortmodule import _core
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 from tests.ops.harness import ONNX_TYPE
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),

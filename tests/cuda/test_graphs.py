@@ -217,7 +217,7 @@ class Around(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_nodes_of_pytorch_end_a_recording(driver, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
     torch.manual_seed(0)
     model = Around()
     expected, wrapped = copy.deepcopy(model), ORTModule(model)
@@ -235,7 +235,7 @@ def test_nodes_of_pytorch_end_a_recording(driver, monkeypatch):  # noqa: F811
 @pytest.mark.parametrize("on", ["1", "0"])
 def test_training_with_dropout(driver, monkeypatch, on):  # noqa: F811
     """Steps with the setting on and off have the same bits: masks, losses and weights."""
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
 
     def losses(on):
         monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", on)
@@ -261,8 +261,8 @@ def test_training_with_dropout(driver, monkeypatch, on):  # noqa: F811
 def test_segments_have_their_own_graphs(driver, monkeypatch):  # noqa: F811
     """Gradients that are handed over while backward goes on, to hooks that make an optimizer's step of each: the same
     bits as in one piece, kernel by kernel or as a graph a segment."""
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
-    monkeypatch.setattr("ortmodule.segments.BYTES", 4000)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.runtime.grad_buckets.BYTES", 4000)
 
     def steps(graphs, hand_over):
         monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", graphs)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, _core, session
+from ortmodule import ORTModule, _core
+from ortmodule.engine import session
 from tests.cuda.test_emulated import DRY, driver, gpt2, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import Cached
 from tests.cuda.test_products import said_without
@@ -81,7 +82,7 @@ def test_a_step_never_waits(driver, monkeypatch, on):  # noqa: F811
     """From the second one on, which has its plan; as kernels one by one, and when it is recorded and started as CUDA
     graphs."""
     monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", on)
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
     torch.manual_seed(0)
     image = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)

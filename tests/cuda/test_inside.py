@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortmodule import ORTModule, _core, devices, explain
+from ortmodule import ORTModule, _core, explain
+from ortmodule.core import devices
 from tests.cuda.test_emulated import DRY, gpt2
 
 #: The builds that have them, by scripts/test and scripts/gpu.

@@ -34,7 +34,7 @@ def blas(request, driver):  # noqa: F811
 
 def session(rows, operands):
     """A model of rows ("Op", "operands", {attributes}) over a, b, ...; the last result is y."""
-    from ortmodule.session import Session
+    from ortmodule.engine.session import Session
 
     names = "abcdef"[: len(operands)]
     inputs = [

@@ -18,7 +18,7 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def default_stream(monkeypatch):
     """PyTorch's build here may have no CUDA to ask for the current stream."""
-    monkeypatch.setattr("ortmodule.session.stream_of", lambda gpu: 0)
+    monkeypatch.setattr("ortmodule.engine.session.stream_of", lambda gpu: 0)
 
 
 @pytest.fixture

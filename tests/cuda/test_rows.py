@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ortmodule import ORTModule, _core
-from ortmodule.counts import STEADY
+from ortmodule.engine.row_count_predictor import STEADY
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import Cached
 from tests.passes.test_rows import LANGUAGE, Loss, Tagger, check, graphs, language, model, seeded_step, sentence, tagged
@@ -76,7 +76,7 @@ def test_a_gpu_is_never_idle_for_the_number_of_rows(driver, monkeypatch, on):  #
     """In a steady state the host waits for it when all of forward has been started, and for nothing else; with CUDA
     graphs, too. At first it does not know, and waits before."""
     monkeypatch.setenv("ORTMODULE_ENABLE_CUDA_GRAPHS", on)
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
     wrapped, batch, started = ORTModule(made("bert", num_hidden_layers=1)), language("right"), driver.fake_graphs()
     found = [waits(driver, wrapped, batch) for _ in range(6)]
     for step, (ours, waited, idle) in enumerate(found):

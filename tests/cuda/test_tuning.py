@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, _core, explain, options, tuning
+from ortmodule import ORTModule, _core, explain
+from ortmodule.core import config
+from ortmodule.engine import autotune
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_epilogues import Fixed, layers
 from tests.cuda.test_graphs import aligned
@@ -29,8 +31,8 @@ def blas(driver, monkeypatch):  # noqa: F811
 
     def forget():
         _core.tuning_clear()
-        tuning._measured.clear()
-        options.warn_once.cache_clear()
+        autotune._measured.clear()
+        config.warn_once.cache_clear()
 
     forget()
     yield fake
@@ -65,7 +67,7 @@ def steps_use(blas, model, width):
 
 
 def entries(file):
-    return tuning._here(json.loads(file.read_text()), _core.cuda_place(0))["products"]
+    return autotune._here(json.loads(file.read_text()), _core.cuda_place(0))["products"]
 
 
 def test_the_fastest_is_taken_kept_and_read_again(blas, tmp_path):
@@ -201,12 +203,12 @@ def test_entries_that_are_none(blas, tmp_path, change):
     blas.fake_blas_fastest(2, -1)
     step(ORTModule(net(width)), width)
     content = json.loads(file.read_text())
-    place = tuning._here(content, _core.cuda_place(0))
+    place = autotune._here(content, _core.cuda_place(0))
     changed = (change(text, entry["way"]) + (entry,) for text, entry in place["products"].items())
     place["products"] = {text: {**entry, "way": way} for text, way, entry in changed}
     file.write_text(json.dumps(content))
     _core.tuning_clear()
-    options.warn_once.cache_clear()
+    config.warn_once.cache_clear()
     blas.settings(ENABLE_TUNING=0)
     with pytest.warns(UserWarning, match="holds an entry that is not used"):
         model = ORTModule(net(width))
@@ -220,7 +222,7 @@ def test_an_algorithm_of_another_library_is_not_used(blas, tmp_path):
     blas.settings(ENABLE_TUNING=1, TUNING_RESULTS_PATH=file)
     step(ORTModule(net(width)), width)
     content = json.loads(file.read_text())
-    for entry in tuning._here(content, _core.cuda_place(0))["products"].values():
+    for entry in autotune._here(content, _core.cuda_place(0))["products"].values():
         entry["way"] = "0" * 15 + "1" + "0" * 112
     file.write_text(json.dumps(content))
     _core.tuning_clear()

@@ -22,7 +22,7 @@ SIZES = [0, 1, 63, 64, 65, 257, 512, 513, 1024, 1025, 5000]
 
 @contextlib.contextmanager
 def on_cpu():
-    with mock.patch("ortmodule.session.gpu_of", lambda tensors: None):
+    with mock.patch("ortmodule.engine.session.gpu_of", lambda tensors: None):
         yield
 
 
@@ -127,7 +127,7 @@ def test_lengths_that_cannot_be_are_reported(driver, lengths):  # noqa: F811
         [helper.make_tensor_value_info("x", 1, [None, None]), helper.make_tensor_value_info("n", 7, [None])],
         [helper.make_tensor_value_info("y", 1, None)],
     )  # fmt: skip
-    from ortmodule.session import Session
+    from ortmodule.engine.session import Session
 
     model = Session(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8).SerializeToString()

@@ -62,7 +62,7 @@ def trained(p=0.0, needs_grad=False):
 
 def test_a_forward_is_captured(driver, capture, monkeypatch):  # noqa: F811
     """Replays compute what a call would, from what lies in the inputs and parameters then."""
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
     model, expected, x = trained()
     assert driver.fake_graphs() > 0
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_generators_are_not_read(capture, monkeypatch):
         raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
 
     with monkeypatch.context() as patched, capture:
-        patched.setattr("ortmodule.devices.generators", generators)
+        patched.setattr("ortmodule.core.devices.generators", generators)
         y = model(x)
     with pytest.raises(RuntimeError, match="only that knows which random numbers it drew"):
         torch.autograd.grad(y.sum(), x, create_graph=True)

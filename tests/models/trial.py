@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ortmodule import DebugOptions, LogLevel, ORTModule, explain
-from ortmodule.verify import Verifier
+from ortmodule.debug.verify import Verifier
 from tests.models.compare import InDouble, to
 
 #: Deviations that are allowed: of the loss from max(1, |loss|); of a gradient from |g| + SHARE * |all gradients|.

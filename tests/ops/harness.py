@@ -171,16 +171,16 @@ class Trial:
 
     @cached_property
     def session(self):
-        from ortmodule.session import Session
+        from ortmodule.engine.session import Session
 
         return Session(self.model.SerializeToString(), nodes=[] if self.case.call is None else [self._node()])
 
     def _node(self):
-        from ortmodule import io
-        from ortmodule.foreign import Modes, Node
+        from ortmodule.core import pytree
+        from ortmodule.host.host_node import Modes, Node
 
         count = len(self.tensors)
-        arguments = io.flatten((tuple(self.tensors), {}))[1]
+        arguments = pytree.flatten((tuple(self.tensors), {}))[1]
         needs, flags = [i in self.wrt for i in range(count)], [True] * (len(self.case.wanted) - 1)
         node = Node("aten", "case", self.case.call, arguments, list(range(count)), needs, frozenset(), Modes.now())
         node.flags = flags
@@ -188,7 +188,7 @@ class Trial:
 
     def plan(self, training, tensors=None):
         """The plan; sizes that data decides are found in `tensors`, the case's own if there are no others."""
-        from ortmodule.session import Run, gpu_of
+        from ortmodule.engine.session import Run, gpu_of
 
         tensors = self.tensors if tensors is None else tensors
         specs = [(dtype_name(self.tensors[i].dtype), tuple(self.tensors[i].shape)) for i in self.fed]

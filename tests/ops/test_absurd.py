@@ -12,7 +12,7 @@ import torch
 from onnx import AttributeProto, helper, numpy_helper
 
 from ortmodule import Error
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 from tests.ops.cases import FAMILIES
 from tests.ops.harness import Trial, value_info
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule
-from ortmodule.session import DTYPES, Run, Session
+from ortmodule.engine.session import DTYPES, Run, Session
 from tests.ops.harness import DEVICE, ONNX_TYPE, make_node
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="of the CPU's kernels")

@@ -6,7 +6,7 @@ import onnx
 import pytest
 import torch
 
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 from tests.ops.harness import DEVICE, ONNX_TYPE, make_node, value_info
 
 pytestmark = [

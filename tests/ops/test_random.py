@@ -16,7 +16,7 @@ MANY = 200_000
 
 def session(nodes, inputs, outputs, dtype=torch.float32, constants=()):
     """`inputs`: name -> rank. All values are of one type."""
-    from ortmodule.session import Session
+    from ortmodule.engine.session import Session
 
     graph = helper.make_graph(
         nodes,

@@ -14,7 +14,7 @@ CE, NLL, GROUPS = "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "Group
 
 def run(op, *operands, outputs=1, opset=18, constants=(), **attrs):
     """One node; `constants` are the places of operands that belong to the model."""
-    from ortmodule.session import Session
+    from ortmodule.engine.session import Session
 
     names = [f"x{i}" for i in range(len(operands))]
     fed = [i for i in range(len(operands)) if i not in constants]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 from tests.ops.harness import assert_same, value_info
 
 SIZES = [1, 1, 2, 3, 4, 6]

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.verify import Verifier
+from ortmodule.debug.verify import Verifier
 from tests.cpu import HAS_AMX
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY

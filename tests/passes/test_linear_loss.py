@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from ortmodule.session import DTYPES, Run
+from ortmodule.engine.session import DTYPES, Run
 from tests.cpu import HAS_AVX512_BF16
 from tests.passes.test_passes import ALL_PASSES, NO_PASSES, Function, export, found, run
 

@@ -19,8 +19,9 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from ortmodule import _core, symbolics
-from ortmodule.session import DTYPES, Run, Session
+from ortmodule import _core
+from ortmodule.engine.session import DTYPES, Run, Session
+from ortmodule.lowering import symbolics
 from tests import exact
 from tests.tolerances import SANITIZED
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ortmodule import _core
-from ortmodule.session import DTYPES
+from ortmodule.engine.session import DTYPES
 from tests.passes.test_passes import NO_PASSES, Function, check_against_pytorch, export, run
 
 DTYPE = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.aten import _each_its_own
+from ortmodule.lowering.aten_nodes import _each_its_own
 
 
 class Between(nn.Module):

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, cache, explain, export, safe_files
+from ortmodule import ORTModule, explain
+from ortmodule.capture import export_cache
+from ortmodule.core import safe_files
+from ortmodule.lowering import export
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = os.pathsep.join([str(Path(cache.__file__).resolve().parents[1]), str(ROOT)])
+PATH = os.pathsep.join([str(Path(export_cache.__file__).resolve().parents[1]), str(ROOT)])
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_options(folder, monkeypatch):
 
 def test_versions(folder, monkeypatch):
     assert run() == (0, 1)
-    monkeypatch.setattr(cache, "_versions", lambda: ("another torch",))
+    monkeypatch.setattr(export_cache, "_versions", lambda: ("another torch",))
     assert run() == (0, 1)
 
 

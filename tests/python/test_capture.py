@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from ortmodule import LogLevel, ORTModule, explain
-from ortmodule.runner import MOST_VARIANTS
+from ortmodule.runtime.dispatcher import MOST_VARIANTS
 from tests.twins import Pair, made, rows
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.rounding import is_rounding
+from ortmodule.core.tolerance import is_rounding
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter
 

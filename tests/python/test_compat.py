@@ -131,7 +131,7 @@ def test_there_is_nothing_to_install(module, site):
 def test_custom_autograd_switch(site):
     compat.enable(site)
     text = "from onnxruntime.training.ortmodule._custom_autograd_function import enable_custom_autograd_support as e; "
-    text += "from ortmodule.options import Options; before = Options.read()['ENABLE_CUSTOM_AUTOGRAD']; e(False); "
+    text += "from ortmodule.core.config import Options; before = Options.read()['ENABLE_CUSTOM_AUTOGRAD']; e(False); "
     text += "print(before, Options.read()['ENABLE_CUSTOM_AUTOGRAD'])"
     assert python(site, "-c", text)[:2] == (0, "True False\n")
 

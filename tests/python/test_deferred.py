@@ -13,8 +13,8 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.deferral import WATCHED, _Computed
-from ortmodule.deferred import Deferred
+from ortmodule.core.lazy_tensor import Deferred
+from ortmodule.runtime.lazy_logits import WATCHED, _Computed
 from tests.models.compare import assert_same_step, step
 from tests.models.zoo import SMALL, VOCABULARY
 
@@ -323,7 +323,7 @@ def test_nothing_is_kept_for_scores_that_are_gone(always):
 
 
 def test_calls_are_watched_first(monkeypatch):
-    monkeypatch.setattr("ortmodule.deferral.LEAST_WEIGHTS", 1)
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
     wrapped = ORTModule(language_model().train())
     fused = []
     for i in range(WATCHED + 2):
@@ -336,7 +336,7 @@ def test_calls_are_watched_first(monkeypatch):
 
 
 def test_a_site_that_looks_is_never_deferred(monkeypatch):
-    monkeypatch.setattr("ortmodule.deferral.LEAST_WEIGHTS", 1)
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
     wrapped = ORTModule(language_model().train())
     for i in range(WATCHED + 3):
         out = wrapped(**batch_of(seed=i))
@@ -346,7 +346,7 @@ def test_a_site_that_looks_is_never_deferred(monkeypatch):
 
 
 def test_nothing_to_gain(monkeypatch):
-    monkeypatch.setattr("ortmodule.deferral.LEAST_WEIGHTS", 1)
+    monkeypatch.setattr("ortmodule.runtime.lazy_logits.LEAST_WEIGHTS", 1)
     wrapped = ORTModule(language_model().train())
     for i in range(WATCHED + 2):
         out = wrapped(**batch_of(kept=1.1, seed=i))

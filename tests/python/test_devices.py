@@ -1,11 +1,12 @@
-"""Which devices the engine takes, and what of PyTorch's state each has (ortmodule/devices.py)."""
+"""Which devices the engine takes, and what of PyTorch's state each has (ortmodule/core/devices.py)."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ortmodule import ORTModule, _core, devices
+from ortmodule import ORTModule, _core
+from ortmodule.core import devices
 
 
 def tensors(*places):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 KINDS = {torch.float32: TensorProto.FLOAT, torch.bfloat16: TensorProto.BFLOAT16}
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ortmodule import _core
-from ortmodule.session import Run
+from ortmodule.engine.session import Run
 from tests.rehearsal import ROOT, Rehearsal, script
 
 TESTS = """

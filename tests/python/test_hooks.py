@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from ortmodule import ORTModule, explain, hooks
+from ortmodule import ORTModule, explain
+from ortmodule.guards import hook_analysis
 
 
 class Net(nn.Module):
@@ -332,4 +333,4 @@ _log = []
     ],
 )
 def test_which_hooks_are_transparent(transparent, hook):
-    assert (hooks.reach_of(hook) is not None) == transparent
+    assert (hook_analysis.reach_of(hook) is not None) == transparent

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from ortmodule import Error, InvalidModelError, ORTModule, _core
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 DOCUMENTED = (Error, ValueError, TypeError, MemoryError)  # InvalidModelError and UnsupportedError are Errors
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

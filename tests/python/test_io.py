@@ -11,7 +11,8 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ortmodule.io import Unflattenable, flatten
+from ortmodule.core.errors import Unflattenable
+from ortmodule.core.pytree import flatten
 
 Point = namedtuple("Point", "x y")
 

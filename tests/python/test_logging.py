@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import DebugOptions, LogLevel, ORTModule, logger
-from ortmodule.logger import ENGINE, LOGGER
+from ortmodule import DebugOptions, LogLevel, ORTModule
+from ortmodule.core import logger
+from ortmodule.core.logger import ENGINE, LOGGER
 
 
 @pytest.fixture(autouse=True)

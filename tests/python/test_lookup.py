@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 #: Every bfloat16 there is, and as many as are looked up (csrc/ops/lookup.h).
 ALL = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)

@@ -11,18 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import (
-    DebugOptions,
-    Error,
-    LogLevel,
-    ORTModule,
-    UnsupportedError,
-    configuration,
-    explain,
-    options,
-    session,
-)
-from ortmodule.options import VARIABLES, Options
+from ortmodule import DebugOptions, Error, LogLevel, ORTModule, UnsupportedError, explain
+from ortmodule.core import config
+from ortmodule.core.config import VARIABLES, Options
+from ortmodule.engine import session
+from scripts import settings_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
@@ -32,7 +25,7 @@ def clean(monkeypatch):
     """No setting from outside, and warnings that come again."""
     for name in [name for name in os.environ if name.startswith("ORTMODULE_") and name != "ORTMODULE_BUILD"]:
         monkeypatch.delenv(name)
-    options.warn_once.cache_clear()
+    config.warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -66,8 +59,8 @@ def x(rows=2):
 
 
 def test_the_page_is_current():
-    """`python -m ortmodule.configuration docs/configuration.md` writes it."""
-    assert PAGE.read_text() == configuration.page()
+    """`python -m scripts.settings_page docs/configuration.md` writes it."""
+    assert PAGE.read_text() == settings_page.page()
 
 
 GUIDELINE = """
@@ -91,7 +84,7 @@ OLD = "accepted for old scripts"
 def read_names():
     """Names of settings that code of the package has as strings, the table itself left out."""
     found = set()
-    for path in Path(options.__file__).parent.rglob("*.py"):
+    for path in Path(config.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
         table = {
             constant
@@ -140,7 +133,7 @@ BAD = {
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
     "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of clean_up, masked_softmax, gelu_fusion,"),
 }
-FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is options.FLAG]
+FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is config.FLAG]
 PATHS = {"MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH"}  # any text is one
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.verify import Verifier
+from ortmodule.debug.verify import Verifier
 
 
 class Between(nn.Module):

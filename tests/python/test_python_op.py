@@ -14,8 +14,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from ortmodule import ORTModule, explain
-from ortmodule._custom_autograd_function import enable_custom_autograd_support
-from ortmodule.verify import Verifier
+from ortmodule.compat._custom_autograd_function import enable_custom_autograd_support
+from ortmodule.debug.verify import Verifier
 
 
 class Cube(torch.autograd.Function):

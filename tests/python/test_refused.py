@@ -7,9 +7,10 @@ import onnx
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, _core, explain, symbolics
-from ortmodule.parts import Parts
-from ortmodule.state import Tree
+from ortmodule import ORTModule, _core, explain
+from ortmodule.capture.partitioner import Parts
+from ortmodule.guards.module_tree import Tree
+from ortmodule.lowering import symbolics
 
 
 def step(module, x):

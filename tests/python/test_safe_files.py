@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, cache, explain, options, safe_files, tuning
+from ortmodule import ORTModule, explain
+from ortmodule.capture import export_cache
+from ortmodule.core import config, safe_files
+from ortmodule.engine import autotune
 
 
 @pytest.fixture
@@ -167,9 +170,9 @@ def test_tuning_writes_through_no_link(folder):
     for name in (".part", ".lock"):
         file.with_name(file.name + name).symlink_to(target)
     with pytest.raises(OSError, match="symbolic link"):
-        tuning._add(file, {"class": {"way": "blas"}})
+        autotune._add(file, {"class": {"way": "blas"}})
     file.with_name(file.name + ".lock").unlink()
-    tuning._add(file, {"class": {"way": "blas"}})
+    autotune._add(file, {"class": {"way": "blas"}})
     assert target.read_bytes() == b"precious" and "blas" in file.read_text()
 
 
@@ -218,7 +221,7 @@ def test_training_goes_on_while_tuning_waits_in_vain(folder, monkeypatch):
     monkeypatch.setattr(safe_files, "LOCK_SECONDS", 0.2)
     monkeypatch.setenv("ORTMODULE_ENABLE_TUNING", "1")
     monkeypatch.setenv("ORTMODULE_TUNING_RESULTS_PATH", str(folder / "results.json"))
-    options.warn_once.cache_clear()
+    config.warn_once.cache_clear()
     with open(folder / "results.json.lock", "w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
         began = time.monotonic()
@@ -241,7 +244,7 @@ def test_deep_json_is_a_sentence(depth, folder, monkeypatch):
     text = '{"results": [{"products": {"class": {"way": "blas", "seconds": ' + deep + "}}}]}"
     file.write_text(text)
     try:
-        tuning._add(file, {"new": {"way": "blas"}})
+        autotune._add(file, {"new": {"way": "blas"}})
     except ValueError as error:
         assert "nested too deeply" in str(error) and file.read_text() == text
     else:
@@ -259,4 +262,4 @@ def test_a_damaged_graph_is_made_again_after_the_check(folder, monkeypatch, capl
     (file,) = folder.iterdir()
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert hits_and_misses() == (0, 1) and "damaged" in caplog.text
-    assert cache.MAGIC in file.read_bytes()
+    assert export_cache.MAGIC in file.read_bytes()

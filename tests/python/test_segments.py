@@ -1,4 +1,4 @@
-"""Gradients that are handed over while backward goes on: the same bits, in several parts (ortmodule/segments.py)."""
+"""Gradients that are handed over while backward goes on: the same bits, in several parts (grad_buckets.py)."""
 
 import copy
 import threading
@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ortmodule import ORTModule, _core, explain, segments
+from ortmodule import ORTModule, _core, explain
+from ortmodule.runtime import grad_buckets
 from tests.twins import rows
 
 WIDTH, DEPTH = 16, 6
@@ -18,7 +19,7 @@ WIDTH, DEPTH = 16, 6
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A layer's gradients are enough for a segment."""
-    monkeypatch.setattr(segments, "BYTES", 1000)
+    monkeypatch.setattr(grad_buckets, "BYTES", 1000)
 
 
 class Stack(nn.Module):
@@ -113,14 +114,14 @@ def test_only_where_somebody_waits(monkeypatch):
 
 def test_hooks_that_come_later_are_seen(monkeypatch):
     x, ours = rows(5, WIDTH), wrapped(stack(), monkeypatch)
-    for _ in range(segments.FIRST_LOOKS + 1):
+    for _ in range(grad_buckets.FIRST_LOOKS + 1):
         ours(x)
     ours.added.register_hook(lambda grad: None)
-    assert "HeadBackward" in [name_of(ours(x)[0]) for _ in range(segments.LOOKS)]
+    assert "HeadBackward" in [name_of(ours(x)[0]) for _ in range(grad_buckets.LOOKS)]
 
 
 def test_few_gradients_are_one_segment(monkeypatch):
-    monkeypatch.setattr(segments, "BYTES", 25 << 20)
+    monkeypatch.setattr(grad_buckets, "BYTES", 25 << 20)
     ours = wrapped(stack(), monkeypatch)
     ours.added.register_hook(lambda grad: None)
     assert name_of(ours(rows(5, WIDTH))[0]) == "BridgeBackward"
@@ -138,10 +139,10 @@ def test_segments_are_about_equal_and_cover_backward(monkeypatch):
     assert all(a.last == b.first for a, b in zip(parts, parts[1:], strict=False))
     assert sorted(k for part in parts for k in part.leaves) == list(range(len(graph.leaves)))
     sizes = [sum(4 * graph._tensors([rows(5, WIDTH)])[graph.leaves[k]].numel() for k in p.leaves) for p in parts]
-    assert max(sizes) < 3 * segments.BYTES and min(sizes[:-1]) >= segments.BYTES
-    monkeypatch.setattr(segments, "MOST", 2)
-    assert 2 <= len(segments.segments_of(plan, graph.leaves, each=False)) <= 3
-    assert len(segments.segments_of(plan, graph.leaves, each=True)) > len(parts)
+    assert max(sizes) < 3 * grad_buckets.BYTES and min(sizes[:-1]) >= grad_buckets.BYTES
+    monkeypatch.setattr(grad_buckets, "MOST", 2)
+    assert 2 <= len(grad_buckets.segments_of(plan, graph.leaves, each=False)) <= 3
+    assert len(grad_buckets.segments_of(plan, graph.leaves, each=True)) > len(parts)
 
 
 def test_a_node_of_pytorchs_keeps_it_in_one(monkeypatch):
@@ -198,12 +199,12 @@ def test_gradients_are_not_copied(monkeypatch):
     """What the engine has computed becomes `.grad` as it is."""
     ours, made = wrapped(stack(), monkeypatch, "1"), {}
 
-    class Spy(segments.Backward):
+    class Spy(grad_buckets.Backward):
         def run(self, *args):
             super().run(*args)
             made.update({i: grad.data_ptr() for i, grad in enumerate(self.grads) if grad is not None})
 
-    monkeypatch.setattr(segments, "Backward", Spy)
+    monkeypatch.setattr(grad_buckets, "Backward", Spy)
     ours(rows(5, WIDTH))[0].backward()
     graph, places = explain_graph(ours), set(made.values())
     assert len(places) == len(graph.leaves)
@@ -214,13 +215,13 @@ def test_memory_of_gradients_comes_with_their_segment(monkeypatch):
     """Gradients that a hook takes away are gone when the next ones are made."""
     ours, made, most = wrapped(stack(tied=False), monkeypatch, "1"), {}, []
 
-    class Spy(segments.Backward):
+    class Spy(grad_buckets.Backward):
         def run(self, *args):
             super().run(*args)
             made.update({id(grad): weakref.ref(grad) for grad in self.grads if grad is not None})
             most.append(sum(known() is not None for known in made.values()))
 
-    monkeypatch.setattr(segments, "Backward", Spy)
+    monkeypatch.setattr(grad_buckets, "Backward", Spy)
     for parameter in ours.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     ours(rows(5, WIDTH))[0].backward()
@@ -312,7 +313,7 @@ def test_gradients_of_some_parameters(monkeypatch):
     """Only the segments that lead to them run; the memory of a backward that ends early is let go."""
     ours, x, begun = wrapped(stack(tied=False), monkeypatch, "1"), rows(5, WIDTH), []
 
-    class Spy(segments.Backward):
+    class Spy(grad_buckets.Backward):
         def __init__(self, *args):
             super().__init__(*args)
             self.count = [0]
@@ -322,7 +323,7 @@ def test_gradients_of_some_parameters(monkeypatch):
             self.count[0] += 1
             super().run(*args)
 
-    monkeypatch.setattr(segments, "Backward", Spy)
+    monkeypatch.setattr(grad_buckets, "Backward", Spy)
     ours(x)[0].backward()
     loss = ours(x)[0]
     last, first = (ours.layers[i].weight for i in (DEPTH - 1, 0))
@@ -435,12 +436,12 @@ def test_exceptions_of_hooks(pair, monkeypatch):
     one, chain = pair
     begun = []
 
-    class Spy(segments.Backward):
+    class Spy(grad_buckets.Backward):
         def __init__(self, *args):
             super().__init__(*args)
             begun.append(weakref.ref(self))
 
-    monkeypatch.setattr(segments, "Backward", Spy)
+    monkeypatch.setattr(grad_buckets, "Backward", Spy)
 
     def fail(parameter):
         raise KeyError("mine")
@@ -466,7 +467,7 @@ def test_errors_of_the_engine(at, monkeypatch):
     eager, x = stack(), rows(5, WIDTH)
     ours, calls = wrapped(eager, monkeypatch, "1"), []
 
-    class Failing(segments.Backward):
+    class Failing(grad_buckets.Backward):
         def run(self, *args):
             calls.append(1)
             if len(calls) == at + 1:
@@ -474,7 +475,7 @@ def test_errors_of_the_engine(at, monkeypatch):
             super().run(*args)
 
     ours(x)
-    monkeypatch.setattr(segments, "Backward", Failing)
+    monkeypatch.setattr(grad_buckets, "Backward", Failing)
     with pytest.warns(UserWarning, match="no such luck"):
         ours(x)[0].backward()
     assert len(calls) == at + 1

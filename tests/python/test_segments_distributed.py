@@ -7,14 +7,15 @@ import copy, datetime, os, sys, warnings
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from ortmodule import ORTModule, explain, segments
+from ortmodule import ORTModule, explain
+from ortmodule.runtime import grad_buckets
 
 rank, file = int(sys.argv[1]), sys.argv[2]
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=60))
-segments.BYTES = 1000
+grad_buckets.BYTES = 1000
 
 class Net(nn.Module):
     def __init__(self, kind):
@@ -29,8 +30,8 @@ class Net(nn.Module):
         return x
 
 ran, reduced = [], []
-real = segments.Backward.run
-segments.Backward.run = lambda self, *args: (ran.append(1), real(self, *args))[1]
+real = grad_buckets.Backward.run
+grad_buckets.Backward.run = lambda self, *args: (ran.append(1), real(self, *args))[1]
 
 def watched(state, bucket):  # as DDP's own, and notes when it is called
     reduced.append(len(ran))

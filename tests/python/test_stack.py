@@ -15,7 +15,7 @@ LEAST = int(re.search(r"LEAST_STACK = (\d+) << 10", (ROOT / "csrc/core/scratch.h
 PROGRAM = """
 import sys, threading
 import torch
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 which, stack = sys.argv[1], int(sys.argv[2]) << 10
 torch.set_num_threads(2)

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from ortmodule.session import tf32
+from ortmodule.engine.session import tf32
 
 MATMUL, CUDNN = "torch.backends.cuda.matmul", "torch.backends.cudnn"
 #: What is set, in this order, and what may be rounded then: products, convolutions; None: that depends on the version.

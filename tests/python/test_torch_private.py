@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortmodule import ORTModule, _core, explain, torch_private
+from ortmodule import ORTModule, _core, explain
+from ortmodule.core import torch_private
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for folder in ("ortmodule", "optim") for path in (ROOT / folder).rglob("*.py"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 KINDS = {
     torch.int8: TensorProto.INT8,

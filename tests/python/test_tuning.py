@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, _core, explain, options, tuning
+from ortmodule import ORTModule, _core, explain
+from ortmodule.core import config
+from ortmodule.engine import autotune
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +24,13 @@ def settings(monkeypatch):
         for name, value in values.items():
             monkeypatch.setenv(f"ORTMODULE_{name}", str(value))
 
-    options.warn_once.cache_clear()
+    config.warn_once.cache_clear()
     _core.tuning_clear()
-    tuning._measured.clear()
+    autotune._measured.clear()
     yield set_all
     _core.tuning_clear()
-    tuning._measured.clear()
-    options.warn_once.cache_clear()
+    autotune._measured.clear()
+    config.warn_once.cache_clear()
 
 
 def net():
@@ -48,7 +50,7 @@ def step(model, dtype=torch.float32, autocast=False):
 
 def products_of(file):
     """{class: entry} that hold here."""
-    return tuning._here(json.loads(file.read_text()))["products"]
+    return autotune._here(json.loads(file.read_text()))["products"]
 
 
 def used():
@@ -61,7 +63,7 @@ def test_products_are_measured_kept_and_read_again(settings, tmp_path):
     model = ORTModule(net())
     step(model)
     report = explain(model)
-    products = products_of(folder / tuning.FILE_NAME)
+    products = products_of(folder / autotune.FILE_NAME)
     # y = x w' and dw = dy' x of both layers, dx of the second; and those of the first, small run that checks the graph
     assert report.tuned == len(products) >= 3 and report.seconds["tune"] > 0 and "tuned" in str(report)
     for entry in products.values():
@@ -93,7 +95,7 @@ def test_a_forced_choice_runs_and_changes_nothing_but_rounding(settings, tmp_pat
     expected = step(net().to(dtype), *of)
     step(ORTModule(net().to(dtype)), *of)
     content = json.loads(file.read_text())
-    entries = tuning._here(content)["products"].values()
+    entries = autotune._here(content)["products"].values()
     can = [way in entry["seconds"] for entry in entries]
     for entry in entries:
         entry["way"] = way
@@ -138,7 +140,7 @@ def test_off_is_off(settings):
 @pytest.mark.parametrize("key", ["device", "engine", "torch"])
 def test_entries_for_others_are_left_alone(settings, tmp_path, key):
     file = tmp_path / "results.json"
-    theirs = {**tuning._place(), key: "another", "products": {"float32 NN 1x1x1 pairs 1 threads 1": {"way": "blas"}}}
+    theirs = {**autotune._place(), key: "another", "products": {"float32 NN 1x1x1 pairs 1 threads 1": {"way": "blas"}}}
     file.write_text(json.dumps({"results": [theirs]}))
     settings(TUNING_RESULTS_PATH=file)
     before = used()
@@ -180,7 +182,7 @@ def test_a_bad_entry_is_named_and_the_others_used(settings, tmp_path, entry, sen
     settings(ENABLE_TUNING=1, TUNING_RESULTS_PATH=file)
     step(ORTModule(net()))
     content = json.loads(file.read_text())
-    tuning._here(content)["products"].update(entry)
+    autotune._here(content)["products"].update(entry)
     file.write_text(json.dumps(content))
     _core.tuning_clear()
     settings(ENABLE_TUNING=0)
@@ -219,7 +221,7 @@ def test_a_bad_value(settings, name, value):
 
 def add_some(file, number):
     for i in range(20):
-        tuning._add(file, {f"class {number} {i}": {"way": "blas", "seconds": {}}})
+        autotune._add(file, {f"class {number} {i}": {"way": "blas", "seconds": {}}})
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):

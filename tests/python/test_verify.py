@@ -15,8 +15,9 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from ortmodule import ORTModule, blame, explain
-from ortmodule.verify import Verifier
+from ortmodule import ORTModule, explain
+from ortmodule.debug import bisect
+from ortmodule.debug.verify import Verifier
 from tests.models import zoo
 from tests.models.compare import loss_of
 from tests.selection import each
@@ -78,12 +79,12 @@ def test_the_reference_agrees(name, monkeypatch):
     """Wherever a graph is cut, neither part is wrong: so no operator is blamed that is right."""
     monkeypatch.setattr(zoo, "without_dropout", with_dropout)
     cases = []
-    monkeypatch.setattr(blame, "Case", lambda *args, made=blame.Case: cases.append(made(*args)) or cases[-1])
+    monkeypatch.setattr(bisect, "Case", lambda *args, made=bisect.Case: cases.append(made(*args)) or cases[-1])
     torch.manual_seed(0)
     architecture = zoo.ARCHITECTURES[name]
     model = ORTModule(architecture.build().train())
     loss_of(model(**architecture.batch(model, 0, torch.Generator().manual_seed(0)))).backward()
-    cuts = blame._Cuts(cases[-1])
+    cuts = bisect._Cuts(cases[-1])
     assert not cuts.unknown
     loss = cuts.values[cuts.outputs[0]]
     assert loss.dim() == 0

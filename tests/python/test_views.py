@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.views import Unclear, agreed, sightings
+from ortmodule.capture.output_aliasing import agreed, sightings
+from ortmodule.core.errors import Unclear
 
 
 class Function(nn.Module):

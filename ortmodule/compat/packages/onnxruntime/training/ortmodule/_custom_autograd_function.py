@@ -1,8 +1,5 @@
 """The switch for `torch.autograd.Function` inside of modules."""
 
-from ortmodule.options import set_default
+from ortmodule.compat._custom_autograd_function import enable_custom_autograd_support
 
-
-def enable_custom_autograd_support(to_enable=True):
-    """The default of ``ORTMODULE_ENABLE_CUSTOM_AUTOGRAD`` for modules that are wrapped from now on."""
-    set_default("ENABLE_CUSTOM_AUTOGRAD", bool(to_enable))
+__all__ = ["enable_custom_autograd_support"]

@@ -1,0 +1,103 @@
+"""Calls of torch that the tracer cannot record as they are, or that must not be made on parts of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.torch_private import native_batch_norms
+
+#: Functions that take a number to fill with, and its place. A bool there has no place in a TorchScript graph.
+_FILLS = {
+    torch.full: (1, "fill_value"), torch.full_like: (1, "fill_value"), torch.fill: (1, "value"),
+    torch.masked_fill: (2, "value"), torch.eq: (1, "other"), torch.ne: (1, "other"),
+    torch.Tensor.fill_: (1, "value"), torch.Tensor.new_full: (2, "fill_value"), torch.Tensor.masked_fill: (2, "value"),
+    torch.Tensor.masked_fill_: (2, "value"), torch.Tensor.eq: (1, "other"), torch.Tensor.ne: (1, "other"),
+    torch.Tensor.__eq__: (1, "other"), torch.Tensor.__ne__: (1, "other"),
+    torch.scatter: (3, "value"), torch.Tensor.scatter: (3, "value"), torch.Tensor.scatter_: (3, "value"),
+    torch.index_fill: (3, "value"), torch.Tensor.index_fill: (3, "value"), torch.Tensor.index_fill_: (3, "value"),
+}  # fmt: skip
+_CHOICES = (torch.where, torch.Tensor.where)
+#: Arithmetic with a Python bool, which counts as a tensor of rank 0 does.
+_SUMS = frozenset(
+    getattr(owner, name)
+    for owner, names in (
+        (torch, "add sub mul"),
+        (torch.Tensor, "add sub mul __add__ __radd__ __sub__ __mul__ __rmul__ __iadd__ __imul__"),
+    )
+    for name in names.split()
+)  # fmt: skip
+_STRIDED = (torch.as_strided, torch.Tensor.as_strided)
+
+#: They trust the indices or sizes that they are given, which need not fit a part of a tensor: PyTorch writes where it
+#: must not.
+_UNCHECKED = frozenset({
+    torch.lu_unpack, torch.lu_solve, torch.linalg.lu_solve, torch.linalg.ldl_solve, torch.ormqr,
+    torch.native_batch_norm, torch.ops.aten.native_batch_norm, *native_batch_norms,
+})  # fmt: skip
+
+
+def _instance_norm(
+    x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
+    """With changes of the running statistics that a trace shows."""
+    if running_mean is None or not use_input_stats:
+        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    with torch.no_grad():
+        of_each = torch.var_mean(x.detach(), list(range(2, x.dim())), correction=1)
+        for running, found in zip((running_var, running_mean), of_each, strict=True):
+            running.mul_(1 - momentum).add_(found.mean(0).to(running.dtype), alpha=momentum)
+    return F.instance_norm(x, None, None, weight, bias, True, momentum, eps)
+
+
+#: What is called instead.
+REPLACED = {F.instance_norm: _instance_norm}
+
+
+#: Where they are told that the gradient of their table is a sparse tensor.
+_SPARSE = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
+
+
+def has_sparse_gradient(function: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does a call ask for the gradient of a table as a sparse tensor?"""
+    return function in _SPARSE and True in (*args[_SPARSE[function] :][:1], kwargs.get("sparse"))
+
+
+def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments to call ``function`` with. Raises NotTraceable for one that cannot be called in a trace."""
+    if function in _UNCHECKED:
+        raise NotTraceable(f"{function.__name__} does not check its operands")
+    place = _FILLS.get(function)
+    if place is not None:
+        return _filled(function, args, kwargs, *place)
+    if function in _STRIDED:
+        return _strided(*args, **kwargs), {}
+    if function in _CHOICES or function in _SUMS:
+        args = tuple(torch.tensor(a) if isinstance(a, bool) else a for a in args)
+        kwargs = {k: torch.tensor(v) if isinstance(v, bool) else v for k, v in kwargs.items()}
+    return args, kwargs
+
+
+def _filled(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> tuple[tuple, dict[str, Any]]:
+    value = args[i] if i < len(args) else kwargs.get(name)
+    if not isinstance(value, bool):
+        return args, kwargs
+    if function is torch.full and kwargs.get("dtype") is None:
+        kwargs = {**kwargs, "dtype": torch.bool}
+    if i < len(args):
+        return (*args[:i], int(value), *args[i + 1 :]), kwargs
+    return args, {**kwargs, name: int(value)}
+
+
+def _strided(
+    input: torch.Tensor, size: Any, stride: Any, storage_offset: int | None = None
+) -> tuple[torch.Tensor, Any, Any, int | None]:
+    """To a graph, strides are over the elements of ``input`` in its order, to PyTorch over those in memory."""
+    strides = input.stride()
+    inner = input.permute(sorted(range(input.dim()), key=lambda d: -strides[d]))
+    if not inner.is_contiguous() or (storage_offset is not None and input.storage_offset()):
+        raise NotTraceable("as_strided is called on a view of a part of a tensor")
+    return inner if not input.is_contiguous() else input, size, stride, storage_offset

@@ -1,0 +1,344 @@
+"""A graph that is known to hold for other sizes than it was traced at.
+
+A trace records what happened for one set of inputs. Two traces are made, on small parts of the caller's batch, with
+different values and different sizes, and the graphs are compared. Equal graphs hold for any size of the dimensions
+that differed. Where they are not equal, or the second trace fails, fewer dimensions are varied; the ones that stay
+as they were are *pinned*: the graph serves only calls with these sizes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import torch
+from torch import nn
+
+from ortmodule.capture import export_cache, pattern_rewriter
+from ortmodule.capture.output_aliasing import View, agreed, check_places
+from ortmodule.capture.trace import Trace, Write, difference, hide_sizes, located, trace
+from ortmodule.core import pytree, torch_private
+from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
+from ortmodule.core.names import STATE
+from ortmodule.guards.module_tree import Tree
+from ortmodule.host.opaque_regions import Opaque
+from ortmodule.lowering import export
+
+Dim = tuple[int, int]  # (tensor, dimension)
+SHORT = 8  # lengths are cut to this for tracing
+SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
+
+
+_MISSING = object()
+
+
+class _Failed(Exception):
+    """One trace failed."""
+
+    submodule: str | None = None
+
+
+def _blaming(error: Exception, submodule: str | None) -> Exception:
+    # (No frame may know the exception that it raises: tensors would live on.)
+    error.submodule = submodule
+    return error
+
+
+@dataclass
+class Capture:
+    """A graph, how it meets Python, and the sizes that it depends on."""
+
+    model: onnx.ModelProto
+    trace: Trace
+    pinned: dict[Dim, int]
+    traces: int
+    seconds: float
+    sample: list[torch.Tensor]  #: small inputs that it was traced on
+    views: dict[int, View] = field(default_factory=dict)  #: outputs that are to be views of something
+    replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
+
+
+@dataclass
+class _Sizes:
+    """Sizes to trace at, and where each row begins: other values for another trace."""
+
+    lengths: dict[Dim, int]
+    shift: bool = False
+    varied: frozenset[Dim] = field(default=frozenset())
+
+    def cut(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [self._cut_one(i, t) for i, t in enumerate(tensors)]
+
+    def _cut_one(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        part = tensor.detach()
+        for d, size in enumerate(tensor.shape):
+            length = self.lengths[index, d]
+            first = (
+                size - length if self.shift and length < size else 1 if self.shift and (index, d) in self.varied else 0
+            )
+            if (length, first) != (size, 0):
+                part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
+        if self.shift and not self.varied and part.is_floating_point() and part.dim():
+            part = part.roll(1, -1)
+        part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part
+        return part.requires_grad_(tensor.requires_grad)
+
+
+def capture(
+    forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
+    opset: int, opaque: Opaque, part: int = SMALL, rewritten: bool = True,
+) -> Capture:  # fmt: skip
+    """Captures ``forward`` for calls like this one.
+
+    ``part``: of the batch to trace on, SMALL, ROWS or WHOLE; more of it when forward fails on less. ``rewritten``: by
+    the patterns that a user has registered.
+    Raises CaptureError.
+    """
+    start, made = time.perf_counter(), 0
+    try:
+        torch_private.check_capture()
+    except MissingPrivate as error:
+        raise CaptureError(str(error)) from None
+
+    def at(sizes: _Sizes, high: bool = False) -> Trace:
+        nonlocal made
+        made += 1
+        try:
+            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset, opaque, high)
+        except ExportError as error:
+            raise CaptureError(str(error), error.kind) from error
+        except NotTraceable as error:
+            raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
+
+    dims, model = _Dims(tensors), None
+    with export.CAPTURING:
+        while model is None:
+            first, second, varied = _two_traces(at, dims, part, tree)
+            hide_sizes(first, second)
+            first.seen += second.seen
+            views = _views(first, second)
+            try:
+                check_places(first.graph, list(views))
+            except Unclear as error:
+                raise CaptureError(str(error)) from None
+            try:
+                model = export_cache.exported(first, varied, opset)
+            except ExportError as error:
+                # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
+                dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
+                if dims.pinned == BATCH or "support" in str(error):
+                    raise CaptureError(str(error), error.kind) from error
+    _check_own_writes(model, [write for write in first.writes if write.output is None])
+    pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
+    sample = min(first.tensors, second.tensors, key=lambda tensors: sum(t.numel() for t in tensors))
+    first.graph = first.module = None
+    for output in views:  # PyTorch differentiates them
+        first.requires_grad[output] = False
+    replaced = pattern_rewriter.apply(model, opset) if rewritten else {}
+    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced)
+
+
+@contextlib.contextmanager
+def _settled(found: Trace) -> Iterator[None]:
+    """What forward sets once, as it finds it missing, is set: the call that is captured would do it anyway.
+
+    It is as before after an error.
+    """
+    before = [(slot, slot.find(_MISSING)) for slot, _ in found.settled]
+    for slot, value in found.settled:
+        slot.set(value)
+    try:
+        yield
+    except BaseException:
+        for slot, value in before:
+            slot.holder.pop(slot.key) if value is _MISSING else slot.set(value)
+        raise
+
+
+def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree) -> tuple[Trace, Trace, frozenset[Dim]]:
+    """Two traces that agree, and the dimensions whose sizes differ between them."""
+    first, sizes = _first(at, dims, part)
+    with _settled(first):
+        return _agreeing(at, dims, tree, first, sizes)
+
+
+def _agreeing(
+    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
+) -> tuple[Trace, Trace, frozenset[Dim]]:
+    """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
+    reason, submodule = "", None
+    tried: set[frozenset[Dim]] = set()
+
+    def second(varied: frozenset[Dim]) -> Trace | None:
+        """Another trace, if it agrees with the first."""
+        nonlocal reason, submodule
+        tried.add(varied)
+        try:
+            other = at(dims.probe(sizes, varied), high=True)
+        except _Failed as error:
+            reason, submodule = str(error), error.submodule
+            return None
+        reason, submodule = difference(first, other), None
+        if reason:
+            submodule = located(first, other, tree.modules)
+            return None
+        if other.settled:
+            reason = f"forward sets {other.settled[0][0].name} once more"
+            return None
+        try:
+            _views(first, other)
+        except Unclear as error:
+            reason = str(error)
+            return None
+        return other
+
+    # All groups, then one fewer: features come last, and can seldom vary.
+    groups = dims.groups(sizes)
+    other, varied = None, frozenset()
+    for n in range(len(groups), 0, -1):
+        varied = frozenset().union(*groups[:n])
+        if (other := second(varied)) is not None:
+            break
+        varied = frozenset()
+    for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
+        if varied | group not in tried and (found := second(varied | group)) is not None:
+            other, varied = found, varied | group
+    if first.settled:
+        if other is None and (other := second(varied)) is None:
+            name = first.settled[0][0].name
+            raise _blaming(CaptureError(f"forward sets {name}, and does something else from then on"), submodule)
+        first, other = other, first  # that is how forward goes on
+    # What is pinned has to be traced at the size that it is pinned to.
+    while True:
+        pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
+        if other is not None and all(sizes.lengths[dim] == size for dim, size in pinned.items()):
+            return first, other, varied
+        sizes = _Sizes(sizes.lengths | pinned)
+        try:
+            first = at(sizes)
+            other = second(varied) if not first.settled else None
+        except _Failed as error:
+            reason, submodule, other = str(error), error.submodule, None
+        if other is None and not varied:
+            text = f"traces of two parts of one batch do not agree: {reason}"
+            raise _blaming(CaptureError(text), submodule)
+        varied = varied if other is not None else frozenset()
+
+
+def _views(first: Trace, other: Trace) -> dict[int, View]:
+    return agreed(first.views, other.views, [(write.target.kind, write.target.key) for write in first.writes])
+
+
+def _first(at: Callable[..., Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
+    tried: list[_Sizes] = []
+    cause = None
+    try:
+        for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
+            if sizes in tried:
+                continue
+            tried.append(sizes)
+            try:
+                return at(sizes), sizes
+            except _Failed as error:
+                cause = error
+        raise _blaming(CaptureError(str(cause)), cause.submodule) from cause
+    finally:
+        cause = None  # its traceback knows this frame: the callers' tensors would live on
+
+
+def _check_own_writes(model: onnx.ModelProto, writes: Sequence[Write]) -> None:
+    """A buffer that changed without a trace must be one that BatchNormalization updates."""
+    covered = set()
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+            covered |= set(node.input[3:5])
+    for write in writes:
+        if write.target.kind != "state" or STATE + write.target.key not in covered:
+            raise CaptureError(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
+
+
+# --- which sizes ------------------------------------------------------------------------------------------------------
+
+BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothing but the order of attempts rests on it
+
+
+class _Dims:
+    """The dimensions of the inputs, in groups that have one size and so probably vary together."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.given: dict[Dim, int] = {(i, d): n for i, t in enumerate(tensors) for d, n in enumerate(t.shape)}
+        firsts = Counter(t.shape[0] for t in tensors if t.dim())
+        self.batch = firsts.most_common(1)[0][0] if firsts else 0
+        self.kind = {(i, d): self._kind(tensors[i], d) for i, d in self.given}
+        self.pinned = FEATURE + 1  # kinds from this on are not varied
+
+    def _kind(self, tensor: torch.Tensor, d: int) -> int:
+        if d == 0:
+            return BATCH if tensor.shape[0] == self.batch else LENGTH
+        if not tensor.is_floating_point():
+            return LENGTH
+        if tensor.dim() >= 4:
+            return FEATURE if d == 1 else SPACE
+        return LENGTH if (tensor.dim(), d) == (3, 1) else FEATURE
+
+    def small(self) -> _Sizes:
+        """A batch of two, even of one, and lengths of at most SHORT."""
+        return self._cut({BATCH: lambda n: 2, LENGTH: lambda n: min(n, SHORT)})
+
+    def rows(self) -> _Sizes:
+        """A batch of at most two."""
+        return self._cut({BATCH: lambda n: min(n, 2)})
+
+    def whole(self) -> _Sizes:
+        """As given."""
+        return _Sizes(dict(self.given))
+
+    def _cut(self, by_kind: dict[int, Callable[[int], int]]) -> _Sizes:
+        """Dimensions of one size stay equal: the first of their kinds decides."""
+        kind: dict[int, int] = {}
+        for dim, n in self.given.items():
+            kind[n] = min(self.kind[dim], kind.get(n, FEATURE))
+        return _Sizes({dim: by_kind.get(kind[n], int)(n) for dim, n in self.given.items()})
+
+    def groups(self, sizes: _Sizes) -> list[frozenset[Dim]]:
+        """Dimensions of one size: they probably vary together. The batch comes first, features last."""
+        found: dict[int, list[Dim]] = {}
+        for dim, size in sizes.lengths.items():
+            if size > 1 and self.kind[dim] < self.pinned:
+                found.setdefault(size, []).append(dim)
+        return [frozenset(g) for g in sorted(found.values(), key=lambda g: min(self.kind[d] for d in g))]
+
+    def parts(self, group: frozenset[Dim]) -> list[frozenset[Dim]]:
+        """A group, and its dimensions of each kind: their sizes may be equal by accident."""
+        kinds = sorted({self.kind[dim] for dim in group})
+        if len(kinds) == 1:
+            return [group]
+        return [group, *(frozenset(d for d in group if self.kind[d] == kind) for kind in kinds)]
+
+    def probe(self, sizes: _Sizes, varied: frozenset[Dim]) -> _Sizes:
+        """Other sizes for the dimensions that vary, other values for all."""
+        new = dict(sizes.lengths)
+        for dim in varied:
+            new[dim] = _other(sizes.lengths[dim], self.kind[dim])
+        return _Sizes(new, shift=True, varied=varied)
+
+
+def _other(size: int, kind: int) -> int:
+    """A different size of at least two: a little smaller, since positions may be limited, where that is possible.
+
+    Its half is different, too: what Python computes from a size is to show.
+    """
+    if kind == BATCH:
+        return size + 3
+    if size < 4:
+        return size + 2
+    if kind == SPACE and size < 64:
+        return size + size // 2
+    return max(2, size * 3 // 4)

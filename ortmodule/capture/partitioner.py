@@ -1,0 +1,114 @@
+"""The parts of a module that PyTorch runs inside its graph: operators by kind, and submodules.
+
+Nobody says beforehand which they are. A capture or a graph fails, the smallest part that is to blame is left to
+PyTorch, and the capture is tried again, until it succeeds or nothing is to blame but the module itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import onnx
+
+from ortmodule import _core
+from ortmodule.capture.dynamic_dims import Capture
+from ortmodule.core.errors import CaptureError
+from ortmodule.core.names import REENTRANT
+from ortmodule.guards.module_tree import Tree
+from ortmodule.lowering import export
+
+#: Change running statistics, which as nodes of a graph they would not.
+_WRITING = frozenset({"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::copy_"})
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+class Parts:
+    """What is left to PyTorch when a module is in one state; kept in its ``tree``."""
+
+    def __init__(self, tree: Tree, key: int, hooked: Iterable[str]) -> None:
+        """``key``: the state's number. ``hooked``: submodules with hooks."""
+        self.tree = tree
+        self._found = tree.opaque.setdefault(key, {})
+        self._given = {path: f"there are hooks on {path}, which a graph would not call" for path in hooked}
+        self._given |= dict.fromkeys(tree.scripted, "it is scripted, and a trace may lose its control flow")
+
+    def modules(self) -> dict[str, str]:
+        """The submodules by path, and methods as `path:name`, with the reasons; none is inside of another."""
+        modules = self._found | self._given
+        return {p: why for p, why in modules.items() if not any(p.startswith((f"{o}.", f"{o}:")) for o in modules)}
+
+    def grow(self, error: Exception, captured: Capture | None = None) -> bool:
+        """Leaves one part more to PyTorch because of ``error``, which the capture raised or the engine, of a graph
+        that was ``captured``. False: no part is to blame."""
+        if isinstance(error, CaptureError):
+            return self._kind(error.kind) or self._submodule(error)
+        text, tree = str(error), self.tree
+        if tree.left_for[0] == text:  # to leave these kinds to PyTorch was of no use
+            tree.kinds -= tree.left_for[1]
+            return self._around(text)
+        lacking = isinstance(error, _core.UnsupportedError) and captured is not None
+        return lacking and (self._kinds(captured, text) or self._scripted(captured)) or self._around(text)
+
+    def _kind(self, kind: str) -> bool:
+        new = {kind} - self.tree.kinds if kind.startswith("aten::") else set()
+        self.tree.kinds |= new
+        return bool(new)
+
+    def _submodule(self, error: CaptureError) -> bool:
+        """The submodule that a trace failed in, or if that is left already, what is around it."""
+        path, modules, reason = error.submodule or "", self.modules(), str(error)
+        if REENTRANT in reason:
+            return False
+        for name in getattr(path, "methods", ()):
+            if f"{path}:{name}" not in modules:
+                self._found[f"{path}:{name}"] = reason
+                return True
+        while path and any(path == other or path.startswith(f"{other}.") for other in modules):
+            path = path.rpartition(".")[0]
+        if not path:
+            return False
+        cls = type(self.tree.modules[path])
+        if any(type(self.tree.modules.get(p)) is cls and why == reason for p, why in self._found.items()):
+            # The second layer that fails at this place: the others will, too.
+            self._found |= {p: reason for p, m in self.tree.modules.items() if p and type(m) is cls}
+        self._found[path] = reason
+        return True
+
+    def _kinds(self, captured: Capture, text: str) -> bool:
+        """The operators that the engine lacks, if PyTorch has them."""
+        named = {node.name: node.op_type for node in captured.model.graph.node}
+        operators = re.findall(r"(\w+) \(\d+\)", text)
+        operators += [named[name] for name in _nodes_in(text) if name in named]
+        new = export.kinds_behind(operators) - self.tree.kinds - _WRITING
+        self.tree.kinds |= new
+        self.tree.left_for = text, new
+        return bool(new)
+
+    def _scripted(self, captured: Capture) -> bool:
+        """The submodules that call scripted functions, some of which branch or loop."""
+        found, nodes = captured.trace.scripted, captured.model.graph.node
+        if not found or "" in found or found <= self._found.keys() or not _has_control_flow(nodes):
+            return False
+        self._found |= dict.fromkeys(found, "it calls a scripted function, which may branch or loop")
+        return True
+
+    def _around(self, text: str) -> bool:
+        """The submodule that holds a node which the engine refuses."""
+        for name in _nodes_in(text):
+            path = ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+            while path and path not in self.tree.modules:
+                path = path.rpartition(".")[0]
+            if path and path not in self._found:
+                self._found[path] = text.partition("\n")[0]
+                return True
+        return False
+
+
+def _nodes_in(text: str) -> list[str]:
+    """The names of nodes that an error of the engine mentions."""
+    return re.findall(r"\(([^()]+)\)", text)
+
+
+def _has_control_flow(nodes: Iterable[onnx.NodeProto]) -> bool:
+    return any(node.op_type in _CONTROL_FLOW for node in nodes)

@@ -1,0 +1,586 @@
+"""What Python learns from tensors while a module is traced.
+
+A trace records tensor operations; whatever Python decides with a number taken out of a tensor (`if mask.all():`,
+`range(x.shape[1])`) is decided once, for ever. So every way out of a tensor is watched during a trace, and what was
+read becomes an extra output of the graph: a run that would read something else is found by comparing.
+
+Each read is classified by walking back from the value in the traced graph: it depends on nothing (a constant), on
+sizes only (compared once for each new shape), or on data (compared after every run). A decision that depends on a
+random number, and anything that autograd does inside forward, cannot be replayed: :class:`NotTraceable`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as nn_module
+from torch.utils import checkpoint
+
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.names import CHECKPOINT, PACKAGE, REENTRANT
+from ortmodule.core.size_expr import ARITHMETIC, is_number, number_of
+from ortmodule.core.torch_private import (
+    CHECK,
+    ListType,
+    OptionalType,
+    TensorType,
+    TracedNode,
+    TracedValue,
+    TupleType,
+    get_tracing_state,
+    get_value_trace,
+    pack_padded_sequence,
+    pad_packed_sequence,
+    places,
+    schemas_for_operator,
+    set_tracing_state,
+)
+
+#: What a value depends on: the most of what its operands do. FOREIGN: on what a part left to PyTorch computes.
+NOTHING, SIZE, DATA, RANDOM, FOREIGN = range(5)
+
+_SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len"}
+_RANDOM = {
+    "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::randint", "aten::randint_like",
+    "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
+    "aten::multinomial", "aten::exponential_", "aten::random_",
+}  # fmt: skip
+#: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
+#: another one is none of the graph's.
+_FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
+#: The values of operands decide how large a result is.
+_SIZED_BY_DATA = {
+    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::unique_dim", "aten::_unique", "aten::_unique2",
+    "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::one_hot", "aten::bincount",
+}  # fmt: skip
+#: Those of all but the first operand do, of which the size matters alone.
+_SIZED_BY_OTHERS = {
+    "aten::masked_select", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "aten::tensor_split",
+}  # fmt: skip
+#: Results are as large as the first operand.
+_SIZED_BY_FIRST = {
+    "aten::index_put", "aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce",
+    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::masked_scatter", "aten::slice_scatter",
+    "aten::select_scatter", "aten::diagonal_scatter", "aten::copy",
+}  # fmt: skip
+_ROUNDING = 1e-14
+MOST_ELEMENTS = 16  # of a tensor that is read as a whole
+
+_current = threading.local()
+
+
+@dataclass
+class Read:
+    """One value that Python took out of a tensor."""
+
+    tensor: torch.Tensor  # traced, of rank 0
+    value: float
+    depends: int
+    place: str
+    submodule: str | None = None  # whose forward it is in
+
+    def is_value(self, found: float) -> bool:
+        """Is it what another run, or another trace, has found? What Python computes with sizes a graph repeats in
+        float64, and the last place may differ."""
+        if self.depends == SIZE and math.isclose(found, self.value, rel_tol=_ROUNDING):
+            return True
+        return found == self.value or (found != found and self.value != self.value)
+
+
+@dataclass
+class Recorder:
+    """What was read during one trace."""
+
+    reads: list[Read] = field(default_factory=list)
+    attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
+    where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
+    _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
+    _seen: set[int] = field(default_factory=set)
+    _paused: bool = False
+    _bounds: Iterable[Any] = ()  # of slices that are taken now
+
+    def reset(self) -> None:
+        """Forgets everything: a new trace begins."""
+        for kept in (self.reads, self.attributes, self._depends, self._seen):
+            kept.clear()
+
+    def of(self, depends: int) -> list[Read]:
+        return [read for read in self.reads if read.depends == depends]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def read(self, tensor: torch.Tensor, least: int = SIZE) -> None:
+        """Python sees the elements of ``tensor``. Reads that depend on less than ``least`` are not kept."""
+        value = get_value_trace(tensor)
+        depends = self.depends(value)
+        if depends < least or value.unique() in self._seen:
+            return
+        self._seen.add(value.unique())
+        if depends >= RANDOM:
+            what = "a random number" if depends == RANDOM else "what a part left to PyTorch computes"
+            raise NotTraceable(f"{_place()} decides something with {what}")
+        if tensor.numel() > MOST_ELEMENTS:
+            shape = untraced(lambda each: list(each.shape), tensor)
+            raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
+        place, number = _place(), number_of(tensor)
+        if number is not None:
+            self.reads.append(Read(tensor, float(number), depends, place, self.where()))
+            return
+        tensor = tensor.clone()  # as it is now: forward may change it
+        for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
+            self.reads.append(Read(element, float(untraced(_item, element)), depends, place, self.where()))
+
+    def depends(self, value: TracedValue) -> int:
+        """What a traced value depends on."""
+        known = self._depends
+        asked = [(value, False)]
+        while asked:
+            value, of_size = asked[-1]
+            key = value.unique(), of_size
+            causes, least = _causes_of_size(value) if of_size else _causes(value.node())
+            if unknown := [c for c in causes if (c[0].unique(), c[1]) not in known]:
+                asked += unknown
+                continue
+            asked.pop()
+            most = max((known[v.unique(), sized] for v, sized in causes), default=NOTHING)
+            if most == RANDOM and not of_size and _is_decided(value.node()):
+                most = NOTHING
+            elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
+                most = DATA
+            known[key] = max(most, least)
+        return known[key]
+
+
+#: What a value, or (True) the size of it, follows from; and what it depends on at least.
+_Causes = tuple[list[tuple[TracedValue, bool]], int]
+
+
+def _causes(node: TracedNode) -> _Causes:
+    kind = node.kind()
+    if kind in _SIZES:
+        return [(value, True) for value in node.inputs()], SIZE
+    if kind == "prim::Param":
+        return [], DATA
+    if kind in _RANDOM:
+        return [], RANDOM
+    if kind == "ortmodule::call":
+        return [], FOREIGN
+    least = RANDOM if kind == "aten::dropout" and _drops(node) else NOTHING
+    return [(value, False) for value in node.inputs()], least
+
+
+def _causes_of_size(value: TracedValue) -> _Causes:
+    """Too many rather than too few: of a size that is thought to depend on data, more is compared than has to be."""
+    node, kind = value.node(), value.node().kind()
+    if kind == "prim::Param" or _rank(value) == 0:
+        return [], SIZE
+    if kind == "ortmodule::call":
+        return [], DATA
+    operands = list(node.inputs())
+    repeats = kind == "aten::repeat_interleave"
+    if kind in _SIZED_BY_OTHERS or (kind == "aten::index" and _takes_masks(node)) or (repeats and len(operands) > 2):
+        chosen = [(v, sized) for v in operands[1:] for sized in (False, True)]
+        return [(operands[0], True), *chosen], SIZE
+    if kind in _SIZED_BY_DATA or repeats:
+        return [(v, sized) for v in operands for sized in (False, True)], SIZE
+    if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
+        return [(operands[0], True)], SIZE
+    # Numbers among the operands may be sizes.
+    numbers = () if kind in ARITHMETIC else (v for v in operands if not _holds_tensors(v))
+    return [*((v, True) for v in operands if _holds_tensors(v)), *((v, False) for v in numbers)], SIZE
+
+
+def _rank(value: TracedValue) -> int | None:
+    kind = value.type()
+    return kind.dim() if isinstance(kind, TensorType) else None
+
+
+def _holds_tensors(value: TracedValue) -> bool:
+    kind = value.type()
+    while isinstance(kind, (ListType, OptionalType)):
+        kind = kind.getElementType()
+    return isinstance(kind, (TensorType, TupleType))
+
+
+def _takes_masks(node: TracedNode) -> bool:
+    """Does an index select elements by a mask?"""
+    chosen = list(node.inputs())[1].node().inputs()
+    kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), TensorType)]
+    return any(kind in (None, torch.bool, torch.uint8) for kind in kinds)
+
+
+@contextmanager
+def secretly() -> Iterator[None]:
+    """Inside, in this thread, code that asks `torch.jit.is_tracing()` is told that it is not."""
+    _current.secret = True
+    try:
+        yield
+    finally:
+        _current.secret = False
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Watches the tensors of this thread. One thread at a time records (exporting holds a lock)."""
+    recorder = _current.recorder = Recorder()
+    for patch in _PATCHES:
+        setattr(patch.owner, patch.name, patch.replacement)
+    try:
+        yield recorder
+    finally:
+        _current.recorder = None
+        for patch in _PATCHES:
+            if patch.inherited:
+                delattr(patch.owner, patch.name)
+            else:
+                setattr(patch.owner, patch.name, patch.original)
+
+
+def _active() -> Recorder | None:
+    """The recorder of this thread while it traces and is not itself at work."""
+    recorder = getattr(_current, "recorder", None)
+    return None if recorder is None or recorder._paused or get_tracing_state() is None else recorder
+
+
+def untraced(function: Callable, tensor: torch.Tensor) -> Any:
+    state = get_tracing_state()
+    set_tracing_state(None)
+    try:
+        return function(tensor)
+    finally:
+        set_tracing_state(state)
+
+
+def _place() -> str:
+    """The line of the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    inside = (torch.__path__[0], PACKAGE)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _drops(node: TracedNode) -> bool:
+    """Does a dropout draw anything?"""
+    _, rate, training = (value.toIValue() for value in node.inputs())
+    return rate != 0 and training is not False
+
+
+def _is_decided(node: TracedNode) -> bool:
+    """A uniform random number compared with a constant outside [0, 1): `rand() < layerdrop` where that is 0."""
+    if node.kind() not in {"aten::lt", "aten::le", "aten::gt", "aten::ge"}:
+        return False
+    drawn, bound = node.inputs()
+    if drawn.node().kind() not in {"aten::rand", "aten::rand_like"} or bound.node().kind() != "prim::Constant":
+        return False
+    bound = bound.toIValue()
+    return bound < 0 or bound >= 1 or (bound == 0 and node.kind() in {"aten::lt", "aten::ge"})
+
+
+# --- the ways out of a tensor -----------------------------------------------------------------------------------------
+
+
+def _elements(recorder: Recorder, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    recorder.read(tensor)
+
+
+def _index(recorder: Recorder, tensor: torch.Tensor) -> None:
+    if not any(bound is tensor for bound in recorder._bounds):
+        recorder.read(tensor)
+
+
+def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
+    if tensor.dim():
+        recorder.read(tensor.size(0))
+
+
+def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
+    """Whether a dimension goes away depends on its size."""
+    dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
+    for d in dims:
+        if -input.dim() <= d < input.dim():
+            recorder.read(input.size(d) == 1)
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """What stands in place of `owner.name` during a trace."""
+
+    owner: Any
+    name: str
+    replacement: Callable
+    original: Callable
+    inherited: bool
+
+
+def _patch(owner: Any, name: str, make: Callable[[Callable], Callable]) -> _Patch:
+    original = getattr(owner, name)
+    replacement = functools.wraps(original)(make(original))
+    return _Patch(owner, name, replacement, original, name not in vars(owner))
+
+
+def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
+    """`watch(recorder, tensor, ...)` goes first. Of numbers Python gets what it would have computed."""
+    convert = _CONVERSIONS.get(name)
+
+    def make(original):
+        def method(tensor, *args, **kwargs):
+            recorder = _active()
+            if recorder is not None:
+                with recorder.paused():
+                    watch(recorder, tensor, *args, **kwargs)
+                    number = number_of(tensor) if convert is not None else None
+                if number is not None:
+                    return convert(number)
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    return _patch(owner, name, make)
+
+
+def _unwatched(name: str) -> _Patch:
+    """Text for people: what it shows decides nothing."""
+
+    def make(original):
+        def method(*args, **kwargs):
+            recorder = _active()
+            if recorder is None:
+                return original(*args, **kwargs)
+            with recorder.paused():
+                return original(*args, **kwargs)
+
+        return method
+
+    return _patch(torch.Tensor, name, make)
+
+
+def _hashes() -> _Patch:
+    """A number that follows from a size finds what is kept under that number, in dictionaries and sets."""
+
+    def make(original):
+        def hash_of(tensor):
+            recorder = _active()
+            file = sys._getframe(1).f_code.co_filename
+            if recorder is None or tensor.dim() or _is_torch(file) or file.startswith(PACKAGE) or not is_number(tensor):
+                return original(tensor)
+            with recorder.paused():
+                recorder.read(tensor)
+            return hash(untraced(_item, tensor))
+
+        return hash_of
+
+    return _patch(torch.Tensor, "__hash__", make)
+
+
+def _of_numbers(name: str, compute: Callable) -> _Patch:
+    """What numbers have and tensors have not: a size is a tensor while it is traced."""
+
+    def method(tensor, *args):
+        if _active() is None or not is_number(tensor):
+            raise TypeError(f"type Tensor doesn't define {name} method")
+        return compute(tensor, *args)
+
+    return _Patch(torch.Tensor, name, method, method, inherited=True)
+
+
+def _attribute_reads() -> _Patch:
+    """Notes which attributes of modules forward looks at."""
+
+    def make(original):
+        def method(module, name):
+            recorder = _active()
+            if recorder is not None and (id(module), name) not in recorder.attributes:
+                _note(recorder, module, name)
+            return original(module, name)
+
+        return method
+
+    return _patch(nn.Module, "__getattribute__", make)
+
+
+def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
+    # The machinery of modules looks into the dictionary for every parameter.
+    if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
+        return
+    recorder.attributes[id(module), name] = _place()
+
+
+def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
+    result. That of a comparison, or NotImplemented."""
+    if function is pack_padded_sequence and _active() is not None:
+        bool(_packable(*args))
+    recorder = _active()
+    if recorder is None:
+        return NotImplemented
+    _read_lists(recorder, function, args, kwargs)
+    if function not in _SQUEEZES and function not in _COMPARISONS:
+        return NotImplemented
+    if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
+        return bool(_COMPARISONS[function](*args, **kwargs))
+    with recorder.paused():
+        _squeezed(recorder, *args, **kwargs)
+    return NotImplemented
+
+
+def _read_lists(recorder: Recorder, function: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """A number for a list of numbers (`padding=n`): torch traces those of a list alone."""
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, torch.Tensor) and not value.dim() and key in _lists_of(function.__name__):
+            recorder.read(value)
+
+
+@functools.cache
+def _lists_of(name: str) -> frozenset[int | str]:
+    """The places and names of an operator's parameters that are lists of so many numbers, for which one may stand."""
+    found = []
+    for schema in schemas_for_operator(f"aten::{name}"):
+        for i, argument in enumerate(schema.arguments):
+            found += (i, argument.name) if argument.N is not None else ()
+    return frozenset(found)
+
+
+def _packable(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torch.Tensor:
+    """Whether torch takes these lengths."""
+    fits = (lengths > 0).all() & (lengths <= x.size(1 if batch_first else 0)).all()
+    return fits & (lengths[1:] <= lengths[:-1]).all()
+
+
+@contextmanager
+def slicing(function: Any, args: tuple) -> Iterator[None]:
+    """torch itself traces the bounds of slices, and other numbers: that it looks at them, inside, decides nothing.
+
+    (To replace `Tensor.__getitem__` for a while would leave a class that C code takes for a sequence.)
+    """
+    recorder = _active() if function in _SLICES or function in _TRACING else None
+    if recorder is None:
+        yield
+        return
+    if function in _SLICES:
+        parts = args[1] if isinstance(args[1], tuple) else args[1:2]
+        args = [bound for s in parts if isinstance(s, slice) for bound in (s.start, s.stop, s.step)]
+    before, recorder._bounds = recorder._bounds, args
+    try:
+        yield
+    finally:
+        recorder._bounds = before
+
+
+def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
+    """``caller``: the file from which it is called, if it is refused there alone."""
+
+    def make(original):
+        def function(*args, **kwargs):
+            if _active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
+                raise NotTraceable(f"{_place()} {what}")
+            return original(*args, **kwargs)
+
+        return function
+
+    return _patch(owner, name, make)
+
+
+def _told() -> _Patch:
+    """torch itself has to know; a module may do less when it is traced."""
+
+    def make(original):
+        def is_tracing():
+            secret = getattr(_current, "secret", False) and _active() is not None
+            return original() and not (secret and not _is_torch(sys._getframe(1).f_code.co_filename))
+
+        return is_tracing
+
+    return _patch(torch.jit, "is_tracing", make)
+
+
+def _checks() -> list[_Patch]:
+    """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
+
+    def make(original):
+        def check(error_type, condition, message):
+            traced = isinstance(condition, torch.Tensor) and _active() is not None
+            return original(error_type, bool(condition) if traced else condition, message)
+
+        return check
+
+    return [_patch(owner, name, make) for owner, name in places(CHECK)]
+
+
+def _weighted() -> _Patch:
+    """`l1_loss` does not tell its weight to those who ask what is called, which a trace does."""
+
+    def make(original):
+        def call(function, relevant, *args, **kwargs):
+            if function is F.l1_loss and _active() is not None:
+                kwargs.setdefault("weight", sys._getframe(1).f_locals.get("weight"))
+            return original(function, relevant, *args, **kwargs)
+
+        return call
+
+    return _patch(F, "handle_torch_function", make)
+
+
+def _is_torch(file: str) -> bool:
+    return file.startswith(torch.__path__[0])
+
+
+_WAYS_OUT = {
+    "__bool__": _elements, "__int__": _elements, "__float__": _elements, "__complex__": _elements, "item": _elements,
+    "tolist": _elements, "numpy": _elements, "__array__": _elements, "__index__": _index, "__len__": _length,
+    "__iter__": _length,
+}  # fmt: skip
+_CONVERSIONS = {
+    "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "item": lambda number: number,
+    "tolist": lambda number: number,
+}  # fmt: skip
+_SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+_TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
+_SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
+_COMPARISONS = {
+    getattr(owner, name): compare
+    for owner in (torch.Tensor, torch)
+    for name, compare in {
+        "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
+        "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
+        "is_nonzero": lambda a: a != 0,
+    }.items()
+}
+_item = torch.Tensor.item
+_PATCHES = [
+    *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
+    *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
+    _hashes(),
+    _of_numbers("__divmod__", lambda a, b: (a // b, a % b)),
+    _of_numbers("__rdivmod__", lambda b, a: (a // b, a % b)),
+    _of_numbers("__round__", lambda a, *digits: round(a.item(), *digits)),
+    _of_numbers("__trunc__", int),
+    _attribute_reads(),
+    _told(),
+    *_checks(),
+    _weighted(),
+    _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),
+    _refused(torch.Tensor, "retain_grad", "asks for the gradient of an intermediate value"),
+    _refused(torch.Tensor, "backward", "runs a backward inside forward"),
+    _refused(torch, "manual_seed", "seeds torch's generator"),
+    _refused(torch.autograd, "grad", "differentiates inside forward"),
+    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}", checkpoint.__file__),
+    _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),
+]

@@ -1,0 +1,524 @@
+"""One trace of a module: a TorchScript graph, and how its inputs and outputs meet Python.
+
+Every tensor that the module holds is an input of the graph (so no weight enters it), and everything that forward
+changes is an extra output. Tracing leaves the module, its buffers and all random generators as they were.
+
+:func:`agree` compares two traces. The graphs have to be the same, up to the sizes of intermediate values; constants
+included, so a size or a value that Python put into the graph shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ortmodule.capture import scalar_guards
+from ortmodule.capture.output_aliasing import Sighting, sightings
+from ortmodule.capture.trace_mode import Saved, Watch
+from ortmodule.core import pytree
+from ortmodule.core.dtypes import as_pairs
+from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.core.names import STATE
+from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.rng_state import States
+from ortmodule.core.size_expr import is_number
+from ortmodule.core.snapshot import same_items, snapshot
+from ortmodule.core.torch_private import (
+    DisableTorchFunction,
+    TensorType,
+    TracedGraph,
+    get_trace_graph,
+    get_value_trace,
+    jit_pass_dce,
+    jit_pass_inline,
+    jit_pass_lower_all_tuples,
+)
+from ortmodule.guards.global_reads import Around
+from ortmodule.guards.module_tree import Contents, Slot, Tree
+from ortmodule.host import autograd_functions
+from ortmodule.host.host_node import Node
+from ortmodule.host.opaque_regions import CALL, Opaque, Regions, untraced
+from ortmodule.host.opaque_regions import recording as recording_regions
+from ortmodule.lowering import export
+from ortmodule.lowering.decompose import rewrite
+from ortmodule.lowering.functionalize import without_view_writes
+from ortmodule.lowering.uninitialized import check_written
+
+_COUNTERS = (int, float, complex, str)
+#: Change statistics that they are given.
+_NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor of the result comes from: ("graph", output), ("input", number) or ("state", name).
+
+    ("number", output): no tensor without a trace, but the Python number that this output holds.
+    """
+
+    kind: str
+    key: Any
+
+
+@dataclass(frozen=True)
+class Write:
+    """A tensor that forward changes."""
+
+    target: Source
+    output: int | None  # of the graph; None: an operator of the graph writes it (BatchNormalization)
+    replaces: bool  # a new object takes its place; otherwise the same one gets new contents
+
+
+@dataclass
+class Trace:
+    """A graph with the outputs: those of the result, writes, size reads (one vector), data reads (one vector)."""
+
+    module: _Flat = field(repr=False)
+    graph: TracedGraph = field(repr=False)
+    outputs: list[torch.Tensor] = field(repr=False)
+    tensors: list[torch.Tensor] = field(repr=False)  # what it was traced on
+    result: pytree.Structure
+    sources: list[Source]  # of the result's tensors
+    requires_grad: list[bool]  # of the graph outputs that belong to the result
+    views: dict[int, Sighting] = field(repr=False)  # those of them that share memory with something
+    writes: list[Write]
+    sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
+    settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
+    attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
+    size_reads: list[scalar_guards.Read]
+    data_reads: list[scalar_guards.Read]
+    nodes: list[Node]  # that PyTorch runs, by their numbers
+    seen: list[tuple]  # what their results were like: (number, operands, results)
+    scripted: set[str]  # submodules that call scripted functions
+
+
+#: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
+_PYTHON, _NUMPY = (232551, 278652), (95761, 133228)
+
+
+def trace(
+    forward: Callable,
+    module: nn.Module,
+    tree: Tree,
+    arguments: pytree.Structure,
+    tensors: Sequence[torch.Tensor],
+    opset: int,
+    opaque: Opaque,
+    high: bool = False,
+) -> Trace:
+    """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
+
+    ``high``: what Python's and NumPy's generators draw. Raises NotTraceable, or what forward raises.
+    """
+    saved, again = Saved(), False
+    while True:
+        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
+        with (
+            tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.watch,
+            export.tracing(flat), recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
+        ):  # fmt: skip
+            try:
+                # What is decided by a number that Python draws shows as a difference between two traces.
+                random.seed(_PYTHON[high])
+                numpy.random.seed(_NUMPY[high])
+                flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
+                graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
+                flat.watch.check()
+            except Unflattenable as error:
+                failure = NotTraceable(f"forward returns {error}")
+            except Exception as error:
+                failure = flat.watch.cause(error)
+            finally:
+                flat.watch.put_back()
+                if failure is not None:
+                    blame(failure, flat.regions)
+                flat.regions.forget()
+                tree.reads |= flat.recorder.attributes
+        if saved.keeps_from_now_on():
+            continue
+        # Tensors that forward has from elsewhere become inputs, and it is traced once more.
+        if not tree.adopt(flat.watch.outside.values(), again) or again:
+            break
+        again = True
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            failure = None  # its traceback knows this frame: nothing would be freed
+    scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
+    autograd_functions.settle(graph, flat.regions.calls, CALL)
+    jit_pass_inline(graph)
+    jit_pass_lower_all_tuples(graph)
+    jit_pass_dce(graph)
+    try:
+        check_written(graph)
+        without_view_writes(graph)
+    except NotTraceable as error:
+        error.submodule = _path(error.__dict__.pop("node").scopeName(), tree.modules)
+        raise
+    results = list(graph.outputs())
+    for write in flat.writes:
+        if write.output is not None and not write.replaces and results[write.output].node().kind() == "prim::Param":
+            raise NotTraceable(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
+    flat.exported = True
+    with tree.isolated():
+        rewrite(graph, opset, flat.regions)
+    kept = [flat.recorder.of(kind) for kind in (scalar_guards.SIZE, scalar_guards.DATA)]
+    for read in flat.recorder.reads:
+        read.tensor = None
+    outputs = [t.detach() for t in outputs]
+    return Trace(
+        flat,
+        graph,
+        outputs,
+        list(tensors),
+        flat.result,
+        flat.sources,
+        flat.requires_grad,
+        flat.views,
+        flat.writes,
+        flat.sets,
+        flat.settled,
+        flat.recorder.attributes,
+        *kept,
+        flat.regions.nodes,
+        flat.regions.seen,
+        scripted,
+    )
+
+
+def blame(failure: Exception, regions: Regions) -> None:
+    """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
+    if regions.blamed is not None and regions.blamed[0] is failure:
+        with contextlib.suppress(AttributeError):
+            failure.submodule = regions.blamed[1]
+
+
+@dataclass
+class _Before:
+    """What the module held when a submodule began to run by itself."""
+
+    contents: dict[str, Contents]
+    containers: list[tuple[Any, Any]]
+    versions: dict[str, tuple[torch.Tensor, int]]
+
+
+# --- the module that is traced ----------------------------------------------------------------------------------------
+
+
+class _Flat(nn.Module):
+    """Flat tensors in, flat tensors out; its state is every tensor of the user's module, by our names."""
+
+    def __init__(
+        self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions
+    ) -> None:
+        super().__init__()
+        self.regions = regions
+        regions.entered, regions.left = self._entered, self._left
+        regions.made = lambda tensors: self.watch.know(tensors)
+        self.model = module  # a child only for the scopes in node names
+        self.training = module.training
+        self.call, self.tree, self.arguments = forward, tree, arguments
+        self.copies: dict[str, torch.Tensor] = {}
+        self.settled: list[tuple[Slot, Any]] = []
+        self.exported = False  # the trace is there: its graph gets complex numbers as pairs
+        self.recorder, self.watch = scalar_guards.Recorder(), Watch()
+
+    def state_dict(
+        self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict:
+        destination, pairs = {} if destination is None else destination, {}
+        for slot in self.tree.slots.values():
+            tensor = slot.get() if keep_vars else slot.get().detach()
+            if self.exported and tensor.is_complex():  # the same tensor gives the same pairs
+                tensor = pairs.setdefault(id(slot.get()), as_pairs(tensor))
+            destination[STATE + slot.name] = tensor
+        return destination
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parameters = [slot.get() for slot in self.tree.parameters]
+        versions = [t._version for t in (*tensors, *parameters)]
+        self.versions = {name: (t, t._version) for name, t in self.copies.items()}
+        with self.recorder.paused():
+            self.before, self.containers = self.tree.contents(), self.tree.containers()
+            hooks = self.tree.hooks()
+            generators, around = States(self.tree.modules.values()), Around(self.tree.modules.values())
+            self.watch.keep(parameters)
+        args, kwargs = self.arguments.rebuild(tensors)
+        try:
+            with self.watch.looking(tensors, parameters, self.copies.values()):
+                result = self.call(*args, **kwargs)
+            with self.recorder.paused():
+                if name := around.changed():
+                    raise NotTraceable(f"forward changes {name}, which is around the module")
+        finally:
+            with self.recorder.paused():
+                around.put_back()
+        with self.recorder.paused():
+            inside, left = pytree.flatten((args, kwargs))
+            if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
+                raise NotTraceable("forward puts something else into a container that it was given")
+            then = iter(versions)
+            changed = [t._version != next(then) for t in tensors]
+            for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
+                if slot.get() is not tensor or tensor._version != next(then):
+                    raise NotTraceable(f"forward changes the parameter {slot.name}")
+            if own := generators.drawn_from():
+                raise NotTraceable(f"forward draws random numbers from a generator of its own, {own}")
+            self._settle_hooks(hooks)
+            self.sets = self._sets(self.before, self.containers)
+            outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
+            outputs += self._writes(tensors, changed)
+            for read in (self.recorder.of(scalar_guards.SIZE), self.recorder.of(scalar_guards.DATA)):
+                outputs += [torch.stack([_double(r.tensor) for r in read])] if read else []
+            outputs += self.regions.tokens
+        if not outputs:
+            raise NotTraceable("forward computes nothing")
+        return tuple(outputs)
+
+    def _entered(self) -> _Before:
+        """A submodule is about to run by itself."""
+        held = {slot.name: slot.find() for slot in self.tree.others}
+        versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
+        return _Before(self.tree.contents(), self.tree.containers(), versions)
+
+    def _left(self, before: _Before, node: Node, outputs: list[torch.Tensor]) -> None:
+        """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
+        of its node. Where they carry a gradient the graph's take their place."""
+        now = self.tree.contents()
+        for path, then in before.contents.items():
+            for holder, key in then.changed(now[path]):
+                value = Slot(path, holder, key).find()
+                if isinstance(value, nn.Parameter):
+                    raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, sets a parameter")
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    node.sets.append(Slot(f"{path}.{key}" if path else key, holder, key))
+                    outputs.append(value)
+                else:
+                    self.before[path].take(now[path], holder, key)
+        for i, (container, _) in enumerate(self.containers):
+            if any(c is container and not same_items(c, entered) for c, entered in before.containers):
+                self.containers[i] = container, snapshot(container)
+        for slot in self.tree.others:
+            (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
+            if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
+                continue
+            original, count = self.versions[slot.name]
+            if tensor is not original or version != count:
+                raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, changes {slot.name} again")
+            self.versions[slot.name] = value, value._version
+            if not value.requires_grad:
+                node.sets.append(slot)
+                outputs.append(value)
+
+    def _results(self, result: Any, tensors: Sequence, parameters: Sequence) -> list[torch.Tensor]:
+        leaves, self.result = pytree.flatten(result, results=True)
+        known = {id(t): Source("input", i) for i, t in enumerate(tensors)}
+        known |= {id(t): Source("state", slot.name) for slot, t in zip(self.tree.parameters, parameters, strict=True)}
+        known |= {id(t): Source("state", name) for name, t in self.copies.items()}
+        self.sources, outputs = [], []
+        for tensor in leaves:
+            if id(tensor) not in known:
+                known[id(tensor)] = Source("number" if is_number(tensor) else "graph", len(outputs))
+                outputs.append(tensor)
+            self.sources.append(known[id(tensor)])
+        self.requires_grad = [t.requires_grad for t in outputs]
+        held = [(known[id(t)], t) for t in (*tensors, *parameters, *self.copies.values())]
+        others = [((source.kind, source.key), t) for source, t in held]
+        with untraced(), DisableTorchFunction():
+            found = sightings(outputs, others)
+        self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
+        return outputs
+
+    def _sets(self, before: dict[str, Contents], containers: list[tuple[Any, Any]]) -> list[Slot]:
+        """The attributes that forward set, new contents of buffers and plain tensors aside, and those by which it
+        knows that it has put hooks on submodules."""
+        found, inside = [], []
+        others = {(id(slot.holder), slot.key) for slot in self.tree.others}
+        now = self.tree.contents()
+        for path, then in before.items():
+            for holder, key in then.changed(now[path]):
+                slot = Slot(f"{path}.{key}" if path else key, holder, key)
+                value = slot.find()
+                if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
+                    continue
+                if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
+                    inside.append((slot, self.recorder.attributes.get((id(then.module), key))))
+                elif self.settled and holder is then.module.__dict__ and not then.attributes.get(key) and value is True:
+                    self.settled.append((slot, value))
+                else:
+                    self._check_set(slot, then, value)
+                    found.append(slot)
+        if inside:
+            self._settle(inside, containers)
+        return found
+
+    def _settle_hooks(self, before: dict[tuple[str, str], tuple[dict, dict]]) -> None:
+        """Hooks that forward puts on submodules, once."""
+        for (path, name), (hooks, then) in before.items():
+            if any(hooks.get(key) is not hook for key, hook in then.items()):
+                raise NotTraceable(f"forward removes a hook from {path}")
+            for key, hook in hooks.items():
+                if key not in then:
+                    if not path or name != "_forward_hooks" or self.tree.reach_of(hook) is None:
+                        raise NotTraceable(f"forward puts a hook on {path}, which a graph would not call")
+                    self.settled.append((Slot(f"a hook on {path}", hooks, key), hook))
+
+    def _settle(self, inside: list[tuple[Slot, str | None]], containers: list[tuple[Any, Any]]) -> None:
+        """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""
+        for container, then in containers:
+            if same_items(container, then):
+                continue
+            items = (
+                container.items() if isinstance(container, dict) and then.keys() <= container.keys() else [(None, [])]
+            )
+            for key, new in items:
+                old = then.get(key) if isinstance(then, dict) else None
+                if new is old:
+                    continue
+                if not isinstance(new, CONSTANTS) or not (old is None or type(old) is bool):
+                    slot, place = inside[0]
+                    where = f" (read at {place})" if place else ""
+                    raise NotTraceable(f"forward changes what is in the attribute {slot.name}{where}")
+                self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))
+
+    def _check_set(self, slot: Slot, then: Contents, value: Any) -> None:
+        """Can it be done again by setting a value like this one?"""
+        module, key = then.module, slot.key
+        place = self.recorder.attributes.get((id(module), key))
+        if slot.holder is not module.__dict__ and slot.holder is not module._buffers or key not in slot.holder:
+            raise NotTraceable(f"forward adds or removes {slot.name}")
+        if slot.holder is module._buffers and key not in then.inner["_buffers"]:
+            raise NotTraceable(f"forward registers the buffer {slot.name}")
+        if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
+            raise NotTraceable(f"{place} reads the attribute {slot.name}, which forward sets to another value")
+        try:
+            _, structure = pytree.flatten(value, results=True)
+        except Unflattenable as error:
+            raise NotTraceable(f"forward sets the attribute {slot.name} to {error}") from None
+        if structure.objects:
+            raise NotTraceable(f"forward sets the attribute {slot.name} to an object")
+
+    def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:
+        """New contents of the inputs, buffers and plain tensors that forward changed."""
+        self.writes, outputs = [], []
+
+        def add(target, tensor, replaces):
+            if tensor.requires_grad:
+                raise NotTraceable(
+                    f"forward changes {target.kind} {target.key} in place; the result carries a gradient"
+                )
+            value = get_value_trace(tensor)
+            given = not replaces and value.node().kind() == "prim::Param"
+            own = given and any(use.user.kind() in _NORMALIZING for use in value.uses())
+            self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
+            outputs.extend([] if own else [tensor])
+
+        for i, tensor in enumerate(tensors):
+            if changed[i]:
+                add(Source("input", i), tensor, False)
+        for slot in self.tree.others:
+            (copy, version), now = self.versions[slot.name], slot.find()
+            if any(slot.holder is each.holder and slot.key == each.key for each in self.sets):
+                continue
+            if now is not copy or copy._version != version:
+                add(Source("state", slot.name), now, now is not copy)
+        return outputs
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    """For a vector of reads; numbers are float64 in a graph, and would be rounded on any other way."""
+    return (tensor if is_number(tensor) else tensor.detach()).to(torch.float64)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+# A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
+_TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Where two traces disagree, or an empty string."""
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not one.is_value(other.value):
+                return f"{one.place} takes another way"
+        if len(a) != len(b):
+            return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
+    if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
+        return "not the same attributes are set"
+    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
+        return "the results are not alike"
+    if first.requires_grad != second.requires_grad:
+        return "not the same results carry a gradient"
+    for a, b in zip(first.nodes, second.nodes, strict=False):
+        if (a.kind, a.name, a.arguments, a.result, a.sources) != (b.kind, b.name, b.arguments, b.result, b.sources):
+            return f"{a.name} is not called alike, or does not return the same"
+        if a.kind == "aten" and not a.function.same_as(b.function):
+            return f"{a.name} is called with other numbers"
+    texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
+    if texts[0] != texts[1]:
+        pairs = zip(*(text.splitlines() for text in texts), strict=False)
+        return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
+    for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
+        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a, b):
+            return f"a constant of shape {list(a.shape)} is not the same"
+    return ""
+
+
+def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
+    """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not one.is_value(other.value):
+                return one.submodule if one.submodule == other.submodule else None
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
+        texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
+        if texts[0] != texts[1] or not _same_constant(one, other):
+            paths = [_path(node.scopeName(), names) for node in (one, other)]
+            parts = zip(*(path.split(".") for path in paths), strict=False)
+            common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
+            return ".".join(a for a, _ in common)
+    return None
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    values = [n.t("value") for n in (one, other) if n.hasAttribute("value") and n.kindOf("value") == "t"]
+    return len(values) < 2 or (values[0].shape == values[1].shape and torch.equal(*values))
+
+
+def _path(scope: str, names: Iterable[str]) -> str:
+    """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
+    found = scope.rpartition("::")[2].partition("/")[0]
+    return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")
+
+
+def _rank_of(match: re.Match) -> str:
+    return f"{match[1]}({match[2].count(',')} dims, {match[3]}="
+
+
+def _constants(graph: TracedGraph) -> list[torch.Tensor]:
+    found = graph.findAllNodes("prim::Constant")
+    return [n.t("value") for n in found if n.hasAttribute("value") and n.kindOf("value") == "t"]
+
+
+def hide_sizes(first: Trace, second: Trace) -> None:
+    """Sizes of intermediate values that are not the same in two agreeing traces become unknown in the first."""
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
+        for a, b in zip(one.outputs(), other.outputs(), strict=True):
+            kind = a.type()
+            if not isinstance(kind, TensorType) or kind == (alike := b.type()):
+                continue
+            sizes, others = kind.sizes(), alike.sizes()
+            if sizes is not None and sizes != others:
+                a.setType(kind.with_sizes([n if n == m else None for n, m in zip(sizes, others, strict=True)]))

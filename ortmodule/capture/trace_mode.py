@@ -1,0 +1,233 @@
+"""What is watched, and what is kept, while a module is traced."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ortmodule.capture import scalar_guards
+from ortmodule.capture.call_patches import REPLACED, has_sparse_gradient, recordable
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.size_expr import is_number
+from ortmodule.core.torch_private import get_tracing_state, set_tracing_state
+
+
+class Saved:
+    """What autograd saves while a module is traced: nothing, so that memory is used again, unless somebody asks."""
+
+    def __init__(self) -> None:
+        self.keeps = self.asked = False
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return tensor.detach() if self.keeps else None
+
+    def unpack(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            self.asked = True
+            raise NotTraceable("forward differentiates")
+        return tensor
+
+    def keeps_from_now_on(self) -> bool:
+        """Whether it has to be traced again, with what is saved."""
+        changes, self.keeps = self.asked and not self.keeps, self.keeps or self.asked
+        return changes
+
+
+class Watch(TorchFunctionMode):
+    """Makes visible to the trace what it would not record.
+
+    That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), that an assignment to a part of a
+    tensor repeats the value as often as the part is large, and which tensors forward takes from elsewhere: from a
+    list, an object, a global.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differentiates = torch.is_grad_enabled()
+        self.outside: dict[int, torch.Tensor] = {}
+        self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
+        self._parameters: dict[int, torch.Tensor] = {}  # by their memory
+        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of those: one, and its contents before
+        self._looks = False
+        self.failed = ""  # of an operator, the latest
+
+    @contextmanager
+    def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Inside, tensors from elsewhere than ``known`` are noted."""
+        self._known, self._looks = {id(t): weakref.ref(t) for group in known for t in group}, True
+        try:
+            yield
+        finally:
+            self._looks = False
+
+    def keep(self, parameters: Iterable[torch.Tensor]) -> None:
+        """What forward changes of these is put back."""
+        self._parameters = {memory: p for p in parameters if (memory := memory_of(p))}
+
+    def _before_write(self, argument: Any) -> None:
+        if isinstance(argument, (tuple, list)):
+            for each in argument:
+                self._before_write(each)
+        elif isinstance(argument, torch.Tensor):
+            memory = memory_of(argument)
+            if memory in self._parameters and memory not in self._changed:
+                parameter = self._parameters[memory]
+                self._changed[memory] = parameter, scalar_guards.untraced(torch.clone, parameter.detach())
+
+    def _look(self, arguments: Iterable[Any]) -> None:
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                if not self._knows(argument) and argument.grad_fn is None:
+                    self._known[id(argument)] = weakref.ref(argument)
+                    self.outside[id(argument)] = argument
+                    self._before[id(argument)] = argument._version, argument.detach().clone()
+            elif isinstance(argument, (tuple, list)):
+                self._look(argument)
+            elif isinstance(argument, dict):
+                self._look(argument.values())
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def check(self) -> None:
+        """Raises NotTraceable when forward changed a tensor that it has from elsewhere, or an operator failed."""
+        if self.failed:
+            raise NotTraceable(self.failed)
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                raise NotTraceable(
+                    f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
+                )
+
+    def cause(self, error: Exception) -> Exception:
+        """What to say of a trace that ended with this: after an operator failed, a trace is not what it should be."""
+        return error if str(error) in self.failed or not self.failed else NotTraceable(self.failed)
+
+    def put_back(self) -> None:
+        """Undoes changes of tensors that forward has from elsewhere."""
+        for key, tensor in self.outside.items():
+            if tensor._version != self._before[key][0]:
+                with torch.no_grad():
+                    tensor.copy_(self._before[key][1])
+        for parameter, contents in self._changed.values():
+            parameter.detach().copy_(contents)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if get_tracing_state() is None:
+            return function(*args, **(kwargs or {}))
+        if not self._looks:
+            return self._call(function, args, kwargs)
+        self._look(args)
+        self._look((kwargs or {}).values())
+        result = self._call(function, args, kwargs)
+        self._made(result)
+        return result
+
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are results of the graph's."""
+        self._known |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def _made(self, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            self._known[id(result)] = weakref.ref(result)
+        elif isinstance(result, (tuple, list)):
+            for each in result:
+                self._made(each)
+
+    def _call(self, function, args, kwargs):
+        if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
+            return args[0].detach()
+        if getattr(function, "__self__", None) is torch.Tensor.data:
+            raise NotTraceable("forward puts other data into a tensor: x.data = ...")
+        if function is torch.Tensor.__setitem__ or _is_in_place(function.__name__):
+            self._before_write(args[:1])
+        self._before_write((kwargs or {}).get("out"))
+        if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
+            tensor, index, value = args
+            args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
+        if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
+            self.failed = "the gradient of an embedding is to be sparse"
+        function = _without_changing_numbers(function, args)
+        args, kwargs = recordable(function, args, kwargs or {})
+        function = REPLACED.get(function, function)
+        if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
+            return compared
+        unseen = not torch.is_grad_enabled() and self.differentiates
+        versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
+        state = get_tracing_state()
+        try:
+            with scalar_guards.slicing(function, args):
+                result = function(*args, **kwargs)
+        except Exception as error:
+            if get_tracing_state() is None:  # torch's tracer loses its place, and would end the process
+                set_tracing_state(state)
+            self.failed = f"forward goes on after an error: {error}"
+            if function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                _let_go_of_indices()
+            raise
+        if any(tensor._version != version for tensor, version in versions):
+            raise NotTraceable("forward changes a tensor that carries a gradient, and autograd does not see it")
+        if not unseen or not any(map(_follows, (*args, *kwargs.values()))):
+            return result
+        if isinstance(result, torch.Tensor):
+            return _stopped(result)
+        return type(result)(map(_stopped, result)) if type(result) in (tuple, list) else result
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where it lies; 0: nowhere that could be told."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _without_changing_numbers(function: Any, args: tuple) -> Any:
+    """`n += 1`, which a tensor has as `add_`, leaves a number as it was for whoever has it, too."""
+    name = getattr(function, "__name__", "")
+    if not _is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
+        return function
+    return getattr(torch.Tensor, name.removesuffix("_"), function)
+
+
+def _is_in_place(name: str) -> bool:
+    """Is a function of this name one that changes its first operand: `add_`, `__iadd__`?"""
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+def _let_go_of_indices() -> None:
+    """Torch's tracer keeps tensors that are indices until it writes down the operator. Those of one that fails before
+    would get into the next graph, when theirs has been freed."""
+    zero = torch.zeros(1)
+    zero[0], zero[0:1]
+
+
+def _is_plain_index(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
+
+
+def _follows(argument: Any) -> bool:
+    if isinstance(argument, (tuple, list)):
+        return any(map(_follows, argument))
+    return isinstance(argument, torch.Tensor) and argument.requires_grad
+
+
+def _carries(argument: Any) -> bool:
+    """Is it, or a part of, a result that carries a gradient? (What becomes of leaves is found elsewhere.)"""
+    if not isinstance(argument, torch.Tensor):
+        return False
+    base = argument._base if argument._is_view() and argument._base is not None else argument
+    return base.grad_fn is not None
+
+
+def _stopped(result: Any) -> Any:
+    stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
+    return result.detach() if stops else result

@@ -1,0 +1,430 @@
+"""Settings: what a JSON file, the environment and `DebugOptions` say, in this order of precedence.
+
+Every variable is declared once, in :data:`VARIABLES`: parsing, the errors, and `docs/configuration.md` come from there
+(``python -m scripts.settings_page docs/configuration.md`` writes the page). Values are read when a module is wrapped.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortmodule import _core
+from ortmodule.core.logger import LogLevel, warn_once
+from ortmodule.core.names import DEFAULT_OPSET, OPSETS
+from ortmodule.core.safe_files import make_private, parse_json
+
+PREFIX = "ORTMODULE_"
+
+
+class DebugOptions:
+    """How a wrapped module reports what it does.
+
+    ``log_level``: a :class:`LogLevel`; ``ORTMODULE_LOG_LEVEL`` beats it. ``save_onnx``: write the graphs to
+    ``<save_path>/<onnx_prefix>_*.onnx``; needs ``onnx_prefix``. ``save_path``: a folder that exists, the current one if
+    empty; ``ORTMODULE_SAVE_ONNX_PATH`` beats it. ``config``: accepted for old scripts, and not used.
+
+    Raises TypeError for a log level of another type, ValueError for saving without a prefix, OSError for a folder that
+    cannot be written.
+    """
+
+    def __init__(
+        self,
+        log_level: LogLevel = LogLevel.WARNING,
+        save_onnx: bool = False,
+        onnx_prefix: str = "",
+        save_path: str = "",
+        config: Any = None,
+    ) -> None:
+        if not isinstance(log_level, LogLevel):
+            raise TypeError(f"log_level is a LogLevel, not {type(log_level).__name__}")
+        if save_onnx and not onnx_prefix:
+            raise ValueError("save_onnx=True needs an onnx_prefix")
+        if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
+            raise ValueError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
+        if save_onnx and not os.environ.get(f"{PREFIX}SAVE_ONNX_PATH"):
+            check_folder("save_path", save_path or ".")
+        self.log_level, self.config = log_level, config
+        self.save_onnx, self.onnx_prefix, self.save_path = save_onnx, onnx_prefix, save_path
+
+
+def check_folder(what: str, path: str) -> None:
+    """Raises OSError unless files can be made in the folder ``path``."""
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{what}: {path} is not a folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{what}: the folder {path} cannot be written")
+
+
+# --- types of values --------------------------------------------------------------------------------------------------
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?", or nothing."""
+    found = difflib.get_close_matches(word.upper(), known, 1, 0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of values: how people call it, and how one is read from text (ValueError says what would be right)."""
+
+    name: str
+    parse: Callable[[str], Any]
+
+
+_FLAGS = {"1": True, "TRUE": True, "ON": True, "YES": True, "0": False, "FALSE": False, "OFF": False, "NO": False}
+
+
+def _flag(text: str) -> bool:
+    if text.upper() not in _FLAGS:
+        raise ValueError(f"1 or 0{_nearest(text, _FLAGS)}")
+    return _FLAGS[text.upper()]
+
+
+def _auto_flag(text: str) -> str:
+    if text.upper() == "AUTO":
+        return "auto"
+    try:
+        return "1" if _flag(text) else "0"
+    except ValueError as error:
+        raise ValueError(f"auto, {error}") from None
+
+
+def _number(least: int, most: int | None = None) -> Kind:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError("a whole number") from None
+        if number < least or (most is not None and number > most):
+            near = least if number < least else most
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"a whole number, {allowed}; the nearest is {near}")
+        return number
+
+    return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
+
+
+def _one_of(*names: str, result: Callable[[str], Any] = str) -> Kind:
+    def parse(text: str) -> Any:
+        if text.upper() not in upper:
+            raise ValueError(f"one of {', '.join(names)}{_nearest(text, upper)}")
+        return result(upper[text.upper()])
+
+    upper = {name.upper(): name for name in names}
+    return Kind(" \\| ".join(f"`{name}`" for name in names), parse)
+
+
+def _some_of(*names: str) -> Kind:
+    def parse(text: str) -> frozenset[str]:
+        chosen = frozenset(name.strip().upper() for name in text.split("|"))
+        for name in sorted(chosen - set(names)):
+            raise ValueError(f"{name or 'nothing'} is none of {', '.join(names)}{_nearest(name, names)}")
+        return chosen
+
+    return Kind("names joined by `\\|`: " + ", ".join(f"`{name}`" for name in names), parse)
+
+
+def _pass_names(text: str) -> frozenset[str]:
+    """Of passes that results do not depend on, with commas between (a list of JSON comes with \"|\")."""
+    bits, optional = _core.passes(), _core.optional_passes()
+    known = [name for name, bit in bits.items() if bit & optional]
+    chosen = frozenset(name.strip().lower() for name in text.replace("|", ",").split(","))
+    for name in sorted(chosen - set(known)):
+        if name in bits:
+            raise ValueError(f"passes that can be switched off, and gradients would be wrong without {name}")
+        near = difflib.get_close_matches(name, known, 1, 0.5)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"names of passes; {name or 'nothing'} is none of {', '.join(known)}{advice}")
+    return chosen
+
+
+def _folder(text: str) -> str:
+    try:
+        check_folder("it", text)
+    except OSError as error:
+        raise ValueError(f"a folder that can be written ({error})") from None
+    return text
+
+
+def _private_folder(text: str) -> str:
+    try:
+        make_private(text)
+    except OSError as error:
+        raise ValueError(f"a folder that can be made, and that only its owner can write ({error})") from None
+    return _folder(text)
+
+
+def _file(text: str) -> str:
+    if not os.path.isfile(text) or not os.access(text, os.R_OK):
+        raise ValueError("a file that can be read")
+    return text
+
+
+FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
+FOLDER = Kind("folder", _folder)
+PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missing", _private_folder)
+PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
+FILE, PATH = Kind("file", _file), Kind("path", str)
+LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
+
+FALLBACK_POLICY = _some_of(
+    "FALLBACK_DISABLE",
+    "FALLBACK_FORCE_TORCH_FORWARD",
+    "FALLBACK_FORCE_TORCH_BACKWARD",
+    "FALLBACK_UNSUPPORTED_DEVICE",
+    "FALLBACK_UNSUPPORTED_DATA",
+    "FALLBACK_UNSUPPORTED_TORCH_MODEL",
+    "FALLBACK_UNSUPPORTED_ONNX_MODEL",
+    "FALLBACK_BAD_INITIALIZATION",
+)
+SKIPCHECK_POLICY = _some_of(
+    "SKIP_CHECK_DISABLED", "SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT", "SKIP_CHECK_EXECUTION_AGENT"
+)
+_UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One setting. ``name``: without the prefix. ``exists``: it does something; otherwise it is accepted only, and any
+    value but the default gets a warning."""
+
+    name: str
+    kind: Kind
+    default: Any
+    doc: str
+    exists: bool = True
+
+    def parse(self, text: str, source: str) -> Any:
+        """The value that ``text`` means; ValueError naming the variable, where it was set, and what would be right."""
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{PREFIX}{self.name}={text} ({source}): it is {error}") from None
+
+
+def _later(name: str, kind: Kind, default: Any, doc: str) -> Variable:
+    return Variable(name, kind, default, doc, exists=False)
+
+
+# fmt: off
+_TABLE = (
+    Variable("ONNX_OPSET_VERSION", _number(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
+             "the ONNX opset to export with"),
+    Variable("FALLBACK_POLICY", FALLBACK_POLICY, frozenset(f"FALLBACK_UNSUPPORTED_{what}" for what in _UNSUPPORTED),
+             "when PyTorch may run the module instead of the engine: for a device, for data, for a module, or for a "
+             "graph that the engine does not take (errors of gradients and kernels are among the last); "
+             "`FALLBACK_FORCE_TORCH_FORWARD` and `FALLBACK_FORCE_TORCH_BACKWARD` let it run always; "
+             "`FALLBACK_DISABLE` beats all others and raises the original exception"),
+    Variable("FALLBACK_RETRY", FLAG, False, "try the engine again at every call after PyTorch had to run one"),
+    Variable("SKIPCHECK_POLICY", SKIPCHECK_POLICY, frozenset({"SKIP_CHECK_DISABLED"}),
+             "accepted for old scripts: checks cost microseconds, so none is skipped"),
+    Variable("LOG_LEVEL", LEVEL, LogLevel.WARNING, "how much is reported; beats `DebugOptions(log_level=...)`"),
+    Variable("SAVE_ONNX_PATH", FOLDER, "",
+             "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; "
+             "beats `DebugOptions(save_path=...)`"),
+    Variable("CACHE_DIR", PRIVATE_FOLDER, "",
+             "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace the "
+             "module; off if it is empty"),
+    Variable("VERIFY", _number(0), 0,
+             "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and gradients "
+             "are compared; the first operator that differs is named. N: so at every Nth call. 0: never"),
+    Variable("JSON_CONFIG_PATH", FILE, "",
+             "a file with an object {name: value} of these settings, with or without the prefix"),
+    Variable("ALLOW_AUTOGRAD_CHECKPOINT", FLAG, False,
+             "no warning about `torch.utils.checkpoint` inside the module, which PyTorch runs"),
+    Variable("DEEPCOPY_BEFORE_MODEL_EXPORT", FLAG, True,
+             "accepted for old scripts: capture works on the module itself and leaves it as it was, so nothing is "
+             "copied"),
+    Variable("PRINT_INPUT_DENSITY", FLAG, False,
+             "every 10 steps a table: how much of the token and label inputs is not padding"),
+    Variable("PRINT_MEMORY_STATS", FLAG, False,
+             "memory of every step, before and after forward and backward: allocated, peak, cached, inactive"),
+    _later("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
+           "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first that "
+           "cuDNN's heuristic names, gives the same bits every time and fits into the workspace; `EXHAUSTIVE`: the one "
+           "of these that is measured to be the fastest. The CPU has one algorithm"),
+    Variable("ENABLE_CUDA_GRAPHS", FLAG, True,
+             "on a GPU a step whose memory comes back at the same addresses is started as CUDA graphs, forward and "
+             "backward; off: kernel by kernel"),
+    _later("EXPORTER", _one_of("torchscript", "dynamo", "auto"), "torchscript",
+           "which exporter of PyTorch captures the module; `torchscript` always does"),
+    Variable("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
+             "a `torch.autograd.Function` inside the module becomes a node of the graph, which PyTorch runs; off: the "
+             "module that uses it is left to PyTorch"),
+    Variable("ENABLE_COMPUTE_OPTIMIZER", FLAG, True,
+             "where a module selects rows (the first token, the last one), compute only these, as far up as operators "
+             "work row by row"),
+    Variable("ENABLE_SPARSE_OPTIMIZER", FLAG, True,
+             "do not compute what padding and ignored labels make unnecessary"),
+    Variable("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True,
+             "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees them"),
+    Variable("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", AUTO_FLAG, "auto",
+             "the part of it for padding: between embedding and results only tokens that attention's mask shows are "
+             "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
+             "token, too, which are 0 for padding"),
+    Variable("DEFER_LOGITS", AUTO_FLAG, "auto",
+             "logits that only the loss reads are computed when the script reads them, with the weights that their "
+             "forward had; backward goes through them all the same. `auto`: where that saves work, once the script has "
+             "not read them in two calls; `1`: always"),
+    _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
+           "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
+    _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
+    Variable("ENABLE_MEM_EFFICIENT_GRAD_MGMT", AUTO_FLAG, "auto",
+             "gradients of parameters are handed over while backward goes on. `auto`: in parts of about 25 MB, where "
+             "parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is computed; `0`: "
+             "together at its end"),
+    Variable("USE_EFFICIENT_ATTENTION", FLAG, False,
+             "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
+             "that is measured to be faster, or sequences are long"),
+    Variable("DISABLED_PASSES", PASSES, frozenset(),
+             "passes that leave the graph as it is, to find what a result or a time comes from"),
+    _later("USE_TRITON", FLAG, False, "elementwise operators and reductions compiled with Triton"),
+    _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
+    _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
+    _later("USE_FLASH_ATTENTION", FLAG, False, "flash attention written in Triton"),
+    Variable("ENABLE_TUNING", FLAG, False,
+             "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
+             "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed when a "
+             "plan first has it; on a GPU cuBLASLt's algorithms are timed, for each product that is new in its types "
+             "and sizes; may change the last bits of results"),
+    Variable("MAX_TUNING_DURATION_MS", _number(0), 0,
+             "about how long to measure one class of products; 0: as long as it takes"),
+    Variable("TUNING_RESULTS_PATH", PATH, "",
+             "a file (`*.json`), or a folder for `tuning_results.json`, made if it is missing: what was measured is "
+             "added there, and read when a module is wrapped, also with tuning off; entries for another device or "
+             "version are left alone and not used"),
+)
+# fmt: on
+VARIABLES = {variable.name: variable for variable in _TABLE}
+#: Passes, and the settings that all have to be on for them.
+_PASSES = {
+    "row_selection": ("ENABLE_COMPUTE_OPTIMIZER",),
+    "label_sparsity": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_LABEL_SPARSE_OPTIMIZER"),
+    "padding_removal": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
+    "efficient_attention": ("USE_EFFICIENT_ATTENTION",),
+}
+
+#: Defaults that this process uses instead of the table's.
+_DEFAULTS: dict[str, Any] = {}
+
+
+def set_default(name: str, value: Any) -> None:
+    """Another default, for modules that are wrapped from now on. ``name``: of a variable; KeyError if there is none."""
+    _DEFAULTS[VARIABLES[name].name] = value
+
+
+#: Names with the prefix that belong to the build and the tests of ortmodule itself.
+_BUILD = {"BUILD", "CPU", "CUDA", "WERROR", "BROKEN", "TEST_DEVICE", "RED_ZONES"}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Options:
+    """The settings of one wrapped module; ``options["VERIFY"]`` is the value of a variable."""
+
+    def __init__(self, values: dict[str, Any], debug: DebugOptions) -> None:
+        self._values, self.debug = values, debug
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    @property
+    def opset(self) -> int:
+        return self["ONNX_OPSET_VERSION"]
+
+    @property
+    def log_level(self) -> LogLevel:
+        return self["LOG_LEVEL"]
+
+    @property
+    def fallback(self) -> frozenset[str]:
+        return self["FALLBACK_POLICY"]
+
+    @property
+    def without(self) -> frozenset[str]:
+        """The engine's passes that are switched off."""
+        off = (False, "0")
+        by_settings = {name for name, settings in _PASSES.items() if any(self[s] in off for s in settings)}
+        return self["DISABLED_PASSES"] | by_settings
+
+    @property
+    def padding_unseen(self) -> bool:
+        """The user says that results for padding are not read."""
+        return self["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "1"
+
+    @staticmethod
+    def read(debug: DebugOptions | None = None) -> Options:
+        """A JSON file's settings, else the environment's, else those of ``debug``, else the defaults.
+
+        Raises ValueError for a value that cannot be understood. A name that there is not, and one whose capability
+        does not exist yet, get a warning each.
+        """
+        if debug is not None and not isinstance(debug, DebugOptions):
+            raise TypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
+        debug = debug or DebugOptions()
+        values = {name: variable.default for name, variable in VARIABLES.items()} | _DEFAULTS
+        values |= {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path}
+        given = _from_environment()
+        file = given.get("JSON_CONFIG_PATH")
+        if file:
+            path = VARIABLES["JSON_CONFIG_PATH"].parse(*file)
+            given |= _from_json(path)
+        for name, (text, source) in given.items():
+            variable = VARIABLES[name]
+            values[name] = variable.parse(text, source)
+            if not variable.exists and values[name] != variable.default:
+                warn_once(f"{PREFIX}{name} ({source}) is accepted, but has no effect yet: {variable.doc}")
+        return Options(values, debug)
+
+
+def _from_environment() -> dict[str, tuple[str, str]]:
+    """{name: (text, where it was set)} of what the environment sets."""
+    names = [name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)]
+    found = {name: (os.environ[PREFIX + name].strip(), "environment") for name in _known(names, "environment")}
+    return {name: given for name, given in found.items() if given[0]}
+
+
+def _from_json(path: str) -> dict[str, tuple[str, str]]:
+    try:
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: it holds an object with a name for each value")
+    named = {name.upper().removeprefix(PREFIX): value for name, value in content.items()}
+    return {name: (_text(path, name, named[name]), path) for name in _known(named, path) if named[name] is not None}
+
+
+def _text(path: str, name: str, value: Any) -> str:
+    """A value of JSON as it would be written in the environment."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (int, str)):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "|".join(value)
+    raise ValueError(f"{path}: {name} is a text, a number, true, false, or a list of texts, not {json.dumps(value)}")
+
+
+def _known(names: Iterable[str], source: str) -> list[str]:
+    """Those of ``names`` that exist; the others get a warning."""
+    known = []
+    for name in names:
+        if name in VARIABLES:
+            known.append(name)
+        elif name not in _BUILD:
+            near = difflib.get_close_matches(name, VARIABLES, 1, 0.7)
+            advice = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+            warn_once(f"there is no setting {PREFIX}{name} ({source}){advice}")
+    return known

@@ -1,0 +1,120 @@
+"""Defines the exceptions that parts of the package raise for each other; what a user sees is in the README.
+
+Each carries a sentence that names the thing. Those of the engine itself are `ortmodule.Error` and its subclasses.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+
+class Cause(Enum):
+    """Why a call cannot be run by the engine; the value is the policy that allows PyTorch to take over."""
+
+    DEVICE = "FALLBACK_UNSUPPORTED_DEVICE"
+    DATA = "FALLBACK_UNSUPPORTED_DATA"
+    TORCH_MODEL = "FALLBACK_UNSUPPORTED_TORCH_MODEL"
+    ONNX_MODEL = "FALLBACK_UNSUPPORTED_ONNX_MODEL"
+
+
+class Condition(Protocol):
+    """Holds or does not, at one state of a module (:class:`ortmodule.guards.guards.Guards`)."""
+
+    def hold(self, epoch: int) -> bool: ...
+
+
+class NotInEngine(Exception):
+    """A call that the engine cannot run; the sentence says why. ``key``: the calls that it is true for."""
+
+    def __init__(self, cause: Cause, reason: str, key: object = None) -> None:
+        super().__init__(reason)
+        self.cause, self.reason, self.key = cause, reason, key
+        self.guards: Condition | None = None  # it is true as long as these hold
+
+
+class MissingPrivate(RuntimeError):
+    """This PyTorch lacks a private name that is needed; the sentence says which, and what happens without it."""
+
+
+# --- capture ----------------------------------------------------------------------------------------------------------
+
+
+class NotTraceable(Exception):
+    """The module does something that a graph cannot repeat; the sentence says what, and where."""
+
+
+class CaptureError(Exception):
+    """The module cannot be captured; the sentence says why. ``submodule``: the path of the one that is to blame."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        """``kind``: of the ATen operator that the exporter does not translate."""
+        super().__init__(reason)
+        self.kind, self.submodule = kind, None
+
+
+class ExportError(Exception):
+    """The exporter refused the module; the sentence says why."""
+
+    def __init__(self, reason: str, kind: str = "") -> None:
+        """``kind``: of the operator of the trace that it is about."""
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Unflattenable(TypeError):
+    """An argument or a result that cannot be taken apart; the sentence says which."""
+
+
+class Unguardable(Exception):
+    """A value that cannot be compared from call to call; the sentence says why."""
+
+
+class Unclear(Exception):
+    """Two traces do not show how a result shares memory with something else."""
+
+
+class Keep(Exception):
+    """A decomposition declines: the operator stays."""
+
+
+class Leave(Exception):
+    """A decomposition has not this form of the operator: PyTorch runs it."""
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Raised(Exception):
+    """User code raised ``error`` inside a node: the caller gets that, not this."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Mismatch(Exception):
+    """A plan assumed something of a node that is not so in this run; the next one will not."""
+
+
+class NotKnown(Exception):
+    """The sizes of a node's results are not known before it runs."""
+
+
+class Disagrees(RuntimeError):
+    """A node did something that its graph cannot take in; the sentence says what."""
+
+
+class DoesNotHold(Exception):
+    """Python would decide something else for these inputs than it did for the trace; says where."""
+
+
+# --- comparison with PyTorch ------------------------------------------------------------------------------------------
+
+
+class Incomparable(Exception):
+    """PyTorch and the engine cannot be compared; the sentence says why."""
+
+
+class Unknown(Exception):
+    """An operator that the ONNX interpreter does not know; the sentence names it."""

@@ -1,0 +1,25 @@
+"""Names the constants that several packages share: names in a graph, opsets, reasons, folders."""
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+
+OPSETS = range(17, 21)
+DEFAULT_OPSET = 18
+
+#: The domain of operators that are ours.
+DOMAIN = "ortmodule"
+
+#: Names in the graph: `input/0`, ..., and `state/` with the path of a parameter, buffer or plain tensor.
+INPUT, STATE = "input/", "state/"
+
+CHECKPOINT = "torch.utils.checkpoint"
+#: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
+REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
+
+#: The folder of this package.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+try:
+    VERSION = version("ortmodule")
+except PackageNotFoundError:  # run from a source tree
+    VERSION = "0.0.0"

@@ -1,0 +1,363 @@
+"""Python values <-> a flat list of tensors and a hashable structure.
+
+Arguments and results of a module are nested Python values. :func:`flatten` takes the tensors out and describes the
+rest as tokens in prefix order; the tokens are hashable, so they are part of the key that finds a captured graph, and
+:meth:`Structure.rebuild` puts tensors back into fresh containers of the same types.
+
+Arguments may hold tensors, plain constants, and containers that this file can rebuild exactly. Anything else (a cache
+that forward changes, a tensor subclass) raises :class:`Unflattenable`. Results may also hold arbitrary objects: one
+with tensors inside is rebuilt from its attributes, the rest is returned as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from ortmodule.core.errors import Unflattenable
+from ortmodule.core.lazy_tensor import Deferred
+
+MOST_DEPTH = 64  # of nested containers
+
+
+class _Token:
+    """A token that is no type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TENSOR = _Token("tensor")  # the next tensor
+WHOLE = _Token("object")  # followed by its position among Structure.objects
+SAME = _Token("same")  # followed by the number of a container that was met before
+
+
+class Structure:
+    """What was around the tensors. Equal structures rebuild equal values."""
+
+    __slots__ = ("tokens", "objects", "_hash")
+
+    def __init__(self, tokens: tuple, objects: tuple = ()) -> None:
+        self.tokens, self.objects = tokens, objects
+        self._hash = hash(tokens)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self.tokens == other.tokens
+
+    def __repr__(self) -> str:
+        return f"Structure{self.tokens}"
+
+    def without_numbers(self) -> tuple:
+        """The tokens, the same for structures that differ in the values of numbers only."""
+        tokens = list(self.tokens)
+        for i, token in enumerate(tokens[:-1]):
+            if token in (int, float, complex):
+                tokens[i + 1] = None
+        return tuple(tokens)
+
+    def rebuild(self, tensors: Sequence[Any]) -> Any:
+        """The value again, around other tensors."""
+        return _Reader(self, tensors).value()
+
+
+def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
+    """The tensors of ``value`` in order (one that appears twice is listed twice), and the rest.
+
+    ``results``: arbitrary objects are allowed.
+    """
+    writer = _Writer(results)
+    writer.add(value)
+    try:
+        return writer.tensors, Structure(tuple(writer.tokens), tuple(writer.objects))
+    except TypeError as error:  # a constant that cannot be hashed
+        raise Unflattenable(f"a value that cannot be compared: {error}") from None
+
+
+class _Writer:
+    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met")
+
+    def __init__(self, results: bool) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.tokens: list[Any] = []
+        self.objects: list[Any] = []
+        self.results = results
+        self.open: list[int] = []  # ids of the containers around: a cycle cannot be rebuilt
+        self.met: dict[int, int] = {}  # in results: the number of each container, by its id
+
+    def add(self, value: Any) -> None:
+        cls = type(value)
+        kind = _KINDS.get(cls)
+        if kind is None:
+            kind = _KINDS[cls] = _kind_of(cls)
+        if kind.container and self.results:
+            if id(value) in self.met:
+                self.tokens += (SAME, self.met[id(value)])
+                return
+            self.met[id(value)] = len(self.met)
+        kind.write(self, value, cls)
+
+    def add_all(self, container: Any, values: Iterable[Any]) -> None:
+        if len(self.open) == MOST_DEPTH or id(container) in self.open:
+            raise Unflattenable(f"a {_name(type(container))} that contains itself, or too many others")
+        self.open.append(id(container))
+        for value in values:
+            self.add(value)
+        self.open.pop()
+
+
+class _Reader:
+    __slots__ = ("tokens", "tensors", "objects", "met")
+
+    def __init__(self, structure: Structure, tensors: Iterable[Any]) -> None:
+        self.tokens, self.tensors = iter(structure.tokens), iter(tensors)
+        self.objects = structure.objects
+        self.met: list[Any] = []
+
+    def value(self) -> Any:
+        token = next(self.tokens)
+        if token is TENSOR:
+            return next(self.tensors)
+        if token is WHOLE:
+            return self.objects[next(self.tokens)]
+        if token is SAME:
+            return self.met[next(self.tokens)]
+        kind = _KINDS[token]
+        if not kind.container:
+            return kind.read(self, token)
+        number = len(self.met)
+        self.met.append(None)
+        self.met[number] = value = kind.read(self, token)
+        return value
+
+    def values(self, count: int) -> list[Any]:
+        return [self.value() for _ in range(count)]
+
+
+# --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------
+
+
+class _Leaf:
+    container = False
+
+
+class _Container:
+    container = True
+
+
+class _Tensor(_Leaf):
+    @staticmethod
+    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
+        if value.layout is not torch.strided or value.is_quantized:
+            raise Unflattenable(f"a tensor with layout {value.layout}")
+        if value.is_neg():
+            raise Unflattenable("a tensor whose memory holds the negated numbers")
+        writer.tokens.append(TENSOR)
+        writer.tensors.append(value)
+
+
+class _Deferred(_Leaf):
+    """Scores that another module gave back: arguments are what they stand for."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Deferred, cls: type) -> None:
+        _Tensor.write(writer, value if writer.results else value.materialised(), torch.Tensor)
+
+
+class _TensorSubclass(_Leaf):
+    @staticmethod
+    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
+        raise Unflattenable(f"a tensor of type {_name(cls)}")
+
+
+class _Constant(_Leaf):
+    @staticmethod
+    def write(writer: _Writer, value: Any, cls: type) -> None:
+        writer.tokens += (cls, value)
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> Any:
+        return next(reader.tokens)
+
+
+class _Float(_Leaf):
+    """As text: NaN equals itself, and -0.0 is not 0.0."""
+
+    @staticmethod
+    def write(writer: _Writer, value: float, cls: type) -> None:
+        writer.tokens += (cls, value.hex())
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> float:
+        return float.fromhex(next(reader.tokens))
+
+
+class _Sequence(_Container):
+    """Lists, tuples, named tuples."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Sequence, cls: type) -> None:
+        writer.tokens += (cls, len(value))
+        writer.add_all(value, value)
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> Sequence:
+        items = reader.values(next(reader.tokens))
+        if cls is list:
+            return items
+        return cls._make(items) if hasattr(cls, "_make") else cls(items)
+
+
+class _Deque(_Container):
+    @staticmethod
+    def write(writer: _Writer, value: deque, cls: type) -> None:
+        writer.tokens += (cls, len(value), value.maxlen)
+        writer.add_all(value, value)
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> deque:
+        count, most = next(reader.tokens), next(reader.tokens)
+        return deque(reader.values(count), most)
+
+
+class _Dict(_Container):
+    """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
+
+    plain = (dict, OrderedDict, defaultdict)
+
+    @classmethod
+    def write(self, writer: _Writer, value: dict, cls: type) -> None:
+        keys = tuple(value)
+        writer.tokens += (cls, keys, tuple(map(type, keys)))
+        writer.add_all(value, (value[key] for key in keys))
+        if issubclass(cls, defaultdict):
+            writer.add(value.default_factory)
+        if cls not in self.plain:
+            _Attributes.write_names(writer, value)
+
+    @classmethod
+    def read(self, reader: _Reader, cls: type) -> dict:
+        value, keys = cls.__new__(cls), next(reader.tokens)
+        next(reader.tokens)
+        set_item = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+        for key in keys:
+            set_item(value, key, reader.value())
+        if issubclass(cls, defaultdict):
+            value.default_factory = reader.value()
+        return value if cls in self.plain else _Attributes.read_names(reader, value)
+
+
+class _Attributes(_Container):
+    """Dataclasses and other plain objects, attribute by attribute."""
+
+    @classmethod
+    def write(self, writer: _Writer, value: Any, cls: type) -> None:
+        writer.tokens.append(cls)
+        self.write_names(writer, value)
+
+    @classmethod
+    def read(self, reader: _Reader, cls: type) -> Any:
+        return self.read_names(reader, cls.__new__(cls))
+
+    @staticmethod
+    def write_names(writer: _Writer, value: Any) -> None:
+        attributes = vars(value)
+        writer.tokens.append(tuple(attributes))
+        writer.add_all(attributes, attributes.values())
+
+    @staticmethod
+    def read_names(reader: _Reader, value: Any) -> Any:
+        for name in next(reader.tokens):
+            object.__setattr__(value, name, reader.value())
+        return value
+
+
+class _Whole(_Leaf):
+    """An object that is no container: only results may have one."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Any, cls: type) -> None:
+        if not writer.results:
+            raise Unflattenable(f"a value of type {_name(cls)}, which may change while the module runs")
+        writer.tokens += (WHOLE, len(writer.objects))
+        writer.objects.append(value)
+
+
+class _Object(_Attributes):
+    """An object with attributes: in results a fresh one if tensors are inside (a key-value cache), else itself."""
+
+    @classmethod
+    def write(self, writer: _Writer, value: Any, cls: type) -> None:
+        if not writer.results:
+            return _Whole.write(writer, value, cls)
+        before = len(writer.tensors), len(writer.tokens), len(writer.objects), len(writer.open)
+        try:
+            super().write(writer, value, cls)
+        except Unflattenable:
+            del writer.tensors[before[0] :]
+        if len(writer.tensors) == before[0]:
+            number = writer.met[id(value)]
+            writer.met = {key: n for key, n in writer.met.items() if n < number}
+            for parts, length in zip((writer.tokens, writer.objects, writer.open), before[1:], strict=True):
+                del parts[length:]
+            _Whole.write(writer, value, cls)
+
+
+# Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
+CONSTANTS = (
+    type(None),
+    type(Ellipsis),
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    frozenset,
+    type,
+    enum.Enum,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    numpy.generic,
+)
+_KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
+# Not rebuilt from their attributes although they have some.
+_MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
+
+
+def _kind_of(cls: type) -> Any:
+    if issubclass(cls, torch.Tensor):
+        return _Tensor if cls is torch.nn.Buffer else _TensorSubclass
+    if issubclass(cls, CONSTANTS):
+        return _Constant
+    if issubclass(cls, dict):
+        return _Dict
+    if issubclass(cls, (list, tuple)):
+        return _Sequence
+    if issubclass(cls, deque):
+        return _Deque
+    if cls is types.SimpleNamespace:
+        return _Attributes
+    if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
+        return _Whole
+    return _Attributes if dataclasses.is_dataclass(cls) else _Object
+
+
+def _name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

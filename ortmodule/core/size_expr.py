@@ -1,0 +1,128 @@
+"""What Python computes with sizes, while a module is traced.
+
+Without a trace the sizes of a tensor are Python's numbers; in a trace they are tensors of rank 0, whose fractions are
+float32. What Python does with such a number has to be what it does without a trace: `int(100 * 0.29)` is 28, and in
+float32 29. So a number is computed once more, from the traced graph, by Python.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ortmodule.core.torch_private import TensorType, TracedNode, TracedValue, get_value_trace
+
+
+def _quotient(a: float, b: float, rounding: str | None = None) -> float:
+    return a / b if rounding is None else a // b if rounding == "floor" else math.trunc(a / b)
+
+
+#: What results of these have for a value.
+_ARITHMETIC: dict[str, Callable] = {
+    "aten::add": lambda a, b, times=1: a + times * b,
+    "aten::sub": lambda a, b, times=1: a - times * b,
+    "aten::rsub": lambda a, b, times=1: b - times * a,
+    "aten::mul": operator.mul,
+    "aten::div": _quotient,
+    "aten::reciprocal": lambda a: 1 / a,
+    "aten::floor_divide": operator.floordiv,
+    "aten::remainder": operator.mod,
+    "aten::pow": operator.pow,
+    "aten::neg": operator.neg,
+    "aten::abs": operator.abs,
+    "aten::gt": operator.gt,
+    "aten::ge": operator.ge,
+    "aten::lt": operator.lt,
+    "aten::le": operator.le,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+}
+ARITHMETIC = frozenset(_ARITHMETIC)
+_Value = TracedValue
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    """Is this traced tensor what a trace makes of a Python number, computed from sizes?"""
+    if tensor.dim() or type(tensor) is not torch.Tensor:
+        return False
+    found, open_values = False, [get_value_trace(tensor)]
+    while open_values:
+        node = open_values.pop().node()
+        if node.kind() == "prim::NumToTensor":
+            found = True
+        elif node.kind() in _ARITHMETIC:
+            open_values += node.inputs()
+        elif node.kind() != "prim::Constant" or not _is_plain(node.output().toIValue()):
+            return False
+    return found
+
+
+def _is_plain(constant: Any) -> bool:
+    """A number that was written into the program: the trace shows some as tensors of rank 0."""
+    return (
+        constant.dim() == 0
+        if isinstance(constant, torch.Tensor)
+        else constant is None or isinstance(constant, (int, float, str))
+    )
+
+
+def number_of(tensor: torch.Tensor) -> float | int | bool | None:
+    """The value of a traced tensor that :func:`is_number`, as Python computes it; None: it is none, or nobody knows."""
+    if not is_number(tensor):
+        return None
+    known: dict[int, Any] = {}
+    last = get_value_trace(tensor)
+    asked = [last]
+    while asked:
+        value = asked[-1]
+        operands = _operands(value)
+        if unknown := [v for v in operands if v.unique() not in known]:
+            asked += unknown
+            continue
+        asked.pop()
+        try:
+            known[value.unique()] = _computed(value.node(), [known[v.unique()] for v in operands])
+        except (ArithmeticError, LookupError, TypeError):
+            return None
+    return known[last.unique()]
+
+
+def _operands(value: _Value) -> list[_Value]:
+    """What it is computed from; of 3 / n, which a trace has as 1 / n * 3, n and 3."""
+    node = value.node()
+    if node.kind() not in _ARITHMETIC:
+        return []
+    first, *others = node.inputs()
+    return [*first.node().inputs(), *others] if _divides(node) else [first, *others]
+
+
+def _divides(node: TracedNode) -> bool:
+    return node.kind() == "aten::mul" and next(node.inputs()).node().kind() == "aten::reciprocal"
+
+
+def _computed(node: TracedNode, operands: list) -> Any:
+    """Raises LookupError where no size is known."""
+    if node.kind() == "prim::Constant":
+        constant = node.output().toIValue()
+        return constant.item() if isinstance(constant, torch.Tensor) else constant
+    if node.kind() == "prim::NumToTensor":
+        return _size(next(node.inputs()).node())
+    if _divides(node):
+        return operands[1] / operands[0]
+    return _ARITHMETIC[node.kind()](*operands)
+
+
+def _size(node: TracedNode) -> int:
+    operands = list(node.inputs())
+    sizes = operands[0].type().sizes() if isinstance(operands[0].type(), TensorType) else None
+    if sizes is None or None in sizes:
+        raise LookupError
+    if node.kind() == "aten::size":
+        return sizes[operands[1].toIValue()]
+    if node.kind() == "aten::numel":
+        return math.prod(sizes)
+    raise LookupError

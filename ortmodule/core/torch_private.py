@@ -1,0 +1,311 @@
+"""All names of PyTorch's that are private and used here, each with what it is for and what happens without it.
+
+No other module of this package or of `ortmodule.optim` names one (tests/python/test_torch_private.py); those that the
+engine's C looks up in torch's libraries are in csrc/exec/torch_lib.h. A version of PyTorch that lacks one is told of
+once, in a sentence (:func:`tell`), and in `explain()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
+from ortmodule import _core
+from ortmodule.core.errors import MissingPrivate
+
+#: What happens without a name that a capture needs.
+CAPTURE = "PyTorch runs every module"
+#: It is not needed there: torch does not have what it is about.
+UNNEEDED = "nothing is to be done"
+SCORES = "scores are computed in forward, as with DEFER_LOGITS=0"
+
+
+@dataclass(frozen=True)
+class Private:
+    """One name. ``path``: where torch has it. ``use``: what it is for. ``without``: what happens without it."""
+
+    path: str
+    use: str
+    without: str
+    found: bool
+
+    def __str__(self) -> str:
+        return f"torch {torch.__version__} has no {self.path} ({self.use}): {self.without}"
+
+
+class _Absent:
+    """Stands for a name that a capture needs and that is not there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise MissingPrivate(str(TABLE[self._name]))
+
+    def __getattr__(self, name: str) -> Any:
+        return self()
+
+
+TABLE: dict[str, Private] = {}
+_told = False
+
+
+def _private(path: str, use: str, without: str = CAPTURE) -> Any:
+    """What torch has under ``path``. Otherwise None where there is another way, and what raises where there is none."""
+    try:
+        found, there = resolve_name(path), True
+    except (AttributeError, ImportError):
+        found, there = _Absent(path) if without is CAPTURE else None, False
+    TABLE[path] = Private(path, use, without, there)
+    return found
+
+
+def missing(without: str | None = None) -> list[str]:
+    """A sentence for each name that this PyTorch lacks; of those without which that happens."""
+    rows = [row for row in TABLE.values() if not row.found and row.without is not UNNEEDED]
+    found = [str(row) for row in rows if without is None or row.without == without]
+    symbols = [(name, use) for name, use, there in _core.torch_symbols() if not there] if without is None else []
+    return found + [f"torch {torch.__version__} has no {name} in its libraries ({use})" for name, use in symbols]
+
+
+def check_capture() -> None:
+    """Raises MissingPrivate when something is missing that a capture needs."""
+    if sentences := missing(CAPTURE):
+        raise MissingPrivate("; ".join(sentences))
+
+
+def tell(warn: Callable[[str], None]) -> None:
+    """Gives ``warn`` these sentences, once in a process. (What stops a capture is said as any reason for that.)"""
+    global _told
+    if not _told:
+        _told, stops = True, set(missing(CAPTURE))
+        for sentence in missing():
+            if sentence not in stops:
+                warn(sentence)
+
+
+# --- traces: the graphs that TorchScript's tracer makes ---------------------------------------------------------------
+
+TracedGraph = _private("torch._C.Graph", "a trace")
+TracedNode = _private("torch._C.Node", "an operator of a trace")
+TracedValue = _private("torch._C.Value", "what operators of a trace are given and give")
+TensorType = _private("torch._C.TensorType", "element type and sizes of a traced tensor")
+ListType = _private("torch._C.ListType", "the type of traced lists")
+OptionalType = _private("torch._C.OptionalType", "the type of traced arguments that may be None")
+TupleType = _private("torch._C.TupleType", "the type of traced tuples")
+get_trace_graph = _private("torch.jit._get_trace_graph", "traces a module without a copy of it")
+get_tracing_state = _private("torch._C._get_tracing_state", "the trace that a thread is in")
+set_tracing_state = _private("torch._C._set_tracing_state", "leaves and enters a trace")
+get_value_trace = _private("torch._C._get_value_trace", "the traced value of a tensor")
+set_value_trace = _private("torch._C._set_value_trace", "gives a tensor another traced value")
+jit_pass_dce = _private("torch._C._jit_pass_dce", "removes what of a trace has no use")
+jit_pass_inline = _private("torch._C._jit_pass_inline", "puts scripted functions into a trace")
+jit_pass_lower_all_tuples = _private("torch._C._jit_pass_lower_all_tuples", "removes tuples from a trace")
+parse_schema = _private("torch._C.parse_schema", "the parameters of a traced operator")
+schemas_for_operator = _private("torch._C._jit_get_schemas_for_operator", "the parameters of an operator's overloads")
+dispatch_has_kernel = _private("torch._C._dispatch_has_kernel", "has an operator a kernel?")
+DispatchKey = _private("torch._C.DispatchKey", "is an operator a composition of others?")
+decomposition_table = _private("torch._decomp.decomposition_table", "operators as compositions of others")
+DisableTorchFunction = _private("torch._C.DisableTorchFunction", "looks at tensors without being traced")
+pack_padded_sequence = _private("torch._pack_padded_sequence", "is met in a trace: its lengths are compared in a run")
+pad_packed_sequence = _private("torch._pad_packed_sequence", "is met in a trace: its length may be a size")
+CHECK = "torch._check_with"
+_private(
+    CHECK, "is met in a trace: a condition on sizes is a tensor there", "modules that check sizes so are PyTorch's"
+)
+_DISPATCH = "torch.utils._python_dispatch.TorchDispatchMode"
+TorchDispatchMode = _private(_DISPATCH, "sees each operator while a graph is checked")
+if not TABLE[_DISPATCH].found:
+    TorchDispatchMode = object  # a base of classes
+
+# --- the exporter: a trace as ONNX ------------------------------------------------------------------------------------
+
+_EXPORTER = "torch.onnx._internal.torchscript_exporter"
+EXPORTER_GLOBALS = _private(f"{_EXPORTER}.utils.GLOBALS", "the exporter's settings: its opset, whether it runs")
+setup_trace_module_map = _private(f"{_EXPORTER}.utils._setup_trace_module_map", "gives nodes the names of submodules")
+reset_trace_module_map = _private(f"{_EXPORTER}.utils._reset_trace_module_map", "ends that")
+_TRACE_FOR_EXPORT = f"{_EXPORTER}.utils._trace_and_get_graph_from_model"
+_private(_TRACE_FOR_EXPORT, "the exporter's way to a trace: it is given ours")
+_SYMBOLIC_FUNCTION = f"{_EXPORTER}.utils._run_symbolic_function"
+run_symbolic_function = _private(_SYMBOLIC_FUNCTION, "translates one operator: ours come first")
+register_symbolics = _private(f"{_EXPORTER}.utils._trigger_symbolic_function_registration", "loads the translations")
+symbolic_registry = _private(f"{_EXPORTER}.registration.registry", "which operators the exporter translates")
+_PARAMETERS = f"{_EXPORTER}.utils._params_dict"
+_private(_PARAMETERS, "the parameters of an export: a translation's context has them")
+GraphContext = _private(f"{_EXPORTER}.jit_utils.GraphContext", "what a translation is given")
+prepare_onnx_paddings = _private(f"{_EXPORTER}.symbolic_opset11._prepare_onnx_paddings", "pads in ONNX's order")
+generic_rnn = _private(f"{_EXPORTER}.symbolic_opset9._generic_rnn", "translates recurrent layers")
+get_const = _private(f"{_EXPORTER}.symbolic_helper._get_const", "the number that a traced value is")
+maybe_get_const = _private(f"{_EXPORTER}.symbolic_helper._maybe_get_const", "the same, where it may be no number")
+get_tensor_rank = _private(f"{_EXPORTER}.symbolic_helper._get_tensor_rank", "the rank of a traced tensor")
+get_tensor_sizes = _private(f"{_EXPORTER}.symbolic_helper._get_tensor_sizes", "the sizes of a traced tensor")
+is_none = _private(f"{_EXPORTER}.symbolic_helper._is_none", "is a traced value None?")
+is_tensor_list = _private(f"{_EXPORTER}.symbolic_helper._is_tensor_list", "is a traced value a list of tensors?")
+parse_arg = _private(f"{_EXPORTER}.symbolic_helper._parse_arg", "an argument of a traced operator")
+squeeze_helper = _private(f"{_EXPORTER}.symbolic_helper._squeeze_helper", "Squeeze in each opset")
+unpack_list = _private(f"{_EXPORTER}.symbolic_helper._unpack_list", "the items of a traced list")
+_SLOWER = "each export takes several times as long"
+_SHAPES, _LINT = "torch._C._jit_pass_onnx_graph_shape_type_inference", "torch._C._jit_pass_lint"
+_private(_SHAPES, "shape inference of a whole export, which is left out: the engine has its own", _SLOWER)
+_private(_LINT, "the exporter's checks of its own passes, which are left out", _SLOWER)
+_LOG = "torch._C._jit_onnx_log"
+_private(_LOG, "the exporter's own remarks, which are left out", "the exporter prints remarks")
+_TYPES = "torch._C._jit_pass_onnx_scalar_type_analysis"
+_private(_TYPES, "the exporter's types of operands: onnx_types.py takes its place")
+_REMARKS = "traces give warnings"
+_BATCH_SIZE = "torch.nn.functional._verify_batch_size"
+_private(_BATCH_SIZE, "a check of a normalization's input, which is done without what a trace warns of", _REMARKS)
+_UNPOOL = "torch.nn.functional._check_unpool_output_size"
+_private(_UNPOOL, "a check of numbers that are tensors in a trace, which is left out", UNNEEDED)
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+_SAFE = "more memory is kept until a graph is freed"
+_keep_graph = _private(
+    "torch._C._autograd._get_current_graph_task_keep_graph", "is another backward to follow (retain_graph)?", _SAFE
+)
+_saving_hooks = _private(
+    "torch._C._autograd._top_saved_tensors_default_hooks", "are there hooks on what autograd saves, as a checkpoint's?",
+    "backward is planned for all results, and hands its gradients over at its end",
+)  # fmt: skip
+_interpreters = _private(
+    "torch._C._functorch.peek_interpreter_stack", "does a transform of torch.func look at a module?", CAPTURE
+)
+_raw_stream = _private(
+    "torch._C._cuda_getCurrentRawStream", "torch's stream on a GPU",
+    "a slower call of torch's is used" if torch.version.cuda else UNNEEDED,
+)  # fmt: skip
+make_wrapper_subclass = _private(
+    "torch.Tensor._make_wrapper_subclass", "scores that wait: a tensor without memory", SCORES
+)
+DisableTorchFunctionSubclass = _private(
+    "torch._C.DisableTorchFunctionSubclass", "scores that wait: their own type", SCORES
+)
+tree_map_only = _private("torch.utils._pytree.tree_map_only", "scores that wait, among arguments", SCORES)
+native_batch_norms = [
+    _private(path, "is left to PyTorch where its indices or sizes would be trusted", UNNEEDED)
+    for path in (
+        "torch._native_batch_norm_legit", "torch.ops.aten._native_batch_norm_legit",
+        "torch.ops.aten._batch_norm_with_update",
+    )
+]  # fmt: skip
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+_ONE_BY_ONE = "tensors are taken one after the other"
+_foreach_mul = _private("torch._foreach_mul_", "scales many gradients at once", _ONE_BY_ONE)
+_foreach_copy = _private("torch._foreach_copy_", "copies many gradients at once", _ONE_BY_ONE)
+_foreach_norm = _private("torch._foreach_norm", "norms of many gradients at once, on a GPU", _ONE_BY_ONE)
+amp_unscale = _private(
+    "torch._amp_foreach_non_finite_check_and_unscale_", "unscales the gradients of Apex's amp at once",
+    "Apex unscales them by itself",
+)  # fmt: skip
+global_step_hooks = _private(
+    "torch.optim.optimizer._global_optimizer_pre_hooks", "are there hooks on the steps of all optimizers?",
+    "gradients of DeepSpeed's ZeRO are scaled before a step, not in it",
+)  # fmt: skip
+
+
+# --- with another way where a name may be missing ---------------------------------------------------------------------
+
+
+def keeps_graph() -> bool:
+    """Inside of backward: is another one to follow?"""
+    return True if _keep_graph is None else _keep_graph()
+
+
+def has_saving_hooks() -> bool:
+    """Are there hooks on what autograd saves? True where that cannot be told."""
+    return _saving_hooks is None or _saving_hooks(True) is not None
+
+
+def is_transformed() -> bool:
+    """Does a transform of torch.func look at what runs? (Where that cannot be told nothing is captured.)"""
+    return not isinstance(_interpreters, _Absent) and _interpreters() is not None
+
+
+def raw_stream(index: int) -> int:
+    """torch's current stream on a GPU, for kernels of ours to run in order with torch's."""
+    return torch.cuda.current_stream(index).cuda_stream if _raw_stream is None else _raw_stream(index)
+
+
+def foreach_mul_(tensors: Sequence[torch.Tensor], factor: float) -> None:
+    """Scales all ``tensors`` in place."""
+    if _foreach_mul is not None:
+        _foreach_mul(tensors, factor)
+    else:
+        for tensor in tensors:
+            tensor.mul_(factor)
+
+
+def foreach_copy_(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copies each of ``sources`` to its target, whatever their types."""
+    if _foreach_copy is not None:
+        _foreach_copy(targets, sources)
+    else:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The Euclidean norm of each, a float64 scalar where it is."""
+    if _foreach_norm is not None:
+        return list(_foreach_norm(tensors, 2, dtype=torch.float64))
+    return [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+
+
+def places(path: str) -> list[tuple[Any, str]]:
+    """Where to replace what is under ``path``: what holds it, and its name; none where torch lacks it."""
+    owner, _, name = path.rpartition(".")
+    return [(resolve_name(owner), name)] if TABLE[path].found else []
+
+
+def exporter_parameters() -> Any:
+    """Of the export that runs."""
+    return resolve_name(_PARAMETERS)
+
+
+@contextmanager
+def replaced(functions: dict[str, Any]) -> Iterator[None]:
+    """Inside, torch has these under the names of the table; those that it lacks stay away."""
+    before = []
+    try:
+        for path, function in functions.items():
+            for owner, name in places(path):
+                before.append((owner, name, getattr(owner, name)))
+                setattr(owner, name, function)
+        yield
+    finally:
+        for owner, name, function in reversed(before):
+            setattr(owner, name, function)
+
+
+@contextmanager
+def exporting_trace(given: Callable) -> Iterator[None]:
+    """Inside, the exporter gets its trace from ``given``."""
+    with replaced({_TRACE_FOR_EXPORT: given}):
+        yield
+
+
+@contextmanager
+def translating(run: Callable) -> Iterator[None]:
+    """Inside, the exporter translates an operator with ``run``, whose parameters are those of run_symbolic_function."""
+    with replaced({_SYMBOLIC_FUNCTION: run}):
+        yield
+
+
+@contextmanager
+def quiet_exporter(settle_types: Callable, check_batch_size: Callable) -> Iterator[None]:
+    """Inside, the exporter leaves out what the engine does by itself, and its types are those of ``settle_types``."""
+    names = {_LOG: _nothing, _SHAPES: _nothing, _LINT: _nothing, _UNPOOL: _nothing}
+    with replaced(names | {_TYPES: settle_types, _BATCH_SIZE: check_batch_size}):
+        yield
+
+
+def _nothing(*args: Any) -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Explains, verifies, measures and saves what the engine runs."""

@@ -1,0 +1,102 @@
+"""What became of a module: how it was captured, what runs, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ortmodule import _core
+from ortmodule.core import torch_private
+
+if TYPE_CHECKING:
+    from ortmodule.runtime.dispatcher import Runner
+
+
+#: Sentences of a printed report about what libraries refused.
+MOST_REFUSED = 3
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`explain` found. The counts are those of the graph and the plan that ran last."""
+
+    name: str
+    captured: bool  #: the engine ran the latest call
+    fallback: str | None  #: why PyTorch ran it, or None
+    aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
+    python_ops: list[str] = field(default_factory=list)  #: autograd functions, submodules: the same
+    fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
+    nodes_exported: int = 0  #: in the graph as it was exported
+    nodes_run: int = 0  #: instructions of a step, forward and backward
+    exports: int = 0  #: graphs that were made
+    plans: int = 0  #: plans that were made: one for each new shape
+    peak_bytes: int = 0  #: the arena of a step, known before it runs
+    seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan, tune
+    cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
+    refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
+    tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
+    missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
+
+    def __str__(self) -> str:
+        missing = [f"  missing    {sentence}" for sentence in self.missing]
+        if not self.captured:
+            return "\n".join([f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})", *missing])
+        spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
+        fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
+        outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
+        tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
+        graphs = [f"  graphs     {self.cuda_graphs} CUDA graphs are kept, of all modules"] if self.cuda_graphs else []
+        refused = [f"  refused    {sentence}" for sentence in self.refused[:MOST_REFUSED]]
+        if len(self.refused) > MOST_REFUSED:
+            refused.append(f"  refused    and {len(self.refused) - MOST_REFUSED} more")
+        return "\n".join(
+            (
+                f"{self.name}: the engine runs it",
+                f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
+                f"  fused      {fused}",
+                f"  PyTorch    runs {outside} inside the graph",
+                f"  made       graphs: {self.exports}, plans: {self.plans}",
+                *tuned,
+                *graphs,
+                *refused,
+                f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
+                f"  time       {spent}",
+                *missing,
+            )
+        )
+
+
+def explain(model: Any) -> Report:
+    """How ``model``, an ORTModule, is run: print it, or read its fields."""
+    runner: Runner = getattr(model, "_ortmodule", model)
+    if not hasattr(runner, "fallback"):
+        raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
+    graphs = [graph for variants in runner.graphs.values() for graph in variants]
+    sessions = [session for graph in graphs for session in graph.sessions()]
+    seconds = runner.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
+    if runner.tuning is not None:
+        seconds["tune"] = runner.tuning.seconds
+    runner.refusals.listen()
+    name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
+    if graph is None or reason is not None:
+        return Report(name, False, reason, exports=runner.exports, seconds=seconds, missing=torch_private.missing())
+    plan = next(reversed(graph.plans.values())).plan
+    nodes = graph.capture.trace.nodes
+    return Report(
+        name,
+        True,
+        None,
+        aten_ops=sorted(plan.foreign | {name for node in nodes for name in node.aten}),
+        python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
+        fused=graph.capture.replaced | plan.fired,
+        nodes_exported=len(graph.capture.model.graph.node),
+        nodes_run=sum(plan.nodes),
+        exports=runner.exports,
+        plans=sum(session.plans_made for session in sessions),
+        peak_bytes=plan.arena_bytes,
+        seconds=seconds,
+        cuda_graphs=_core.cuda_graphs()[0],
+        refused=list(runner.refusals.list),
+        tuned=runner.tuning.products if runner.tuning is not None else 0,
+        missing=torch_private.missing(),
+    )

@@ -1,0 +1,90 @@
+"""``DebugOptions(save_onnx=True)``: a module's graphs as ONNX files, one set for training and one for inference.
+
+``torch_exported``: what the exporter made; ``post_processed``: specialised to the shapes of the first call;
+``optimized_pre_grad``: after the passes that come before the gradient; ``optimized``: with the gradient, after all
+passes; ``execution_model``: what runs, with the copies that kernels need. Without a gradient ``optimized_pre_grad`` and
+``optimized`` are one graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ortmodule.core.config import check_folder
+from ortmodule.core.logger import LOGGER
+from ortmodule.core.onnx_utils import without_dead
+from ortmodule.core.safe_files import write_whole
+
+if TYPE_CHECKING:
+    from ortmodule.runtime.dispatcher import Runner
+
+ALL_PASSES = 0xFFFFFFFF
+
+
+class Saver:
+    """Writes the first graph of each kind, and says what was captured to those who want to know."""
+
+    def __init__(self, name: str, prefix: str, folder: str) -> None:
+        self.name, self.prefix, self.folder = name, prefix, folder
+        self._saved: set[str] = set()
+
+    @staticmethod
+    def of(runner: Runner) -> Saver | None:
+        """The saver that the module's options ask for, or None. Raises OSError for a folder that cannot be written."""
+        options = runner.options
+        prefix = options.debug.onnx_prefix if options.debug.save_onnx else ""
+        folder = options["SAVE_ONNX_PATH"] or "."
+        if prefix:
+            check_folder("the folder for ONNX files", folder)
+        elif not LOGGER.isEnabledFor(logging.INFO):
+            return None
+        return Saver(type(runner.module).__name__, prefix, folder)
+
+    def save(self, graph: Any, call: Any) -> None:
+        """``graph`` has run for ``call``."""
+        kind = "training" if graph.differentiable else "inference"
+        if kind in self._saved:
+            return
+        self._saved.add(kind)
+        LOGGER.info("%s: captured for %s:\n%s", self.name, kind, onnx.printer.to_text(graph.capture.model))
+        if not self.prefix:
+            return
+        for stage, model in _stages(graph):
+            path = Path(self.folder, f"{self.prefix}_{stage}_{kind}.onnx")
+            write_whole(path, model)
+
+
+def _stages(graph: Any) -> list[tuple[str, bytes]]:
+    """(name, ONNX bytes) of the graph's stages, for the shapes that it ran last."""
+    key, prepared = next(reversed(graph.plans.items()))
+    model, session = prepared.session.model, prepared.session
+    specs, needs, sizes = list(graph._specs), graph.needs, prepared.sizes
+    for i, feed in graph._varying:
+        specs[i] = (specs[i][0], tuple(key[0][feed]))
+    plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
+    before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
+    ran = prepared.plan.onnx()
+    return [
+        ("torch_exported", graph.capture.model.SerializeToString()),
+        ("post_processed", _without_copies(plain.onnx())),
+        ("optimized_pre_grad", _without_copies(before.onnx())),
+        ("optimized", _without_copies(ran)),
+        ("execution_model", ran),
+    ]
+
+
+def _without_copies(data: bytes) -> bytes:
+    """Without the copies that only kernels need."""
+    model = onnx.load_model_from_string(data)
+    kept = {value.name for value in model.graph.output}
+    source = {}
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = source.get(name, name)
+        if node.op_type == "Contiguous" and node.output[0] not in kept:
+            source[node.output[0]] = node.input[0]
+    return without_dead(model).SerializeToString()

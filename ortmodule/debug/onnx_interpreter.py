@@ -1,0 +1,509 @@
+"""What an exported graph means: its operators in PyTorch, one node after the other.
+
+Slow, and independent of the engine: this is what the engine is compared with when something is wrong, operator by
+operator. Autograd goes through it. Random operators take their masks and numbers from the caller. An operator that is
+not in the table raises :class:`Unknown`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx
+import torch
+import torch.nn.functional as F
+
+from ortmodule.core.dtypes import TORCH_TYPES
+from ortmodule.core.errors import Unknown
+from ortmodule.core.onnx_utils import RANDOM, attributes, constant, tensor
+
+Tensor = torch.Tensor
+Values = dict[str, Tensor]
+
+
+class _Form(Exception):
+    """Of these forms of an operator there is no reference."""
+
+
+def evaluate(nodes: Sequence[onnx.NodeProto], values: Values, drawn: Values) -> None:
+    """Computes the outputs of ``nodes`` into ``values``, which holds what they begin with.
+
+    ``drawn``: by output name, numbers that a random node drew (for Dropout: under its first output, its mask). A node
+    one of whose outputs is among ``values`` already is left out.
+    """
+    for node in nodes:
+        if any(name in values for name in node.output if name):
+            continue
+        operands = [values[name] if name else None for name in node.input]
+        results = _results(node, operands, drawn)
+        for name, result in zip(node.output, results, strict=False):
+            if name:
+                values[name] = result
+
+
+def _results(node: onnx.NodeProto, operands: list[Tensor | None], drawn: Values) -> Sequence[Tensor]:
+    if node.op_type == "Dropout" and node.domain == "":
+        return _dropout(operands, drawn.get(node.output[0]))
+    if node.op_type in RANDOM and node.domain == "":
+        return (drawn[node.output[0]],)
+    function = _TABLE.get((node.domain, node.op_type))
+    if function is None:
+        raise Unknown(f"{node.domain or 'ONNX'} {node.op_type}")
+    try:
+        results = function(attributes(node), len(node.output), *operands)
+    except (_Form, KeyError) as error:
+        raise Unknown(f"{node.op_type} ({error})") from error
+    return results if isinstance(results, (tuple, list)) else (results,)
+
+
+def _dropout(operands: list[Tensor | None], mask: Tensor | None) -> Sequence[Tensor]:
+    x = operands[0]
+    if mask is None:
+        return x, torch.ones_like(x, dtype=torch.bool)
+    ratio = 0.5 if len(operands) < 2 or operands[1] is None else operands[1].item()
+    return x * mask.to(x.dtype) * (1 / (1 - ratio) if ratio < 1 else 0), mask
+
+
+# --- the operators: function(attributes, number of outputs, *operands) ------------------------------------------------
+
+_TABLE: dict[tuple[str, str], Callable] = {}
+
+
+def _operator(*names: str, domain: str = "") -> Callable:
+    def register(function: Callable) -> Callable:
+        _TABLE.update({(domain, name): function for name in names})
+        return function
+
+    return register
+
+
+def _plain(**functions: Callable) -> None:
+    """Operators without attributes."""
+    for name, function in functions.items():
+        _TABLE["", name] = lambda a, n, *x, function=function: function(*x)
+
+
+def _fold(function: Callable) -> Callable:
+    def apply(first: Tensor, *rest: Tensor) -> Tensor:
+        for x in rest:
+            first = function(first, x)
+        return first
+
+    return apply
+
+
+def _div(a: Tensor, b: Tensor) -> Tensor:
+    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+
+
+def _ints(x: Tensor | None) -> list[int] | None:
+    return None if x is None else [int(v) for v in x.tolist()]
+
+
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
+def _reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.reshape(tuple(x.shape[i] if n == 0 else n for i, n in enumerate(shape)))
+
+
+def _squeeze(x: Tensor, axes: list[int] | None) -> Tensor:
+    return x.squeeze() if axes is None else x.squeeze(tuple(axes))
+
+
+def _unsqueeze(x: Tensor, axes: list[int]) -> Tensor:
+    rank = x.dim() + len(axes)
+    for d in sorted(d % rank for d in axes):
+        x = x.unsqueeze(d)
+    return x
+
+
+def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, steps: Tensor | None = None) -> Tensor:
+    count = starts.numel()
+    axes, steps = _ints(axes) or range(count), _ints(steps) or [1] * count
+    for start, end, axis, step in zip(_ints(starts), _ints(ends), axes, steps, strict=True):
+        places = range(x.shape[axis])[start:end:step] if step > 0 else _backwards(x.shape[axis], start, end, step)
+        x = x.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
+    return x
+
+
+def _backwards(size: int, start: int, end: int, step: int) -> range:
+    return range(size)[slice(start, None if end < -size else end, step)]
+
+
+def _gather_nd(x: Tensor, index: Tensor) -> Tensor:
+    return x[tuple(index.unbind(-1))]
+
+
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(condition, a, b)
+
+
+def _prelu(x: Tensor, slope: Tensor) -> Tensor:
+    return torch.where(x < 0, x * slope, x)
+
+
+_plain(
+    Abs=torch.abs, Acos=torch.acos, Acosh=torch.acosh, Add=torch.add, And=torch.logical_and, Asin=torch.asin,
+    Asinh=torch.asinh, Atan=torch.atan, Atanh=torch.atanh, Ceil=torch.ceil, Clip=_clip, Cos=torch.cos, Cosh=torch.cosh,
+    Div=_div, Equal=torch.eq, Erf=torch.erf, Exp=torch.exp, Floor=torch.floor, Greater=torch.gt,
+    GreaterOrEqual=torch.ge, Identity=lambda x: x, IsInf=torch.isinf, IsNaN=torch.isnan, Less=torch.lt,
+    LessOrEqual=torch.le, Log=torch.log, MatMul=torch.matmul, Max=_fold(torch.maximum), Min=_fold(torch.minimum),
+    Mul=torch.mul, Neg=torch.neg, Not=torch.logical_not, Or=torch.logical_or, PRelu=_prelu, Reciprocal=torch.reciprocal,
+    Relu=torch.relu, Round=torch.round, Sigmoid=torch.sigmoid, Sign=torch.sign, Sin=torch.sin, Sinh=torch.sinh,
+    Softplus=F.softplus, Softsign=F.softsign, Sqrt=torch.sqrt, Sub=torch.sub, Sum=_fold(torch.add), Tan=torch.tan,
+    Tanh=torch.tanh, Where=_where, Xor=torch.logical_xor, HardSwish=F.hardswish, Mish=F.mish,
+    Expand=lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _ints(shape))),
+    Pow=lambda x, e: x.pow(e.to(x.dtype) if x.is_floating_point() else e).to(x.dtype),
+    Range=lambda a, b, step: torch.arange(a.item(), b.item(), step.item(), dtype=a.dtype),
+    Reshape=lambda x, shape: _reshape(x, _ints(shape)), Size=lambda x: torch.tensor(x.numel()),
+    Slice=_slice, Squeeze=lambda x, axes=None: _squeeze(x, _ints(axes)),
+    Tile=lambda x, times: x.repeat(_ints(times)), Unsqueeze=lambda x, axes: _unsqueeze(x, _ints(axes)),
+    NonZero=lambda x: x.nonzero().T.contiguous(), BitwiseAnd=torch.bitwise_and, BitwiseOr=torch.bitwise_or,
+    BitwiseXor=torch.bitwise_xor, BitwiseNot=torch.bitwise_not,
+)  # fmt: skip
+
+
+@_operator("Constant")
+def _constant(a, n):
+    return constant(n)
+
+
+@_operator("ConstantOfShape")
+def _constant_of_shape(a, n, shape):
+    value = tensor(a["value"]) if "value" in a else torch.zeros(1)
+    return value.reshape(()).expand(_ints(shape)).clone()
+
+
+@_operator("Shape")
+def _shape(a, n, x):
+    return torch.tensor(x.shape[a.get("start", 0) : a.get("end", x.dim())], dtype=torch.int64)
+
+
+@_operator("Cast")
+def _cast(a, n, x):
+    return x.to(TORCH_TYPES[a["to"]])
+
+
+@_operator("Transpose")
+def _transpose(a, n, x):
+    return x.permute(a.get("perm", list(range(x.dim()))[::-1]))
+
+
+@_operator("Concat")
+def _concat(a, n, *x):
+    return torch.cat(x, a["axis"])
+
+
+@_operator("Split")
+def _split(a, n, x, sizes=None):
+    axis = a.get("axis", 0)
+    if sizes is not None:
+        return x.split(_ints(sizes), axis)
+    return x.split(-(-x.shape[axis] // n), axis)
+
+
+@_operator("Flatten")
+def _flatten(a, n, x):
+    axis = a.get("axis", 1)
+    return x.reshape(math.prod(x.shape[:axis]), -1)
+
+
+@_operator("Gather")
+def _gather(a, n, x, index):
+    axis = a.get("axis", 0) % x.dim()
+    index = torch.where(index < 0, index + x.shape[axis], index)
+    taken = x.index_select(axis, index.reshape(-1))
+    return taken.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+
+
+@_operator("GatherElements")
+def _gather_elements(a, n, x, index):
+    axis = a.get("axis", 0)
+    return x.gather(axis, torch.where(index < 0, index + x.shape[axis], index))
+
+
+@_operator("GatherND")
+def _gather_nd_of(a, n, x, index):
+    if a.get("batch_dims", 0):
+        raise _Form("batch_dims")
+    return _gather_nd(x, index)
+
+
+@_operator("ScatterND")
+def _scatter_nd(a, n, x, index, update):
+    how = a.get("reduction", "none")
+    if how not in ("none", "add"):
+        raise _Form(how)
+    return x.index_put(tuple(index.unbind(-1)), update, accumulate=how == "add")
+
+
+@_operator("ScatterElements")
+def _scatter_elements(a, n, x, index, update):
+    how, axis = a.get("reduction", "none"), a.get("axis", 0)
+    index = torch.where(index < 0, index + x.shape[axis], index)
+    if how == "none":
+        return x.scatter(axis, index, update)
+    return x.scatter_reduce(axis, index, update, {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[how])
+
+
+@_operator("EyeLike")
+def _eye_like(a, n, x):
+    rows, columns = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+    return (rows[:, None] + a.get("k", 0) == columns).to(TORCH_TYPES[a["dtype"]] if "dtype" in a else x.dtype)
+
+
+@_operator("Trilu")
+def _trilu(a, n, x, k=None):
+    return (torch.triu if a.get("upper", 1) else torch.tril)(x, 0 if k is None else int(k))
+
+
+@_operator("CumSum")
+def _cumsum(a, n, x, axis):
+    axis = int(axis)
+    if a.get("reverse"):
+        x = x.flip(axis)
+    total = x.cumsum(axis).to(x.dtype)
+    total = total - x if a.get("exclusive") else total
+    return total.flip(axis) if a.get("reverse") else total
+
+
+@_operator("Einsum")
+def _einsum(a, n, *x):
+    return torch.einsum(a["equation"], *x)
+
+
+@_operator("Mod")
+def _mod(a, n, x, y):
+    return torch.fmod(x, y) if a.get("fmod") else torch.remainder(x, y)
+
+
+@_operator("Gemm")
+def _gemm(a, n, x, y, c=None):
+    x, y = x.T if a.get("transA") else x, y.T if a.get("transB") else y
+    product = a.get("alpha", 1.0) * (x @ y)
+    return product if c is None else product + a.get("beta", 1.0) * c
+
+
+_TABLE["", "Softmax"] = lambda a, n, x: F.softmax(x, a.get("axis", -1))
+_TABLE["", "LogSoftmax"] = lambda a, n, x: F.log_softmax(x, a.get("axis", -1))
+_TABLE["", "LeakyRelu"] = lambda a, n, x: F.leaky_relu(x, a.get("alpha", 0.01))
+_TABLE["", "Elu"] = lambda a, n, x: F.elu(x, a.get("alpha", 1.0))
+_TABLE["", "Celu"] = lambda a, n, x: F.celu(x, a.get("alpha", 1.0))
+_TABLE["", "Selu"] = lambda a, n, x: F.selu(x)
+_TABLE["", "HardSigmoid"] = lambda a, n, x: (x * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1)
+_TABLE["", "Gelu"] = lambda a, n, x: F.gelu(x, approximate=a.get("approximate", "none"))
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+
+def _reduction(name: str, function: Callable) -> None:
+    def reduce(a, n, x, axes=None):
+        axes = a.get("axes") if axes is None else _ints(axes)
+        if not axes and a.get("noop_with_empty_axes"):
+            return x
+        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1)))
+
+    _TABLE["", name] = reduce
+
+
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for d in sorted((d % x.dim() for d in axes), reverse=True):
+        x = x.prod(d, keepdim=keep)
+    return x
+
+
+_reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep).to(x.dtype))
+_reduction("ReduceMean", lambda x, axes, keep: x.mean(axes, keep))
+_reduction("ReduceMax", lambda x, axes, keep: x.amax(axes, keep))
+_reduction("ReduceMin", lambda x, axes, keep: x.amin(axes, keep))
+_reduction("ReduceProd", _product)
+_reduction("ReduceL1", lambda x, axes, keep: x.abs().sum(axes, keep))
+_reduction("ReduceL2", lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep))
+_reduction("ReduceSumSquare", lambda x, axes, keep: (x * x).sum(axes, keep))
+_reduction("ReduceLogSumExp", lambda x, axes, keep: x.logsumexp(axes, keep))
+_reduction("ReduceLogSum", lambda x, axes, keep: x.sum(axes, keep).log())
+
+
+def _extreme(function: Callable) -> Callable:
+    def find(a, n, x):
+        if a.get("select_last_index"):
+            raise _Form("select_last_index")
+        return function(x, a.get("axis", 0), bool(a.get("keepdims", 1)))
+
+    return find
+
+
+_TABLE["", "ArgMax"], _TABLE["", "ArgMin"] = _extreme(torch.argmax), _extreme(torch.argmin)
+
+
+@_operator("TopK")
+def _topk(a, n, x, k):
+    return x.topk(int(k), a.get("axis", -1), bool(a.get("largest", 1)))
+
+
+# --- normalisations, losses -------------------------------------------------------------------------------------------
+
+
+@_operator("LayerNormalization")
+def _layer_norm(a, n, x, scale, bias=None):
+    if n > 1:
+        raise _Form("mean and deviation")
+    shape = x.shape[a.get("axis", -1) % x.dim() :]
+    return F.layer_norm(x, shape, scale, bias, a.get("epsilon", 1e-5))
+
+
+@_operator("RMSNormalization")
+def _rms_norm(a, n, x, scale):
+    return F.rms_norm(x, x.shape[a.get("axis", -1) % x.dim() :], scale, a.get("epsilon", 1e-5))
+
+
+@_operator("InstanceNormalization")
+def _instance_norm(a, n, x, scale, bias):
+    return F.instance_norm(x, None, None, scale, bias, True, 0.0, a.get("epsilon", 1e-5))
+
+
+@_operator("GroupNorm", domain="ortmodule")
+def _group_norm(a, n, x, scale, bias):
+    return F.group_norm(x, a["groups"], scale, bias, a["epsilon"])
+
+
+@_operator("BatchNormalization")
+def _batch_norm(a, n, x, scale, bias, mean, variance):
+    training, momentum = bool(a.get("training_mode")), 1 - a.get("momentum", 0.9)
+    mean, variance = mean.clone(), variance.clone()
+    y = F.batch_norm(x, mean, variance, scale, bias, training, momentum, a.get("epsilon", 1e-5))
+    return y, mean, variance
+
+
+@_operator("SoftmaxCrossEntropyLoss")
+def _cross_entropy(a, n, x, labels, weight=None):
+    how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
+    return F.cross_entropy(x, labels.long(), weight, **how), F.log_softmax(x, 1)
+
+
+@_operator("SmoothedCrossEntropy", domain="ortmodule")
+def _smoothed_cross_entropy(a, n, x, labels, weight=None):
+    how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
+    return F.cross_entropy(x, labels.long(), weight, label_smoothing=a.get("smoothing", 0.0), **how)
+
+
+@_operator("NegativeLogLikelihoodLoss")
+def _nll(a, n, x, labels, weight=None):
+    how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
+    return F.nll_loss(x, labels.long(), weight, **how)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _padded(a: dict, x: Tensor, value: float) -> Tensor:
+    """`x` with the operator's padding around it: PyTorch's is the same on both sides."""
+    if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise _Form(a["auto_pad"])
+    pads, rank = a.get("pads", [0] * 2 * (x.dim() - 2)), x.dim() - 2
+    around = [pads[side * rank + d] for d in reversed(range(rank)) for side in (0, 1)]
+    return F.pad(x, around, value=value) if any(around) else x
+
+
+@_operator("Conv")
+def _conv(a, n, x, weight, bias=None):
+    function = (F.conv1d, F.conv2d, F.conv3d)[x.dim() - 3]
+    return function(_padded(a, x, 0.0), weight, bias, a.get("strides", 1), 0, a.get("dilations", 1), a.get("group", 1))
+
+
+@_operator("MaxPool")
+def _max_pool(a, n, x):
+    if n > 1 or a.get("ceil_mode"):
+        raise _Form("indices or ceil_mode")
+    function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[x.dim() - 3]
+    return function(_padded(a, x, -math.inf), a["kernel_shape"], a.get("strides", 1), 0, a.get("dilations", 1))
+
+
+@_operator("AveragePool")
+def _average_pool(a, n, x):
+    if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")):
+        raise _Form("padding that does not count")
+    function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3]
+    return function(_padded(a, x, 0.0), a["kernel_shape"], a.get("strides", 1))
+
+
+_TABLE["", "GlobalAveragePool"] = lambda a, n, x: x.mean(list(range(2, x.dim())), keepdim=True)
+_TABLE["", "GlobalMaxPool"] = lambda a, n, x: x.amax(list(range(2, x.dim())), keepdim=True)
+
+
+@_operator("Pad")
+def _pad(a, n, x, pads, value=None, axes=None):
+    pads, axes = _ints(pads), _ints(axes) or list(range(x.dim()))
+    around = [0] * 2 * x.dim()
+    for i, d in enumerate(axes):
+        for side in (0, 1):
+            around[2 * (x.dim() - 1 - d % x.dim()) + side] = pads[side * len(axes) + i]
+    mode = a.get("mode", "constant")
+    if mode == "constant":
+        return F.pad(x, around, value=0 if value is None else value.item())
+    if any(around[2 * (x.dim() - 2) :]):
+        raise _Form(f"{mode} padding of the batch")
+    return F.pad(x, around[: 2 * (x.dim() - 2)], {"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
+
+
+# --- operators of the engine's own domain -----------------------------------------------------------------------------
+
+
+@_operator("Embedding", domain="ortmodule")
+def _embedding(a, n, weight, indices):
+    return F.embedding(indices, weight, a.get("padding_idx"))
+
+
+@_operator("StopGradient", domain="ortmodule")
+def _stop_gradient(a, n, x):
+    return x.detach()
+
+
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value, x, slope):
+        ctx.save_for_backward(slope)
+        ctx.size = x.shape
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, (dy * ctx.saved_tensors[0]).sum_to_size(ctx.size), None
+
+
+@_operator("Sloped", domain="ortmodule")
+def _sloped(a, n, value, x, slope):
+    return _Sloped.apply(value, x, slope)
+
+
+@_operator("GroupedMatMul", domain="ortmodule")
+def _grouped(a, n, rows, matrices, ends):
+    parts, begin = [], 0
+    for end, matrix in zip(ends.tolist(), matrices, strict=True):
+        parts.append(rows[begin:end] @ matrix)
+        begin = max(begin, end)
+    return torch.cat([*parts, rows.new_zeros(max(0, len(rows) - begin), matrices.shape[2])])
+
+
+def _own(**functions: Callable) -> None:
+    for name, function in functions.items():
+        _TABLE["ortmodule", name] = lambda a, n, *x, function=function: function(a, *x)
+
+
+_own(
+    Trunc=lambda a, x: x.trunc(), Expm1=lambda a, x: x.expm1(), Log1p=lambda a, x: x.log1p(),
+    Erfc=lambda a, x: x.erfc(), Lgamma=lambda a, x: x.lgamma(), Digamma=lambda a, x: x.digamma(),
+    Atan2=lambda a, x, y: torch.atan2(x, y), Hypot=lambda a, x, y: torch.hypot(x, y),
+    Huber=lambda a, x, y: F.huber_loss(x, y, "none", a.get("delta", 1.0)) / a.get("over", 1.0),
+    FloorDiv=lambda a, x, y: torch.floor_divide(x, y), Remainder=lambda a, x, y: torch.remainder(x, y),
+    HardTanh=lambda a, x: F.hardtanh(x, a["min"], a["max"]), NotOne=lambda a, x: x,
+    CumProd=lambda a, x: x.cumprod(a["axis"]), LogCumSumExp=lambda a, x: x.logcumsumexp(a["axis"]),
+    CumArgMax=lambda a, x: x.cummax(a["axis"])[1], CumArgMin=lambda a, x: x.cummin(a["axis"])[1],
+    SignBit=lambda a, x: x.signbit(),
+    ShiftLeft=lambda a, x, y: x << y, ShiftRight=lambda a, x, y: x >> y,
+)  # fmt: skip

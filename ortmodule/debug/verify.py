@@ -1,0 +1,277 @@
+"""``ORTMODULE_VERIFY``: PyTorch runs beside the engine, and what differs is traced to one operator.
+
+The engine runs as always. The same call then runs in PyTorch, on the inputs, buffers and random numbers that the engine
+had: every random ATen call gets what the engine drew for the node that stands for it. Outputs and buffers are compared
+at once, gradients when the user's backward has computed them. The module, its generators and hooks on parameters see
+nothing of it. Where they differ by more than a tolerance, PyTorch runs once more on what is rounded once more: what
+that moves as far is rounding (a mean that is nothing but what did not cancel).
+
+If something differs, the operator is looked for (:mod:`ortmodule.debug.bisect`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ortmodule.core import devices, pytree
+from ortmodule.core.dtypes import as_pairs
+from ortmodule.core.errors import Incomparable
+from ortmodule.core.logger import LOGGER, Log
+from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.tolerance import is_rounding, rounded
+from ortmodule.debug import bisect
+from ortmodule.debug.bisect import apart
+from ortmodule.guards.module_tree import Tree
+from ortmodule.host.fallback import only_pytorch
+from ortmodule.runtime.autograd_bridge import backward_nodes
+from ortmodule.runtime.compiled_graph import Graph, draw_seed
+from ortmodule.runtime.rng_replay import Draw, Draws, drawn_again
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+class Before:
+    """What a call began with: copies of everything that forward may change, and the state of torch's generator."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
+        self.versions = [t._version for t in inputs]
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+        self.state = {slot.name: slot.get().detach().clone() for slot in tree.others}
+        self.generator = devices.generators()
+
+    def seed(self) -> int:
+        """The seed that the engine drew."""
+        now = devices.generators()
+        devices.set_generators(self.generator)
+        try:
+            return draw_seed()
+        finally:
+            devices.set_generators(now)
+
+    def feeds(self, names: Sequence[str], tree: Tree) -> dict[str, torch.Tensor]:
+        """The graph's inputs by name."""
+        return {name: as_pairs(self._feed(name, tree).detach()).contiguous() for name in names}
+
+    def _feed(self, name: str, tree: Tree) -> torch.Tensor:
+        if name.startswith(INPUT):
+            return self.inputs[int(name.removeprefix(INPUT))]
+        name = name.removeprefix(STATE)
+        return self.state[name] if name in self.state else tree.slots[name].get()
+
+
+@dataclass(eq=False)
+class Eager:
+    """The same call in PyTorch."""
+
+    results: list[torch.Tensor]
+    leaves: list[torch.Tensor | None]  # what stands for the graph's inputs that need a gradient, in their order
+    state: dict[str, torch.Tensor]  # buffers and plain tensors afterwards
+    inputs: list[torch.Tensor]
+
+
+def run_eager(graph: Graph, tree: Tree, arguments: pytree.Structure, before: Before, forward: Callable,
+              draws: Sequence[Draw], moved: bool = False) -> Eager:  # fmt: skip
+    """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does.
+
+    ``moved``: on inputs and parameters that are rounded once more.
+    """
+    change = rounded if moved else torch.clone
+    inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
+    # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
+    given = [t.view_as(t) if t.requires_grad else t for t in inputs]
+    with tree.isolated() as copies:
+        aliases = tree.replace_parameters(rounded if moved else torch.Tensor.detach)
+        with torch.no_grad():
+            for name, copy in copies.items():
+                then = before.state.get(name)
+                if then is not None and copy.shape == then.shape:
+                    copy.copy_(then)
+        args, kwargs = arguments.rebuild(given)
+        devices.set_generators(before.generator)
+        if graph.draws:
+            draw_seed()
+        with only_pytorch(), drawn_again(tree, graph.capture.trace.nodes, draws):
+            results = tensors_of(graph, forward(*args, **kwargs))
+        state = {slot.name: slot.find() for slot in tree.others}
+        feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
+    leaves = [feeds[i] for i in graph.leaves]
+    return Eager(results, leaves, {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}, given)
+
+
+def tensors_of(graph: Graph, result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, and of what forward sets on the module, in the order of the graph's sources."""
+    return pytree.flatten((result, [slot.get() for slot in graph.capture.trace.sets]), results=True)[0]
+
+
+class _Moved:
+    """The same call in PyTorch on what is rounded once more, made when it is first asked for."""
+
+    def __init__(self, run: Callable[[], Eager]) -> None:
+        self._run, self._made, self._failed = run, None, False
+
+    def explains(
+        self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor], modes: Any = None
+    ) -> bool:
+        """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run. ``modes``: those
+        that forward ran in, if they are not the present ones."""
+        try:
+            if self._made is None and not self._failed:
+                self._failed = True  # until it is there
+                with modes.set() if modes is not None else contextlib.nullcontext():
+                    self._made = self._run()
+            moved = None if self._made is None else of(self._made)
+        except Exception:  # other numbers may be none that forward takes
+            return False
+        return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that differs. ``operator``: type and name of the first node that computes something else, or why it
+    is not known."""
+
+    what: str
+    operator: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.operator}"
+
+
+class Verifier:
+    """Compares every ``every``-th call of one module."""
+
+    def __init__(self, every: int, forward: Callable, log: Log) -> None:
+        self.every, self.forward, self.log = every, forward, log
+        self.calls = self.compared = self.gradients = 0
+        self.findings: list[Finding] = []
+        self._draws: weakref.WeakKeyDictionary[Graph, Draws] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def before_forward(self, graph: Graph, call: Any) -> Callable | None:
+        """What to do with the result, if it is this call's turn."""
+        with self._lock:
+            self.calls += 1
+            if self.calls % self.every:
+                return None
+        before = Before(call.inputs, call.tree)
+
+        def after_forward(result: Any) -> None:
+            generator = devices.generators()
+            try:
+                self._compare(graph, call, before, result)
+            except Incomparable as error:
+                self.log.warn_once(f"ORTMODULE_VERIFY cannot compare it: {error}")
+            finally:
+                devices.set_generators(generator)
+
+        return after_forward
+
+    def _compare(self, graph: Graph, call: Any, before: Before, result: Any) -> None:
+        tree, model, seed = call.tree, graph.capture.model, before.seed()
+        if graph not in self._draws:
+            self._draws[graph] = Draws(model, graph.session.known)
+        feeds = before.feeds(graph.session.inputs, tree)
+        draws = self._draws[graph].of(feeds, seed)
+        try:
+            eager = run_eager(graph, tree, call.arguments, before, self.forward, draws)
+        except Incomparable:
+            raise
+        except Exception as error:
+            self._report(f"PyTorch raises {type(error).__name__} ({error})", "the engine does not")
+            return
+        self.compared += 1
+        found = tensors_of(graph, result)
+        case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, draws)
+        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, draws, moved=True))
+        differs = self._outputs(call, found, eager, before, case.tolerance, moved)
+        if differs:
+            self._report(differs, bisect.forward(case))
+            return
+        for node in backward_nodes(found):
+            node.register_hook(lambda got, given: self._backward(graph, eager, moved, case, got, given))
+
+    def _outputs(
+        self, call: Any, found: list[torch.Tensor], eager: Eager, before: Before, least: float, moved: _Moved
+    ) -> str:
+        """What differs after a forward, or an empty string. ``least``: the tolerance for any tensor."""
+        if len(found) != len(eager.results):
+            return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
+
+        def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor]) -> str:
+            text = apart(ours, theirs, least=least)
+            return "" if text and moved.explains(ours, theirs, of) else text
+
+        for i, (ours, theirs) in enumerate(zip(found, eager.results, strict=True)):
+            if text := differs(ours, theirs, lambda run, i=i: run.results[i]):
+                return f"tensor {i} of the result {text}"
+            if ours.requires_grad != theirs.requires_grad:
+                return f"tensor {i} of the result needs {'a' if ours.requires_grad else 'no'} gradient"
+        for name, theirs in eager.state.items():
+            if text := differs(call.tree.slots[name].get(), theirs, lambda run, name=name: run.state[name]):
+                return f"the buffer {name} {text}"
+        for i, (tensor, version) in enumerate(zip(call.inputs, before.versions, strict=True)):
+            changed = tensor._version != version
+            if text := changed and differs(tensor, eager.inputs[i], lambda run, i=i: run.inputs[i]):
+                return f"input {i}, which forward changes, {text}"
+        return ""
+
+    def _backward(
+        self, graph: Graph, eager: Eager, moved: _Moved, case: bisect.Case, got: Sequence, given: Sequence
+    ) -> None:
+        """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
+        sources = [source for source in graph.capture.trace.sources if source.kind != "number"]
+        places = {source.key: i for i, source in enumerate(sources) if source.kind == "graph"}
+        used = [(places[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]
+        if not used or all(leaf is None for leaf in eager.leaves):
+            return
+
+        @functools.cache
+        def gradients(run: Eager) -> list[torch.Tensor | None]:
+            leaves = [leaf for leaf in run.leaves if leaf is not None]
+            outputs, grads = [run.results[place] for place, _, _ in used], [g for _, g, _ in used]
+            known = iter(torch.autograd.grad(outputs, leaves, grads, retain_graph=True, allow_unused=True))
+            found = [None if leaf is None else next(known) for leaf in run.leaves]
+            return [None if grad is None else as_pairs(grad) for grad in found]
+
+        try:
+            expected = gradients(eager)
+        except RuntimeError as error:
+            self.log.warn_once(f"ORTMODULE_VERIFY cannot compare gradients: {error}")
+            return
+        self.gradients += 1
+        scale = bisect.share(expected)
+        for i, ours, theirs, k in zip(graph.leaves, got, expected, range(len(expected)), strict=True):
+            if eager.leaves[k] is None:
+                continue
+            name = graph.session.inputs[i]
+            if ours is None or theirs is None:
+                # A gradient that nobody asked for is not computed; one of zeros is none.
+                other = ours if theirs is None else theirs
+                text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
+            else:
+                text = apart(ours, theirs, scale, case.tolerance)
+                if text and moved.explains(ours, theirs, lambda run, k=k: gradients(run)[k], graph.modes):
+                    text = ""
+            if text:
+                self._report(
+                    f"the gradient of {name.partition('/')[2]} {text}",
+                    bisect.backward(case, {i: g for _, g, i in used}),
+                )
+                return
+
+    def _report(self, what: str, operator: str) -> None:
+        finding = Finding(what, operator)
+        self.findings.append(finding)
+        LOGGER.error("%s: ORTMODULE_VERIFY: %s", self.log.name, finding)
+        self.log.warn_once(f"the engine computes something else than PyTorch: {finding}")

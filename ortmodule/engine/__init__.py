@@ -1,0 +1,1 @@
+"""Runs plans of the C engine: sessions, tuning, predictions of sizes."""

@@ -1,0 +1,412 @@
+"""Plans and runs of one captured model: the thin layer between torch tensors and the C engine.
+
+A :class:`Session` holds a model (ONNX bytes, read once) and its plans, one for every combination of input types and
+shapes, inputs that need a gradient, and outputs that receive one. A :class:`Run` is one forward with the memory its
+backward will need.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ortmodule import _core
+from ortmodule.core.dtypes import DTYPES
+from ortmodule.core.errors import Mismatch
+from ortmodule.core.logger import ENGINE
+from ortmodule.core.torch_private import raw_stream
+from ortmodule.engine.autotune import Tuning
+from ortmodule.host.host_node import Calls, Known, Node
+
+#: What plans and kernels raise; the shape and type errors of bad input are ValueError and TypeError.
+ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
+CPU = torch.device("cpu")
+#: Plans kept for shapes seen before; the least recently used goes first.
+MOST_PLANS = 128
+#: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
+GPU_ALIGNED = 256
+
+
+def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+    if device is not None:
+        return torch.empty(spec[1], dtype=getattr(torch, spec[0]), device=device)
+    return _core.empty(torch.Tensor, spec[0], spec[1])
+
+
+def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[torch.Tensor | None]:
+    return [None if spec is None else _empty(spec, gpu) for spec in specs]
+
+
+def aligned_bytes(count: int, device: torch.device | None = None) -> torch.Tensor:
+    """``count`` bytes; on a GPU aligned as libraries want their workspaces, which allocators that are plugged into
+    torch need not do, nor does the CPU's."""
+    if device is None:
+        return _empty(("uint8", (count,)))
+    room = _empty(("uint8", (count,)), device) if device.type == "cuda" else None
+    if room is not None and room.data_ptr() % GPU_ALIGNED == 0:
+        return room
+    room = _empty(("uint8", (count + GPU_ALIGNED,)), device)
+    start = -room.data_ptr() % GPU_ALIGNED
+    return room[start : start + count]
+
+
+def _zeros(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+    tensor = _empty(spec, device)
+    if device is not None:
+        return tensor.zero_()
+    _core.zero(tensor)
+    return tensor
+
+
+def gpu_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    """The GPU that a run over these tensors is for; None: the CPU. The first tensor decides; a plan refuses others.
+
+    In a build for tests (``EMULATED=1``) the GPU is emulated, and its memory is the CPU's.
+    """
+    device = next((t.device for t in tensors), CPU)
+    return device if device.type == "cuda" or _core.emulated else None
+
+
+def stream_of(gpu: torch.device) -> int:
+    """torch's current stream, for kernels to run in order with torch's own."""
+    return raw_stream(gpu.index) if gpu.type == "cuda" else 0
+
+
+def is_captured(gpu: torch.device) -> bool:
+    """Does the caller capture torch's current stream there into a CUDA graph of their own?"""
+    return _core.cuda_captured(stream_of(gpu))
+
+
+def _refuse_in_capture(gpu: torch.device | None, what: str) -> None:
+    """RuntimeError, which is no reason to let PyTorch run the module, where the stream is captured."""
+    if gpu is not None and is_captured(gpu):
+        raise RuntimeError(f"ORTModule: while a CUDA graph is captured {what}")
+
+
+def may_plan(gpu: torch.device | None) -> None:
+    """Raises RuntimeError where a CUDA graph is captured: a plan is made with uploads and waits."""
+    _refuse_in_capture(
+        gpu,
+        "no graph or plan can be made, and there is none for these inputs yet: run the same step before the capture",
+    )
+
+
+def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
+    """Raises RuntimeError where a CUDA graph is captured: the host cannot read what ``prologue`` computes."""
+    if gpu is None:
+        return
+    operator, name = prologue.code()[-1][:2]
+    what = f"{operator} ({name or '-'}) cannot tell the host a size, which is decided by data"
+    if prologue.bounded:
+        what += ": ORTMODULE_DISABLED_PASSES=padding_removal,label_sparsity computes all rows"
+    _refuse_in_capture(gpu, what)
+
+
+def tf32() -> int:
+    """Where torch allows TF32, 1: products, 2: convolutions. Its kernels ask what ``fp32_precision`` says; the older
+    settings set that, too, and refuse to be read once somebody has set the new ones."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    return (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
+
+
+def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[int, ...]:
+    """On a GPU: the stream, where torch allows TF32, whether kernels may be started as CUDA graphs, and where the seed
+    lies, if not on the host."""
+    if gpu is None:
+        return ()
+    return stream_of(gpu), tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
+
+
+def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
+    """``target.copy_(source)`` for tensors of one type and shape; autograd sees a new version."""
+    if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
+        _core.copy(target, source)
+        torch.autograd.graph.increment_version(target)
+    else:
+        target.detach().copy_(source)
+
+
+class Run:
+    """One forward. ``outputs``: tensors of their own; ``writes``: {input index: its new contents}."""
+
+    __slots__ = ("plan", "inputs", "outputs", "writes", "seed", "seed_there", "calls", "gpu", "graphs", "_arena")
+
+    def __init__(
+        self,
+        plan: _core.Plan,
+        inputs: Sequence[torch.Tensor],
+        seed: int,
+        calls: Calls | None = None,
+        graphs: bool = False,
+        seed_there: torch.Tensor | None = None,
+    ) -> None:
+        """``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU may use CUDA graphs.
+        ``seed_there``: the seed of a run that is repeated, as a tensor of its GPU. Where the caller captures a CUDA
+        graph it is made here: torch's generator gives another number in each replay."""
+        self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
+        self.gpu = gpu = gpu_of(inputs)
+        if calls is not None:
+            calls.device = gpu
+        if gpu is not None and seed_there is None and plan.random and is_captured(gpu):
+            seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
+        self.seed_there = seed_there
+        how = _how(gpu, graphs, seed_there)
+        self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
+        self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
+        self._arena = aligned_bytes(plan.arena_bytes, gpu) if plan.arena_bytes else None
+        try:
+            plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how)
+        except BaseException:
+            self._arena = None
+            raise
+        if not plan.differentiates:
+            self._arena = None
+
+    def begin(
+        self, output_grads: Sequence[torch.Tensor | None], keep: bool
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """For one backward: the arena, and zeros for gradients that the plan is for and that are not there."""
+        plan, arena = self.plan, self._arena
+        if (arena is None and plan.arena_bytes) or (self.calls is not None and self.calls.released):
+            raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
+        if keep and arena is not None:
+            arena = aligned_bytes(arena.numel(), self.gpu).copy_(arena)
+        return arena, [
+            None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
+            for spec, grad in zip(plan.output_grads, output_grads, strict=True)
+        ]
+
+    def backward(
+        self,
+        output_grads: Sequence[torch.Tensor | None],
+        inputs: Sequence[torch.Tensor | None] | None = None,
+        outputs: Sequence[torch.Tensor | None] | None = None,
+        keep: bool = False,
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the inputs, None where there is none.
+
+        ``output_grads``: contiguous, of the outputs' types and shapes; None for an output that receives no gradient.
+        ``inputs``, ``outputs``: those of the forward when the caller kept them elsewhere. ``keep``: leave what
+        forward saved intact for another backward.
+
+        Raises RuntimeError when the memory of this run is gone already.
+        """
+        plan = self.plan
+        if not plan.differentiates:
+            return [None] * len(plan.input_grads)
+        arena, output_grads = self.begin(output_grads, keep)
+        if self.gpu is None:
+            grads = plan.empty_input_grads(torch.Tensor)
+        else:
+            grads = _all_empty(plan.input_grads, self.gpu)
+        if self.calls is not None:
+            self.calls.keep = keep
+        try:
+            plan.backward(
+                arena,
+                self.inputs if inputs is None else inputs,
+                self.outputs if outputs is None else outputs,
+                output_grads,
+                grads,
+                self.seed,
+                self.calls,
+                *_how(self.gpu, self.graphs, self.seed_there),
+            )
+        except Mismatch:
+            self._arena = None
+            raise
+        except BaseException:
+            self.release()
+            raise
+        if not keep:
+            self.release()
+        elif self.calls is not None:
+            self.calls.grads = {}
+        return grads
+
+    def release(self) -> None:
+        """Lets the arena go: the engine keeps its memory for the next run. No backward can follow."""
+        self._arena = None
+        if self.calls is not None:
+            self.calls.release()
+
+
+class Backward:
+    """A backward of ``run`` in parts. ``grads``: of the inputs, as far as it has come."""
+
+    def __init__(self, run: Run, output_grads: Sequence[torch.Tensor | None], keep: bool) -> None:
+        """As in :meth:`Run.backward`. The run has no nodes of PyTorch's, and is told how it goes on by each part."""
+        self._run = run
+        self._arena, self._output_grads = run.begin(output_grads, keep)
+        self.grads: list[torch.Tensor | None] = [None] * len(run.plan.reads_input)
+        if not keep:
+            run.release()
+
+    def run(
+        self, first: int, last: int, new: Iterable[tuple[int, tuple]],
+        inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor | None],
+    ) -> None:  # fmt: skip
+        """Instructions [first, last), after those before. ``new``: the gradients that they begin, and their specs."""
+        run = self._run
+        for i, spec in new:
+            self.grads[i] = _empty(spec, run.gpu)
+        how = _how(run.gpu, run.graphs, run.seed_there)
+        run.plan.backward_part(
+            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *how
+        )
+
+
+def run_planned(
+    plan: Callable[[tuple[int, ...]], _core.Plan],
+    tensors: Sequence[torch.Tensor],
+    seed: int,
+    calls: Calls | None,
+    graphs: bool = False,
+) -> tuple[tuple[int, ...], Run]:
+    """Forward by what ``plan(sizes)`` returns, after as many prologues as it takes: (the sizes, the run)."""
+    sizes: tuple[int, ...] = ()
+    while True:
+        try:
+            found = plan(sizes)
+        except ENGINE_ERRORS:
+            if calls is None or not calls.without_guesses():
+                raise
+            continue
+        if found.prologue:
+            may_read(gpu_of(tensors), found)
+        try:
+            run = Run(found, tensors, seed, calls, graphs)
+        except Mismatch:
+            calls.known.changed()
+            continue
+        if not found.prologue:
+            return sizes, run
+        if found.probe:
+            calls.known.changed()
+        else:
+            sizes += (run.outputs[0].tolist(),)
+
+
+class Session:
+    """A model and its plans.
+
+    Raises ``ortmodule.InvalidModelError`` for bytes that are not an ONNX model, ``ortmodule.UnsupportedError`` for a
+    model with operators the engine does not have.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        without: Iterable[str] = (),
+        nodes: Sequence[Node] = (),
+        padding_unseen: bool = False,
+        graphs: bool = False,
+        tuning: Tuning | None = None,
+    ) -> None:
+        """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
+        PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: is told of plans."""
+        self.model = _core.Model(model)
+        self.known = Known(nodes) if nodes else None
+        self.graphs, self.tuning = graphs, tuning
+        self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
+        self.inputs: list[str] = self.model.inputs
+        self.outputs: list[str] = self.model.outputs
+        self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
+        if self.known is not None:
+            self.known.plans.append(self.plans)
+        self.plans_made = 0
+        self.plan_seconds = 0.0
+
+    def plan(
+        self,
+        specs: Sequence[tuple[str, tuple[int, ...]]],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+        sizes: tuple[int, ...] = (),
+        calls: Calls | None = None,
+        gpu: torch.device | None = None,
+    ) -> _core.Plan:
+        """The plan for inputs of these ``(dtype name, shape)``; made when it is not known yet.
+
+        ``needs_grad``: one flag for each input. ``output_grads``: which outputs receive a gradient; None: inference.
+        ``sizes``: sizes that data decides (elements a mask selects), as far as they are known. A plan that is a
+        ``prologue`` only computes the next of them; with `probe`, what ``calls`` learns by running a node.
+        ``gpu``: where the tensors are, unless on the CPU.
+        """
+        key = (tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads), sizes, gpu)
+        plan = self.plans.get(key)
+        if plan is not None:
+            self.plans[key] = self.plans.pop(key, plan)
+            return plan
+        may_plan(gpu)
+        if self.tuning is not None and gpu is not None:
+            self.tuning.prepare(gpu.index or 0)
+        start = time.perf_counter()
+        plan = self._make(key[:3], sizes, calls, gpu)
+        self.plan_seconds += time.perf_counter() - start
+        self.plans_made += 1
+        if self.tuning is not None:
+            self._tune(plan, gpu)
+        if ENGINE.isEnabledFor(logging.INFO):
+            passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
+            shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])
+            forward, backward = plan.nodes
+            text = "plan %d: %d + %d instructions, arena of %d bytes, passes: %s; for %s"
+            ENGINE.info(text, self.plans_made, forward, backward, plan.arena_bytes, passes, shapes)
+        self.plans[key] = plan
+        while len(self.plans) > MOST_PLANS:
+            self.plans.popitem(last=False)
+        return plan
+
+    def _tune(self, plan: _core.Plan, gpu: torch.device | None) -> None:
+        if gpu is None:
+            return self.tuning.plan_made(plan)
+        self.tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
+
+    def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
+        if gpu is None:
+            return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
+        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
+        if plan.constant_bytes:
+            plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
+        return plan
+
+    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], int]:
+        """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
+        the number when it is called, and not for what was started since."""
+        may_read(gpu_of(tensors), prologue)
+        run = Run(prologue, tensors, seed)
+        if run.gpu is None:
+            return run.outputs[0].tolist
+        return _core.read(run.outputs[0], run.gpu.index or 0, stream_of(run.gpu)).value
+
+    def calls(self) -> Calls | None:
+        """For one run: its nodes that PyTorch runs."""
+        return None if self.known is None else Calls(self.known)
+
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+        seed: int = 0,
+        calls: Calls | None = None,
+    ) -> Run:
+        """Forward over contiguous ``tensors``, one for each input, all on one device.
+
+        ``seed``: 64 bits that random operators use.
+        """
+        specs = tuple((DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors)
+        calls, gpu = calls or self.calls(), gpu_of(tensors)
+        return run_planned(
+            lambda sizes: self.plan(specs, needs_grad, output_grads, sizes, calls, gpu),
+            tensors,
+            seed,
+            calls,
+            self.graphs,
+        )[1]

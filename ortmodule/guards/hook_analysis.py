@@ -1,0 +1,192 @@
+"""Forward hooks on submodules: which of them are a part of forward, and which have to run in PyTorch.
+
+A hook is *transparent* when all that it can touch are objects of the forward that calls it: what it is given, what a
+context variable holds while forward runs, constants. Such a hook is traced like the code around it, whoever put it
+there (transformers collects hidden states and attention this way). It is found by looking at the hook's code: no
+assignment but to local variables and items, no calls but of pure builtins, of functions that are transparent
+themselves and of methods that containers and tensors have, and nothing within its reach that outlives a forward and
+can be changed. Every other hook runs in PyTorch, with the submodule that it is on.
+
+What a transparent hook reads are constants of a graph: :class:`Reach` compares them before every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import types
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortmodule.core.pytree import CONSTANTS
+from ortmodule.guards.guards import is_plain
+
+_PURE = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
+         "range", "reversed", "set", "sorted", "str", "sum", "tuple", "zip")  # fmt: skip
+_PURE = {name: getattr(builtins, name) for name in _PURE}
+_OF_CONTAINERS = frozenset().union(*map(dir, (dict, list, tuple, set, str)))
+_OF_TENSORS = frozenset({"shape", "dtype", "device", "ndim", "T", "mT", "float", "double", "half", "bfloat16"})
+#: Instructions that change, import or make something beside local variables, by how they begin.
+_EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
+_LOCAL = ("STORE_FAST", "STORE_SUBSCR", "STORE_SLICE", "DELETE_FAST")
+_VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
+_MISSING = object()
+
+
+class Reach:
+    """What transparent hooks read from outside of a forward: all of it constants, functions and context variables."""
+
+    def __init__(self) -> None:
+        self.cells: dict[int, tuple[Any, Any]] = {}
+        self.items: dict[tuple[int, str], tuple[dict, str, Any]] = {}
+        self.variables: dict[int, tuple[ContextVar, Any]] = {}
+
+    def holds(self) -> bool:
+        """Is all of it as it was?"""
+        try:
+            return (
+                all([cell.cell_contents is value for cell, value in self.cells.values()])
+                and all([holder.get(key, _MISSING) is value for holder, key, value in self.items.values()])
+                and all([variable.get(None) is value for variable, value in self.variables.values()])
+            )
+        except ValueError:  # an empty cell
+            return False
+
+    def values(self) -> tuple:
+        """The constants, hashable; equal for equal ones."""
+        found = [value for _, value in self.cells.values()]
+        found += [value for _, _, value in self.items.values()]
+        found += [value for _, value in self.variables.values()]
+        return tuple([_comparable(v) for v in found])
+
+    def busy(self) -> bool:
+        """Does a context variable hold another value than outside of forward?"""
+        return any(variable.get(None) is not value for variable, value in self.variables.values())
+
+    def include(self, other: Reach) -> None:
+        """What ``other`` reads, too."""
+        self.cells |= other.cells
+        self.items |= other.items
+        self.variables |= other.variables
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    return (type(value), value) if _is_value(value) else type(value)
+
+
+def reach_of(hook: Any) -> Reach | None:
+    """What a forward hook reads from elsewhere, if it is transparent."""
+    if not isinstance(hook, types.FunctionType):
+        return None
+    code = hook.__code__
+    # The module that a hook is on outlives the forward; it is the first argument, or in the first.
+    if set(code.co_varnames[:1]) & _locals_of(code):
+        return None
+    look = _Look()
+    return look.reach if look.function(hook) and look.fields() else None
+
+
+class _Look:
+    """Looks at a function and at all that it reaches. Methods return whether everything is transparent so far."""
+
+    def __init__(self) -> None:
+        self.reach = Reach()
+        self._seen: set[types.CodeType] = set()
+        self._names: set[str] = set()  # of attributes that are read of anything
+        self._objects: list[Any] = []
+
+    def function(self, function: types.FunctionType) -> bool:
+        code = function.__code__
+        if code in self._seen:
+            return True
+        self._seen.add(code)
+        constants = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if code.co_cellvars or code.co_flags & _GENERATORS or not all(map(_is_value, constants)):
+            return False
+        return all(map(self._cell, function.__closure__ or ())) and all(
+            self._instruction(step, function.__globals__) for step in dis.get_instructions(code)
+        )
+
+    def fields(self) -> bool:
+        """The attributes that are read: of objects within reach, or such as containers and tensors have."""
+        done: set[str] = set()
+        while left := self._names - done:
+            done |= left
+            for name in left:
+                owners = [o for o in self._objects if name in vars(o) or hasattr(type(o), name)]
+                methods = [vars(o).get(name, getattr(type(o), name, None)) for o in owners]
+                if not owners and not _is_harmless(name):
+                    return False
+                if not all(self._value(m) or _is_value(m) for m in methods):
+                    return False
+        return True
+
+    def _cell(self, cell: types.CellType) -> bool:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return False
+        self.reach.cells[id(cell)] = cell, value
+        return self._value(value)
+
+    def _instruction(self, step: dis.Instruction, names: dict[str, Any]) -> bool:
+        kind = step.opname
+        if kind.startswith(_EFFECTS) and not kind.startswith(_LOCAL):
+            return False
+        if kind.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            self._names.add(step.argval)
+        if not kind.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+            return not kind.startswith("LOAD_SUPER")
+        value = names.get(step.argval, _MISSING)
+        self.reach.items[id(names), step.argval] = names, step.argval, value
+        if value is _MISSING:
+            return step.argval in _PURE and getattr(builtins, step.argval) is _PURE[step.argval]
+        return self._value(value)
+
+    def _value(self, value: Any) -> bool:
+        if _is_value(value):
+            return True
+        if isinstance(value, types.FunctionType):
+            return self.function(value)
+        if isinstance(value, ContextVar):
+            self.reach.variables[id(value)] = value, value.get(None)
+            return _is_value(value.get(None))
+        if isinstance(value, (*CONSTANTS, nn.Module)) or not is_plain(type(value)) or not hasattr(value, "__dict__"):
+            return False
+        if not any(value is known for known in self._objects):
+            self._objects.append(value)
+            for name, part in vars(value).items():
+                self.reach.items[id(vars(value)), name] = vars(value), name, part
+                if not (_is_value(part) or isinstance(part, ContextVar)) or not self._value(part):
+                    return False
+        return True
+
+
+_GENERATORS = 0x20 | 0x80 | 0x100 | 0x200  # and coroutines
+
+
+def _is_value(value: Any) -> bool:
+    return type(value) in _VALUES
+
+
+def _is_harmless(name: str) -> bool:
+    """Is it a method or an attribute of containers, context variables or tensors?"""
+    if name.startswith("__"):
+        return False
+    return name in _OF_CONTAINERS or name in _OF_TENSORS or hasattr(torch.ops.aten, name)
+
+
+def _locals_of(code: types.CodeType) -> set[str]:
+    """The local variables that it reads."""
+    found: set[str] = set()
+    for step in dis.get_instructions(code):
+        if step.opname.startswith(("LOAD_", "STORE_FAST_LOAD")) and step.opcode not in dis.hasconst:
+            found.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
+    return found

@@ -1,0 +1,113 @@
+"""When PyTorch runs the module instead of the engine, and how that is said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ortmodule.core.errors import NotInEngine
+from ortmodule.core.logger import Log
+from ortmodule.core.torch_private import is_transformed
+
+MOST_REFUSED = 1024  # calls that are remembered as not for the engine
+
+
+#: Policies that force PyTorch -> only where gradients are recorded?
+_FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD": True}
+
+
+class _Thread(threading.local):
+    only_pytorch = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def only_pytorch() -> Iterator[None]:
+    """Inside, in this thread, no module uses the engine."""
+    before, _thread.only_pytorch = _thread.only_pytorch, True
+    try:
+        yield
+    finally:
+        _thread.only_pytorch = before
+
+
+def engine_allowed() -> bool:
+    """Nobody asked for PyTorch, and nobody looks at the operations that a module consists of."""
+    return not (_thread.only_pytorch or torch.jit.is_tracing() or torch.compiler.is_compiling() or is_transformed())
+
+
+class Fallback:
+    """Which calls PyTorch runs, by policy."""
+
+    def __init__(self, policies: frozenset[str], retry: bool, log: Log, silent: Sequence[str] = ()) -> None:
+        """``silent``: reasons that contain one of these are not told."""
+        self.silent = silent
+        self.policies, self.retry, self.log = policies, retry, log
+        self.reason: str | None = None  # why the latest call was not run by the engine
+        self.refused: dict[object, NotInEngine] = {}
+
+    def check(self, epoch: int, *keys: object) -> None:
+        """Raises what was found about such a call before; ``epoch`` as in :meth:`Guards.hold`."""
+        for key in keys if self.refused else ():
+            error = self.refused.get(key)
+            if error is not None and (error.guards is None or error.guards.hold(epoch)):
+                raise error
+
+    def forced(self) -> bool:
+        """Does the policy leave this call to PyTorch, whatever the engine can do? It has no forward without its own
+        backward, so PyTorch's backward needs PyTorch's forward."""
+        chosen = self.policies & _FORCED.keys()
+        if not chosen or "FALLBACK_DISABLE" in self.policies:
+            return False
+        if not any(torch.is_grad_enabled() or not _FORCED[policy] for policy in chosen):
+            return False
+        self.reason = f"{' and '.join(sorted(chosen))} asks for it"
+        self._warn(self.reason)
+        return True
+
+    def at_wrapping(self, reason: str) -> bool:
+        """May a module that cannot be wrapped stay as it is?"""
+        allowed = "FALLBACK_BAD_INITIALIZATION" in self.policies and "FALLBACK_DISABLE" not in self.policies
+        if allowed:
+            self._warn(reason)
+        return allowed
+
+    def allow(self, error: NotInEngine) -> None:
+        """Raises when PyTorch must not run this call: the exception that began it."""
+        if "FALLBACK_DISABLE" in self.policies or error.cause.value not in self.policies:
+            raise _original(error)
+
+    def done(self, error: NotInEngine) -> None:
+        """PyTorch has run the call. One warning for each reason."""
+        self.reason = error.reason
+        _forget_frames(error)
+        if error.key is not None and not self.retry:
+            if len(self.refused) >= MOST_REFUSED:
+                self.refused.clear()
+            self.refused[error.key] = error
+        if not any(text in error.reason for text in self.silent):
+            self._warn(error.reason)
+
+    def _warn(self, reason: str) -> None:
+        self.log.warn_once(f"PyTorch runs this module, not the engine: {reason}")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Or the caller's tensors would live as long as the exception."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _original(error: BaseException) -> BaseException:
+    """The exception at the beginning of the chain, of those that others may know."""
+    found = error
+    while error.__cause__ is not None:
+        error = error.__cause__
+        found = found if type(error).__name__.startswith("_") else error
+    return found

@@ -1,0 +1,363 @@
+"""Nodes that PyTorch runs inside a graph: custom autograd functions, opaque submodules, ATen operators.
+
+The engine knows such a node by a number. It calls back with the operands' values (:class:`Calls`, one for a run), the
+node's Python code runs as in eager mode and leaves an autograd graph, and backward asks that graph for gradients.
+
+Sizes of results are what was seen before for operands of these sizes, or follow from what was seen for others, or are
+found by running. Whatever a plan assumes is compared when the node has run; what a node computed in a run is kept, so
+that another plan goes on from there and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ortmodule.core import devices, pytree
+from ortmodule.core.dtypes import DTYPES
+from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, Raised
+
+MOST_KNOWN = 4096  # sizes that are remembered
+
+#: Type and shape; of an operand that is a number also its value, where that is known.
+Spec = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
+
+
+@dataclass
+class Modes:
+    """Grad mode and autocast at a place in forward."""
+
+    grad: bool
+    autocast: devices.Autocast
+
+    @staticmethod
+    def now() -> Modes:
+        return Modes(torch.is_grad_enabled(), devices.autocast())
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        with torch.set_grad_enabled(self.grad), devices.autocast_as(self.autocast):
+            yield
+
+
+@dataclass
+class Node:
+    """One node: ``function(*args, **kwargs)`` with the operands in the places that ``arguments`` has for them.
+
+    The operands are the ``needs``-many given ones, then the parameters ``held`` that the function finds itself.
+    The results are the tensors of what it returns, operands that it changed, then tensors it put in ``sets``.
+    """
+
+    kind: str  # "function", "module", "method" or "aten"
+    name: str
+    function: Callable
+    arguments: pytree.Structure
+    places: list[int]  # which operand stands in each place of the arguments
+    needs: list[bool]
+    numbers: frozenset[int]  # operands that are Python numbers to the function
+    modes: Modes
+    held: list[Any] = field(default_factory=list)  # slots
+    clones: bool = False  # the function changes operands in place
+    result: pytree.Structure | None = None
+    sources: list[tuple[str, int]] = field(default_factory=list)  # of the result's tensors: "new" or "operand"
+    changed: list[int] = field(default_factory=list)  # operands
+    sets: list[Any] = field(default_factory=list)  # slots
+    flags: list[bool] = field(default_factory=list)  # which results carry a gradient
+    makes: int = 0  # tensors of its own that carry a gradient and are not computed from any
+    aten: list[str] = field(default_factory=list)  # names of operators
+
+    def run(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """(what stands for the operands in autograd, the result's tensors as :meth:`arrange` takes them)."""
+        leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
+        with self.modes.set():
+            passed = [t.clone() if self.clones and t.requires_grad else t for t in leaves]
+            counted = not torch.is_inference_mode_enabled()  # which knows no versions
+            versions = [t._version for t in passed] if counted else []
+            values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
+            args, kwargs = self.arguments.rebuild([values[i] for i in self.places])
+            result = self.function(*args, **kwargs)
+        found, structure = pytree.flatten(result, results=True)
+        sources, outputs = _new_ones(found, passed)
+        changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
+        if self.kind == "aten":  # a trace goes on with the result of what changes an operand
+            changed = []
+        if self.result is None:
+            self.result, self.sources, self.changed = structure, sources, changed
+        elif structure != self.result or sources != self.sources or changed != self.changed:
+            raise Disagrees(f"{self.name} returns another kind of result, or changes other arguments, than before")
+        return leaves, outputs + [passed[i] for i in changed]
+
+    def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
+        """What the function returned, around other tensors."""
+        return self.result.rebuild([(outputs if kind == "new" else operands)[i] for kind, i in self.sources])
+
+
+def _new_ones(found: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> tuple[list, list[torch.Tensor]]:
+    known: dict[int, tuple[str, int]] = {id(t): ("operand", i) for i, t in enumerate(passed)}
+    outputs: list[torch.Tensor] = []
+    for tensor in found:
+        if id(tensor) not in known:
+            known[id(tensor)] = "new", len(outputs)
+            outputs.append(tensor)
+    return [known[id(t)] for t in found], outputs
+
+
+def nodes_behind(tensors: Sequence[torch.Tensor]) -> set[Any]:
+    """The nodes of autograd's graph that ``tensors`` come from."""
+    seen: set[Any] = set()
+    waiting = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]
+    return seen
+
+
+def leaves_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The tensors that gradients of ``tensors`` would be accumulated in, by their ids."""
+    variables = [getattr(node, "variable", None) for node in nodes_behind(tensors)]
+    return {id(variable): variable for variable in variables if variable is not None}
+
+
+def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
+    return tuple([(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors])
+
+
+def operands_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
+    """As :func:`specs_of`, with the values of numbers: results may be as large as they say."""
+    specs = zip(specs_of(tensors), tensors, strict=True)
+    return tuple([(*spec, t.tolist()) if _is_number(spec) else spec for spec, t in specs])
+
+
+def _is_number(spec: Spec) -> bool:
+    return spec[:2] == ("int64", ())
+
+
+def _without_values(operands: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    return tuple([spec[:2] for spec in operands])
+
+
+# --- what is known of nodes -------------------------------------------------------------------------------------------
+
+
+class _Rule:
+    """Sizes of results as sizes of operands, where all that was seen agrees."""
+
+    def __init__(self, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> None:
+        self.types = [(dtype, len(shape)) for dtype, shape in results]
+        self.same = [[{("is", size), *_equal(operands, size)} for size in shape] for _, shape in results]
+        self.seen = 1
+
+    def see(self, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> bool:
+        """False when there is no such rule."""
+        if self.types != [(dtype, len(shape)) for dtype, shape in results]:
+            return False
+        for dims, (_, shape) in zip(self.same, results, strict=True):
+            for options, size in zip(dims, shape, strict=True):
+                options &= {("is", size), *_equal(operands, size)}
+        self.seen += 1
+        return all(options for dims in self.same for options in dims)
+
+    def results(self, operands: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
+        shapes = [tuple(_size(options, operands) for options in dims) for dims in self.same]
+        if any(None in shape for shape in shapes):
+            return None
+        return tuple((dtype, shape) for (dtype, _), shape in zip(self.types, shapes, strict=True))
+
+
+def _equal(operands: tuple[Spec, ...], size: int) -> list[tuple]:
+    found = [("of", i, d) for i, spec in enumerate(operands) for d, n in enumerate(spec[1]) if n == size]
+    return found + [("value", i) for i, spec in enumerate(operands) if spec[2:] == (size,)]
+
+
+def _size(options: set[tuple], operands: tuple[Spec, ...]) -> int | None:
+    """None: a number says it whose value is not known."""
+    kind, *where = min(options)  # "is" comes first
+    if kind == "is":
+        return where[0]
+    if kind == "of":
+        return operands[where[0]][1][where[1]]
+    return next(iter(operands[where[0]][2:]), None)
+
+
+class Known:
+    """The nodes of one graph, and what their results were like."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self.results: dict[tuple, tuple[Spec, ...] | None] = {}  # by node and operands; None: these do not tell
+        self.rules: dict[int, _Rule | None] = {}
+        self.none: dict[int, frozenset[int]] = {}  # operands that get no gradient
+        self.plans: list[dict] = []  # what was planned with it
+        self._lock = threading.Lock()
+
+    def learn(self, number: int, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> None:
+        key = number, operands
+        if self.results.get(key) == results:
+            return
+        with self._lock:
+            if len(self.results) >= MOST_KNOWN:
+                self.results.clear()
+            for key in ((number, operands), (number, _without_values(operands))):
+                self.results[key] = results if self.results.get(key, results) == results else None
+            rule = self.rules.get(number, number)
+            if rule is number:
+                self.rules[number] = _Rule(operands, results)
+            elif rule is not None and not rule.see(operands, results):
+                self.rules[number] = None
+
+    def answer(self, number: int, operands: tuple[Spec, ...], guess: bool) -> tuple[tuple[Spec, ...] | None, bool]:
+        """(the results, whether they are a guess)."""
+        found = self.results.get((number, operands))
+        # A number of an unknown value may say a size.
+        certain = not any(_is_number(spec) and len(spec) == 2 for spec in operands)
+        if found is not None and (certain or guess):
+            return found, not certain
+        rule = self.rules.get(number)
+        if not guess or rule is None or rule.seen < 2:
+            return None, False
+        return rule.results(operands), True
+
+    def changed(self) -> None:
+        """Plans assume something that is not so."""
+        for plans in self.plans:
+            plans.clear()
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Done:
+    """What one node did in this run. ``outputs`` know autograd."""
+
+    leaves: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    operands: tuple[Spec, ...]
+    results: tuple[Spec, ...]
+
+
+class Calls:
+    """The nodes of one run: the object that the engine calls (csrc/py/host.c)."""
+
+    def __init__(self, known: Known) -> None:
+        self.known = known
+        self.done: dict[int, _Done] = {}
+        self.grads: dict[int, dict[int, torch.Tensor | None]] = {}
+        self.keep = False  # another backward may follow
+        self.released = False
+        self.guess, self.guessed = True, False
+        self.device: torch.device | None = None  # where operands are, unless on the CPU
+
+    def empty(self, spec: Spec) -> torch.Tensor:
+        """A tensor for an operand on a GPU."""
+        return torch.empty(spec[1], dtype=getattr(torch, spec[0]), device=self.device)
+
+    def ask(self, number: int, operands: tuple[Spec, ...]) -> tuple | None:
+        """Types and shapes of the results, and which operands get a gradient; None: not known yet."""
+        done = self.done.get(number)
+        results = done.results if done is not None else None
+        if results is None:
+            results, guessed = self.known.answer(number, operands, self.guess)
+            self.guessed |= guessed
+        if results is None:
+            return None
+        none = self.known.none.get(number, ())
+        return results, tuple([i not in none for i in range(len(operands))])
+
+    def without_guesses(self) -> bool:
+        """A plan could not be made: because of a guess? Then there will be no more of them."""
+        guessed, self.guess, self.guessed = self.guessed, False, False
+        return guessed
+
+    def forward(self, number: int, given: list[torch.Tensor], expected: tuple[Spec, ...] | None) -> list[torch.Tensor]:
+        done = self.done.get(number)
+        if done is None:
+            done = self.done[number] = self._run(self.known.nodes[number], given)
+            self.known.learn(number, done.operands, done.results)
+        if expected is not None and done.results != expected:
+            raise Mismatch
+        return [t.detach().resolve_neg().contiguous() for t in done.outputs]
+
+    def _run(self, node: Node, given: list[torch.Tensor]) -> _Done:
+        held = [slot.get() for slot in node.held]
+        operands = operands_of((*given, *held))
+        try:
+            leaves, outputs = node.run(given)
+        except Exception as error:
+            raise Raised(error) from None
+        outputs += [slot.get() for slot in node.sets]
+        for tensor, flag in zip(outputs, node.flags, strict=True):
+            if tensor.requires_grad and not flag:
+                raise Raised(Disagrees(f"{node.name} returns a tensor that carries a gradient, where it had none"))
+        if node.kind == "module":
+            known = {id(t) for t in (*leaves, *held)}
+            if sum(key not in known for key in leaves_of(outputs)) > node.makes:
+                raise Raised(Disagrees(f"{node.name} uses a parameter that it did not use before, of another module"))
+        results = specs_of(outputs)
+        for kind, _ in results:
+            if kind not in DTYPES.values():
+                raise Raised(Disagrees(f"{node.name} returns a tensor of type {kind}"))
+        return _Done(leaves + held, outputs, operands, results)
+
+    def backward(self, number: int, given: list[torch.Tensor | None], wanted: tuple[int, ...]) -> list[torch.Tensor]:
+        none = self.known.none.get(number, frozenset())
+        found = self.grads.get(number)
+        if found is None:
+            found = self.grads[number] = self._differentiate(number, given, sorted({*wanted, *none}))
+        missing = frozenset(i for i, grad in found.items() if grad is None)
+        if missing != none:
+            # No gradient is not a gradient of zeros.
+            self.known.none[number] = missing
+            raise Mismatch
+        return [found[i].detach().resolve_neg().contiguous() for i in wanted]
+
+    def _differentiate(self, number: int, given: list, indices: list[int]) -> dict[int, torch.Tensor | None]:
+        done = self.done[number]
+        every, indices = indices, [i for i in indices if done.leaves[i].requires_grad]
+        pairs = [(t, g) for t, g in zip(done.outputs, given, strict=False) if g is not None and t.requires_grad]
+        if not pairs or not indices:
+            return dict.fromkeys(every)
+        outputs, grads = zip(*pairs, strict=True)
+        leaves = [done.leaves[i] for i in indices]
+        try:
+            with _no_hooks(leaves):
+                found = torch.autograd.grad(outputs, leaves, grads, retain_graph=self.keep, allow_unused=True)
+        except Exception as error:
+            raise Raised(error) from None
+        if not self.keep:
+            done.outputs = [t.detach() for t in done.outputs]
+        return dict.fromkeys(every) | dict(zip(indices, found, strict=True))
+
+    def release(self) -> None:
+        self.done, self.grads, self.released = {}, {}, True
+
+
+class DryCalls(Calls):
+    """Functions and submodules do not run: of their results there are only the sizes, as far as they are known."""
+
+    def forward(self, number: int, given: list[torch.Tensor], expected: tuple[Spec, ...] | None) -> list[torch.Tensor]:
+        if self.known.nodes[number].kind == "aten":
+            return super().forward(number, given, expected)
+        if expected is None:
+            raise NotKnown
+        return [torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device) for dtype, shape in expected]
+
+
+@contextmanager
+def _no_hooks(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, hooks on these tensors are not called: the node's operand has the same ones, and calls them."""
+    hooked = [(t._backward_hooks, dict(t._backward_hooks)) for t in leaves if t._backward_hooks]
+    for hooks, _ in hooked:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, then in hooked:
+            hooks.update(then)

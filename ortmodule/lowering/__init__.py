@@ -1,0 +1,1 @@
+"""Turns a traced graph of PyTorch into ONNX: decompositions, types, symbolics, export."""

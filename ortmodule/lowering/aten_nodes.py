@@ -1,0 +1,346 @@
+"""ATen operators that nothing says in ONNX: PyTorch runs them inside the graph, backward included.
+
+Values that the engine has no type for (complex numbers, lists of tensors) stay between such operators: those that
+exchange them form one node. Numbers that an operator takes are computed again inside of the node, from the sizes and
+values of tensors, which are its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ortmodule.core import devices, pytree
+from ortmodule.core.dtypes import DTYPES, is_tensor
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.torch_private import ListType, TracedGraph, TracedNode, TracedValue, jit_pass_dce, parse_schema
+from ortmodule.host.host_node import Modes, Node, Spec
+from ortmodule.host.opaque_regions import CALL, Regions
+from ortmodule.lowering import export
+
+#: What only carries values.
+_CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack", "prim::Constant"}
+
+
+def leave_to_torch(graph: TracedGraph, opset: int, regions: Regions) -> None:
+    """Operators of a trace that cannot be exported become nodes that PyTorch runs, in place."""
+    foreign = _foreign(graph, opset, regions.opaque.kinds)
+    if not foreign:
+        return
+    differentiable = _differentiable(graph, regions)
+    for members in _groups(list(graph.nodes()), foreign):
+        _replace(graph, members, regions, differentiable)
+    jit_pass_dce(graph)
+
+
+def _differentiable(graph: TracedGraph, regions: Regions) -> set[int]:
+    """The values that carry a gradient. (What was put in an operator's place was traced without.)"""
+    found = {value.unique() for value in graph.inputs() if is_tensor(value) and value.requires_grad()}
+    for node in graph.nodes() if regions.nodes or torch.is_grad_enabled() else ():
+        if node.kind() == "aten::detach" or not any(value.unique() in found for value in node.inputs()):
+            continue
+        for value in node.outputs():
+            dtype = value.type().dtype() if is_tensor(value) else torch.float32
+            if dtype is None or dtype.is_floating_point or dtype.is_complex:
+                found.add(value.unique())
+    return found
+
+
+def _foreign(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[TracedNode]:
+    """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
+    untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not _is_engines(value)}
+    unknown: dict[str, bool] = {}
+    found = set()
+    for node in graph.nodes():
+        kind = node.kind()
+        if kind not in unknown:
+            unknown[kind] = kind.startswith("aten::") and (kind in kinds or not export.knows(kind, opset))
+        outputs = list(node.outputs())
+        has_type = True
+        for value in outputs:
+            if is_tensor(value) and not _is_engines(value):
+                untyped.add(value.unique())
+                has_type = False
+        if kind in _PLAIN or not (unknown[kind] or untyped):
+            continue
+        if not any(_holds_tensors(value) for value in outputs):
+            continue
+        if unknown[kind]:
+            if kind != "aten::copy_":
+                found.add(node)
+        elif kind in ("prim::Constant", CALL):
+            continue
+        elif not has_type or any(value.unique() in untyped for value in node.inputs()):
+            found.add(node)
+    return found
+
+
+def _holds_tensors(value: TracedValue) -> bool:
+    return "Tensor" in value.type().annotation_str
+
+
+def _is_engines(value: TracedValue) -> bool:
+    dtype = value.type().dtype()
+    return dtype is None or dtype in DTYPES
+
+
+def _stays_inside(value: TracedValue) -> bool:
+    return not is_tensor(value) or not _is_engines(value)
+
+
+# --- which operators belong together ----------------------------------------------------------------------------------
+
+
+def _groups(nodes: list[TracedNode], foreign: set[TracedNode]) -> list[list[TracedNode]]:
+    """Sets of nodes in program order, such that what is between them are tensors of the engine's types."""
+    place = {node: i for i, node in enumerate(nodes)}
+    group = {node: {node} for node in nodes if node in foreign}
+
+    def join(a: TracedNode, b: TracedNode) -> bool:
+        group.setdefault(b, {b})
+        if group[a] is group[b]:
+            return False
+        merged = group[a] | group[b]
+        for node in merged:
+            group[node] = merged
+        return True
+
+    changed = True
+    while changed:
+        changed = False
+        for node in nodes:
+            if node not in group or node.kind() == "prim::Constant":
+                continue
+            for value in node.outputs():
+                for use in value.uses() if _stays_inside(value) else ():
+                    if use.user in place:
+                        changed |= join(node, use.user)
+                    else:
+                        raise NotTraceable(f"{node.kind()} gives the module a result that the engine has no type for")
+            for value in node.inputs():
+                if is_tensor(value) and not _is_engines(value) and value.node() in place:
+                    changed |= join(node, value.node()) if value.node().kind() != "prim::Constant" else False
+        # What a group waits for while it is needed itself belongs to it.
+        for members in {id(g): g for g in group.values()}.values():
+            between = _after(members, nodes) & _before(members, place)
+            for node in between - members:
+                if node.kind() == CALL:
+                    raise NotTraceable("what PyTorch runs inside the graph would have to run in two parts")
+                changed |= join(next(iter(members)), node)
+    unique = {id(members): members for members in group.values()}
+    return [sorted(members, key=place.__getitem__) for members in unique.values()]
+
+
+def _after(members: set, nodes: list) -> set:
+    """The nodes that need a tensor of these."""
+    found = set(members)
+    for node in nodes:
+        if node not in found and any(value.node() in found for value in node.inputs()):
+            found.add(node)
+    return found
+
+
+def _before(members: set, place: dict) -> set:
+    """The nodes that these need; numbers are computed anew."""
+    found, waiting = set(members), list(members)
+    while waiting:
+        for value in _operands(waiting.pop(), members):
+            node = value.node()
+            if node in place and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found
+
+
+def _operands(node: TracedNode, members: set) -> list[TracedValue]:
+    """The tensors that ``node`` needs, those behind numbers and lists included."""
+    found, waiting = [], list(node.inputs())
+    while waiting:
+        value = waiting.pop(0)
+        if is_tensor(value) or value.node() in members:
+            found.append(value)
+        else:
+            waiting += value.node().inputs()
+    return found
+
+
+# --- one group as a function ------------------------------------------------------------------------------------------
+
+
+class _Program:
+    """The operators of a group, called one after the other."""
+
+    def __init__(self, members: Sequence[TracedNode]) -> None:
+        self.operands: list[TracedValue] = []
+        self.steps: list[tuple[Callable, list[int], list[int]]] = []
+        self._places: dict[int, int] = {}
+        self._outline: list[tuple[str, list[int], list[int]]] = []
+        self._constants: list[Any] = []
+        for node in members:
+            self._add(node)
+
+    def _add(self, node: TracedNode) -> None:
+        places = [self._place(value) for value in node.inputs()]
+        results = []
+        for value in node.outputs():
+            results.append(self._places.setdefault(value.unique(), len(self._places)))
+        self.steps.append((_function(node), places, results))
+        self._outline.append((node.kind(), places, results))
+        if node.kind() == "prim::Constant":
+            self._constants.append(node.output().toIValue())
+
+    def _place(self, value: TracedValue) -> int:
+        if value.unique() not in self._places:
+            if is_tensor(value) and value.node().kind() != "prim::Constant":
+                self.operands.append(value)
+                self._places[value.unique()] = len(self._places)
+                self.steps.append((_operand(len(self.operands) - 1), [], [self._places[value.unique()]]))
+            else:
+                self._add(value.node())
+        return self._places[value.unique()]
+
+    def keep(self, results: Sequence[TracedValue]) -> None:
+        self.results = [self._places[value.unique()] for value in results]
+        self._size = len(self._places)
+
+    def same_as(self, other: _Program) -> bool:
+        """Do both do the same with any operands? A size that became a number is a constant."""
+        return (
+            (self._outline, self.results) == (other._outline, other.results)
+            and len(self._constants) == len(other._constants)
+            and all(map(_same_constant, self._constants, other._constants))
+        )
+
+    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        values: list[Any] = [None] * self._size
+        for function, places, results in self.steps:
+            found = function(tensors, [values[i] for i in places])
+            for place, value in zip(results, found if len(results) != 1 else (found,), strict=True):
+                values[place] = value
+        return _each_its_own([values[i] for i in self.results], tensors)
+
+
+def _each_its_own(found: list[torch.Tensor], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """An operator that has nothing to do returns what it was given: these become views, since results are told apart by
+    identity."""
+    seen = {id(tensor) for tensor in operands}
+    for i, tensor in enumerate(found):
+        if id(tensor) in seen:
+            found[i] = tensor.view_as(tensor)
+        seen.add(id(found[i]))
+    return found
+
+
+def _same_constant(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
+
+
+def _operand(i: int) -> Callable:
+    return lambda tensors, values: tensors[i]
+
+
+_PLAIN: dict[str, Callable] = {
+    "prim::ListConstruct": lambda *values: list(values),
+    "prim::TupleConstruct": lambda *values: tuple(values),
+    "prim::ListUnpack": lambda values: values if len(values) != 1 else values[0],
+    "prim::TupleUnpack": lambda values: values if len(values) != 1 else values[0],
+    "prim::NumToTensor": torch.tensor,
+    "aten::Int": int,
+    "aten::Float": float,
+    "aten::Bool": bool,
+    "aten::IntImplicit": int,
+    "aten::FloatImplicit": float,
+    "aten::ScalarImplicit": lambda tensor: tensor.item(),
+    "aten::item": lambda tensor: tensor.item(),
+}
+
+
+def _function(node: TracedNode) -> Callable:
+    """What a node does, as a function of (operands, inputs)."""
+    kind = node.kind()
+    if kind == "prim::Constant":
+        constant = node.output().toIValue()
+        return lambda tensors, values: constant
+    if kind in _PLAIN:
+        plain = _PLAIN[kind]
+        return lambda tensors, values: plain(*values)
+    try:
+        schema = parse_schema(node.schema())
+        packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+        operator = getattr(packet, schema.overload_name or "default", packet)
+    except (RuntimeError, AttributeError):
+        raise NotTraceable(f"{kind} is no operator that can be called alone") from None
+    names = [argument.name if argument.kwarg_only else None for argument in schema.arguments]
+
+    def call(tensors: Sequence[torch.Tensor], values: list) -> Any:
+        pairs = list(zip(names, values, strict=True))
+        return operator(*[v for name, v in pairs if name is None], **{name: v for name, v in pairs if name})
+
+    return call
+
+
+def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable: set[int]) -> None:
+    inside = set(members)
+    results = [
+        value
+        for node in members
+        for value in node.outputs()
+        if not _stays_inside(value) and any(use.user not in inside for use in value.uses())
+    ]
+    if not results:
+        return
+    program = _Program(members)
+    program.keep(results)
+    operands = program.operands
+    arguments = pytree.flatten((tuple(torch.empty(0) for _ in operands), {}))[1]
+    names = [node.kind() for node in members if node.kind() not in _PLAIN and node.kind() != "prim::Constant"]
+    needs = [v.unique() in differentiable for v in operands]
+    modes = Modes(torch.is_grad_enabled(), devices.autocast_off())
+    needs = [need and modes.grad for need in needs]
+    node = Node("aten", " ".join(names), program, arguments, list(range(len(operands))), needs, frozenset(), modes)
+    node.flags, node.aten = [True] * len(results), sorted(set(names))
+    node.clones = any(name.endswith("_") for name in names)
+    number = len(regions.nodes)
+    regions.nodes.append(node)
+    numbers = any(v.type().dim() == 0 and v.type().dtype() == torch.int64 for v in operands)
+    if not numbers and all(v.type().sizes() is not None for v in (*operands, *results)):
+        regions.seen.append((number, _specs(operands), _specs(results)))
+    with graph.insert_point_guard(members[-1]):
+        listed = graph.insertNode(graph.create("prim::ListConstruct", operands, 1))
+        listed.output().setType(ListType.ofTensors())
+        numbers = [graph.insertConstant(number), graph.insertConstant(len(operands))]
+        call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
+        call.output().setType(ListType.ofTensors())
+        unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(results)))
+    for new in (listed, call, unpacked):
+        new.copyMetadata(members[-1])
+    token, *values = unpacked.outputs()
+    token.inferTypeFrom(torch.zeros((), dtype=torch.int64))
+    _move_users(graph, inside, unpacked)
+    for old, new in zip(results, values, strict=True):
+        if old.unique() in differentiable:
+            differentiable.add(new.unique())
+        new.setType(old.type())
+        old.replaceAllUsesWith(new)
+    for node in reversed(members):
+        node.destroy()
+
+
+def _move_users(graph: TracedGraph, inside: set, unpacked: TracedNode) -> None:
+    """What needs results of the group has to come after all of it."""
+    late, last = set(inside), unpacked
+    for node in list(graph.nodes()):
+        if node == unpacked:
+            break
+        if node not in inside and any(value.node() in late for value in node.inputs()):
+            late.add(node)
+            node.moveAfter(last)
+            last = node
+
+
+def _specs(values: Sequence[TracedValue]) -> tuple[Spec, ...]:
+    return tuple([(DTYPES[v.type().dtype()], tuple(v.type().sizes())) for v in values])

@@ -1,0 +1,19 @@
+"""Operators of torch in terms of others: `table.py` says what a definition is, the other files hold them."""
+
+from ortmodule.core.errors import Keep, Leave
+from ortmodule.lowering.decompositions import indices, layers, norms, order, pointwise, ranks, spatial, statistics
+from ortmodule.lowering.decompositions.table import DEFINITIONS
+
+__all__ = [
+    "DEFINITIONS",
+    "Keep",
+    "Leave",
+    "indices",
+    "layers",
+    "norms",
+    "order",
+    "pointwise",
+    "ranks",
+    "spatial",
+    "statistics",
+]

@@ -1,0 +1,199 @@
+"""Norms, distances, normalisations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ortmodule.core.errors import Keep, Leave
+from ortmodule.lowering.decompositions.table import defines, dtype_of, sloped
+
+
+@defines("aten::norm", again=True)
+def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
+    p = 2.0 if p is None else p
+    if not isinstance(p, (int, float)):
+        raise Keep
+    return _vector_norm(x, p, dim, keepdim, dtype)
+
+
+@defines("aten::linalg_vector_norm")
+def _vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
+    """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p. Powers of 16-bit numbers
+    are added up in float32, where they do not overflow."""
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    if not x.is_floating_point():
+        raise Keep
+    if x.dtype in (torch.float16, torch.bfloat16) and p not in (0, math.inf, -math.inf):
+        return _vector_norm(x.float(), p, dim, keepdim).to(x.dtype)
+    dim = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    if x.dim() == 0:
+        return x.abs() if p != 0 else (x != 0).to(x.dtype)
+    size = x.abs()
+    if abs(p) == math.inf:
+        value = size.amax(dim, True) if p > 0 else size.amin(dim, True)
+        taken = (size == value) | (size.isnan() & value.isnan())
+        return _reduced(value, x, torch.where(taken, x.sign() / taken.sum(dim, True), x.sign() * 0), dim, keepdim)
+    if p == 0:
+        return (x != 0).to(x.dtype).sum(dim, keepdim)
+    if p == 1:
+        return size.sum(dim, keepdim)
+    if p == 2:
+        return _root((x * x).sum(dim, keepdim))
+    value = size.pow(p).sum(dim, True).pow(1 / p)
+    if p < 1:
+        slope = (x.sign() * size.pow(p - 1)).masked_fill(x == 0, 0) * value.pow(1 - p)
+    elif p < 2:
+        slope = x.sign() * size.pow(p - 1) * (1 / value.pow(p - 1)).masked_fill(value == 0, 0)
+    else:
+        slope = x * size.pow(p - 2) * (1 / value.pow(p - 1)).masked_fill(value == 0, 0)
+    return _reduced(value, x, slope, dim, keepdim)
+
+
+def _reduced(value, x, slope, dim, keepdim):
+    """A value over dimensions that it has kept, with dx = dy * slope."""
+    nothing = sloped(torch.zeros_like(x), (x, slope))
+    value = value.detach() + nothing.sum(dim, True)
+    return value if keepdim else value.sum(dim)
+
+
+@defines("aten::linalg_norm")
+def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
+    dim = [dim] if isinstance(dim, int) else dim
+    if order is None:
+        return _vector_norm(x, 2, dim, keepdim, dtype)
+    if len(dim or range(x.dim())) == 1:
+        return _vector_norm(x, order, dim, keepdim, dtype)
+    return _matrix_norm(x, order, dim or [-2, -1], keepdim, dtype)
+
+
+@defines("aten::linalg_matrix_norm")
+def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    if order == "fro":
+        return _vector_norm(x, 2, list(dim), keepdim)
+    if order not in (1, -1, math.inf, -math.inf):
+        raise Leave(f"a matrix norm of order {order}")
+    rows, columns = (d % x.dim() for d in dim)
+    if abs(order) != 1:
+        rows, columns = columns, rows
+    sums = x.abs().sum(rows, keepdim=True)
+    result = sums.amax(columns, keepdim=True) if order > 0 else sums.amin(columns, keepdim=True)
+    return result if keepdim else result.select(max(rows, columns), 0).select(min(rows, columns), 0)
+
+
+@defines("aten::linalg_cond")
+def _condition(x, order=None):
+    raise Leave("a condition number")
+
+
+@defines("aten::cdist")
+def _cdist(a, b, p=2.0, mode=None):
+    return _vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
+
+
+@defines("aten::pairwise_distance")
+def _pairwise_distance(a, b, p=2.0, eps=1e-6, keepdim=False):
+    return _vector_norm(a - b + eps, p, [-1], keepdim)
+
+
+@defines("aten::cosine_similarity")
+def _cosine_similarity(a, b, dim=1, eps=1e-8):
+    """The gradient passes the bound of the norms as if it were not there."""
+    a, b = torch.broadcast_tensors(a, b)
+    if a.dim() == 0:
+        return _cosine_similarity(a.reshape(1), b.reshape(1), 0, eps)
+
+    def unit(x):
+        norm = _vector_norm(x, 2, [dim], True)
+        return x / sloped(norm.clamp(min=eps), (norm, torch.ones_like(norm)))
+
+    return (unit(a) * unit(b)).sum(dim)
+
+
+@defines("aten::renorm")
+def _renorm(x, p, dim, most):
+    """What is not longer than allowed stays, and so does its gradient."""
+    dims = [d for d in range(x.dim()) if d != dim % x.dim()]
+    long = _vector_norm(x.detach(), p, dims, True) > most
+    some = torch.where(long, x, 1)
+    return torch.where(long, some * (most / (_vector_norm(some, p, dims, True) + 1e-7)), x)
+
+
+@defines("aten::var")
+def _var(x, *arguments):
+    return _moments(_wide(x), *arguments)[0].to(x.dtype)
+
+
+@defines("aten::var_mean")
+def _var_mean(x, *arguments):
+    variance, mean = _moments(_wide(x), *arguments)
+    return variance.to(x.dtype), mean.to(x.dtype)
+
+
+@defines("aten::std")
+def _std(x, *arguments):
+    return _root(_moments(_wide(x), *arguments)[0]).to(x.dtype)
+
+
+@defines("aten::std_mean")
+def _std_mean(x, *arguments):
+    variance, mean = _moments(_wide(x), *arguments)
+    return _root(variance).to(x.dtype), mean.to(x.dtype)
+
+
+def _wide(x):
+    """Neither squares nor how many there are fit 16 bits: PyTorch adds them up in wider types, too."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _moments(x, dim=None, correction=1, keepdim=False):
+    """Variance and mean, by the arguments of every overload: `dim` may be absent, the correction a bool or None."""
+    if isinstance(dim, bool):
+        dim, correction = None, dim
+    if x.dim() == 0:
+        return _moments(x.reshape(1), [0], correction)
+    dim = dim or list(range(x.dim()))
+    correction = 1 if correction is None else correction if isinstance(correction, float) else int(correction)
+    mean = x.detach().mean(dim, keepdim=True)  # moving it changes nothing
+    squares = (x - mean).square().sum(dim, keepdim)
+    count = 1
+    for d in dim:
+        count = count * x.shape[d]
+    divisor = torch.as_tensor(count).to(x.dtype) - correction
+    return squares / divisor, x.mean(dim, keepdim=keepdim)
+
+
+def _root(x):
+    """The square root, whose gradient at zero is zero."""
+    none = x == 0
+    return x.masked_fill(none, 1).sqrt().masked_fill(none, 0)
+
+
+# --- normalisations ---------------------------------------------------------------------------------------------------
+
+
+@defines("aten::batch_norm", again=True)
+def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn):
+    """Without running statistics it moves some that nobody sees."""
+    if mean is not None:
+        raise Keep
+    like = x if weight is None else weight
+    zeros, ones = (make(x.shape[1], dtype=like.dtype) for make in (torch.zeros, torch.ones))
+    return F.batch_norm(x, zeros, ones, weight, bias, True, momentum, eps)
+
+
+@defines("aten::instance_norm", again=True)
+def _instance_norm(x, weight, bias, mean, variance, own, momentum, eps, cudnn):
+    """By running statistics it is a batch's."""
+    if own:
+        raise Keep
+    return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+
+@defines("aten::logdet")
+def _logdet(x):
+    sign, size = torch.linalg.slogdet(x)
+    return torch.where(sign < 0, math.nan, size)

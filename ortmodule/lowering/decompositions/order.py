@@ -1,0 +1,176 @@
+"""Extremes, order, clamping."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ortmodule.core.errors import Keep
+from ortmodule.lowering.decompositions.table import CLAMP_SHARES, defines, shared, sloped
+
+
+@defines("aten::max", again=True)
+def _max(x, dim=None, keepdim=False):
+    return _extreme(x, dim, keepdim, torch.argmax)
+
+
+@defines("aten::min", again=True)
+def _min(x, dim=None, keepdim=False):
+    return _extreme(x, dim, keepdim, torch.argmin)
+
+
+def _extreme(x, dim, keepdim, arg):
+    """Over a dimension: the whole gradient goes to the element that the index names. Over all of them: it is shared by
+    those that are equal, NaN among them."""
+    if isinstance(dim, torch.Tensor) or x.dim() == 0:
+        raise Keep
+    if dim is None:
+        if not x.is_floating_point():
+            raise Keep
+        value = (x.detach().amax if arg is torch.argmax else x.detach().amin)()
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
+    index = arg(x.byte() if x.dtype == torch.bool else x, dim, keepdim=True)
+    return picked(x, index, dim, keepdim)
+
+
+def _shared(x, value, taken):
+    """``value``, whose gradient the elements that are ``taken`` share."""
+    count = taken.float().sum()
+    share = torch.where(taken, x, 0).sum()
+    share = (share if x.dtype == torch.float64 else share.float()) / count
+    return sloped(value, (share.to(x.dtype), torch.ones_like(value)))
+
+
+def picked(x, index, dim, keepdim):
+    """Values at an index that has kept the dimension, and the index."""
+    values = x.gather(dim, index)
+    return (values, index) if keepdim else (values.select(dim, 0), index.select(dim, 0))
+
+
+@defines("aten::median")
+def _median(x, dim=None, keepdim=False):
+    if x.dim() == 0:
+        raise Keep
+    if dim is None:  # its gradient is shared by all that are equal
+        value = _median(x.reshape(-1), 0)[0].detach()
+        if not x.is_floating_point():
+            return value
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
+    index = x.argsort(dim).select(dim, (x.shape[dim] - 1) // 2).unsqueeze(dim)
+    if x.is_floating_point():
+        nan = x.isnan()
+        index = torch.where(nan.any(dim, keepdim=True), nan.long().argmax(dim, keepdim=True), index)
+    return picked(x, index, dim, keepdim)
+
+
+@defines("aten::nanmedian")
+def _nanmedian(x, dim=None, keepdim=False):
+    if x.dim() == 0 or not x.is_floating_point():
+        raise Keep
+    if dim is None:
+        value = _nanmedian(x.reshape(-1), 0)[0].detach()
+        return _shared(x, value, torch.where(value.isnan(), x.isnan(), x == value))
+    count = (~x.isnan()).sum(dim, keepdim=True)
+    return picked(x, x.argsort(dim).gather(dim, ((count - 1) // 2).clamp(min=0)), dim, keepdim)
+
+
+@defines("aten::kthvalue")
+def _kthvalue(x, k, dim=-1, keepdim=False):
+    if x.dim() == 0:
+        raise Keep
+    index = x.topk(k, dim, largest=False)[1].narrow(dim, k - 1, 1)
+    return picked(x, index, dim, keepdim)
+
+
+@defines("aten::sort", again=True)
+def _sort(x, *arguments):
+    """The engine's order is stable."""
+    if isinstance(arguments[0], (bool, type(None))) and len(arguments) == 3:
+        _, dim, descending = arguments
+        return torch.sort(x, dim, descending)
+    raise Keep
+
+
+@defines("aten::argsort")
+def _argsort(x, *arguments):
+    dim, descending = arguments[-2:]
+    return torch.sort(x, dim, descending)[1]
+
+
+@defines("aten::clamp", again=True)
+def _clamp(x, low=None, high=None):
+    """By tensors: where x is at its bound the gradient is its own; of a NaN nobody has one."""
+    if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
+        return _clamp_by_numbers(x, low, high)
+    if CLAMP_SHARES:
+        return _clamp_shared(x, low, high)
+    bounds = [bound for bound in (low, high) if bound is not None]
+    value, inside = x.detach(), None
+    for bound, nearer in zip((low, high), (torch.maximum, torch.minimum), strict=True):
+        if bound is not None:
+            within = x >= bound if bound is low else x <= bound
+            inside = within if inside is None else inside & within
+            value = nearer(value, bound.detach())
+    below = False if low is None else (x < low) & (low < high) if len(bounds) == 2 else x < low
+    above = False if high is None else (x > high) | (high < low) if len(bounds) == 2 else x > high
+    rest = value
+    for taken, bound in ((above, high), (below, low)):
+        value = value if bound is None else torch.where(taken, bound, value)
+    if len(bounds) == 2 and rest.is_floating_point():  # what a NaN has part in is NaN, and its gradient a bound's
+        value = value + torch.where(rest.isnan(), rest, -0.0)
+    return torch.where(inside, x, value)
+
+
+def _clamp_by_numbers(x, low, high):
+    """At a bound, and of a NaN, there is no gradient."""
+    if not x.is_floating_point() or not CLAMP_SHARES:
+        raise Keep
+    value, inside = x.detach(), None
+    for bound, is_low in ((low, True), (high, False)):
+        if bound is not None:
+            within = x > bound if is_low else x < bound
+            inside = within if inside is None else inside & within
+            value = torch.where(value < bound if is_low else value > bound, bound, value)
+    if any(bound is not None and math.isnan(bound) for bound in (low, high)):
+        value = torch.full_like(x, math.nan)
+    return torch.where(inside, x, value)
+
+
+def _clamp_shared(x, low, high):
+    """x and a bound that it is at have half of the gradient each. Of a NaN one bound and x have all of it, of two x."""
+    if low is None or high is None:
+        bound = low if high is None else high
+        value = torch.where(x < bound if high is None else x > bound, bound, x)
+        value = torch.where(x == bound, shared(x, bound), value)
+        return torch.where(x.isnan() | bound.isnan(), x + bound, value)
+    rest = torch.minimum(torch.maximum(x.detach(), low.detach()), high.detach())
+    ordered, crossed = low < high, low > high
+    value = torch.where((x < low) | (x > high), rest, x)
+    value = torch.where((x < low) & (low <= high), low, value)
+    above = torch.where(x.isnan(), x + high, high)
+    value = torch.where((x > high) & (low <= high) | crossed, above, value)
+    value = torch.where((x == low) & ordered, shared(x, low), value)
+    value = torch.where((x == high) & ordered, shared(x, high), value)
+    return value + torch.where(rest.isnan(), rest, -0.0) if rest.is_floating_point() else value
+
+
+@defines("aten::clamp_min", again=True)
+def _clamp_min(x, low):
+    return _clamp(x, low)
+
+
+@defines("aten::clamp_max", again=True)
+def _clamp_max(x, high):
+    return _clamp(x, None, high)
+
+
+@defines("aten::histc")
+def _histc(x, bins=100, low=0, high=0):
+    """How many elements fall into each bin; the last one includes its end, and what is outside counts nowhere."""
+    if low == high:
+        raise Keep
+    x = x.reshape(-1)
+    place = ((x - low) * (bins / (high - low))).floor().clamp(max=bins - 1)
+    place = place.masked_fill((x < low) | (x > high), -1)
+    return (place[:, None] == torch.arange(bins)).sum(0).to(x.dtype)

@@ -1,0 +1,390 @@
+"""Pointwise operators and shapes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from ortmodule.core.errors import Keep, Leave
+from ortmodule.lowering.decompositions.table import (
+    DEFINITIONS,
+    EXTREMES_OF_NAN,
+    EXTREMES_SHARE,
+    defines,
+    dtype_of,
+    shared,
+    sloped,
+)
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@defines("aten::floor", "aten::ceil", "aten::trunc", "aten::fix")
+def _rounded(x, *arguments):
+    """Integers are whole."""
+    if x.is_floating_point():
+        raise Keep
+    return x + 0
+
+
+@defines("aten::any", again=True)
+def _any(x, *arguments):
+    if x.dtype == torch.bool:
+        raise Keep
+    return (x != 0).any(*arguments)
+
+
+@defines("aten::all", again=True)
+def _all(x, *arguments):
+    if x.dtype == torch.bool:
+        raise Keep
+    return (x != 0).all(*arguments)
+
+
+@defines("aten::_is_all_true")
+def _is_all_true(x):
+    return x.all()
+
+
+@defines("aten::_is_any_true")
+def _is_any_true(x):
+    return x.any()
+
+
+@defines("aten::copy")
+def _copy(x, source, non_blocking=False):
+    return source.to(x.dtype).expand_as(x)
+
+
+@defines("aten::special_log_ndtr")
+def _log_ndtr(x):
+    """Far below 0 through erfcx, which does not vanish."""
+    scaled = torch.special.erfcx(x * -math.sqrt(0.5))
+    tail = torch.log(scaled / 2) - x * x / 2
+    value = torch.where(x < -1.0, tail, torch.log1p(torch.erfc(x * math.sqrt(0.5)) / -2))
+    return sloped(value, (x, math.sqrt(2 / math.pi) / scaled))
+
+
+@defines("aten::special_entr")
+def _entr(x):
+    value = torch.where(x > 0, -x * x.log(), torch.where(x == 0, 0, torch.where(x.isnan(), x, -math.inf)))
+    return sloped(value, (x, -1 - x.log()))
+
+
+@defines("aten::logit", "aten::special_logit")
+def _logit(x, eps=None):
+    """Outside of what it is defined for the gradient is NaN; where it is clamped, zero."""
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    slope = 1 / (x * (1 - x))
+    if eps is None or eps < 0:
+        return sloped((x / (1 - x)).log(), (x, torch.where((x < 0) | (x > 1), math.nan, slope)))
+    inside = x.clamp(eps, 1 - eps)
+    return sloped((inside / (1 - inside)).log(), (x, torch.where((x >= eps) & (x <= 1 - eps), slope, 0)))
+
+
+@defines("aten::logaddexp")
+def _logaddexp(a, b):
+    """Equal infinities stay: their difference is NaN."""
+    same = (a == b) & a.isinf()
+    distance = (a - b).masked_fill(same, 0).abs()
+    value = torch.where(same, a, torch.maximum(a, b) + torch.log1p(torch.exp(-distance)))
+    return sloped(value, (a, 1 / (1 + (b - a).exp())), (b, 1 / (1 + (a - b).exp())))
+
+
+@defines("aten::logaddexp2")
+def _logaddexp2(a, b):
+    two = math.log(2)
+    return _logaddexp(a * two, b * two) / two
+
+
+@defines("aten::xlogy")
+def _xlogy(x, y):
+    y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
+    return _times_log(x, y, y.log(), y, (x == 0) & (y <= 0))
+
+
+def _times_log(x, y, log, argument, flat):
+    """x log, which is 0 where x is, whatever y, if that is a number. ``flat``: where x has no gradient."""
+    value = torch.where(y.isnan(), y, torch.where(x == 0, 0, x * log))
+    return sloped(value, (x, log.masked_fill(flat, 0)), (y, x / argument))
+
+
+@defines("aten::special_xlog1py")
+def _xlog1py(x, y):
+    y = y if isinstance(y, torch.Tensor) else torch.full_like(x, y)
+    return _times_log(x, y, torch.log1p(y), y + 1, (x == 0) & (y <= -1))
+
+
+@defines("aten::log2")
+def _log2(x):
+    return x.log() / math.log(2)
+
+
+@defines("aten::log10")
+def _log10(x):
+    return x.log() / math.log(10)
+
+
+@defines("aten::sinc")
+def _sinc(x):
+    """At zero it is one, with a gradient of zero."""
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    if x.dtype in _NARROW:
+        return _sinc(x.float()).to(x.dtype)
+    angle, square = x * math.pi, x * x * math.pi
+    slope = ((angle * angle.cos() - angle.sin()) / square).masked_fill(square == 0, 0)
+    return sloped(torch.where(angle == 0, 1, angle.sin() / angle), (x, slope))
+
+
+@defines("aten::round", again=True)
+def _round(x, decimals=0):
+    """To decimals, of 16-bit numbers in float32."""
+    if not x.is_floating_point():
+        return x + 0
+    if decimals == 0:
+        raise Keep
+    if x.dtype in _NARROW:
+        return _round(x.float(), decimals).to(x.dtype)
+    power = 10.0 ** abs(decimals)
+    return (x * power).round() / power if decimals > 0 else (x / power).round() * power
+
+
+@defines("aten::lerp")
+def _lerp(x, end, weight):
+    """From the end that is nearer; of 16-bit numbers in float32."""
+    if x.dtype in _NARROW:
+        weight = weight.float() if isinstance(weight, torch.Tensor) else weight
+        return _lerp(x.float(), end.float(), weight).to(x.dtype)
+    if not isinstance(weight, torch.Tensor):
+        value = x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
+        ones = torch.ones_like(value)
+        return sloped(value, (x, ones * (1 - weight)), (end, ones * weight))
+    value = torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+    ones = torch.ones_like(value)
+    return sloped(value, (x, ones * (1 - weight)), (end, ones * weight), (weight, ones * (end - x)))
+
+
+@defines("aten::celu")
+def _celu(x, alpha=1.0):
+    """The exporter computes it in float32."""
+    if x.dtype != torch.float64:
+        raise Keep
+    below = x / alpha
+    return sloped(torch.where(x > 0, x, alpha * torch.expm1(below)), (x, torch.where(x > 0, 1, below.exp())))
+
+
+@defines("aten::float_power")
+def _float_power(x, y):
+    x, y = (v.double() if isinstance(v, torch.Tensor) else float(v) for v in (x, y))
+    return torch.pow(x, y)
+
+
+@defines("aten::nan_to_num")
+def _nan_to_num(x, nan=None, highest=None, lowest=None):
+    if not x.is_floating_point():
+        return x + 0
+    limits = torch.finfo(x.dtype)
+    x = torch.where(x.isnan(), 0.0 if nan is None else nan, x)
+    x = torch.where(x == math.inf, limits.max if highest is None else highest, x)
+    return torch.where(x == -math.inf, limits.min if lowest is None else lowest, x)
+
+
+@defines("aten::prelu", again=True)
+def _prelu(x, weight):
+    if weight.dim():
+        raise Keep
+    return F.prelu(x, weight.reshape(1))
+
+
+@defines("aten::heaviside")
+def _heaviside(x, values):
+    return torch.where(x == 0, values, (x > 0).to(x.dtype))
+
+
+@defines("aten::softplus", again=True)
+def _softplus(x, beta=1, threshold=20):
+    if beta == 1 and threshold == 20:
+        raise Keep
+    return torch.where(x * beta > threshold, x, F.softplus(x.mul(beta)) / beta)
+
+
+@defines("aten::threshold")
+def _threshold(x, threshold, value):
+    return torch.where(x <= threshold, value, x)
+
+
+@defines("aten::softshrink")
+def _softshrink(x, lambd=0.5):
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
+
+
+@defines("aten::hardshrink")
+def _hardshrink(x, lambd=0.5):
+    return torch.where((x > lambd) | (x < -lambd), x, torch.where(x.isnan(), x.detach(), 0))
+
+
+@defines("aten::softmax", again=True)
+def _softmax(x, dim, dtype=None):
+    if dtype is None or x.dtype == dtype_of(dtype):
+        raise Keep
+    return x.to(dtype_of(dtype)).softmax(dim)
+
+
+@defines("aten::log_softmax", again=True)
+def _log_softmax(x, dim, dtype=None):
+    if dtype is None or x.dtype == dtype_of(dtype):
+        raise Keep
+    return x.to(dtype_of(dtype)).log_softmax(dim)
+
+
+@defines("aten::_safe_softmax")
+def _safe_softmax(x, dim, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    nothing = (x == -math.inf).all(dim, keepdim=True)
+    return x.masked_fill(nothing, 0).softmax(dim).masked_fill(nothing, 0)
+
+
+@defines("aten::cumsum", again=True)
+def _cumsum(x, dim, dtype=None):
+    if dtype is not None or x.dtype != torch.int32:
+        raise Keep
+    return x.long().cumsum(dim)
+
+
+@defines("aten::normal")
+def _normal(mean, std, size=None, generator=None, dtype=None, *layout):
+    if isinstance(mean, torch.Tensor) or isinstance(std, torch.Tensor):
+        raise Keep
+    return torch.randn(size, dtype=None if dtype is None else dtype_of(dtype)) * std + mean
+
+
+@defines("aten::addcmul")
+def _addcmul(x, a, b, value=1):
+    return x + (a if value == 1 else a * value) * b
+
+
+@defines("aten::addcdiv")
+def _addcdiv(x, a, b, value=1):
+    return x + (a if value == 1 else a * value) / b
+
+
+@defines("aten::isclose")
+def _isclose(a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
+    same = a == b
+    if not a.is_floating_point():
+        a, b = a.to(torch.get_default_dtype()), b.to(torch.get_default_dtype())
+    elif equal_nan:
+        same = same | (a.isnan() & b.isnan())
+    return same | (((a - b).abs() <= atol + (rtol * b).abs()) & b.isfinite())
+
+
+@defines("aten::sum", again=True)
+def _sum_of_all(x, dim=None, keepdim=False, dtype=None):
+    """No dimension is every dimension."""
+    if dim != [] or keepdim:
+        raise Keep
+    return x.sum(dtype=None if dtype is None else dtype_of(dtype))
+
+
+@defines("aten::permute", again=True)
+def _permute(x, dims):
+    if all(d >= 0 for d in dims):
+        raise Keep
+    return x.permute([d % x.dim() for d in dims])
+
+
+@defines("aten::movedim", "aten::moveaxis")
+def _movedim(x, source, destination):
+    source, destination = ([d] if isinstance(d, int) else d for d in (source, destination))
+    placed = {to % x.dim(): d % x.dim() for d, to in zip(source, destination, strict=True)}
+    rest = iter(d for d in range(x.dim()) if d not in placed.values())
+    return x.permute([placed[d] if d in placed else next(rest) for d in range(x.dim())])
+
+
+@defines("aten::masked_select", again=True)
+def _masked_select(x, mask):
+    if tuple(map(int, x.shape)) == tuple(map(int, mask.shape)):
+        raise Keep
+    return torch.masked_select(*torch.broadcast_tensors(x, mask))
+
+
+@defines("aten::searchsorted")
+def _searchsorted(sequence, values, narrow=False, right=False, side=None, sorter=None):
+    if sorter is not None or not isinstance(values, torch.Tensor):
+        raise Leave("a sorter, or a number")
+    if sequence.dim() > 1:
+        sequence = sequence.unsqueeze(-2)
+    values = values.unsqueeze(-1)
+    before = sequence <= values if right or side == "right" else sequence < values
+    if values.is_floating_point():  # NaN comes after everything
+        before = before | values.isnan()
+    return before.sum(-1).int() if narrow else before.sum(-1)
+
+
+@defines("aten::addr")
+def _addr(x, a, b, beta=1, alpha=1):
+    return beta * x + alpha * (a.unsqueeze(1) * b)
+
+
+@defines("aten::linalg_vecdot")
+def _vecdot(a, b, dim=-1):
+    return (a * b).sum(dim)
+
+
+@defines("aten::vdot")
+def _vdot(a, b):
+    return (a * b).sum()
+
+
+def _extreme(a, b, first):
+    """One that is no NaN; ``first``: where it is a."""
+    value = torch.where(b.isnan() | first, a, b)
+    if EXTREMES_SHARE and a.is_floating_point():
+        if EXTREMES_OF_NAN:
+            a, b = torch.broadcast_tensors(a, b)
+            both = sloped(value, (a, torch.ones_like(value)), (b, torch.ones_like(value)))
+            value = torch.where(a.isnan() | b.isnan(), both, value)
+        value = torch.where(a == b, shared(a, b), value)
+    return value
+
+
+DEFINITIONS |= {
+    "aten::fmax": lambda a, b: _extreme(a, b, a >= b),
+    "aten::fmin": lambda a, b: _extreme(a, b, a <= b),
+    "aten::addbmm": lambda x, a, b, beta=1, alpha=1: beta * x + alpha * (a @ b).sum(0),
+    "aten::hstack": lambda tensors: torch.cat(tensors, 1 if tensors[0].dim() > 1 else 0),
+    "aten::tile": lambda x, times: x.repeat([1] * (x.dim() - len(times)) + times),
+    "aten::nansum": lambda x, dim=None, keepdim=False, dtype=None: _sum(
+        x.masked_fill(x.isnan(), 0), dim, keepdim, dtype
+    ),
+    "aten::bilinear": lambda a, b, w, bias=None: _plus(torch.einsum("...i,kij,...j->...k", a, w, b), bias),
+    "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
+}
+
+
+@defines("aten::copysign")
+def _copysign(a, b):
+    if not isinstance(b, torch.Tensor):
+        b = torch.full_like(a, b) if a.is_floating_point() else torch.tensor(float(b))
+    negative = torch.signbit(b)
+    size = a.abs() if a.is_floating_point() else a.abs().to(torch.get_default_dtype())
+    value = torch.where(negative, -size, size)
+    return sloped(value, (a, (value / a).masked_fill(a == 0, 0))) if a.is_floating_point() else value
+
+
+def _sum(x, dim, keepdim, dtype):
+    return x.sum(dtype=dtype) if dim is None or dim == [] else x.sum(dim, keepdim, dtype=dtype)
+
+
+def _plus(x, bias):
+    return x if bias is None else x + bias
+
+
+@defines("aten::nanmean")
+def _nanmean(x, dim=None, keepdim=False, dtype=None):
+    x = x if dtype is None else x.to(dtype_of(dtype))
+    number = ~x.isnan()
+    numbers = sloped(torch.where(number, x, 0), (x, number.to(x.dtype)))
+    return _sum(numbers, dim, keepdim, None) / _sum(number, dim, keepdim, None)

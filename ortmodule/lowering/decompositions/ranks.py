@@ -1,0 +1,171 @@
+"""Operators along a dimension, of a tensor that has none; parts of tensors, and tensors of parts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ortmodule.core.errors import Keep
+from ortmodule.lowering.decompositions.table import DEFINITIONS, defines
+
+
+def _of_one(kind: str) -> None:
+    """A tensor of rank 0 is one of a single element; otherwise what was defined before holds."""
+    packet, before = getattr(torch.ops.aten, kind), DEFINITIONS.get(f"aten::{kind}")
+
+    def define(x, *arguments):
+        if x.dim() or any(isinstance(a, bool) for a in arguments[:1]):
+            if before is None:
+                raise Keep
+            return before(x, *arguments)
+        raised = [a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in arguments]
+        results = (before or packet)(x.reshape(1), *raised)
+        shape = [a.shape for a in arguments if isinstance(a, torch.Tensor)][:1] if kind == "gather" else [()]
+        if isinstance(results, tuple):
+            return tuple(r.reshape(()) for r in results)
+        return results.reshape(shape[0])
+
+    defines(f"aten::{kind}", again=True)(define)
+
+
+for _kind in ("gather", "index_select", "index_add", "index_copy", "scatter", "scatter_add"):
+    _of_one(_kind)
+
+
+def _index_of_one(kind: str) -> None:
+    """Values and an index: of a tensor of rank 0 itself, and zero."""
+    before = DEFINITIONS.get(f"aten::{kind}")
+
+    def define(x, *arguments):
+        if x.dim():
+            if before is None:
+                raise Keep
+            return before(x, *arguments)
+        if not arguments:
+            return x * 1
+        return x * 1, torch.zeros((), dtype=torch.int64)
+
+    defines(f"aten::{kind}", again=True)(define)
+
+
+for _kind in ("median", "nanmedian", "kthvalue", "mode", "cummax", "cummin"):
+    _index_of_one(_kind)
+
+
+@defines("aten::take_along_dim")
+def _take_along_dim(x, index, dim=None):
+    if dim is None:
+        return x.reshape(-1).gather(0, index.reshape(-1))
+    if x.dim() != index.dim():
+        raise Keep
+    dim = dim % x.dim()
+    one = torch.broadcast_tensors(x.detach().narrow(dim, 0, 1), index.narrow(dim, 0, 1))[0]
+
+    def widened(t):
+        return t.expand([t.shape[d] if d == dim else one.shape[d] for d in range(t.dim())])
+
+    return widened(x).gather(dim, widened(index))
+
+
+@defines("aten::index_reduce")
+def _index_reduce(x, dim, index, source, reduce, include_self=True):
+    if x.dim() == 0:
+        parts = x.reshape(1), dim, index.reshape(-1), source.reshape(-1)
+        return _index_reduce(*parts, reduce, include_self).reshape(())
+    index = index.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]).expand_as(source)
+    return x.scatter_reduce(dim, index, source, reduce, include_self=include_self)
+
+
+@defines("aten::put")
+def _put(x, index, source, accumulate=False):
+    flat, index = x.reshape(-1), index.reshape(-1)
+    index = torch.where(index < 0, index + flat.shape[0], index)
+    place = flat.scatter_add if accumulate else flat.scatter
+    return place(0, index, source.reshape(-1)).reshape(x.shape)
+
+
+@defines("aten::slice_scatter")
+def _slice_scatter(x, source, dim=0, start=None, end=None, step=1):
+    places = torch.arange(x.shape[dim])[start:end:step]
+    return x.index_copy(dim, places, source)
+
+
+@defines("aten::select_scatter")
+def _select_scatter(x, source, dim, index):
+    size = x.shape[dim]
+    places = torch.arange(size) - (index if index >= 0 else size + index)
+    hit = (places == 0).reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+    return torch.where(hit, source.unsqueeze(dim), x)
+
+
+@defines("aten::diagonal_scatter")
+def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    order = [d for d in range(x.dim()) if d not in (dim1, dim2)] + [dim1, dim2]
+    moved = x.permute(order)
+    rows, columns = moved.shape[-2], moved.shape[-1]
+    first = offset if offset >= 0 else -offset * columns
+    count = torch.minimum(rows + min(offset, 0), columns - max(offset, 0))
+    places = torch.arange(count) * (columns + 1) + first
+    flat = moved.flatten(-2).index_copy(-1, places, source)
+    return flat.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
+
+
+@defines("aten::roll", again=True)
+def _roll(x, shifts, dims=()):
+    if x.dim() == 0:
+        return x * 1
+    if dims:
+        raise Keep
+    return x.reshape(-1).roll(shifts, [0]).reshape(x.shape)
+
+
+@defines("aten::diag_embed")
+def _diag_embed(x, offset=0, dim1=-2, dim2=-1):
+    places = torch.arange(x.shape[-1])
+    square = x.unsqueeze(-1).masked_fill(places[:, None] != places, 0)
+    if offset:
+        square = F.pad(square, (offset, 0, 0, offset) if offset > 0 else (0, -offset, -offset, 0))
+    rank = square.dim()
+    dims = [dim1 % rank, dim2 % rank]
+    return square if dims == [rank - 2, rank - 1] else square.movedim([-2, -1], dims)
+
+
+@defines("aten::linalg_diagonal")
+def _linalg_diagonal(x, offset=0, dim1=-2, dim2=-1):
+    return x.diagonal(offset, dim1, dim2)
+
+
+@defines("aten::tensor_split", sizes=True)
+def _tensor_split(x, places, dim=0):
+    if isinstance(places, torch.Tensor):
+        raise Keep
+    n = int(x.shape[dim])
+    if isinstance(places, int):
+        sizes = [n // places + (i < n % places) for i in range(places)]
+        ends = [sum(sizes[: i + 1]) for i in range(places)]
+    else:
+        ends = [*places, None]
+    before = (slice(None),) * (dim % x.dim())
+    starts = [0, *ends[:-1]]
+    return tuple(x[(*before, slice(a, b))] for a, b in zip(starts, ends, strict=True))
+
+
+@defines("aten::linalg_matrix_power", "aten::matrix_power")
+def _matrix_power(x, n):
+    if n < 1:
+        raise Keep
+    result = None
+    while n:
+        if n & 1:
+            result = x if result is None else result @ x
+        n >>= 1
+        x = x @ x if n else x
+    return result * 1
+
+
+DEFINITIONS["aten::exp2"] = lambda x: torch.pow(2.0, x if x.is_floating_point() else x.to(torch.get_default_dtype()))
+DEFINITIONS["aten::expand_copy"] = lambda x, size, implicit=False: x.expand(size)
+DEFINITIONS["aten::unbind_copy"] = lambda x, dim=0: x.unbind(dim)
+DEFINITIONS["aten::split_with_sizes_copy"] = lambda x, sizes, dim=0: x.split(sizes, dim)
+DEFINITIONS["aten::exponential"] = lambda x, rate=1.0, generator=None: -torch.log1p(-torch.rand_like(x)) / rate

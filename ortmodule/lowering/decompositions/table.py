@@ -1,0 +1,77 @@
+"""Operators of torch in terms of others, where the exporter translates them wrongly or in a way that does not train.
+
+A definition takes the operator's arguments in the order of its schema and returns its result. It is traced
+(`decompose.py`) on tensors like the operator's operands, so it may look at ranks and types; a size that it takes as a
+number becomes a constant, which the comparison of two traces finds. For a form that it does not have it raises
+Leave: PyTorch runs such operators inside the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ortmodule.core.errors import Keep
+
+_library = torch.library.Library("ortmodule", "FRAGMENT")
+_library.define("sloped(Tensor value, Tensor x, Tensor slope) -> Tensor")
+_library.impl("sloped", lambda value, x, slope: value.clone(), "CompositeExplicitAutograd")
+
+DEFINITIONS: dict[str, Callable] = {}
+
+
+def defines(*kinds: str, again: bool = False, sizes: bool = False) -> Callable:
+    """``again``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are computed
+    from sizes come as they are in the trace."""
+
+    def register(function):
+        function.again, function.sizes = again, sizes
+        DEFINITIONS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """``value``, with the gradients that PyTorch defines: dx = dy * slope for every (x, slope). For functions where the
+    derivative of a composition is something else at the edges, like 0 * infinity."""
+    value = value.detach()
+    for x, slope in slopes:
+        value = torch.ops.ortmodule.sloped(value, x, slope.detach())
+    return value
+
+
+def shared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a``, which ``b`` is equal to: each has half of the gradient."""
+    a, b = torch.broadcast_tensors(a, b)
+    half = torch.full_like(a, 0.5)
+    return sloped(a, (a, half), (b, half))
+
+
+def _gradient(function: Callable, *numbers: float) -> float:
+    """Of a function of numbers for the first."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [torch.tensor(number, requires_grad=True) for number in numbers]
+        return torch.autograd.grad(function(*leaves), leaves)[0].item()
+
+
+#: What versions of PyTorch do not agree on. Is the gradient of clamp nothing at a number that is a bound, and shared
+#: with a tensor that is one (from torch 2.14 on; before, all of it is the operand's)? Is that of fmax and fmin shared
+#: by two that are equal (from 2.14 on), and do both get all of it where one is NaN (2.14)?
+CLAMP_SHARES = _gradient(lambda x: x.clamp(max=1.0), 1.0) == 0
+EXTREMES_SHARE = _gradient(torch.fmax, 1.0, 1.0) == 0.5
+EXTREMES_OF_NAN = _gradient(torch.fmax, float("nan"), 1.0) == 1
+
+
+#: Types as a graph has them: numbers.
+_TYPES = {
+    0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+    7: torch.float64, 11: torch.bool, 15: torch.bfloat16,
+}  # fmt: skip
+
+
+def dtype_of(dtype):
+    if isinstance(dtype, int) and dtype not in _TYPES:
+        raise Keep
+    return _TYPES[dtype] if isinstance(dtype, int) else dtype

@@ -1,0 +1,166 @@
+"""A TorchScript trace -> ONNX bytes. The only file that knows an exporter.
+
+The exporter is the TorchScript path of `torch.onnx.export`: it takes tenths of a second and captures nearly everything
+that trains. It is entered with a trace that was made before (`trace.py`), so that two traces can be compared first and
+the sizes that differ between them hidden: what the exporter does not see it cannot write into the graph.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+from ortmodule.core.dtypes import as_pairs
+from ortmodule.core.errors import ExportError
+from ortmodule.core.names import INPUT
+from ortmodule.core.torch_private import (
+    EXPORTER_GLOBALS,
+    TracedGraph,
+    exporting_trace,
+    quiet_exporter,
+    register_symbolics,
+    reset_trace_module_map,
+    setup_trace_module_map,
+    symbolic_registry,
+)
+from ortmodule.lowering import onnx_types, packed_sequence, symbolics  # noqa: F401 (packed: only its translations)
+
+#: The tracer and the exporter keep what they do in globals: one capture at a time in a process.
+CAPTURING = threading.RLock()
+
+
+@contextmanager
+def tracing(module: nn.Module) -> Iterator[None]:
+    """Around a trace: nodes get scopes, code that asks is told that it is being exported, nothing is printed."""
+    setup_trace_module_map(module, False)
+    before, EXPORTER_GLOBALS.in_onnx_export = EXPORTER_GLOBALS.in_onnx_export, True
+    try:
+        with _quiet():
+            # A cached cast of a weight would become a constant.
+            torch.set_autocast_cache_enabled(False)
+            yield
+    finally:
+        EXPORTER_GLOBALS.in_onnx_export = before
+        reset_trace_module_map()
+
+
+def export(
+    graph: TracedGraph, results: Sequence[torch.Tensor], module: nn.Module, tensors: Sequence[torch.Tensor],
+    varied: set[tuple[int, int]], opset: int,
+) -> onnx.ModelProto:  # fmt: skip
+    """``graph``, traced from ``module(*tensors)`` with these results, as ONNX without weights. Consumes ``graph``.
+
+    ``varied``: (tensor, dimension) pairs whose sizes differ from call to call.
+    """
+    names = [f"{INPUT}{i}" for i in range(len(tensors))]
+    tensors = [as_pairs(tensor) for tensor in tensors]
+    file = io.BytesIO()
+    try:
+        with exporting_trace(lambda *args: (graph, tuple(results))), _quiet(), symbolics.installed():
+            torch.onnx.export(
+                module,
+                tuple(tensors),
+                file,
+                dynamo=False,
+                training=torch.onnx.TrainingMode.PRESERVE,
+                do_constant_folding=False,
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                autograd_inlining=False,
+                opset_version=opset,
+                input_names=names,
+                dynamic_axes={
+                    name: {d: f"{name}/{d}" for d in range(t.dim()) if (i, d) in varied}
+                    for i, (name, t) in enumerate(zip(names, tensors, strict=True))
+                },
+            )
+    except Exception as error:
+        raise ExportError(f"torch.onnx: {_first_line(error)}", symbolics.record.failed) from error
+    return onnx.load_model_from_string(file.getvalue())
+
+
+def knows(kind: str, opset: int) -> bool:
+    """Can the exporter translate this operator (`aten::...`)?"""
+    register_symbolics()
+    name = kind.removesuffix("_")
+    return symbolics.knows(name) or symbolic_registry.is_registered_op(name, opset)
+
+
+def kinds_behind(operators: Iterable[str]) -> frozenset[str]:
+    """The operators of the latest trace that became these of ONNX."""
+    record = symbolics.record
+    found = [record.made.get(operator) or record.inner.get(operator, ()) for operator in operators]
+    return frozenset(kind for kinds in found for kind in kinds if kind.startswith("aten::"))
+
+
+def _first_line(error: Exception) -> str:
+    """Without the invitations and addresses that follow."""
+    line = str(error).strip().partition("\n")[0]
+    for rest in (" Please ", " [Caused by", " If you are trying"):
+        line = line.partition(rest)[0]
+    return line.strip() or type(error).__name__
+
+
+class _Remarks(threading.local):
+    heard = False
+
+
+_remarks = _Remarks()
+
+
+@contextmanager
+def heard(on: bool) -> Iterator[None]:
+    """Inside, in this thread, remarks of tracer and exporter are shown, or not."""
+    before, _remarks.heard = _remarks.heard, on
+    try:
+        yield
+    finally:
+        _remarks.heard = before
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences tracer and exporter unless they are to be heard, and leaves torch's settings as they were.
+
+    Shape inference over the whole graph is left out (it takes three quarters of an export, and the engine has its own),
+    and so are torch's checks of its own passes.
+    """
+    logger = logging.getLogger("torch.onnx")
+    level, cache = logger.level, torch.is_autocast_cache_enabled()
+    check_input = nn.RNNBase.check_forward_args
+    nn.RNNBase.check_forward_args = _check_input
+    try:
+        with quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
+            if not _remarks.heard:
+                warnings.simplefilter("ignore")
+                logger.setLevel(logging.ERROR)
+            yield
+    finally:
+        nn.RNNBase.check_forward_args = check_input
+        logger.setLevel(level)
+        torch.set_autocast_cache_enabled(cache)
+
+
+def _check_input(layer: nn.RNNBase, x: torch.Tensor, state: Any, batch_sizes: torch.Tensor | None) -> None:
+    """torch's check of what a recurrent layer is given, without looks at a packed sequence: its operator checks it by
+    itself, and the state."""
+    if batch_sizes is None:
+        layer.check_input(x, batch_sizes)
+
+
+def _verify_batch_size(size: torch.Size) -> None:
+    """torch's check of a normalisation's input, without the in-place product that the exporter remarks on."""
+    values = size[0]
+    for length in size[2:]:
+        values = values * length
+    if values == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")

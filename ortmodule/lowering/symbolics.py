@@ -1,0 +1,523 @@
+"""ONNX for operators that the TorchScript exporter does not know, where no other operator of torch says the same.
+
+:func:`installed` puts them in place for the duration of one export; the exporter's own tables stay untouched. Two
+operators of the engine's own domain say what ONNX cannot: ``Embedding`` (no gradient for the padding row) and
+``StopGradient`` (the value goes on, its gradient does not: `detach()`, `torch.no_grad()`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.onnx import errors, symbolic_helper
+
+from ortmodule.core.dtypes import ONNX_TYPES
+from ortmodule.core.names import DOMAIN
+from ortmodule.core.torch_private import (
+    EXPORTER_GLOBALS,
+    GraphContext,
+    TensorType,
+    TracedNode,
+    TracedValue,
+    exporter_parameters,
+    get_const,
+    get_tensor_sizes,
+    is_none,
+    maybe_get_const,
+    parse_arg,
+    prepare_onnx_paddings,
+    run_symbolic_function,
+    squeeze_helper,
+    translating,
+    unpack_list,
+)
+
+_SYMBOLICS: dict[str, Callable] = {}
+
+
+class _Record(threading.local):
+    """Of the latest export in this thread."""
+
+    def __init__(self) -> None:
+        self.failed = ""  # the operator of the trace whose translation raised
+        self.made: dict[str, set[str]] = {}  # ONNX operators: the kinds that they are translations of
+        self.inner: dict[str, set[str]] = {}  # ... the kinds in whose translation they are
+        self.packings: dict[int, Any] = {}  # by the batch sizes, a value (packed_sequence.py)
+        self.padded: dict[int, TracedValue] = {}  # by packed rows, a value: these in their places
+
+
+record = _Record()
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Inside, exports use the translations of this file."""
+
+    def run(graph, block, node, inputs, env, values_in_env, new_nodes, *rest):
+        own = _SYMBOLICS.get(_plain(node.kind()))
+        opset = EXPORTER_GLOBALS.export_onnx_opset_version
+        parts = {
+            "params_dict": exporter_parameters(),
+            "env": env,
+            "values_in_env": values_in_env,
+            "new_nodes": new_nodes,
+        }
+        g = GraphContext(graph=graph, block=block, opset=opset, original_node=node, **parts)
+        record.failed = node.kind()
+        known = len(new_nodes)
+        result = NotImplemented if own is None else own(g, *inputs)
+        if result is NotImplemented:
+            result = run_symbolic_function(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
+        record.failed = ""
+        for value in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(value, TracedValue):
+                record.made.setdefault(_onnx(value.node()), set()).add(node.kind())
+        for made in new_nodes[known:]:
+            record.inner.setdefault(_onnx(made), set()).add(node.kind())
+        return result
+
+    record.__init__()
+    with translating(run):
+        yield
+
+
+def _onnx(node: TracedNode) -> str:
+    return node.kind().rpartition("::")[2]
+
+
+def knows(kind: str) -> bool:
+    """Is this operator translated here?"""
+    return _plain(kind) in _SYMBOLICS
+
+
+def _plain(kind: str) -> str:
+    """An operator that changes its operand is the same one; by now nothing looks at the operand any more."""
+    return kind if kind.endswith("__") else kind.removesuffix("_")
+
+
+def _tensor_type(value: TracedValue) -> TensorType | None:
+    kind = value.type()
+    return kind if isinstance(kind, TensorType) else None
+
+
+def _is_float(value: TracedValue) -> bool:
+    kind = _tensor_type(value)
+    return kind is not None and kind.dtype() is not None and kind.dtype().is_floating_point
+
+
+def _like(value: TracedValue, made: TracedValue) -> TracedValue:
+    """`made` with the type of `value`: the exporter knows nothing about operators of other domains.
+
+    Never with the type of a traced value: its sizes are those of the trace, and would become constants.
+    """
+    made.setType(value.type())
+    return made
+
+
+def symbolic(*kinds: str, args: str = "") -> Callable:
+    """Registers the translation of these operators; `args` are the letters of `symbolic_helper.parse_args`."""
+
+    def register(function):
+        parsed = symbolic_helper.parse_args(*args.split())(function) if args else function
+        _SYMBOLICS.update(dict.fromkeys(kinds, parsed))
+        return function
+
+    return register
+
+
+# --- gradients that stop ----------------------------------------------------------------------------------------------
+
+
+@symbolic("aten::detach")
+def _detach(g, x):
+    if not _is_float(x) or not torch.is_grad_enabled():
+        return x
+    return _like(x, g.op(f"{DOMAIN}::StopGradient", x))
+
+
+@symbolic("ortmodule::sloped")
+def _sloped(g, value, x, slope):
+    return _own(g, "Sloped", value, x, slope) if torch.is_grad_enabled() else value
+
+
+# --- nodes that PyTorch runs ------------------------------------------------------------------------------------------
+
+
+@symbolic("ortmodule::call")
+def _call(g, operands, number, given):
+    traced = next(iter(next(g.original_node.outputs()).uses())).user
+    numbers = [get_const(value, "i", "number") for value in (number, given)]
+    made = g.op(
+        f"{DOMAIN}::PythonOp", *unpack_list(operands), number_i=numbers[0], given_i=numbers[1],
+        outputs=traced.outputsSize(),
+    )  # fmt: skip
+    made = made if isinstance(made, (tuple, list)) else [made]
+    for result, output in zip(made, traced.outputs(), strict=True):
+        kind = output.type()
+        result.setType(kind.with_sizes([None] * kind.dim()))
+    return g.op("prim::ListConstruct", *made)
+
+
+# --- embedding --------------------------------------------------------------------------------------------------------
+
+
+@symbolic("aten::embedding", args="v v i b v")
+def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+    if scale_grad_by_freq and torch.is_grad_enabled():
+        raise errors.SymbolicValueError("embedding with scale_grad_by_freq", weight)
+    gathered = g.op("Gather", weight, indices)
+    if padding_idx < 0 or not torch.is_grad_enabled():
+        return gathered
+    return _like(gathered, g.op(f"{DOMAIN}::Embedding", weight, indices, padding_idx_i=padding_idx))
+
+
+@symbolic("aten::layer_norm")
+def _layer_norm(g, x, shape, weight, bias, eps, cudnn):
+    """Over dimensions whose sizes are computed: what counts is how many they are."""
+    if isinstance(maybe_get_const(shape, "is"), (list, tuple)):
+        return NotImplemented
+    first = -len(unpack_list(shape))
+    if is_none(weight):
+        one = torch.ones(1, dtype=_result(g).dtype())
+        weight = g.op("ConstantOfShape", g.op("Shape", x, start_i=first), value_t=one)
+    rest = [] if is_none(bias) else [bias]
+    eps = get_const(eps, "f", "eps")
+    return g.op("LayerNormalization", x, weight, *rest, axis_i=first, epsilon_f=eps)
+
+
+@symbolic("aten::group_norm", args="v i v v f b")
+def _group_norm(g, x, groups, weight, bias, eps, cudnn):
+    channels = g.op("Shape", x, start_i=1, end_i=2)
+    numbers = [1.0, 0.0]
+    for i, given in enumerate((weight, bias)):
+        fill = torch.full((1,), numbers[i], dtype=_result(g).dtype())
+        numbers[i] = g.op("ConstantOfShape", channels, value_t=fill) if is_none(given) else given
+    return _own(g, "GroupNorm", x, *numbers, groups_i=groups, epsilon_f=eps)
+
+
+@symbolic("aten::_convolution", "aten::convolution")
+def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *settings):
+    """By a weight whose sizes are computed."""
+    sizes = get_tensor_sizes(weight)
+    if sizes is None or None not in sizes[2:]:
+        return NotImplemented
+    lists = [maybe_get_const(v, "is") for v in (stride, padding, dilation, output_padding)]
+    numbers = [maybe_get_const(v, "i") for v in (transposed, groups)]
+    if not all(isinstance(v, (list, tuple)) for v in lists) or any(isinstance(v, TracedValue) for v in numbers):
+        return NotImplemented
+    rank = len(sizes) - 2
+    stride, padding, dilation, more = [list(v) * rank if len(v) == 1 else list(v) for v in lists]
+    options = {"strides_i": stride, "pads_i": padding * 2, "dilations_i": dilation, "group_i": numbers[1]}
+    if numbers[0] and any(more):
+        options["output_padding_i"] = more
+    rest = [] if is_none(bias) else [bias]
+    return g.op("ConvTranspose" if numbers[0] else "Conv", x, weight, *rest, **options)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+@symbolic("aten::cross_entropy_loss", args="v v v i i f")
+def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smoothing):
+    """With smoothing; without it the exporter's own."""
+    if not label_smoothing:
+        return NotImplemented
+    operands = [scores, labels] if is_none(weight) else [scores, labels, weight]
+    how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
+    return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
+
+
+@symbolic("aten::huber_loss", args="v v i f")
+def _huber_loss(g, x, target, reduction=1, delta=1.0):
+    return _distances(g, x, target, reduction, delta_f=delta)
+
+
+@symbolic("aten::smooth_l1_loss", args="v v i f")
+def _smooth_l1_loss(g, x, target, reduction=1, beta=1.0):
+    return _distances(g, x, target, reduction, delta_f=beta, over_f=beta)
+
+
+def _distances(g, x, target, reduction, **attributes):
+    """Huber's loss. A float64 ``delta`` that an attribute, which is float32, would not give back is a factor beside the
+    loss of operands divided by it."""
+    x, target = _alike(g, x, target)
+    delta, factor = attributes["delta_f"], None
+    if x.type().dtype() == torch.float64 and float(str(numpy.float32(delta))) != delta:
+        over, factor = (
+            g.op("Constant", value_t=torch.tensor(number, dtype=torch.float64))
+            for number in (delta, delta if "over_f" in attributes else delta * delta)
+        )
+        x, target = g.op("Div", x, over), g.op("Div", target, over)
+        attributes = {"delta_f": 1.0}
+    each = g.op(f"{DOMAIN}::Huber", x, target, **attributes)
+    shape = max((list(g.original_node.inputs())[i].type().dim() for i in (0, 1)), default=0)
+    each.setType(_result(g).with_sizes([None] * shape))
+    if reduction != 0:
+        each = g.op("ReduceMean" if reduction == 1 else "ReduceSum", each, keepdims_i=0)
+    return each if factor is None else g.op("Mul", each, factor)
+
+
+# --- plain functions --------------------------------------------------------------------------------------------------
+
+
+def _own(g, name, *inputs, output=0, **attributes):
+    """A node of our domain, with the type and the rank that the traced operator's result has."""
+    made = g.op(f"{DOMAIN}::{name}", *inputs, **attributes)
+    kind = list(g.original_node.outputs())[output].type()
+    if isinstance(kind, TensorType) and kind.dim() is not None:
+        made.setType(kind.with_sizes([None] * kind.dim()))
+    return made
+
+
+for _name in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
+    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: g.op(name, x)
+for _name in ("Trunc", "Expm1", "Log1p", "Erfc", "Lgamma", "Digamma"):
+    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: _own(g, name, x)
+_SYMBOLICS["aten::fix"] = _SYMBOLICS["aten::trunc"]
+for _name in ("Atan2", "Hypot"):
+    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, y, name=_name: _own(g, name, x, y)
+
+
+def _dtype(value):
+    kind = _tensor_type(value)
+    return None if kind is None else kind.dtype()
+
+
+def _result(g) -> TensorType:
+    """The type of the operator's first result in the trace."""
+    return next(g.original_node.outputs()).type()
+
+
+def _alike(g, *values):
+    """Operands as the result's type; numbers and tensors alike."""
+    dtype = _result(g).dtype()
+    to = ONNX_TYPES[dtype]
+    return [value if _dtype(value) == dtype else g.op("Cast", value, to_i=to) for value in values]
+
+
+@symbolic("aten::floor_divide")
+def _floor_divide(g, x, y):
+    return _own(g, "FloorDiv", *_alike(g, x, y))
+
+
+@symbolic("aten::remainder", "aten::__mod__")
+def _remainder(g, x, y):
+    return _own(g, "Remainder", *_alike(g, x, y))
+
+
+@symbolic("aten::fmod")
+def _fmod(g, x, y):
+    return g.op("Mod", *_alike(g, x, y), fmod_i=1)
+
+
+@symbolic("aten::div", "aten::divide")
+def _div(g, x, y, rounding=None):
+    mode = None if rounding is None else maybe_get_const(rounding, "s")
+    if mode == "floor":
+        return _own(g, "FloorDiv", *_alike(g, x, y))
+    if mode == "trunc" and _result(g).dtype().is_floating_point:
+        quotient = g.op("Div", *_alike(g, x, y))
+        return _own(g, "Trunc", _like(quotient, g.op(f"{DOMAIN}::StopGradient", quotient)))
+    return NotImplemented
+
+
+@symbolic("aten::mish")
+def _mish(g, x):
+    return g.op("Mish", x) if EXPORTER_GLOBALS.export_onnx_opset_version >= 18 else NotImplemented
+
+
+@symbolic("aten::hardtanh", args="v f f")
+def _hardtanh(g, x, low, high):
+    if not _is_float(x):
+        return NotImplemented
+    return _own(g, "HardTanh", x, min_f=low, max_f=high)
+
+
+@symbolic("aten::relu6")
+def _relu6(g, x):
+    return _own(g, "HardTanh", x, min_f=0.0, max_f=6.0) if _is_float(x) else NotImplemented
+
+
+@symbolic("aten::dropout", args="v f b")
+def _dropout(g, x, p, train):
+    """All of it: zeros. The exporter's ratio is a float32."""
+    if not train:
+        return NotImplemented
+    if p < 1:
+        ratio = g.op("Constant", value_t=torch.tensor(p, dtype=torch.float64))
+        return g.op("Dropout", x, ratio, g.op("Constant", value_t=torch.tensor(True)))
+    return g.op("Mul", x, g.op("Constant", value_t=torch.zeros((), dtype=_result(g).dtype())))
+
+
+@symbolic("aten::_grouped_mm")
+def _grouped_mm(g, rows, matrices, ends=None, bias=None, dtype=None):
+    """Of one matrix for each group of rows; PyTorch has more forms."""
+    given = [is_none(x) for x in (ends, bias, dtype)]
+    ranks = [_tensor_type(x).dim() for x in list(g.original_node.inputs())[:2]]
+    if given != [False, True, True] or ranks != [2, 3]:
+        raise errors.SymbolicValueError("a grouped product of this form", rows)
+    return _own(g, "GroupedMatMul", rows, matrices, ends)
+
+
+# --- along a dimension ------------------------------------------------------------------------------------------------
+
+
+def _rank(g) -> int:
+    return next(g.original_node.inputs()).type().dim()
+
+
+@symbolic("aten::squeeze")
+def _squeeze(g, x, dim=None):
+    """What is one in the trace goes. What is not has to stay: a run that would be different is found by what was read,
+    or refused by the engine."""
+    traced = next(g.original_node.inputs())
+    sizes = traced.type().varyingSizes()
+    if sizes is None:
+        return NotImplemented
+    dims = range(len(sizes))
+    if dim is not None and sizes:
+        named = maybe_get_const(dim, "t")
+        dims = {d % len(sizes) for d in torch.as_tensor(named).reshape(-1).tolist()}
+    gone = [d for d in sorted(dims) if sizes[d] == 1]
+    kept = [d for d in sorted(dims) if sizes[d] != 1 and not _is_read(traced, d)]
+    if kept:
+        like = x
+        x = g.op(f"{DOMAIN}::NotOne", x, axes_i=kept)
+        x.setType(like.type())
+    return squeeze_helper(g, x, gone) if gone else x
+
+
+def _is_read(value: TracedValue, dim: int) -> bool:
+    """Is a size of this traced value compared with a number?"""
+    for use in value.uses():
+        if use.user.kind() == "aten::size" and list(use.user.inputs())[1].toIValue() == dim:
+            users = [u.user for u in use.user.output().uses()]
+            users += [u.user for n in users if n.kind() == "prim::NumToTensor" for u in n.output().uses()]
+            if any(user.kind() == "aten::eq" for user in users):
+                return True
+    return False
+
+
+@symbolic("aten::cumprod", args="v i v")
+def _cumprod(g, x, dim, dtype):
+    return _own(g, "CumProd", *_alike(g, x), axis_i=dim) if _rank(g) else _alike(g, x)[0]
+
+
+@symbolic("aten::logcumsumexp", args="v i")
+def _logcumsumexp(g, x, dim):
+    return _own(g, "LogCumSumExp", x, axis_i=dim) if _rank(g) else x
+
+
+@symbolic("aten::cummax", args="v i")
+def _cummax(g, x, dim):
+    return _cumulated(g, x, dim, "CumArgMax")
+
+
+@symbolic("aten::cummin", args="v i")
+def _cummin(g, x, dim):
+    return _cumulated(g, x, dim, "CumArgMin")
+
+
+def _cumulated(g, x, dim, name):
+    if not _rank(g):
+        raise errors.SymbolicValueError(f"{name} of a tensor of rank 0", x)
+    index = _own(g, name, x, axis_i=dim, output=1)
+    return g.op("GatherElements", x, index, axis_i=dim), index
+
+
+@symbolic("aten::scatter_reduce", args="v i v v s b")
+def _scatter_reduce(g, x, dim, index, source, reduce, include_self):
+    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
+    if not include_self or reduce not in names:
+        raise errors.SymbolicValueError(f"scatter_reduce by {reduce}", x)
+    return g.op("ScatterElements", x, index, source, axis_i=dim, reduction_s=names[reduce])
+
+
+@symbolic("aten::pad")
+def _pad(g, x, pad, mode, value):
+    """Around a circle as one operator; the exporter has a copy for each side of each axis. Negative pads cut first, and
+    what is left goes around."""
+    if parse_arg(mode, "s") != "circular":
+        return NotImplemented
+    pads, zero = prepare_onnx_paddings(g, x, pad), g.op("Constant", value_t=torch.tensor(0))
+    return g.op("Pad", g.op("Pad", x, g.op("Min", pads, zero)), g.op("Max", pads, zero), mode_s="wrap")
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+for _kinds, _name in (
+    (("bitwise_and", "__and__", "__iand__"), "And"),
+    (("bitwise_or", "__or__", "__ior__"), "Or"),
+    (("bitwise_xor", "__xor__", "__ixor__"), "Xor"),
+):
+
+    def _bits(g, x, y, name=_name):
+        whole = _result(g).dtype() != torch.bool
+        return g.op(f"Bitwise{name}" if whole else name, *_alike(g, x, y))
+
+    _SYMBOLICS.update(dict.fromkeys((f"aten::{_kind}" for _kind in _kinds), _bits))
+
+
+@symbolic("aten::signbit")
+def _signbit(g, x):
+    if _is_float(x):
+        return _own(g, "SignBit", x)
+    return NotImplemented if _dtype(x) is None else g.op("Less", *_whole(g, x))
+
+
+def _whole(g, x):
+    """Integers or booleans, and a zero, as int64."""
+    to = ONNX_TYPES[torch.int64]
+    return g.op("Cast", x, to_i=to), g.op("Constant", value_t=torch.tensor(0))
+
+
+@symbolic("aten::linspace")
+def _linspace(g, start, end, steps, *options):
+    """From both ends towards the middle, in the result's type."""
+    dtype, ends = _result(g).dtype(), list(g.original_node.inputs())[:2]
+    if dtype is None or not dtype.is_floating_point:
+        return NotImplemented
+    to = ONNX_TYPES[dtype]
+    start, end = (
+        g.op("Constant", value_t=torch.as_tensor(known.toIValue(), dtype=dtype))
+        if known.node().kind() == "prim::Constant"
+        else g.op("Cast", value, to_i=to)  # computed from sizes
+        for known, value in zip(ends, (start, end), strict=True)
+    )
+    zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
+    steps = g.op("Cast", steps, to_i=ONNX_TYPES[torch.int64])
+    steps = g.op("Reshape", steps, g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64)))
+    last = g.op("Sub", steps, one)
+    after = g.op("Range", zero, steps, one)
+    before = g.op("Sub", last, after)
+    parts, after_, before_ = _alike(g, g.op("Max", last, one), after, before)
+    step = g.op("Div", g.op("Sub", end, start), parts)
+    up = g.op("Add", start, g.op("Mul", step, after_))
+    down = g.op("Sub", end, g.op("Mul", step, before_))
+    return g.op("Where", g.op("Or", g.op("Less", after, before), g.op("Equal", last, zero)), up, down)
+
+
+@symbolic("aten::bitwise_not")
+def _bitwise_not(g, x):
+    return g.op("Not" if _result(g).dtype() == torch.bool else "BitwiseNot", x)
+
+
+@symbolic("aten::bitwise_left_shift", "aten::__lshift__", "aten::__ilshift__")
+def _left_shift(g, x, y):
+    return _shifted(g, x, y, "ShiftLeft")
+
+
+@symbolic("aten::bitwise_right_shift", "aten::__rshift__", "aten::__irshift__")
+def _right_shift(g, x, y):
+    return _shifted(g, x, y, "ShiftRight")
+
+
+def _shifted(g, x, y, name):
+    if _result(g).dtype().is_floating_point:
+        raise errors.SymbolicValueError("a shift of floats", x)
+    return _own(g, name, *_alike(g, x, y))

@@ -1,0 +1,203 @@
+"""Operands of a trace in the types that PyTorch computes with.
+
+PyTorch decides the type of a result by categories: an integer tensor and a Python float make a float of the default
+type, a float64 tensor of rank 0 does not widen a float32 vector. ONNX has no such rules, and the exporter guesses them.
+The trace knows the types that came out, so here every operand gets an explicit cast to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ortmodule.core.dtypes import dtype_of
+from ortmodule.core.size_expr import ARITHMETIC
+from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode, TracedValue
+
+# Operands have the type of the result.
+_ARITHMETIC = frozenset(
+    f"aten::{name}"
+    for name in (  # noqa: SIM905
+        "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power maximum minimum fmax fmin where "
+        "atan2 hypot logaddexp copysign xlogy lerp addcmul addcdiv cat concat concatenate stack hstack vstack clamp "
+        "clamp_min clamp_max exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan sinh cosh tanh asin "
+        "acos atan asinh acosh atanh sigmoid erf erfc lgamma digamma softmax log_softmax mean "
+        # Under autocast these compute in the type of the products inside.
+        "matmul einsum tensordot inner linalg_multi_dot chain_matmul linalg_vecdot linalg_matrix_power"
+    ).split()
+)
+#: Recurrent layers, of whose results autocast may make 16-bit ones.
+_RECURRENT = frozenset(("aten::rnn_tanh", "aten::rnn_relu", "aten::lstm", "aten::gru"))
+# They have the type that they would have in a sum.
+_COMPARISONS = frozenset(f"aten::{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def promote(graph: TracedGraph) -> None:
+    """Puts casts before operands of another type than PyTorch computes with."""
+    _widen_numbers(graph)
+    for node in list(graph.nodes()):
+        kind = node.kind()
+        if kind == "aten::full":
+            _say_type(graph, node, 2)
+            continue
+        if kind in _ARITHMETIC:
+            wanted = dtype_of(node.output()) if node.outputsSize() == 1 else None
+        elif kind in _COMPARISONS:
+            wanted = _compared_as(node)
+        elif kind in _RECURRENT:
+            found = {dtype_of(value) for value in node.outputs()}
+            wanted = found.pop() if len(found) == 1 else None
+        else:
+            continue
+        if takes_a_wide_factor(node):
+            _cast_operands(graph, node, torch.float32)
+            _round_result(graph, node, wanted)
+        elif wanted is not None:
+            _cast_operands(graph, node, wanted)
+
+
+# --- factors of float16 tensors ---------------------------------------------------------------------------------------
+
+#: PyTorch multiplies 16-bit tensors by numbers, and divides them, in float32; in sums it rounds the numbers.
+_SCALED = frozenset(("aten::mul", "aten::div", "aten::true_divide"))
+
+
+def takes_a_wide_factor(node: TracedNode) -> bool:
+    """Has a product or quotient in float16 a number, or a tensor of rank 0, that float16 cannot hold?
+
+    One that is merely rounded stays, since patterns know it; and bfloat16 has float32's range.
+    """
+    operands = list(node.inputs())
+    if node.kind().removesuffix("_") not in _SCALED or len(operands) != 2 or dtype_of(node.output()) != torch.float16:
+        return False  # three operands: a quotient that is rounded to an integer
+    return any(map(_is_beyond_half, operands if "mul" in node.kind() else operands[1:]))
+
+
+def _is_beyond_half(value: TracedValue) -> bool:
+    """Only a constant's value counts: two traces that differ in sizes have to agree."""
+    dtype = dtype_of(value)
+    if dtype in (None, torch.float16, torch.bool) or value.type().dim() != 0:
+        return False
+    if value.node().kind() != "prim::Constant":
+        return not _is_root(value)
+    number = torch.as_tensor(value.toIValue(), dtype=torch.float64)
+    off = (number.half().double() - number).abs()  # NaN: neither it nor infinity is rounded
+    return bool(off > torch.finfo(torch.float16).eps * number.abs())
+
+
+def _is_root(value: TracedValue) -> bool:
+    """A root of a size, or one by it: attention scales by them."""
+    node = value.node()
+    while node.kind() in ("aten::to", "aten::reciprocal"):
+        node = next(node.inputs()).node()
+    return node.kind() in ("aten::pow", "aten::sqrt", "aten::rsqrt")
+
+
+def _round_result(graph: TracedGraph, node: TracedNode, narrow: torch.dtype) -> None:
+    """A result in float32, and what uses it in ``narrow``."""
+    result = node.output()
+    with graph.insert_point_guard(node):
+        arguments = [graph.insertConstant(constant) for constant in (narrow, False, False, None)]
+        cast = graph.create("aten::to", [result, *arguments], 1)
+    cast.insertAfter(node)
+    cast.output().setType(result.type())
+    result.setType(result.type().with_dtype(torch.float32))
+    result.replaceAllUsesWith(cast.output())
+    cast.replaceInput(0, result)
+
+
+#: What Python computes with sizes.
+_OF_NUMBERS = ARITHMETIC - _COMPARISONS
+
+
+def _widen_numbers(graph: TracedGraph) -> None:
+    """Python computes with sizes in float64; in a trace these numbers are tensors, whose fractions are float32."""
+    sizes: set[int] = set()
+    wide: list[TracedValue] = []
+    for node in list(graph.nodes()):
+        if node.kind() == "prim::NumToTensor":
+            sizes.add(node.output().unique())
+        elif node.kind() in _OF_NUMBERS and node.outputsSize() == 1:
+            operands = [v for v in node.inputs() if dtype_of(v) is not None]
+            known = [v.unique() in sizes for v in operands]
+            if not any(known) or not all(k or _is_number(v) for k, v in zip(known, operands, strict=True)):
+                continue
+            if dtype_of(node.output()) == torch.float32:
+                node.output().setType(node.output().type().with_dtype(torch.float64))
+                wide.append(node.output())
+            if dtype_of(node.output()) in (torch.int64, torch.float64):
+                sizes.add(node.output().unique())
+    for value in wide:
+        others = [use for use in value.uses() if not _takes_wide(use.user)]
+        if not others:
+            continue
+        with graph.insert_point_guard(value.node()):
+            arguments = [graph.insertConstant(constant) for constant in (torch.float32, False, False, None)]
+            cast = graph.create("aten::to", [value, *arguments], 1)
+        cast.insertAfter(value.node())
+        cast.output().setType(value.type().with_dtype(torch.float32))
+        for use in others:
+            use.user.replaceInput(use.offset, cast.output())
+
+
+def _takes_wide(node: TracedNode) -> bool:
+    if node.kind() == "aten::ScalarImplicit":
+        return all(_takes_wide(use.user) for use in node.output().uses())
+    return node.kind() in _ARITHMETIC | _COMPARISONS or any(dtype_of(v) == torch.float64 for v in node.outputs())
+
+
+def _is_number(value: TracedValue) -> bool:
+    """A Python number of the trace. (A tensor of rank 0 that is a constant may be float64, too; it is as exact.)"""
+    return value.node().kind() == "prim::Constant" and value.type().dim() == 0 and dtype_of(value) in _NUMBERS
+
+
+_NUMBERS = (torch.int64, torch.float64, torch.bool)
+
+
+def _say_type(graph: TracedGraph, node: TracedNode, i: int) -> None:
+    """The argument `dtype`, where it is left to PyTorch."""
+    if list(node.inputs())[i].node().mustBeNone() and dtype_of(node.output()) is not None:
+        with graph.insert_point_guard(node):
+            node.replaceInput(i, graph.insertConstant(dtype_of(node.output())))
+
+
+def _operands(node: TracedNode) -> Iterator[tuple[TracedNode, int, TracedValue]]:
+    """Tensors among the inputs, those in lists too, with who uses them; not the condition of a choice."""
+    for i, value in enumerate(node.inputs()):
+        if value.node().kind() == "prim::ListConstruct":
+            yield from ((value.node(), k, item) for k, item in enumerate(value.node().inputs()))
+        elif not (i == 0 and node.kind() == "aten::where"):
+            yield node, i, value
+
+
+def _compared_as(node: TracedNode) -> torch.dtype | None:
+    a, b = list(node.inputs())[:2]
+    examples = [_example(a), _example(b)]
+    if None in (dtype_of(a), dtype_of(b)) or dtype_of(a) == dtype_of(b) or any(e is None for e in examples):
+        return None
+    return torch.result_type(*examples)
+
+
+def _example(value: TracedValue) -> torch.Tensor | float | None:
+    """Something that promotes as `value` does."""
+    dtype, rank = dtype_of(value), value.type().dim() if isinstance(value.type(), TensorType) else None
+    if dtype is None or rank is None:
+        return None
+    if value.node().kind() == "prim::Constant" and rank == 0:
+        return value.toIValue().item()  # a Python number: an operand that is a tensor is never a constant here
+    return torch.empty([1] * rank, dtype=dtype)
+
+
+def _cast_operands(graph: TracedGraph, node: TracedNode, wanted: torch.dtype) -> None:
+    for user, i, value in _operands(node):
+        if node.kind() in _RECURRENT and dtype_of(value) == torch.int64:
+            continue  # the batch sizes of a packed sequence
+        # Constants of rank 0 are Python numbers: the exporter gives them the type of the other operand.
+        if dtype_of(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
+            continue
+        with graph.insert_point_guard(user):
+            arguments = [graph.insertConstant(constant) for constant in (wanted, False, False, None)]
+            cast = graph.insertNode(graph.create("aten::to", [value, *arguments], 1))
+        cast.output().setType(value.type().with_dtype(wanted))
+        user.replaceInput(i, cast.output())

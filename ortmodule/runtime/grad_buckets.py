@@ -1,0 +1,204 @@
+"""Gradients that are handed over while backward goes on.
+
+One node in autograd's graph gives all gradients at once, when backward has run to its end: hooks on parameters, which
+start communication (DistributedDataParallel) or an optimizer's step, wait for it. So a large backward becomes a chain
+of nodes, each with the parameters whose gradients it completes; from one to the next goes a token, an empty tensor.
+Autograd calls the hooks of one node's parameters before it calls the next node.
+
+A :class:`Segment` ends where the engine needs neither some gradients nor their parameters any more: a hook may change
+both. What is under way (:class:`Pass`) travels with the token's gradient. So it belongs to one backward, and is gone
+when that ends early: because of an exception, or since nobody wants the other gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from ortmodule.core.torch_private import keeps_graph
+from ortmodule.engine.session import ENGINE_ERRORS, Backward
+
+if TYPE_CHECKING:
+    from ortmodule.runtime.autograd_bridge import Call
+
+#: Bytes of gradients that are handed over at one time, as in a bucket of DistributedDataParallel's.
+BYTES = 25 << 20
+#: Segments of one backward, by bytes.
+MOST = 32
+#: Steps from one look for hooks to the next, after the first few.
+FIRST_LOOKS, LOOKS = 4, 16
+
+
+@dataclass
+class Segment:
+    """A part of a plan's backward."""
+
+    first: int  # instructions
+    last: int
+    leaves: list[int]  # whose gradients it completes: places among the leaves
+    inputs: list[int]  # that it reads
+    outputs: list[int]
+    grads: list[tuple[int, Any]]  # inputs whose gradients' memory it is the first to use, and what that is like
+
+
+def segments_of(plan: Any, leaves: Sequence[int], each: bool) -> list[Segment]:
+    """In the order of backward; none if one node is enough. ``leaves``: inputs. ``each``: no gradient waits for
+    another that is completed later."""
+    specs = plan.input_grads
+    sizes = {i: math.prod(specs[i][1]) * getattr(torch, specs[i][0]).itemsize for i in leaves if specs[i] is not None}
+    size = 1 if each else max(BYTES, sum(sizes.values()) // MOST)
+    if sum(sizes.values()) <= size:
+        return []
+    lives = plan.gradient_lives
+    begin, end = plan.nodes[0], sum(plan.nodes)
+    cuts, filled, last = [begin], 0, begin
+    for i in sorted(sizes, key=lambda i: lives[i][1]):
+        if filled >= size and lives[i][1] > last:
+            cuts.append(last)
+            filled = 0
+        filled, last = filled + sizes[i], lives[i][1]
+    cuts.append(end)
+    if len(cuts) == 2:
+        return []
+    found = []
+    for first, last in zip(cuts, cuts[1:], strict=False):
+        least = first + 1 if first > begin else 0
+        # A leaf without a gradient belongs to the first.
+        own = [k for k, i in enumerate(leaves) if least <= (begin if lives[i] is None else lives[i][1]) <= last]
+        grads = [(i, specs[i]) for i, life in enumerate(lives) if life is not None and first <= life[0] < last]
+        found.append(Segment(first, last, own, *plan.reads(first, last), grads))
+    return found
+
+
+class Watch:
+    """Does somebody wait for gradients before backward is through? Looking at all parameters takes a while, so it is
+    done now and then: a hook is called in any case."""
+
+    def __init__(self) -> None:
+        self._steps, self._hooked = 0, False
+
+    def finds(self, leaves: Sequence[torch.Tensor]) -> bool:
+        if distributed.is_available() and distributed.is_initialized():
+            return True  # what hooks are on a parameter in C++ cannot be seen
+        if self._steps < FIRST_LOOKS or self._steps % LOOKS == 0:
+            self._hooked = any([t._post_accumulate_grad_hooks or t._backward_hooks for t in leaves])
+        self._steps += 1
+        return self._hooked
+
+
+# --- the chain --------------------------------------------------------------------------------------------------------
+
+
+def chain(call: Call, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The differentiable outputs of ``call``. What runs first in backward is made last."""
+    segments, made = call.prepared.segments, None
+    for number in range(len(segments) - 1, -1, -1):
+        own = [leaves[k] for k in segments[number].leaves]
+        made = (Link if number else Head).apply(call, number, made, *own)
+    return made
+
+
+def _token(call: Call) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.float32, device=call.device)
+
+
+class Link(torch.autograd.Function):
+    """The node of a later segment: what it gives to the one before is a token."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, number: int, token: torch.Tensor | None, *leaves: torch.Tensor) -> torch.Tensor:
+        ctx.call, ctx.number = call, number
+        ctx.set_materialize_grads(False)
+        segment = call.prepared.segments[number]
+        inputs, outputs = call.read(segment.inputs, segment.outputs)
+        # An output knows the chain: if the chain knew the output nothing of both would ever be freed.
+        ctx.save_for_backward(*inputs, *(t.detach() for t in outputs))
+        return _token(call)
+
+    @staticmethod
+    def backward(ctx: Any, token: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *token.under_way.hand_over(ctx)
+
+
+class Head(torch.autograd.Function):
+    """The node of the segment that runs first; the outputs come from it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, number: int, token: torch.Tensor, *leaves: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call, ctx.number = call, number
+        ctx.set_materialize_grads(False)
+        segment = call.prepared.segments[number]
+        inputs, outputs = call.read(segment.inputs, segment.outputs)
+        ctx.save_for_backward(*inputs, *outputs)
+        return call.take_outputs()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *Pass(ctx.call, grads).hand_over(ctx)
+
+
+class Pass:
+    """One backward of a chain, under way."""
+
+    def __init__(self, call: Call, grads: Sequence[torch.Tensor | None]) -> None:
+        """``grads``: of the differentiable outputs."""
+        self.call, self.grads = call, grads
+        self.backward: Backward | None = None
+        self.none: list[bool] | None = None  # of the inputs, which get no gradient although the plan has one
+        self.found: list[torch.Tensor | None] | None = None  # all the leaves' gradients, where they come at once
+
+    def hand_over(self, ctx: Any) -> list[torch.Tensor | None]:
+        """Runs the segment of the node ``ctx``: the gradients of its token and its leaves."""
+        segments, number = self.call.prepared.segments, ctx.number
+        segment = segments[number]
+        if self.found is None:
+            saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
+            if torch.is_grad_enabled():
+                self.found = list(self.call.eager_backward(self.grads))
+        if self.found is None:
+            try:
+                if number == 0:
+                    self._begin()
+                if self.found is None:
+                    self._run(segment, saved)
+            except ENGINE_ERRORS as error:
+                self.backward = None
+                self.call.graph.failed(error)
+                with torch.enable_grad():
+                    found = self.call.eager_backward(self.grads)
+                self.found = [None if grad is None else grad.detach() for grad in found]
+        token = None
+        if number + 1 < len(segments):
+            token = _token(self.call)
+            token.under_way = self
+        return [token, *(self._taken(k) for k in segment.leaves)]
+
+    def _begin(self) -> None:
+        call = self.call
+        keep = keeps_graph()
+        if not keep:
+            self.call = call = call.taken()
+        output_grads, wanted = call.arrived(self.grads)
+        if call.lacks(wanted):
+            found = call.again(wanted).backward(output_grads)
+            self.found = [found[i] for i in call.graph.leaves]
+            return
+        self.none = call.without_gradient(wanted)
+        self.backward = Backward(call.run, output_grads, keep)
+
+    def _run(self, segment: Segment, saved: Sequence[torch.Tensor]) -> None:
+        inputs, outputs = self.call.spread(segment.inputs, segment.outputs, saved)
+        self.backward.run(segment.first, segment.last, segment.grads, inputs, outputs)
+
+    def _taken(self, leaf: int) -> torch.Tensor | None:
+        """A gradient, which nobody else holds any longer: autograd need not copy it."""
+        grads, i = (self.found, leaf) if self.found is not None else (self.backward.grads, self.call.graph.leaves[leaf])
+        grad, grads[i] = grads[i], None
+        return None if self.found is None and self.none is not None and self.none[i] else grad

@@ -1,0 +1,131 @@
+"""The head of a model: what lies between its last hidden states and the scores that its loss looks at.
+
+A head can be computed later, from the hidden states and its weights alone. So a graph can leave it to the loss, which
+needs fewer rows of the scores, or none of them as a whole (:mod:`ortmodule.core.lazy_tensor`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import onnx
+import torch
+
+from ortmodule.core.dtypes import DTYPES
+from ortmodule.core.names import STATE
+from ortmodule.core.onnx_utils import RANDOM, without_dead
+from ortmodule.engine.session import Session
+
+#: A head has no more products than these (a language model's may have a layer before the last one), nor more nodes.
+MOST_PRODUCTS, MOST_NODES = 2, 64
+_PRODUCTS = {"MatMul", "Gemm"}
+LOSSES = {"SoftmaxCrossEntropyLoss", "SmoothedCrossEntropy", "NegativeLogLikelihoodLoss"}
+_DOMAINS = {"", "ortmodule"}
+_NEVER = {*RANDOM, "PythonOp", "Dropout"}
+
+
+class Head:
+    """The nodes of ``model`` from the hidden states to the scores ``logits``, as a graph of their own."""
+
+    def __init__(self, model: onnx.ModelProto, hidden: str, logits: str, nodes: Sequence[onnx.NodeProto]) -> None:
+        self.hidden, self.logits = hidden, logits
+        part = onnx.ModelProto()
+        part.CopyFrom(model)
+        for field in ("node", "input", "output", "value_info"):
+            part.graph.ClearField(field)
+        used = {name for node in nodes for name in node.input}
+        part.graph.node.extend(nodes)
+        part.graph.input.extend(value for value in model.graph.input if value.name in used)
+        part.graph.input.append(onnx.ValueInfoProto(name=hidden))
+        part.graph.output.append(onnx.ValueInfoProto(name=logits))
+        self._part = part.SerializeToString()
+        #: The inputs of ``model`` that it reads.
+        self.weights = [value.name for value in part.graph.input if value.name != hidden]
+
+    @functools.cached_property
+    def _session(self) -> Session:
+        return Session(self._part)
+
+    def like(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of the scores."""
+        tensors = self._in_order(hidden, weights)
+        specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
+        dtype, shape = self._session.plan(specs, (False,) * len(specs)).outputs[0]
+        return getattr(torch, dtype), shape
+
+    def compute(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The scores. ``weights``: in the order of :attr:`weights`, contiguous."""
+        tensors = self._in_order(hidden, weights)
+        return self._session.run(tensors, (False,) * len(tensors)).outputs[0]
+
+    def _in_order(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        named = dict(zip(self.weights, weights, strict=True)) | {self.hidden: hidden}
+        return [named[name] for name in self._session.inputs]
+
+
+def find_head(model: onnx.ModelProto, logits: str, written: Iterable[str]) -> Head | None:
+    """The head behind ``logits``, an output that a loss looks at, or None. ``written``: inputs that forward changes."""
+    if not _feeds_a_loss(model, logits):
+        return None
+    makers = {name: (i, node) for i, node in enumerate(model.graph.node) for name in node.output}
+    fixed = _fixed(model, set(written))
+    taken: dict[int, onnx.NodeProto] = {}
+    frontier, products, found = {logits}, 0, None
+    while len(taken) < MOST_NODES and all(name in makers for name in frontier):
+        at, node = max((makers[name] for name in frontier), key=lambda maker: maker[0])
+        products += node.op_type in _PRODUCTS
+        if products > MOST_PRODUCTS or not _is_plain(node):
+            break
+        taken[at] = node
+        frontier = frontier.difference(node.output).union(n for n in node.input if n and n not in fixed)
+        if products and len(frontier) == 1:
+            found = next(iter(frontier)), list(taken.values())
+    if found is None or found[0] not in makers:
+        return None
+    hidden, nodes = found
+    # What weights and constants alone decide: casts and transposes of weights, constants.
+    wanted = {name for node in nodes for name in node.input}
+    for node in reversed(model.graph.node):
+        if fixed.issuperset(node.output) and wanted.intersection(node.output):
+            wanted |= set(node.input)
+            nodes.append(node)
+    order = {id(node): i for i, node in enumerate(model.graph.node)}
+    return Head(model, hidden, logits, sorted(nodes, key=lambda node: order[id(node)]))
+
+
+def without_head(model: onnx.ModelProto, head: Head) -> bytes:
+    """The graph with the hidden states in place of the scores."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for value in changed.graph.output:
+        if value.name == head.logits:
+            value.CopyFrom(onnx.ValueInfoProto(name=head.hidden))
+    return without_dead(changed).SerializeToString()
+
+
+def _feeds_a_loss(model: onnx.ModelProto, name: str) -> bool:
+    reached = {name}
+    for node in model.graph.node:
+        if reached.intersection(node.input):
+            if node.op_type in LOSSES:
+                return node.input[0] in reached
+            if node.op_type != "Shape":
+                reached |= set(node.output)
+    return False
+
+
+def _fixed(model: onnx.ModelProto, written: set[str]) -> set[str]:
+    """The names of what weights and constants alone decide."""
+    fixed = {proto.name for proto in model.graph.initializer}
+    fixed |= {v.name for v in model.graph.input if v.name.startswith(STATE) and v.name not in written}
+    for node in model.graph.node:
+        if _is_plain(node) and all(not name or name in fixed for name in node.input):
+            fixed |= set(node.output)
+    return fixed
+
+
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """Does it compute the same whenever it runs?"""
+    inside = any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
+    return node.domain in _DOMAINS and node.op_type not in _NEVER and not inside

@@ -1,0 +1,119 @@
+"""One forward once more, in PyTorch: for gradients that can be differentiated again.
+
+``create_graph=True`` wants gradients as functions of what they depend on. The engine gives numbers, so the forward that
+belongs to them runs again in PyTorch: on the inputs, buffers and parameters that it had, in the modes that it ran in,
+with the masks that the engine drew; buffers, attributes and random generators are afterwards as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ortmodule.core import devices, pytree
+from ortmodule.core.dtypes import as_pairs
+from ortmodule.core.errors import Incomparable
+from ortmodule.guards.module_tree import Slot, Tree
+from ortmodule.host.fallback import only_pytorch
+from ortmodule.runtime.rng_replay import Draws, drawn_again
+
+
+class Modes:
+    """How a module runs: training flags, autocast, the default type."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.training = [(module, module.training) for module in tree.modules.values()]
+        self.autocast = devices.autocast()
+        self.default = torch.get_default_dtype()
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Inside, it is as it was when this was made."""
+        now = [(module, module.training) for module, _ in self.training]
+        default = torch.get_default_dtype()
+        try:
+            for module, training in self.training:
+                module.__dict__["training"] = training
+            torch.set_default_dtype(self.default)
+            with devices.autocast_as(self.autocast, cache=False), torch.enable_grad():
+                yield
+        finally:
+            torch.set_default_dtype(default)
+            for module, training in now:
+                module.__dict__["training"] = training
+
+
+def results_again(
+    graph: Any, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+    """The tensors of the result of ``eager(inputs)``, in the order of the graph's sources; and what stands for leaves.
+
+    ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the states
+    of torch's, where nodes that PyTorch runs draw from them. What stands for a leaf is a
+    view of it: gradients with respect to it pass no hooks of the caller's.
+
+    Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
+    """
+    tree: Tree = graph.tree
+    tree.attributes.look(tree.names())
+    if (name := graph.guards.broken_name()) is not None:
+        raise RuntimeError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
+    feeds = dict(zip(graph.session.inputs, tensors, strict=True))
+    try:
+        draws = Draws(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
+        masks = drawn_again(tree, graph.capture.trace.nodes, draws)
+        with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
+            if generator is not None:
+                devices.set_generators(generator)
+            given = _inputs(graph, inputs, tensors)
+            given_leaves = list(given)
+            for feed in [graph.feeds[i] for i in graph.leaves if i in graph.pairs]:
+                if isinstance(feed, int):
+                    given_leaves[feed] = as_pairs(given[feed])
+                    given[feed] = torch.view_as_complex(given_leaves[feed])
+            stands = _replace_state(graph, tree, copies, tensors)
+            result = eager(given)
+            sets = [slot.get() for slot in graph.capture.trace.sets]
+    except Incomparable as error:
+        raise RuntimeError(f"create_graph=True through random numbers that cannot be drawn again: {error}") from error
+    leaves = []
+    for i in graph.leaves:
+        feed = graph.feeds[i]
+        leaves.append(given_leaves[feed] if isinstance(feed, int) else stands[feed])
+    return pytree.flatten((result, sets), results=True)[0], leaves
+
+
+def _inputs(graph: Any, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs as they were. Those that need a gradient as views, whose gradients pass no hooks of the caller's."""
+    given = [t.view_as(t) if t.requires_grad else t.clone() for t in inputs]  # running statistics change again
+    written = {write.target.key for _, write in graph.writes if write.target.kind == "input"}
+    for feed, tensor in zip(graph.feeds, tensors, strict=True):
+        if isinstance(feed, int) and feed in written:
+            given[feed] = tensor.detach().clone()
+    return given
+
+
+def _replace_state(
+    graph: Any, tree: Tree, copies: dict[str, torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> dict[Slot, torch.Tensor]:
+    """Buffers get their contents of then; parameters become views of themselves. Returns what stands for a slot."""
+    stands = {}
+    for i, (feed, tensor) in enumerate(zip(graph.feeds, tensors, strict=True)):
+        if isinstance(feed, int):
+            continue
+        held = feed.get()
+        if feed.name in copies and not held.requires_grad:
+            with torch.no_grad():
+                tensor = torch.view_as_complex(tensor) if i in graph.pairs else tensor
+                held.copy_(tensor) if held.shape == tensor.shape else held.set_(tensor.clone())
+        elif tensor.requires_grad:
+            view = tensor.view_as(tensor)
+            places = tree.places(held)
+            stands[feed] = view if places else as_pairs(held)
+            for holder, key in places:
+                holder[key] = torch.view_as_complex(view) if i in graph.pairs else view
+    return stands

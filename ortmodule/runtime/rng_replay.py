@@ -1,0 +1,188 @@
+"""What the engine drew, for PyTorch: the same masks and numbers when a module runs there once more.
+
+The numbers of a random node are functions of the run's seed, of the node's place among the random nodes, and of an
+element's index. So they can be had again: :class:`Draws` runs the graph's random nodes alone. :class:`Redraw` gives
+them to PyTorch, one after the other, where it would draw its own. What nodes that PyTorch runs draw comes from torch's
+generator, in the order of forward, and so it does again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import torch
+
+from ortmodule.core import devices
+from ortmodule.core.errors import Incomparable, NotKnown
+from ortmodule.core.onnx_utils import RANDOM, constants, without_dead
+from ortmodule.core.torch_private import TorchDispatchMode
+from ortmodule.engine.session import Session
+from ortmodule.guards.module_tree import Tree
+from ortmodule.host.host_node import DryCalls, Known, Node
+from ortmodule.host.opaque_regions import Passed, recording
+
+# Random ATen calls -> the operators that stand for them.
+_DRAWS = {
+    "bernoulli_.float": ("Dropout",),
+    "native_dropout": ("Dropout",),
+    "bernoulli": ("Bernoulli",),
+    "bernoulli.p": ("Bernoulli",),
+    "bernoulli_.Tensor": ("Bernoulli",),
+    "rand": ("RandomUniform", "RandomUniformLike"),
+    "rand_like": ("RandomUniform", "RandomUniformLike"),
+    "uniform_": ("RandomUniform", "RandomUniformLike"),
+    "randn": ("RandomNormal", "RandomNormalLike"),
+    "randn_like": ("RandomNormal", "RandomNormalLike"),
+    "normal_": ("RandomNormal", "RandomNormalLike"),
+    "multinomial": ("Multinomial",),
+}
+
+
+@dataclass
+class Draw:
+    """What one random node of the graph drew in one run."""
+
+    node: onnx.NodeProto
+    ratio: float  # of a Dropout, else 0
+    tensor: torch.Tensor  # the mask of a Dropout, else the numbers
+
+
+class Draws:
+    """The random nodes of a graph, and what they draw for a seed.
+
+    ``known``: the nodes that PyTorch runs, if there are any. They do not run for this. Raises Incomparable when what is
+    drawn depends on what they compute.
+    """
+
+    def __init__(self, model: onnx.ModelProto, known: Known | None = None) -> None:
+        model = without_dead(model)
+        known_values = constants(model)
+        self.nodes: list[tuple[onnx.NodeProto, float]] = []
+        for node in model.graph.node:
+            if node.op_type not in RANDOM or node.domain:
+                continue
+            ratio = 0.0
+            if node.op_type == "Dropout":
+                values = [known_values[name].item() if name in known_values else None for name in node.input[1:3]]
+                ratio = 0.5 if not values or values[0] is None else float(values[0])
+                if len(values) < 2 or not values[1] or ratio == 0:
+                    continue
+                if len(node.output) < 2:
+                    node.output.append(f"{node.output[0]}/mask")
+            self.nodes.append((node, ratio))
+        self.session = None
+        if self.nodes:
+            if known is not None:
+                _check_independent(model)
+            del model.graph.output[:]
+            model.graph.output.extend(onnx.ValueInfoProto(name=node.output[-1]) for node, _ in self.nodes)
+            model = without_dead(model)
+            self.known = known
+            self.session = Session(model.SerializeToString(), nodes=known.nodes if known is not None else ())
+
+    def of(self, feeds: dict[str, torch.Tensor], seed: int) -> list[Draw]:
+        """What the run with this seed drew. ``feeds``: the graph's inputs by name, as they were before it."""
+        if self.session is None:
+            return []
+        tensors = [feeds[name] for name in self.session.inputs]
+        calls = None if self.known is None else DryCalls(self.known)
+        try:
+            found = self.session.run(tensors, [False] * len(tensors), seed=seed, calls=calls).outputs
+        except NotKnown:
+            raise Incomparable("how many numbers are drawn depends on what PyTorch computes") from None
+        return [Draw(node, ratio, tensor) for (node, ratio), tensor in zip(self.nodes, found, strict=True)]
+
+
+def _check_independent(model: onnx.ModelProto) -> None:
+    """Numbers whose distribution depends on what a node of PyTorch's computes cannot be had without it."""
+    depends: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        if node.op_type == "PythonOp" or depends.intersection(node.input):
+            if node.op_type in ("Bernoulli", "Multinomial"):
+                raise Incomparable(f"what {node.name} draws depends on what PyTorch computes inside the graph")
+            depends |= set(node.output)
+
+
+@contextmanager
+def drawn_again(tree: Tree, nodes: Sequence[Node], draws: Sequence[Draw]) -> Iterator[None]:
+    """Inside, in this thread, forward draws what it drew: ``draws``, and from torch's generator in ``nodes``.
+
+    Raises Incomparable on leaving, see :class:`Redraw`, and at once for ``nodes`` of ATen's that draw.
+    """
+    for name in {name for node in nodes if node.kind == "aten" for name in node.aten}:
+        packet = getattr(torch.ops.aten, name.rpartition("::")[2], None)
+        overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
+        if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
+            raise Incomparable(f"PyTorch draws with {name}, which it runs inside the graph")
+    passed = Passed(tree, nodes)
+    with recording(passed) if nodes else nullcontext(), Redraw(draws, passed):
+        yield
+
+
+class Redraw(TorchDispatchMode):
+    """Inside, random ATen calls return ``draws``, in order; those in ``passed`` calls draw from torch's generator.
+
+    Another call, since the graph does not depend on its result, gets numbers that nobody else would. Raises
+    Incomparable on leaving if some of ``draws`` were not asked for, or more dropout was.
+    """
+
+    def __init__(self, draws: Sequence[Draw], passed: Passed) -> None:
+        super().__init__()
+        self.left, self.foreign, self.passed = list(draws), "", passed
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would first import it, for a second
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if error[0] is not None:
+            return
+        if self.foreign:
+            raise Incomparable(f"PyTorch draws with {self.foreign} what the graph does not")
+        if self.left:
+            raise Incomparable(f"PyTorch does not draw what {self.left[0].node.name} of the graph draws")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in function.tags or self.passed.depth:
+            return function(*args, **kwargs)
+        bound = {a.name: a.default_value for a in function._schema.arguments} | kwargs
+        bound |= {a.name: value for a, value in zip(function._schema.arguments, args, strict=False)}
+        if any(not bound.get(switch, True) for switch in ("dropout_p", "dropout", "train", "training")):
+            return function(*args, **kwargs)  # may drop elements, and does not
+        name = str(function).removeprefix("aten.").removesuffix(".default")
+        found = self._next(name, args[0], bound.get("p"))
+        if found is None:
+            if name not in ("rand", "rand_like", "uniform_") and not self.foreign:
+                self.foreign = name
+            generator = devices.generators()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                devices.set_generators(generator)
+        if name == "native_dropout":
+            mask = found.reshape(args[0].shape)
+            return args[0] * mask * (1 / (1 - args[1])), mask
+        if name.partition(".")[0].endswith("_"):
+            return args[0].copy_(found.reshape(args[0].shape))
+        empty = torch.empty_like(function(*args, **kwargs))
+        return empty.copy_(found.reshape(empty.shape))
+
+    def _next(self, name: str, first: Any, rate: float | None) -> torch.Tensor | None:
+        """What the next draw drew, if a call with this first argument and rate is what it stands for."""
+        if not self.left or self.left[0].node.op_type not in _DRAWS.get(name, ()):
+            return None
+        draw, sizes = self.left[0], first.shape if isinstance(first, torch.Tensor) else torch.Size(first)
+        kept = {"bernoulli_.float": 1 - draw.ratio, "native_dropout": draw.ratio}.get(name)
+        if name != "multinomial" and sizes.numel() != draw.tensor.numel():
+            return None
+        if kept is not None and abs(kept - rate) > 1e-6:
+            return None
+        return self.left.pop(0).tensor
