@@ -10,7 +10,7 @@ except ImportError as error:
     raise ImportError(sentence(error), name="ortmodule._core") from error
 
 from ortmodule.capture import patterns
-from ortmodule.core.config import DebugOptions
+from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
 from ortmodule.debug.explain import Report, explain
@@ -18,6 +18,7 @@ from ortmodule.module import ORTModule
 from ortmodule.with_loss import ModuleWithLoss
 
 __all__ = [
+    "Config",
     "DebugOptions",
     "Error",
     "InvalidModelError",

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortmodule.core.config import DebugOptions
+from ortmodule.core.config import Config, DebugOptions
 from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
-from ortmodule.runtime.dispatcher import Attachments, Runner
+from ortmodule.runtime.dispatcher import Attachments, Dispatcher
 
 
 class _Forward:
@@ -58,7 +58,7 @@ class ORTModule(nn.Module):
 
     ``model``: any `torch.nn.Module`. The result is an instance of its class, too, and shares everything with it:
     parameters, buffers, submodules, attributes. Wrap before DistributedDataParallel or DeepSpeed.
-    ``debug_options``: a :class:`DebugOptions`.
+    ``debug_options``: a :class:`DebugOptions`. ``config``: a :class:`Config`, all settings; the environment beats it.
     """
 
     __slots__ = ("_ortmodule",)
@@ -69,35 +69,37 @@ class ORTModule(nn.Module):
             return cls._wrapped_class(*args, **kwargs)
         return _wrap(*args, **kwargs)
 
-    def __init__(self, model: nn.Module, debug_options: DebugOptions | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None
+    ) -> None:
         pass  # made by __new__, around a module that is initialised already
 
     def __deepcopy__(self, memo: dict) -> ORTModule:
-        return _wrap(copy.deepcopy(self._ortmodule.module, memo), self._ortmodule.options.debug)
+        return _wrap(copy.deepcopy(self._ortmodule.module, memo), self._ortmodule.debug, self._ortmodule.given)
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        return _wrap, (self._ortmodule.module, self._ortmodule.options.debug)
+        return _wrap, (self._ortmodule.module, self._ortmodule.debug, self._ortmodule.given)
 
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
-def _wrap(model: nn.Module, debug_options: DebugOptions | None = None) -> Any:
+def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:
     if isinstance(model, ORTModule):
         raise TypeError("the module is an ORTModule already")
     if isinstance(model, nn.DataParallel):
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
-    runner = Runner(model, debug_options, Attachments(Observers.of, Saver.of, explain))
+    dispatcher = Dispatcher(model, debug_options, config, Attachments(Observers.of, Saver.of, explain))
     try:
         wrapped = object.__new__(_class_for(model))
     except TypeError as error:
-        if not runner.fallback.at_wrapping(str(error)):
+        if not dispatcher.fallback.at_wrapping(str(error)):
             raise
         return model
     object.__setattr__(wrapped, "__dict__", model.__dict__)
-    object.__setattr__(wrapped, "_ortmodule", runner)
+    object.__setattr__(wrapped, "_ortmodule", dispatcher)
     return wrapped
 
 

@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,16 +193,217 @@ _UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+def _setting(kind: Kind, default: Any, doc: str, exists: bool = True) -> Any:
+    """A field of :class:`Config`. ``exists``: it does something; otherwise it is accepted only, and any value but the
+    default gets a warning."""
+    return field(default=default, metadata={"kind": kind, "doc": doc, "exists": exists})
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of a wrapped module: ``ORTModule(model, config=Config(verify=1))``; docs/configuration.md lists all.
+
+    A field is the variable ``ORTMODULE_<NAME>`` in lower case. Flags are ``True`` or ``False``, names joined by ``|``
+    may be a collection of texts. The environment beats what is given here, and a JSON file beats both.
+
+    Raises ValueError, with the nearest valid value, for a value that cannot be understood.
+    """
+
+    onnx_opset_version: int = _setting(
+        _number(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
+        "the ONNX opset to export with",
+    )
+    fallback_policy: frozenset[str] = _setting(
+        FALLBACK_POLICY, frozenset(f"FALLBACK_UNSUPPORTED_{what}" for what in _UNSUPPORTED),
+        "when PyTorch may run the module instead of the engine: for a device, for data, for a module, or for "
+        "a graph that the engine does not take (errors of gradients and kernels are among the last); "
+        "`FALLBACK_FORCE_TORCH_FORWARD` and `FALLBACK_FORCE_TORCH_BACKWARD` let it run always; "
+        "`FALLBACK_DISABLE` beats all others and raises the original exception",
+    )
+    fallback_retry: bool = _setting(
+        FLAG, False,
+        "try the engine again at every call after PyTorch had to run one",
+    )
+    skipcheck_policy: frozenset[str] = _setting(
+        SKIPCHECK_POLICY, frozenset({"SKIP_CHECK_DISABLED"}),
+        "accepted for old scripts: checks cost microseconds, so none is skipped",
+    )
+    log_level: LogLevel = _setting(
+        LEVEL, LogLevel.WARNING,
+        "how much is reported; beats `DebugOptions(log_level=...)`",
+    )
+    save_onnx_path: str = _setting(
+        FOLDER, "",
+        "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; beats "
+        "`DebugOptions(save_path=...)`",
+    )
+    cache_dir: str = _setting(
+        PRIVATE_FOLDER, "",
+        "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace "
+        "the module; off if it is empty",
+    )
+    verify: int = _setting(
+        _number(0), 0,
+        "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and "
+        "gradients are compared; the first operator that differs is named. N: so at every Nth call. 0: never",
+    )
+    json_config_path: str = _setting(
+        FILE, "",
+        "a file with an object {name: value} of these settings, with or without the prefix",
+    )
+    allow_autograd_checkpoint: bool = _setting(
+        FLAG, False,
+        "no warning about `torch.utils.checkpoint` inside the module, which PyTorch runs",
+    )
+    deepcopy_before_model_export: bool = _setting(
+        FLAG, True,
+        "accepted for old scripts: capture works on the module itself and leaves it as it was, so nothing is "
+        "copied",
+    )
+    print_input_density: bool = _setting(
+        FLAG, False,
+        "every 10 steps a table: how much of the token and label inputs is not padding",
+    )
+    print_memory_stats: bool = _setting(
+        FLAG, False,
+        "memory of every step, before and after forward and backward: allocated, peak, cached, inactive",
+    )
+    conv_algo_search: str = _setting(
+        _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
+        "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first "
+        "that cuDNN's heuristic names, gives the same bits every time and fits into the workspace; "
+        "`EXHAUSTIVE`: the one of these that is measured to be the fastest. The CPU has one algorithm", exists=False,
+    )
+    enable_cuda_graphs: bool = _setting(
+        FLAG, True,
+        "on a GPU a step whose memory comes back at the same addresses is started as CUDA graphs, forward and "
+        "backward; off: kernel by kernel",
+    )
+    exporter: str = _setting(
+        _one_of("torchscript", "dynamo", "auto"), "torchscript",
+        "which exporter of PyTorch captures the module; `torchscript` always does", exists=False,
+    )
+    enable_custom_autograd: bool = _setting(
+        FLAG, True,
+        "a `torch.autograd.Function` inside the module becomes a node of the graph, which PyTorch runs; off: "
+        "the module that uses it is left to PyTorch",
+    )
+    enable_compute_optimizer: bool = _setting(
+        FLAG, True,
+        "where a module selects rows (the first token, the last one), compute only these, as far up as "
+        "operators work row by row",
+    )
+    enable_sparse_optimizer: bool = _setting(
+        FLAG, True,
+        "do not compute what padding and ignored labels make unnecessary",
+    )
+    enable_label_sparse_optimizer: bool = _setting(
+        FLAG, True,
+        "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees "
+        "them",
+    )
+    enable_embedding_sparse_optimizer: str = _setting(
+        AUTO_FLAG, "auto",
+        "the part of it for padding: between embedding and results only tokens that attention's mask shows "
+        "are computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for "
+        "each token, too, which are 0 for padding",
+    )
+    defer_logits: str = _setting(
+        AUTO_FLAG, "auto",
+        "logits that only the loss reads are computed when the script reads them, with the weights that their "
+        "forward had; backward goes through them all the same. `auto`: where that saves work, once the script "
+        "has not read them in two calls; `1`: always",
+    )
+    memory_opt_level: int = _setting(
+        _number(0, 2), 0,
+        "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep "
+        "less", exists=False,
+    )
+    memory_opt_config: str = _setting(
+        PATH, "",
+        "JSON file, a list of `<cluster>:<strategy>:<count>`", exists=False,
+    )
+    enable_mem_efficient_grad_mgmt: str = _setting(
+        AUTO_FLAG, "auto",
+        "gradients of parameters are handed over while backward goes on. `auto`: in parts of about 25 MB, "
+        "where parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is "
+        "computed; `0`: together at its end",
+    )
+    use_efficient_attention: bool = _setting(
+        FLAG, False,
+        "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
+        "that is measured to be faster, or sequences are long",
+    )
+    disabled_passes: frozenset[str] = _setting(
+        PASSES, frozenset(),
+        "passes that leave the graph as it is, to find what a result or a time comes from",
+    )
+    use_triton: bool = _setting(
+        FLAG, False,
+        "elementwise operators and reductions compiled with Triton", exists=False,
+    )
+    triton_config_file: str = _setting(
+        PATH, "",
+        "JSON file: which operators Triton takes", exists=False,
+    )
+    triton_debug: bool = _setting(
+        FLAG, False,
+        "save subgraphs and code to `triton_debug/`", exists=False,
+    )
+    use_flash_attention: bool = _setting(
+        FLAG, False,
+        "flash attention written in Triton", exists=False,
+    )
+    enable_tuning: bool = _setting(
+        FLAG, False,
+        "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
+        "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed "
+        "when a plan first has it; on a GPU cuBLASLt's algorithms are timed, for each product that is new in "
+        "its types and sizes; may change the last bits of results",
+    )
+    max_tuning_duration_ms: int = _setting(
+        _number(0), 0,
+        "about how long to measure one class of products; 0: as long as it takes",
+    )
+    tuning_results_path: str = _setting(
+        PATH, "",
+        "a file (`*.json`), or a folder for `tuning_results.json`, made if it is missing: what was measured "
+        "is added there, and read when a module is wrapped, also with tuning off; entries for another device "
+        "or version are left alone and not used",
+    )
+# fmt: on
+
+    def __post_init__(self) -> None:
+        for variable in VARIABLES.values():
+            name = variable.name.lower()
+            value = getattr(self, name)
+            if type(value) is not type(variable.default) or value != variable.default:
+                object.__setattr__(self, name, variable.parse(_text("Config", name, value), "Config"))
+
+    @property
+    def passes_off(self) -> frozenset[str]:
+        """The engine's passes that are switched off."""
+        off = (False, "0")
+        return self.disabled_passes | {
+            name for name, settings in _PASSES.items() if any(getattr(self, s) in off for s in settings)
+        }
+
+    @property
+    def padding_unseen(self) -> bool:
+        """The user says that results for padding are not read."""
+        return self.enable_embedding_sparse_optimizer == "1"
+
+
 @dataclass(frozen=True)
 class Variable:
-    """One setting. ``name``: without the prefix. ``exists``: it does something; otherwise it is accepted only, and any
-    value but the default gets a warning."""
+    """One setting, by its name in the environment without the prefix."""
 
     name: str
     kind: Kind
     default: Any
     doc: str
-    exists: bool = True
+    exists: bool
 
     def parse(self, text: str, source: str) -> Any:
         """The value that ``text`` means; ValueError naming the variable, where it was set, and what would be right."""
@@ -212,106 +413,16 @@ class Variable:
             raise ValueError(f"{PREFIX}{self.name}={text} ({source}): it is {error}") from None
 
 
-def _later(name: str, kind: Kind, default: Any, doc: str) -> Variable:
-    return Variable(name, kind, default, doc, exists=False)
-
-
-# fmt: off
-_TABLE = (
-    Variable("ONNX_OPSET_VERSION", _number(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
-             "the ONNX opset to export with"),
-    Variable("FALLBACK_POLICY", FALLBACK_POLICY, frozenset(f"FALLBACK_UNSUPPORTED_{what}" for what in _UNSUPPORTED),
-             "when PyTorch may run the module instead of the engine: for a device, for data, for a module, or for a "
-             "graph that the engine does not take (errors of gradients and kernels are among the last); "
-             "`FALLBACK_FORCE_TORCH_FORWARD` and `FALLBACK_FORCE_TORCH_BACKWARD` let it run always; "
-             "`FALLBACK_DISABLE` beats all others and raises the original exception"),
-    Variable("FALLBACK_RETRY", FLAG, False, "try the engine again at every call after PyTorch had to run one"),
-    Variable("SKIPCHECK_POLICY", SKIPCHECK_POLICY, frozenset({"SKIP_CHECK_DISABLED"}),
-             "accepted for old scripts: checks cost microseconds, so none is skipped"),
-    Variable("LOG_LEVEL", LEVEL, LogLevel.WARNING, "how much is reported; beats `DebugOptions(log_level=...)`"),
-    Variable("SAVE_ONNX_PATH", FOLDER, "",
-             "where `DebugOptions(save_onnx=True)` puts its files, the current folder if it is empty; "
-             "beats `DebugOptions(save_path=...)`"),
-    Variable("CACHE_DIR", PRIVATE_FOLDER, "",
-             "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace the "
-             "module; off if it is empty"),
-    Variable("VERIFY", _number(0), 0,
-             "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and gradients "
-             "are compared; the first operator that differs is named. N: so at every Nth call. 0: never"),
-    Variable("JSON_CONFIG_PATH", FILE, "",
-             "a file with an object {name: value} of these settings, with or without the prefix"),
-    Variable("ALLOW_AUTOGRAD_CHECKPOINT", FLAG, False,
-             "no warning about `torch.utils.checkpoint` inside the module, which PyTorch runs"),
-    Variable("DEEPCOPY_BEFORE_MODEL_EXPORT", FLAG, True,
-             "accepted for old scripts: capture works on the module itself and leaves it as it was, so nothing is "
-             "copied"),
-    Variable("PRINT_INPUT_DENSITY", FLAG, False,
-             "every 10 steps a table: how much of the token and label inputs is not padding"),
-    Variable("PRINT_MEMORY_STATS", FLAG, False,
-             "memory of every step, before and after forward and backward: allocated, peak, cached, inactive"),
-    _later("CONV_ALGO_SEARCH", _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
-           "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first that "
-           "cuDNN's heuristic names, gives the same bits every time and fits into the workspace; `EXHAUSTIVE`: the one "
-           "of these that is measured to be the fastest. The CPU has one algorithm"),
-    Variable("ENABLE_CUDA_GRAPHS", FLAG, True,
-             "on a GPU a step whose memory comes back at the same addresses is started as CUDA graphs, forward and "
-             "backward; off: kernel by kernel"),
-    _later("EXPORTER", _one_of("torchscript", "dynamo", "auto"), "torchscript",
-           "which exporter of PyTorch captures the module; `torchscript` always does"),
-    Variable("ENABLE_CUSTOM_AUTOGRAD", FLAG, True,
-             "a `torch.autograd.Function` inside the module becomes a node of the graph, which PyTorch runs; off: the "
-             "module that uses it is left to PyTorch"),
-    Variable("ENABLE_COMPUTE_OPTIMIZER", FLAG, True,
-             "where a module selects rows (the first token, the last one), compute only these, as far up as operators "
-             "work row by row"),
-    Variable("ENABLE_SPARSE_OPTIMIZER", FLAG, True,
-             "do not compute what padding and ignored labels make unnecessary"),
-    Variable("ENABLE_LABEL_SPARSE_OPTIMIZER", FLAG, True,
-             "the part of it for labels: rows whose label is ignored are not computed, where only the loss sees them"),
-    Variable("ENABLE_EMBEDDING_SPARSE_OPTIMIZER", AUTO_FLAG, "auto",
-             "the part of it for padding: between embedding and results only tokens that attention's mask shows are "
-             "computed. `auto`: where nothing that is seen depends on the others; `1`: outputs with a row for each "
-             "token, too, which are 0 for padding"),
-    Variable("DEFER_LOGITS", AUTO_FLAG, "auto",
-             "logits that only the loss reads are computed when the script reads them, with the weights that their "
-             "forward had; backward goes through them all the same. `auto`: where that saves work, once the script has "
-             "not read them in two calls; `1`: always"),
-    _later("MEMORY_OPT_LEVEL", _number(0, 2), 0,
-           "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep less"),
-    _later("MEMORY_OPT_CONFIG", PATH, "", "JSON file, a list of `<cluster>:<strategy>:<count>`"),
-    Variable("ENABLE_MEM_EFFICIENT_GRAD_MGMT", AUTO_FLAG, "auto",
-             "gradients of parameters are handed over while backward goes on. `auto`: in parts of about 25 MB, where "
-             "parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is computed; `0`: "
-             "together at its end"),
-    Variable("USE_EFFICIENT_ATTENTION", FLAG, False,
-             "attention is one operator that never holds its scores wherever its pattern is found; off: only where "
-             "that is measured to be faster, or sequences are long"),
-    Variable("DISABLED_PASSES", PASSES, frozenset(),
-             "passes that leave the graph as it is, to find what a result or a time comes from"),
-    _later("USE_TRITON", FLAG, False, "elementwise operators and reductions compiled with Triton"),
-    _later("TRITON_CONFIG_FILE", PATH, "", "JSON file: which operators Triton takes"),
-    _later("TRITON_DEBUG", FLAG, False, "save subgraphs and code to `triton_debug/`"),
-    _later("USE_FLASH_ATTENTION", FLAG, False, "flash attention written in Triton"),
-    Variable("ENABLE_TUNING", FLAG, False,
-             "matrix products go the way that is measured to be the fastest on this CPU, for all modules of the "
-             "process: each class of products (types, transposes, sizes up to a power of two, threads) is timed when a "
-             "plan first has it; on a GPU cuBLASLt's algorithms are timed, for each product that is new in its types "
-             "and sizes; may change the last bits of results"),
-    Variable("MAX_TUNING_DURATION_MS", _number(0), 0,
-             "about how long to measure one class of products; 0: as long as it takes"),
-    Variable("TUNING_RESULTS_PATH", PATH, "",
-             "a file (`*.json`), or a folder for `tuning_results.json`, made if it is missing: what was measured is "
-             "added there, and read when a module is wrapped, also with tuning off; entries for another device or "
-             "version are left alone and not used"),
-)
-# fmt: on
-VARIABLES = {variable.name: variable for variable in _TABLE}
+VARIABLES = {
+    name: Variable(name, each.metadata["kind"], each.default, each.metadata["doc"], each.metadata["exists"])
+    for name, each in ((each.name.upper(), each) for each in fields(Config))
+}
 #: Passes, and the settings that all have to be on for them.
 _PASSES = {
-    "row_selection": ("ENABLE_COMPUTE_OPTIMIZER",),
-    "label_sparsity": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_LABEL_SPARSE_OPTIMIZER"),
-    "padding_removal": ("ENABLE_SPARSE_OPTIMIZER", "ENABLE_EMBEDDING_SPARSE_OPTIMIZER"),
-    "efficient_attention": ("USE_EFFICIENT_ATTENTION",),
+    "row_selection": ("enable_compute_optimizer",),
+    "label_sparsity": ("enable_sparse_optimizer", "enable_label_sparse_optimizer"),
+    "padding_removal": ("enable_sparse_optimizer", "enable_embedding_sparse_optimizer"),
+    "efficient_attention": ("use_efficient_attention",),
 }
 
 #: Defaults that this process uses instead of the table's.
@@ -330,62 +441,34 @@ _BUILD = {"BUILD", "CPU", "CUDA", "WERROR", "BROKEN", "TEST_DEVICE", "RED_ZONES"
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Options:
-    """The settings of one wrapped module; ``options["VERIFY"]`` is the value of a variable."""
+def read_config(config: Config | None = None, debug: DebugOptions | None = None) -> Config:
+    """The settings of a module that is wrapped now: a JSON file's, else the environment's, else those of ``config``,
+    else those of ``debug``, else the defaults.
 
-    def __init__(self, values: dict[str, Any], debug: DebugOptions) -> None:
-        self._values, self.debug = values, debug
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    @property
-    def opset(self) -> int:
-        return self["ONNX_OPSET_VERSION"]
-
-    @property
-    def log_level(self) -> LogLevel:
-        return self["LOG_LEVEL"]
-
-    @property
-    def fallback(self) -> frozenset[str]:
-        return self["FALLBACK_POLICY"]
-
-    @property
-    def without(self) -> frozenset[str]:
-        """The engine's passes that are switched off."""
-        off = (False, "0")
-        by_settings = {name for name, settings in _PASSES.items() if any(self[s] in off for s in settings)}
-        return self["DISABLED_PASSES"] | by_settings
-
-    @property
-    def padding_unseen(self) -> bool:
-        """The user says that results for padding are not read."""
-        return self["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "1"
-
-    @staticmethod
-    def read(debug: DebugOptions | None = None) -> Options:
-        """A JSON file's settings, else the environment's, else those of ``debug``, else the defaults.
-
-        Raises ValueError for a value that cannot be understood. A name that there is not, and one whose capability
-        does not exist yet, get a warning each.
-        """
-        if debug is not None and not isinstance(debug, DebugOptions):
-            raise TypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
-        debug = debug or DebugOptions()
-        values = {name: variable.default for name, variable in VARIABLES.items()} | _DEFAULTS
-        values |= {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path}
-        given = _from_environment()
-        file = given.get("JSON_CONFIG_PATH")
-        if file:
-            path = VARIABLES["JSON_CONFIG_PATH"].parse(*file)
-            given |= _from_json(path)
-        for name, (text, source) in given.items():
-            variable = VARIABLES[name]
-            values[name] = variable.parse(text, source)
-            if not variable.exists and values[name] != variable.default:
-                warn_once(f"{PREFIX}{name} ({source}) is accepted, but has no effect yet: {variable.doc}")
-        return Options(values, debug)
+    Raises TypeError for arguments of other types, ValueError for a value that cannot be understood. A name that there
+    is not, and one whose capability does not exist yet, get a warning each.
+    """
+    if debug is not None and not isinstance(debug, DebugOptions):
+        raise TypeError(f"debug_options is a DebugOptions, not {type(debug).__name__}")
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config is a Config, not {type(config).__name__}")
+    debug, config = debug or DebugOptions(), config or Config()
+    values = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path} | _DEFAULTS
+    values |= {
+        name: value
+        for name, variable in VARIABLES.items()
+        if (value := getattr(config, name.lower())) != variable.default
+    }
+    sources = dict.fromkeys(values, "Config")
+    given = _from_environment()
+    if file := given.get("JSON_CONFIG_PATH", (config.json_config_path, "Config") if config.json_config_path else None):
+        given |= _from_json(VARIABLES["JSON_CONFIG_PATH"].parse(*file))
+    for name, (text, source) in given.items():
+        values[name], sources[name] = VARIABLES[name].parse(text, source), source
+    for name, value in values.items():
+        if not VARIABLES[name].exists and value != VARIABLES[name].default:
+            warn_once(f"{PREFIX}{name} ({sources[name]}) is accepted, but has no effect yet: {VARIABLES[name].doc}")
+    return replace(Config(), **{name.lower(): value for name, value in values.items()})
 
 
 def _from_environment() -> dict[str, tuple[str, str]]:
@@ -410,10 +493,12 @@ def _text(path: str, name: str, value: Any) -> str:
     """A value of JSON as it would be written in the environment."""
     if isinstance(value, bool):
         return "1" if value else "0"
+    if isinstance(value, LogLevel):
+        return value.name
     if isinstance(value, (int, str)):
         return str(value)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return "|".join(value)
+    if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(item, str) for item in value):
+        return "|".join(sorted(value))
     raise ValueError(f"{path}: {name} is a text, a number, true, false, or a list of texts, not {json.dumps(value)}")
 
 

@@ -17,6 +17,7 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy
 import torch
@@ -42,17 +43,26 @@ WHOLE = _Token("object")  # followed by its position among Structure.objects
 SAME = _Token("same")  # followed by the number of a container that was met before
 
 
+class Identity:
+    """Stands for some tokens in keys: the same object as long as one is alive, which costs nothing to compare."""
+
+    __slots__ = ("__weakref__",)
+
+
+_identities: WeakValueDictionary[tuple, Identity] = WeakValueDictionary()
+
+
 class Structure:
     """What was around the tensors. Equal structures rebuild equal values."""
 
-    __slots__ = ("tokens", "objects", "_hash")
+    __slots__ = ("tokens", "objects", "identity")
 
     def __init__(self, tokens: tuple, objects: tuple = ()) -> None:
         self.tokens, self.objects = tokens, objects
-        self._hash = hash(tokens)
+        self.identity = _identities.setdefault(tokens, Identity())  # TypeError for what cannot be hashed
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self.tokens)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and self.tokens == other.tokens

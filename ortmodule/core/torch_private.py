@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -214,19 +215,17 @@ global_step_hooks = _private(
 # --- with another way where a name may be missing ---------------------------------------------------------------------
 
 
-def keeps_graph() -> bool:
-    """Inside of backward: is another one to follow?"""
-    return True if _keep_graph is None else _keep_graph()
+# Asked in every call, so these are torch's own functions where there are such.
 
-
-def has_saving_hooks() -> bool:
-    """Are there hooks on what autograd saves? True where that cannot be told."""
-    return _saving_hooks is None or _saving_hooks(True) is not None
-
-
-def is_transformed() -> bool:
-    """Does a transform of torch.func look at what runs? (Where that cannot be told nothing is captured.)"""
-    return not isinstance(_interpreters, _Absent) and _interpreters() is not None
+#: `keeps_graph()`, inside of backward: is another one to follow?
+keeps_graph: Callable[[], bool] = (lambda: True) if _keep_graph is None else _keep_graph
+#: `saving_hooks()`: the hooks on what autograd saves, or None. Where that cannot be told, as if there were some.
+saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None else partial(_saving_hooks, True)
+#: `peek_transform()`: the transform of torch.func that looks at what runs, or None. (Where that cannot be told nothing
+#: is captured.)
+peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, _Absent) else _interpreters
+#: `traced()`: true while TorchScript traces in this thread.
+traced: Callable[[], Any] = torch.jit.is_tracing if isinstance(get_tracing_state, _Absent) else get_tracing_state
 
 
 def raw_stream(index: int) -> int:

@@ -9,7 +9,7 @@ from ortmodule import _core
 from ortmodule.core import torch_private
 
 if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Runner
+    from ortmodule.runtime.dispatcher import Dispatcher
 
 
 #: Sentences of a printed report about what libraries refused.
@@ -68,18 +68,20 @@ class Report:
 
 def explain(model: Any) -> Report:
     """How ``model``, an ORTModule, is run: print it, or read its fields."""
-    runner: Runner = getattr(model, "_ortmodule", model)
-    if not hasattr(runner, "fallback"):
+    owner: Dispatcher = getattr(model, "_ortmodule", model)
+    if not hasattr(owner, "fallback"):
         raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
-    graphs = [graph for variants in runner.graphs.values() for graph in variants]
+    graphs = [graph for variants in owner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
-    seconds = runner.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
-    if runner.tuning is not None:
-        seconds["tune"] = runner.tuning.seconds
-    runner.refusals.listen()
-    name, reason, graph = type(runner.module).__name__, runner.fallback.reason, runner.latest
+    seconds = owner.compiler.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
+    if owner.tuning is not None:
+        seconds["tune"] = owner.tuning.seconds
+    owner.refusals.listen()
+    name, reason, graph = type(owner.module).__name__, owner.fallback.reason, owner.latest
     if graph is None or reason is not None:
-        return Report(name, False, reason, exports=runner.exports, seconds=seconds, missing=torch_private.missing())
+        return Report(
+            name, False, reason, exports=owner.compiler.exports, seconds=seconds, missing=torch_private.missing()
+        )
     plan = next(reversed(graph.plans.values())).plan
     nodes = graph.capture.trace.nodes
     return Report(
@@ -91,12 +93,12 @@ def explain(model: Any) -> Report:
         fused=graph.capture.replaced | plan.fired,
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(plan.nodes),
-        exports=runner.exports,
+        exports=owner.compiler.exports,
         plans=sum(session.plans_made for session in sessions),
         peak_bytes=plan.arena_bytes,
         seconds=seconds,
         cuda_graphs=_core.cuda_graphs()[0],
-        refused=list(runner.refusals.list),
-        tuned=runner.tuning.products if runner.tuning is not None else 0,
+        refused=list(owner.refusals.list),
+        tuned=owner.tuning.products if owner.tuning is not None else 0,
         missing=torch_private.missing(),
     )

@@ -20,7 +20,7 @@ from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
 
 if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Runner
+    from ortmodule.runtime.dispatcher import Dispatcher
 
 ALL_PASSES = 0xFFFFFFFF
 
@@ -33,16 +33,16 @@ class Saver:
         self._saved: set[str] = set()
 
     @staticmethod
-    def of(runner: Runner) -> Saver | None:
+    def of(owner: Dispatcher) -> Saver | None:
         """The saver that the module's options ask for, or None. Raises OSError for a folder that cannot be written."""
-        options = runner.options
-        prefix = options.debug.onnx_prefix if options.debug.save_onnx else ""
-        folder = options["SAVE_ONNX_PATH"] or "."
+        debug = owner.debug
+        prefix = debug.onnx_prefix if debug is not None and debug.save_onnx else ""
+        folder = owner.config.save_onnx_path or "."
         if prefix:
             check_folder("the folder for ONNX files", folder)
         elif not LOGGER.isEnabledFor(logging.INFO):
             return None
-        return Saver(type(runner.module).__name__, prefix, folder)
+        return Saver(type(owner.module).__name__, prefix, folder)
 
     def save(self, graph: Any, call: Any) -> None:
         """``graph`` has run for ``call``."""
@@ -60,14 +60,12 @@ class Saver:
 
 def _stages(graph: Any) -> list[tuple[str, bytes]]:
     """(name, ONNX bytes) of the graph's stages, for the shapes that it ran last."""
-    key, prepared = next(reversed(graph.plans.items()))
-    model, session = prepared.session.model, prepared.session
-    specs, needs, sizes = list(graph._specs), graph.needs, prepared.sizes
-    for i, feed in graph._varying:
-        specs[i] = (specs[i][0], tuple(key[0][feed]))
+    key, executable = next(reversed(graph.plans.items()))
+    model, session = executable.session.model, executable.session
+    specs, needs, sizes = graph.executables.specs_for(key[0]), graph.needs, executable.sizes
     plain = model.plan(specs, needs, None, ALL_PASSES, sizes)
     before = model.plan(specs, needs, None, session.disabled, sizes, session.padding_unseen)
-    ran = prepared.plan.onnx()
+    ran = executable.plan.onnx()
     return [
         ("torch_exported", graph.capture.model.SerializeToString()),
         ("post_processed", _without_copies(plain.onnx())),

@@ -13,7 +13,7 @@ from ortmodule.debug.step_stats import Density, Memory
 from ortmodule.debug.verify import Verifier
 
 if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Runner
+    from ortmodule.runtime.dispatcher import Dispatcher
 
 
 class Observer(Protocol):
@@ -27,22 +27,22 @@ class Observers:
         self.observers = observers
 
     @staticmethod
-    def of(runner: Runner) -> Observers | None:
+    def of(owner: Dispatcher) -> Observers | None:
         """Those that the module's settings ask for, or None."""
-        options, log, found = runner.options, runner.log, []
+        config, log, found = owner.config, owner.log, []
         # The first is told of a forward first, and of its result last.
-        if options["VERIFY"]:
-            found.append(Verifier(options["VERIFY"], runner.forward, log))
-        if options["PRINT_INPUT_DENSITY"]:
-            found.append(Density(runner.module, log))
-        if options["PRINT_MEMORY_STATS"]:
+        if config.verify:
+            found.append(Verifier(config.verify, owner.forward, log))
+        if config.print_input_density:
+            found.append(Density(owner.module, log))
+        if config.print_memory_stats:
             found.append(Memory(log))
         return Observers(found) if found else None
 
     def run(self, graph: Any, call: Any) -> Any:
         """Runs ``graph``, and tells the observers."""
         after = [observer.before_forward(graph, call) for observer in self.observers]
-        result = graph(call.inputs, call.eager)
+        result = graph(call)
         for told in reversed(after):
             if told is not None:
                 told(result)

@@ -19,7 +19,7 @@ from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT
 from ortmodule.core.onnx_utils import attributes, without_dead
 from ortmodule.runtime.autograd_bridge import backward_nodes
-from ortmodule.runtime.compiled_graph import Graph
+from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.lm_head import LOSSES
 
 #: Steps between two tables of densities.
@@ -37,7 +37,7 @@ class Memory:
         self.log, self.steps = log, itertools.count()
         self._inactive = 0
 
-    def before_forward(self, graph: Graph, call: Any) -> Callable[[Any], None]:
+    def before_forward(self, graph: CompiledGraph, call: Any) -> Callable[[Any], None]:
         step = next(self.steps)
         self._say(step, "before forward")
 
@@ -108,10 +108,10 @@ class Density:
 
     def __init__(self, module: nn.Module, log: Log) -> None:
         self.module, self.log, self.steps = module, log, 0
-        self._inputs: weakref.WeakKeyDictionary[Graph, list[Padded]] = weakref.WeakKeyDictionary()
+        self._inputs: weakref.WeakKeyDictionary[CompiledGraph, list[Padded]] = weakref.WeakKeyDictionary()
         self._rows: list[tuple[str, ...]] = []
 
-    def before_forward(self, graph: Graph, call: Any) -> None:
+    def before_forward(self, graph: CompiledGraph, call: Any) -> None:
         if graph not in self._inputs:
             self._inputs[graph] = list(padded_inputs(graph.capture.model))
         names = input_names(self.module, call.arguments, len(call.inputs))

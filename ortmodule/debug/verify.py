@@ -32,7 +32,8 @@ from ortmodule.debug.bisect import apart
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.autograd_bridge import backward_nodes
-from ortmodule.runtime.compiled_graph import Graph, draw_seed
+from ortmodule.runtime.compiled_graph import CompiledGraph
+from ortmodule.runtime.executable import draw_seed
 from ortmodule.runtime.rng_replay import Draw, Draws, drawn_again
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Eager:
     inputs: list[torch.Tensor]
 
 
-def run_eager(graph: Graph, tree: Tree, arguments: pytree.Structure, before: Before, forward: Callable,
+def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, before: Before, forward: Callable,
               draws: Sequence[Draw], moved: bool = False) -> Eager:  # fmt: skip
     """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does.
 
@@ -106,7 +107,7 @@ def run_eager(graph: Graph, tree: Tree, arguments: pytree.Structure, before: Bef
     return Eager(results, leaves, {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}, given)
 
 
-def tensors_of(graph: Graph, result: Any) -> list[torch.Tensor]:
+def tensors_of(graph: CompiledGraph, result: Any) -> list[torch.Tensor]:
     """The tensors of a result, and of what forward sets on the module, in the order of the graph's sources."""
     return pytree.flatten((result, [slot.get() for slot in graph.capture.trace.sets]), results=True)[0]
 
@@ -155,10 +156,10 @@ class Verifier:
         self.every, self.forward, self.log = every, forward, log
         self.calls = self.compared = self.gradients = 0
         self.findings: list[Finding] = []
-        self._draws: weakref.WeakKeyDictionary[Graph, Draws] = weakref.WeakKeyDictionary()
+        self._draws: weakref.WeakKeyDictionary[CompiledGraph, Draws] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def before_forward(self, graph: Graph, call: Any) -> Callable | None:
+    def before_forward(self, graph: CompiledGraph, call: Any) -> Callable | None:
         """What to do with the result, if it is this call's turn."""
         with self._lock:
             self.calls += 1
@@ -177,7 +178,7 @@ class Verifier:
 
         return after_forward
 
-    def _compare(self, graph: Graph, call: Any, before: Before, result: Any) -> None:
+    def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
         if graph not in self._draws:
             self._draws[graph] = Draws(model, graph.session.known)
@@ -227,7 +228,7 @@ class Verifier:
         return ""
 
     def _backward(
-        self, graph: Graph, eager: Eager, moved: _Moved, case: bisect.Case, got: Sequence, given: Sequence
+        self, graph: CompiledGraph, eager: Eager, moved: _Moved, case: bisect.Case, got: Sequence, given: Sequence
     ) -> None:
         """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
         sources = [source for source in graph.capture.trace.sources if source.kind != "number"]

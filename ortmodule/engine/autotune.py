@@ -33,8 +33,8 @@ import torch
 
 from ortmodule import _core
 from ortmodule.core import safe_files
-from ortmodule.core.config import PREFIX, Options, warn_once
-from ortmodule.core.logger import ENGINE
+from ortmodule.core.config import PREFIX, Config
+from ortmodule.core.logger import ENGINE, warn_once
 from ortmodule.core.names import VERSION
 
 FILE_NAME = "tuning_results.json"
@@ -118,10 +118,10 @@ class Tuning:
         self._load(device_name(), _core.tuning_set)
 
     @staticmethod
-    def of(options: Options) -> Tuning | None:
+    def of(config: Config) -> Tuning | None:
         """None where the settings ask for nothing."""
-        measures, path = options["ENABLE_TUNING"], options["TUNING_RESULTS_PATH"]
-        return Tuning(measures, options["MAX_TUNING_DURATION_MS"], path) if measures or path else None
+        measures, path = config.enable_tuning, config.tuning_results_path
+        return Tuning(measures, config.max_tuning_duration_ms, path) if measures or path else None
 
     def _warn(self, what: str, error: Exception | str) -> None:
         warn_once(f"{PREFIX}TUNING_RESULTS_PATH: {self.file} {what}: {error}")

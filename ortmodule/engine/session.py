@@ -29,6 +29,8 @@ CPU = torch.device("cpu")
 MOST_PLANS = 128
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
+#: For :class:`Run`: its first input says where it runs.
+OF_INPUTS = "of inputs"
 
 
 def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -140,24 +142,32 @@ class Run:
         plan: _core.Plan,
         inputs: Sequence[torch.Tensor],
         seed: int,
+        gpu: torch.device | str | None = OF_INPUTS,
         calls: Calls | None = None,
         graphs: bool = False,
         seed_there: torch.Tensor | None = None,
     ) -> None:
-        """``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU may use CUDA graphs.
+        """``gpu``: as :func:`gpu_of` says. ``calls``: the nodes that PyTorch runs, if there are any. ``graphs``: a GPU
+        may use CUDA graphs.
         ``seed_there``: the seed of a run that is repeated, as a tensor of its GPU. Where the caller captures a CUDA
         graph it is made here: torch's generator gives another number in each replay."""
         self.plan, self.inputs, self.seed, self.calls, self.graphs = plan, inputs, seed, calls, graphs
-        self.gpu = gpu = gpu_of(inputs)
+        self.gpu = gpu = gpu_of(inputs) if gpu is OF_INPUTS else gpu
         if calls is not None:
             calls.device = gpu
-        if gpu is not None and seed_there is None and plan.random and is_captured(gpu):
-            seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
+        self.writes, how, room = {}, (), plan.arena_bytes
+        if gpu is None:
+            self.outputs = plan.empty_outputs(torch.Tensor)
+            self._arena = _core.empty(torch.Tensor, "uint8", (room,)) if room else None
+        else:
+            if seed_there is None and plan.random and is_captured(gpu):
+                seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
+            how = _how(gpu, graphs, seed_there)
+            self.outputs = _all_empty(plan.outputs, gpu)
+            self._arena = aligned_bytes(room, gpu) if room else None
         self.seed_there = seed_there
-        how = _how(gpu, graphs, seed_there)
-        self.outputs = plan.empty_outputs(torch.Tensor) if gpu is None else _all_empty(plan.outputs, gpu)
-        self.writes = {index: _empty(spec, gpu) for index, spec in plan.writes}
-        self._arena = aligned_bytes(plan.arena_bytes, gpu) if plan.arena_bytes else None
+        for index, spec in plan.writes:
+            self.writes[index] = _empty(spec, gpu)
         try:
             plan.forward(self._arena, inputs, self.outputs, list(self.writes.values()), seed, calls, *how)
         except BaseException:
@@ -175,10 +185,10 @@ class Run:
             raise RuntimeError("Trying to backward through the graph a second time: specify retain_graph=True.")
         if keep and arena is not None:
             arena = aligned_bytes(arena.numel(), self.gpu).copy_(arena)
-        return arena, [
-            None if spec is None else _zeros(spec, self.gpu) if grad is None else grad
-            for spec, grad in zip(plan.output_grads, output_grads, strict=True)
-        ]
+        given = []
+        for spec, grad in zip(plan.output_grads, output_grads, strict=True):
+            given.append(None if spec is None else _zeros(spec, self.gpu) if grad is None else grad)
+        return arena, given
 
     def backward(
         self,
@@ -199,10 +209,8 @@ class Run:
         if not plan.differentiates:
             return [None] * len(plan.input_grads)
         arena, output_grads = self.begin(output_grads, keep)
-        if self.gpu is None:
-            grads = plan.empty_input_grads(torch.Tensor)
-        else:
-            grads = _all_empty(plan.input_grads, self.gpu)
+        gpu = self.gpu
+        grads = plan.empty_input_grads(torch.Tensor) if gpu is None else _all_empty(plan.input_grads, gpu)
         if self.calls is not None:
             self.calls.keep = keep
         try:
@@ -214,7 +222,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
-                *_how(self.gpu, self.graphs, self.seed_there),
+                *(() if gpu is None else _how(gpu, self.graphs, self.seed_there)),
             )
         except Mismatch:
             self._arena = None
@@ -279,7 +287,7 @@ def run_planned(
         if found.prologue:
             may_read(gpu_of(tensors), found)
         try:
-            run = Run(found, tensors, seed, calls, graphs)
+            run = Run(found, tensors, seed, calls=calls, graphs=graphs)
         except Mismatch:
             calls.known.changed()
             continue

@@ -290,14 +290,15 @@ class Guards:
                 raise Unguardable(text)
             self.values[key] = value
         self.values |= {key: value for key, value in attributes.now.items() if key[0] == 0}
-        self._seen, self._holds = -1, True
+        #: The epoch of the latest look, and what it found.
+        self.epoch, self.held = -1, True
 
     def hold(self, epoch: int) -> bool:
         """Are all attributes as they were? ``epoch``: the same number if nothing has changed since the last time."""
-        if epoch != self._seen:
-            self._holds = self.broken() is None
-            self._seen = epoch
-        return self._holds
+        if epoch != self.epoch:
+            self.held = self.broken() is None
+            self.epoch = epoch
+        return self.held
 
     def broken_name(self) -> str | None:
         """The name of the first attribute that is not as it was."""

@@ -10,7 +10,6 @@ import torch
 
 from ortmodule.core.errors import NotInEngine
 from ortmodule.core.logger import Log
-from ortmodule.core.torch_private import is_transformed
 
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
 
@@ -20,25 +19,20 @@ _FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD
 
 
 class _Thread(threading.local):
-    only_pytorch = False
+    only_pytorch = False  # see only_pytorch()
 
 
-_thread = _Thread()
+THREAD = _Thread()
 
 
 @contextmanager
 def only_pytorch() -> Iterator[None]:
     """Inside, in this thread, no module uses the engine."""
-    before, _thread.only_pytorch = _thread.only_pytorch, True
+    before, THREAD.only_pytorch = THREAD.only_pytorch, True
     try:
         yield
     finally:
-        _thread.only_pytorch = before
-
-
-def engine_allowed() -> bool:
-    """Nobody asked for PyTorch, and nobody looks at the operations that a module consists of."""
-    return not (_thread.only_pytorch or torch.jit.is_tracing() or torch.compiler.is_compiling() or is_transformed())
+        THREAD.only_pytorch = before
 
 
 class Fallback:
@@ -48,6 +42,8 @@ class Fallback:
         """``silent``: reasons that contain one of these are not told."""
         self.silent = silent
         self.policies, self.retry, self.log = policies, retry, log
+        #: The policies that force PyTorch, if there are any.
+        self.forcing = frozenset() if "FALLBACK_DISABLE" in policies else policies & _FORCED.keys()
         self.reason: str | None = None  # why the latest call was not run by the engine
         self.refused: dict[object, NotInEngine] = {}
 
@@ -61,12 +57,9 @@ class Fallback:
     def forced(self) -> bool:
         """Does the policy leave this call to PyTorch, whatever the engine can do? It has no forward without its own
         backward, so PyTorch's backward needs PyTorch's forward."""
-        chosen = self.policies & _FORCED.keys()
-        if not chosen or "FALLBACK_DISABLE" in self.policies:
+        if not any(torch.is_grad_enabled() or not _FORCED[policy] for policy in self.forcing):
             return False
-        if not any(torch.is_grad_enabled() or not _FORCED[policy] for policy in chosen):
-            return False
-        self.reason = f"{' and '.join(sorted(chosen))} asks for it"
+        self.reason = f"{' and '.join(sorted(self.forcing))} asks for it"
         self._warn(self.reason)
         return True
 

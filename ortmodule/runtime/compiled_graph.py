@@ -1,15 +1,14 @@
 """A captured graph as a function of tensors that autograd knows (:mod:`ortmodule.runtime.autograd_bridge`).
 
-:class:`Graph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python expects
-them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and `backward(inputs=...)`
-work.
+:class:`CompiledGraph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python
+expects them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and
+`backward(inputs=...)` work.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
@@ -17,43 +16,38 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace import Source
-from ortmodule.core import devices
+from ortmodule.core import devices, pytree
+from ortmodule.core.config import Config
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine, NotKnown
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, without_dead
-from ortmodule.core.torch_private import has_saving_hooks
+from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.row_count_predictor import Counts
-from ortmodule.engine.session import (
-    DTYPES,
-    ENGINE_ERRORS,
-    MOST_PLANS,
-    Run,
-    Session,
-    gpu_of,
-    is_captured,
-    overwrite,
-    run_planned,
-)
+from ortmodule.engine.session import DTYPES, Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Slot, Tree
-from ortmodule.host.host_node import Calls, DryCalls, Node
-from ortmodule.runtime.autograd_bridge import Bridge, Call, Flags, Prepared
+from ortmodule.host.host_node import DryCalls, Node
+from ortmodule.runtime.autograd_bridge import Pending, attach
+from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
 from ortmodule.runtime.grad_buckets import Segment, Watch, chain, segments_of
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
 from ortmodule.runtime.recompute import Modes
 
+if TYPE_CHECKING:
+    from ortmodule.runtime.dispatcher import Call
+
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
+#: The structure of a result that is one tensor, with nothing that forward puts into attributes.
+_ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
 
-class Graph:
+class CompiledGraph:
     """A captured graph that runs in the engine.
 
     It holds for one kind of call: structure of the arguments, types, ranks and needs for gradients of all tensors, and
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
-    ``without``, ``padding_unseen``, ``graphs``, ``tuning``: as Session takes them. ``defer``, ``hand_over``:
-    the settings DEFER_LOGITS and ENABLE_MEM_EFFICIENT_GRAD_MGMT. Raises what Session raises.
+    Raises what Session raises.
     """
 
     def __init__(
@@ -62,66 +56,60 @@ class Graph:
         tree: Tree,
         guards: Guards,
         inputs: Sequence[torch.Tensor],
-        without: Iterable[str] = (),
-        padding_unseen: bool = False,
-        defer: str = "0",
-        graphs: bool = False,
+        config: Config,
         tuning: Tuning | None = None,
-        hand_over: str = "0",
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = Modes(tree)
+        off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
-        self.session = Session(model, without, trace.nodes, padding_unseen, graphs, tuning)
+        self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
+        #: Where the tensors of a run are: (number of the caller's input, None, None), or (None, dictionary, key).
+        self._places = [(f, None, None) if isinstance(f, int) else (None, f.holder, f.key) for f in self.feeds]
+        given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
         #: Places of complex tensors, which the engine gets as pairs.
-        self.pairs = frozenset(i for i, t in enumerate(self._given(inputs)) if t.is_complex())
-        tensors = self._tensors(inputs)
-        self.needs = tuple(torch.is_grad_enabled() and t.requires_grad for t in tensors)
-        self._gpu = gpu_of(tensors)
-        self._specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
-        self._varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
+        self.pairs = frozenset(i for i, t in enumerate(given) if t.is_complex())
+        tensors = [as_pairs(t) for t in given]
+        self.needs = tuple([torch.is_grad_enabled() and t.requires_grad for t in tensors])
         self.leaves = [i for i, need in enumerate(self.needs) if need]
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self.n_results = len(trace.requires_grad)
-        self.writes = [(self._target(write.target, tree), write) for write in trace.writes]
+        self.writes = [(_target(write.target, tree), write) for write in trace.writes]
         self._written = [target for target, write in self.writes if not write.replaces]
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
         sources = [*trace.sources, *(base for base, _ in self.views.values())]
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
-        n_outputs = self.n_results + sum(write.output is not None for write in trace.writes)
-        self._size_reads = n_outputs if trace.size_reads else None
-        self._data_reads = n_outputs + bool(trace.size_reads) if trace.data_reads else None
-        self.plans: OrderedDict[tuple, Prepared] = OrderedDict()
-        self._counts = Counts(MOST_PLANS)
+        one = trace.result == _ONE_TENSOR and trace.sources[0].kind == "graph" and not self.views
+        self._only_output = trace.sources[0].key if one else None
+        self._hand_over = config.enable_mem_efficient_grad_mgmt
+        varying = [(i, feed) for i, feed in enumerate(self.feeds) if isinstance(feed, int)]
+        self.executables = Executables(
+            self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
+        )
+        self.plans = self.executables.plans
         self.draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
-        self._early: Session | None = None  # what is read of data and sizes, where effects must not come first
-        if trace.nodes:
-            self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
-            self.session.known.plans.append(self.plans)
-            for seen in trace.seen:
-                self.session.known.learn(*seen)
-            if trace.size_reads or trace.data_reads:
-                self._early = _only_outputs(capture.model, n_outputs, self._tokens, trace.nodes)
-                self.session.known.plans.append(self._early.plans)  # they rest on the same knowledge
-        self._deferral = self._deferral_of(tensors, without, padding_unseen, defer)
-        self._hand_over, self._watch = hand_over, Watch()
-        self._holds: dict[tuple, DoesNotHold | None] = {}
+        self._reads = _Reads(self, trace)
+        self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
+        self.executables.defer(self._deferral)
+        self._watch = Watch()
         self._seen: set[tuple] = set()  # shapes for which views have been compared
-        self._traced = shapes(trace.tensors)
+        self._traced = tuple([t.shape for t in trace.tensors])
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
+        # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
+        self._all_grads: Flags = tuple([i in self.differentiable for i in range(len(self.session.outputs))])
 
     def _deferral_of(
-        self, tensors: Sequence[torch.Tensor], without: Iterable[str], padding_unseen: bool, setting: str
+        self, tensors: Sequence[torch.Tensor], without: frozenset[str], padding_unseen: bool, setting: str
     ) -> Deferral | None:
         trace, names = self.capture.trace, self.session.outputs
         ranks = [t.dim() for t in trace.outputs]
         losses = [i for i in self.differentiable if ranks[i] == 0]
         shared = {*self.views, *(base.key for base, _ in self.views.values() if base.kind == "graph")}
-        if not losses or trace.nodes or trace.sets or padding_unseen or self._gpu is not None:
+        if not losses or trace.nodes or trace.sets or padding_unseen or self.executables.gpu is not None:
             return None
         written = {name for name, feed in zip(self.session.inputs, self.feeds, strict=True)
                    if any(feed == target for target, _ in self.writes)}  # fmt: skip
@@ -140,16 +128,20 @@ class Graph:
 
     # --- before a run -------------------------------------------------------------------------------------------------
 
-    def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Are the sizes that the graph depends on those of ``inputs``? (It may still turn out not to hold.)"""
+    def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:
+        """Are sizes, attributes and hooks that the graph depends on as it needs them? (It may still turn out not to
+        hold.) ``epoch``: as in :meth:`Guards.hold`."""
         for (i, d), size in self.capture.pinned.items():
-            if inputs[i].shape[d] != size:
+            if shapes[i][d] != size:
                 return False
-        return self._holds.get(shapes(inputs)) is None
+        if self._reads.known.get(shapes) is not None:
+            return False
+        guards = self.guards
+        return guards.held if epoch == guards.epoch else guards.hold(epoch)
 
-    def traced_on(self, inputs: Sequence[torch.Tensor]) -> bool:
+    def traced_on(self, shapes: tuple) -> bool:
         """Were the inputs of the trace as large as these?"""
-        return shapes(inputs) == self._traced
+        return shapes == self._traced
 
     def has_effects(self) -> bool:
         """May a part of a run have changed something?"""
@@ -159,22 +151,14 @@ class Graph:
         """Does a forward change tensors of the caller's or of the module?"""
         return bool(self.writes) or any(node.sets or node.changed for node in self.capture.trace.nodes)
 
-    def refuses(self, inputs: Sequence[torch.Tensor], reason: str) -> DoesNotHold:
+    def refuses(self, shapes: tuple, reason: str) -> DoesNotHold:
         """It does not hold for inputs of these sizes: :meth:`fits` is false from now on."""
-        self._holds[shapes(inputs)] = found = DoesNotHold(f"a graph that was traced at other sizes: {reason}")
+        self._reads.known[shapes] = found = DoesNotHold(f"a graph that was traced at other sizes: {reason}")
         return found
 
-    def _tensors(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = self._given(inputs)
-        for i in self.pairs:
-            given[i] = as_pairs(given[i])
-        return given
-
-    def _given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [inputs[feed] if isinstance(feed, int) else feed.holder[feed.key] for feed in self.feeds]
-
-    def _target(self, target: Source, tree: Tree) -> int | Slot:
-        return target.key if target.kind == "input" else tree.slots[target.key]
+    def plan_first(self, shapes: tuple) -> None:
+        """As :meth:`Executables.plan_first`."""
+        self.executables.plan_first(shapes, self._predicted() if self.differentiable else None)
 
     def _first_prediction(self, ranks: Sequence[int]) -> Flags:
         """Losses receive gradients; without one every output does."""
@@ -183,43 +167,11 @@ class Graph:
         chosen = (
             self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
         )
-        return tuple(i in chosen for i in range(len(self.session.outputs)))
+        return tuple([i in chosen for i in range(len(self.session.outputs))])
 
     def _predicted(self) -> Flags:
         """Which outputs will receive a gradient, probably."""
-        if not _packs():
-            return self.prediction
-        # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
-        return tuple(i in self.differentiable for i in range(len(self.session.outputs)))
-
-    def prepare(
-        self,
-        shapes: tuple,
-        output_grads: Flags | None,
-        sizes: tuple[int, ...] = (),
-        calls: Calls | None = None,
-        defers: bool = False,
-    ) -> Prepared:
-        """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`. ``defers``:
-        with hidden states in place of scores."""
-        key = (shapes, output_grads, sizes, defers)
-        prepared = self.plans.get(key)
-        if prepared is not None:
-            self.plans[key] = self.plans.pop(key, prepared)
-            return prepared
-        specs = list(self._specs)
-        for i, feed in self._varying:
-            specs[i] = (specs[i][0], (*shapes[feed], 2) if i in self.pairs else tuple(shapes[feed]))
-        session = self._deferral.session if defers else self.session
-        plan = session.plan(specs, self.needs, output_grads, sizes, calls, self._gpu)
-        if self.views and not plan.prologue:
-            self._check_views(plan, shapes)
-        reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        prepared = Prepared(plan, output_grads, sizes, plan.random, *reads, session, defers, self._segments(plan))
-        self.plans[key] = prepared
-        while len(self.plans) > MOST_PLANS:
-            self.plans.popitem(last=False)
-        return prepared
+        return self.prediction if saving_hooks() is None else self._all_grads
 
     def _segments(self, plan: Any) -> list[Segment]:
         """In which gradients may be handed over while backward goes on."""
@@ -241,169 +193,84 @@ class Graph:
             if not view.fits(shape, plan.outputs[i][1]):
                 raise NotInEngine(Cause.DATA, "a result is another part of a tensor than in the trace")
 
-    def plan_first(self, inputs: Sequence[torch.Tensor]) -> None:
-        """For a GPU, the plan of the first run is made already: what has no kernel there is found out, backward's, too.
-
-        Raises what making it raises.
-        """
-        if self._gpu is not None:
-            grads, calls = self._predicted() if self.differentiable else None, self.session.calls()
-            try:
-                self.prepare(shapes(inputs), grads, (), calls)
-            except ENGINE_ERRORS:
-                if calls is None or not calls.without_guesses():
-                    raise
-                self.prepare(shapes(inputs), grads, (), calls)
-
     # --- a run --------------------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Sequence[torch.Tensor], eager: Callable[[Sequence[torch.Tensor]], Any]) -> Any:
-        """Runs forward and returns what the module would. ``eager``: the same call in PyTorch, on other tensors.
+    def __call__(self, call: Call) -> Any:
+        """Runs forward and returns what the module would.
 
         Raises DoesNotHold, with nothing done; what a plan or the engine raises.
         """
-        sizes = shapes(inputs)
-        tensors = self._tensors(inputs)
+        inputs, shapes = call.inputs, call.shapes
+        tensors, fed = [], []
+        for i, holder, key in self._places:
+            tensor = inputs[i] if holder is None else holder[key]
+            tensors.append(tensor)
+            fed.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+        if self.pairs:
+            tensors = [as_pairs(t) for t in tensors]
+            fed = [t.contiguous() for t in tensors]
         if self._written:
             self._check_memory(inputs)
         if self.views:
             self._check_bases(inputs)
-        leaves = [tensors[i] for i in self.leaves]
-        grads = self._predicted() if self.differentiable else None
-        contiguous = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        calls = self.session.calls()
-        if calls is None:
-            prepared, run = self._started(sizes, grads, contiguous)
-            generator = None
+        grads = None
+        if self.differentiable:
+            grads = self.prediction if saving_hooks() is None else self._all_grads
+        generator, executables = None, self.executables
+        executable = executables.plans.get((shapes, grads, (), False)) if executables.plain else None
+        if executable is not None and not executable.plan.prologue:
+            executables.plans.move_to_end((shapes, grads, (), False))
+            run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None)
+        elif self.session.known is None:
+            executable, run = executables.start(shapes, grads, fed)
         else:
-            if self._early is not None:
-                self._check_early(sizes, contiguous)
-            seed = draw_seed() if self.draws else 0
-            # torch's generators cannot be read while they are part of a CUDA graph.
-            generator = devices.generators() if grads is not None and not self._is_captured() else None
-            prepared, run = self.run(sizes, grads, contiguous, seed, calls)
+            executable, run, generator = self._start_with_host(shapes, grads, fed)
         outputs = run.outputs
-        self._check(sizes, outputs)
-        if self.views and sizes not in self._seen:
-            self._compare_views(sizes, inputs, outputs)
-        fed = contiguous
+        if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
+            self._reads.check(shapes, outputs)
+        if self.views and shapes not in self._seen:
+            self._compare_views(shapes, inputs, outputs)
+        kept = fed
         if self.writes or run.writes:
-            fed = self._write(run, inputs, contiguous)
+            kept = self._write(run, inputs, fed)
         if grads is not None:
-            call = Call(self, prepared, run, sizes, inputs, tensors, fed, eager, generator)
+            pending = Pending(self, executable, run, call, tensors, kept, generator)
             if self._deferral is not None:
-                call.shown = self._shown(prepared, run, contiguous)
-            early = prepared.segments and (self._hand_over == "1" or (not _packs() and self._watch.finds(leaves)))
-            made = chain(call, leaves) if early else Bridge.apply(call, *leaves)
+                pending.shown = self._shown(executable, run, fed)
+            leaves = []
+            for i in self.leaves:
+                leaves.append(tensors[i])
+            if executable.segments and self._hands_over(leaves):
+                made = chain(pending, leaves)
+            else:
+                made = attach(pending, *leaves)
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
-        return self._result(inputs, outputs)
+        return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
 
-    def _is_captured(self) -> bool:
-        return self._gpu is not None and is_captured(self._gpu)
+    def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
+        return self._hand_over == "1" or (saving_hooks() is None and self._watch.finds(leaves))
 
-    def _started(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Prepared, Run]:
-        deferral = self._deferral
-        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
-            prepared, seed = self._planned(shapes, grads, tensors, defers=True)
-            if not deferral.pays(prepared.plan.fired):
-                prepared, seed = self._planned(shapes, grads, tensors, seed)
-        elif self._gpu is not None:
-            return self._started_there(shapes, grads, tensors)
-        else:
-            prepared, seed = self._planned(shapes, grads, tensors)
-        return prepared, Run(prepared.plan, tensors, seed or 0, graphs=self.session.graphs)
-
-    def _started_there(
+    def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
-    ) -> tuple[Prepared, Run]:
-        """On a GPU: with the numbers of rows that earlier steps had, where they have been the same for a while."""
-        step, seed, known = (shapes, grads), None, ()
-        guess = self._counts.expected(step)
-        plans = [self.prepare(shapes, grads, guess[:k]) for k in range(len(guess) + 1)]
-        if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
-            seed = draw_seed() if any(prepared.random for prepared in plans) else None
-            counting = [self.session.next_size(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
-            run = Run(plans[-1].plan, tensors, seed or 0, graphs=self.session.graphs)
-            found = tuple(count() for count in counting)
-            if all(count <= room for count, room in zip(found, guess, strict=True)):
-                self._counts.learn(step, found)
-                return plans[-1], run
-            right = next(k for k, room in enumerate(guess) if found[k] != room)
-            known = found[: right + 1]  # what comes behind was counted among other rows
-            del run
-        prepared, seed = self._planned(shapes, grads, tensors, seed, sizes=known)
-        self._counts.learn(step, prepared.sizes)
-        return prepared, Run(prepared.plan, tensors, seed or 0, graphs=self.session.graphs)
+    ) -> tuple[Executable, Run, Any]:
+        """With nodes that PyTorch runs; and the states of torch's generators before it."""
+        calls, gpu = self.session.calls(), self.executables.gpu
+        if self._reads.early is not None:
+            self._reads.check_early(shapes, tensors)
+        seed = draw_seed() if self.draws else 0
+        # torch's generators cannot be read while they are part of a CUDA graph.
+        captured = gpu is not None and is_captured(gpu)
+        generator = devices.generators() if grads is not None and not captured else None
+        return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
 
-    def _planned(
-        self,
-        shapes: tuple,
-        grads: Flags | None,
-        tensors: Sequence[torch.Tensor],
-        seed: int | None = None,
-        defers: bool = False,
-        sizes: tuple[int, ...] = (),
-    ) -> tuple[Prepared, int | None]:
-        """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already; ``sizes``:
-        those that are known already."""
-        prepared = self.prepare(shapes, grads, sizes, defers=defers)
-        while True:
-            if seed is None and prepared.random:
-                seed = draw_seed()
-            if not prepared.plan.prologue:
-                return prepared, seed
-            more = self.session.next_size(prepared.plan, tensors, seed or 0)()
-            prepared = self.prepare(shapes, grads, (*prepared.sizes, more), defers=defers)
-
-    def _shown(self, prepared: Prepared, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """What the caller gets for scores that are, or may be, deferred."""
+    def _shown(self, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What the caller gets for logits that are, or may be, deferred."""
         index = self._deferral.index
-        if prepared.defers:
+        if executable.defers:
             feeds = dict(zip(self.session.inputs, tensors, strict=True))
             return {index: self._deferral.deferred(run.outputs[index], feeds)}
         return {index: self._deferral.watched(run.outputs[index])}
-
-    def run(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
-    ) -> tuple[Prepared, Run]:
-        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
-        prepared = None
-
-        def plan(sizes: tuple[int, ...]) -> _core.Plan:
-            nonlocal prepared
-            prepared = self.prepare(shapes, grads, sizes, calls)
-            return prepared.plan
-
-        _, run = run_planned(plan, tensors, seed, calls, self.session.graphs)
-        return prepared, run
-
-    def _check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """What Python would decide, before a node has effects."""
-        feeds = dict(zip(self.session.inputs, tensors, strict=True))
-        given = [feeds[name] for name in self._early.inputs]
-        try:
-            outputs = self._early.run(given, [False] * len(given), calls=DryCalls(self.session.known)).outputs
-        except NotKnown:
-            return
-        first = len(self.session.outputs) - self._tokens - len(outputs)
-        self._check(shapes, [None] * first + outputs)
-
-    def _check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
-        """Would Python decide as it did in the trace? Sizes are compared once for each shape, data every time."""
-        trace = self.capture.trace
-        if self._data_reads is not None:
-            _compare(trace.data_reads, outputs[self._data_reads])
-        if self._size_reads is None or shapes in self._holds:
-            return
-        if len(self._holds) >= MOST_SHAPES:
-            self._holds.clear()
-        try:
-            _compare(trace.size_reads, outputs[self._size_reads])
-            self._holds[shapes] = None
-        except DoesNotHold as reason:
-            self._holds[shapes] = reason
-            raise
 
     def _compare_views(self, sizes: tuple, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Once for each shape: does a view show what the engine computed?"""
@@ -461,9 +328,52 @@ class Graph:
         return inputs[source.key] if source.kind == "input" else self._states[source.key].get()
 
 
-def _packs() -> bool:
-    """Are there hooks on what autograd saves, as a checkpoint's?"""
-    return has_saving_hooks()
+class _Reads:
+    """What Python read of data and sizes in the trace: would it decide the same now?"""
+
+    def __init__(self, graph: CompiledGraph, trace: Any) -> None:
+        self._trace, self._session = trace, graph.session
+        n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
+        #: The outputs that hold what was read; None: nothing was.
+        self.size = n_outputs if trace.size_reads else None
+        self.data = n_outputs + bool(trace.size_reads) if trace.data_reads else None
+        self.known: dict[tuple, DoesNotHold | None] = {}  # shapes -> what is wrong with them
+        self.early: Session | None = None  # what is read, alone, where effects must not come first
+        if trace.nodes:
+            known = graph.session.known
+            self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
+            known.plans.append(graph.plans)
+            for seen in trace.seen:
+                known.learn(*seen)
+            if trace.size_reads or trace.data_reads:
+                self.early = _only_outputs(graph.capture.model, n_outputs, self._tokens, trace.nodes)
+                known.plans.append(self.early.plans)  # they rest on the same knowledge
+
+    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
+        """As :meth:`check`, before a node has effects."""
+        feeds = dict(zip(self._session.inputs, tensors, strict=True))
+        given = [feeds[name] for name in self.early.inputs]
+        try:
+            outputs = self.early.run(given, [False] * len(given), calls=DryCalls(self._session.known)).outputs
+        except NotKnown:
+            return
+        first = len(self._session.outputs) - self._tokens - len(outputs)
+        self.check(shapes, [None] * first + outputs)
+
+    def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
+        """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""
+        if self.data is not None:
+            _compare(self._trace.data_reads, outputs[self.data])
+        if self.size is None or shapes in self.known:
+            return
+        if len(self.known) >= MOST_SHAPES:
+            self.known.clear()
+        try:
+            _compare(self._trace.size_reads, outputs[self.size])
+            self.known[shapes] = None
+        except DoesNotHold as reason:
+            self.known[shapes] = reason
+            raise
 
 
 def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:
@@ -479,15 +389,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
+def _target(target: Source, tree: Tree) -> int | Slot:
+    return target.key if target.kind == "input" else tree.slots[target.key]
+
+
 def _feed(name: str, tree: Tree) -> int | Slot:
     if name.startswith(INPUT):
         return int(name.removeprefix(INPUT))
     return tree.slots[name.removeprefix(STATE)]
-
-
-def shapes(inputs: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
-    """The shapes of some tensors, hashable."""
-    return tuple([t.shape for t in inputs])
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -516,8 +425,3 @@ def _compare(reads: Sequence, output: torch.Tensor) -> None:
     for read, value in zip(reads, output.tolist(), strict=True):
         if not read.is_value(value):
             raise DoesNotHold(f"{read.place} found {value:g}, and {read.value:g} when it was traced")
-
-
-def draw_seed() -> int:
-    """63 bits of torch's generator: `manual_seed` repeats a run."""
-    return torch.empty(1, dtype=torch.int64).random_().tolist()[0]

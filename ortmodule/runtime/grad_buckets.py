@@ -24,7 +24,7 @@ from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
 
 if TYPE_CHECKING:
-    from ortmodule.runtime.autograd_bridge import Call
+    from ortmodule.runtime.autograd_bridge import Pending
 
 #: Bytes of gradients that are handed over at one time, as in a bucket of DistributedDataParallel's.
 BYTES = 25 << 20
@@ -94,31 +94,34 @@ class Watch:
 # --- the chain --------------------------------------------------------------------------------------------------------
 
 
-def chain(call: Call, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The differentiable outputs of ``call``. What runs first in backward is made last."""
-    segments, made = call.prepared.segments, None
+def chain(pending: Pending, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The differentiable outputs of ``pending``. What runs first in backward is made last."""
+    segments, made = pending.executable.segments, None
     for number in range(len(segments) - 1, -1, -1):
         own = [leaves[k] for k in segments[number].leaves]
-        made = (Link if number else Head).apply(call, number, made, *own)
+        made = (Link if number else Head).apply(pending, number, made, *own)
     return made
 
 
-def _token(call: Call) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.float32, device=call.device)
+def _token(pending: Pending) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.float32, device=pending.device)
 
 
 class Link(torch.autograd.Function):
     """The node of a later segment: what it gives to the one before is a token."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, number: int, token: torch.Tensor | None, *leaves: torch.Tensor) -> torch.Tensor:
-        ctx.call, ctx.number = call, number
+    def forward(
+        ctx: Any, pending: Pending, number: int, token: torch.Tensor | None, *leaves: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.pending, ctx.number = pending, number
         ctx.set_materialize_grads(False)
-        segment = call.prepared.segments[number]
-        inputs, outputs = call.read(segment.inputs, segment.outputs)
+        segment = pending.executable.segments[number]
+        read = pending.read(segment.inputs, segment.outputs)
         # An output knows the chain: if the chain knew the output nothing of both would ever be freed.
-        ctx.save_for_backward(*inputs, *(t.detach() for t in outputs))
-        return _token(call)
+        first = len(segment.inputs)
+        ctx.save_for_backward(*read[:first], *(t.detach() for t in read[first:]))
+        return _token(pending)
 
     @staticmethod
     def backward(ctx: Any, token: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -130,38 +133,37 @@ class Head(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, number: int, token: torch.Tensor, *leaves: torch.Tensor
+        ctx: Any, pending: Pending, number: int, token: torch.Tensor, *leaves: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.call, ctx.number = call, number
+        ctx.pending, ctx.number = pending, number
         ctx.set_materialize_grads(False)
-        segment = call.prepared.segments[number]
-        inputs, outputs = call.read(segment.inputs, segment.outputs)
-        ctx.save_for_backward(*inputs, *outputs)
-        return call.take_outputs()
+        segment = pending.executable.segments[number]
+        ctx.save_for_backward(*pending.read(segment.inputs, segment.outputs))
+        return pending.take_outputs()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return None, None, *Pass(ctx.call, grads).hand_over(ctx)
+        return None, None, *Pass(ctx.pending, grads).hand_over(ctx)
 
 
 class Pass:
     """One backward of a chain, under way."""
 
-    def __init__(self, call: Call, grads: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, pending: Pending, grads: Sequence[torch.Tensor | None]) -> None:
         """``grads``: of the differentiable outputs."""
-        self.call, self.grads = call, grads
+        self.pending, self.grads = pending, grads
         self.backward: Backward | None = None
         self.none: list[bool] | None = None  # of the inputs, which get no gradient although the plan has one
         self.found: list[torch.Tensor | None] | None = None  # all the leaves' gradients, where they come at once
 
     def hand_over(self, ctx: Any) -> list[torch.Tensor | None]:
         """Runs the segment of the node ``ctx``: the gradients of its token and its leaves."""
-        segments, number = self.call.prepared.segments, ctx.number
+        segments, number = self.pending.executable.segments, ctx.number
         segment = segments[number]
         if self.found is None:
             saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
             if torch.is_grad_enabled():
-                self.found = list(self.call.eager_backward(self.grads))
+                self.found = list(self.pending.eager_backward(self.grads))
         if self.found is None:
             try:
                 if number == 0:
@@ -170,35 +172,37 @@ class Pass:
                     self._run(segment, saved)
             except ENGINE_ERRORS as error:
                 self.backward = None
-                self.call.graph.failed(error)
+                self.pending.graph.failed(error)
                 with torch.enable_grad():
-                    found = self.call.eager_backward(self.grads)
+                    found = self.pending.eager_backward(self.grads)
                 self.found = [None if grad is None else grad.detach() for grad in found]
         token = None
         if number + 1 < len(segments):
-            token = _token(self.call)
+            token = _token(self.pending)
             token.under_way = self
         return [token, *(self._taken(k) for k in segment.leaves)]
 
     def _begin(self) -> None:
-        call = self.call
+        pending = self.pending
         keep = keeps_graph()
         if not keep:
-            self.call = call = call.taken()
-        output_grads, wanted = call.arrived(self.grads)
-        if call.lacks(wanted):
-            found = call.again(wanted).backward(output_grads)
-            self.found = [found[i] for i in call.graph.leaves]
+            self.pending = pending = pending.taken()
+        output_grads, wanted = pending.arrived(self.grads)
+        if pending.lacks(wanted):
+            found = pending.again(wanted).backward(output_grads)
+            self.found = [found[i] for i in pending.graph.leaves]
             return
-        self.none = call.without_gradient(wanted)
-        self.backward = Backward(call.run, output_grads, keep)
+        self.none = pending.without_gradient(wanted)
+        self.backward = Backward(pending.run, output_grads, keep)
 
     def _run(self, segment: Segment, saved: Sequence[torch.Tensor]) -> None:
-        inputs, outputs = self.call.spread(segment.inputs, segment.outputs, saved)
+        inputs, outputs = self.pending.spread(segment.inputs, segment.outputs, saved)
         self.backward.run(segment.first, segment.last, segment.grads, inputs, outputs)
 
     def _taken(self, leaf: int) -> torch.Tensor | None:
         """A gradient, which nobody else holds any longer: autograd need not copy it."""
-        grads, i = (self.found, leaf) if self.found is not None else (self.backward.grads, self.call.graph.leaves[leaf])
+        grads, i = (
+            (self.found, leaf) if self.found is not None else (self.backward.grads, self.pending.graph.leaves[leaf])
+        )
         grad, grads[i] = grads[i], None
         return None if self.found is None and self.none is not None and self.none[i] else grad

@@ -199,7 +199,7 @@ class Trial:
         while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls, gpu)).prologue:
             if plan.probe:
                 self.probes.append(plan)
-                Run(plan, given, 0, calls)
+                Run(plan, given, 0, calls=calls)
                 self.session.plans.clear()
             else:
                 sizes += (self.session.next_size(plan, given, 0)(),)

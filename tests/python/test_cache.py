@@ -54,7 +54,7 @@ def run(make=Net, args=(), dtype=torch.float32, train=True, **settings):
         result.sum().backward()
     report = explain(model)
     assert report.captured, report.fallback
-    return model._ortmodule.cache.hits, model._ortmodule.cache.misses
+    return model._ortmodule.compiler.cache.hits, model._ortmodule.compiler.cache.misses
 
 
 def test_a_later_run_exports_nothing(folder, monkeypatch):
@@ -83,7 +83,7 @@ class Other(Net):
 
 def test_off_by_default(monkeypatch):
     monkeypatch.delenv("ORTMODULE_CACHE_DIR", raising=False)
-    assert ORTModule(Net())._ortmodule.cache is None
+    assert ORTModule(Net())._ortmodule.compiler.cache is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_whatever_the_graph_depends_on(other, folder):
         torch.manual_seed(0)
         model = ORTModule(Net(rate=0.25))
         assert not torch.equal(model(x()), model(x()))
-        assert (model._ortmodule.cache.hits, model._ortmodule.cache.misses) == (0, 1)
+        assert (model._ortmodule.compiler.cache.hits, model._ortmodule.compiler.cache.misses) == (0, 1)
     else:
         assert run(**other) == (0, 1)
     assert len(list(folder.iterdir())) == 2
@@ -134,7 +134,7 @@ def test_evaluation_and_autocast_have_graphs_of_their_own(folder):
             model(x())
         with torch.autocast("cpu", torch.bfloat16):
             model(x())
-        return model._ortmodule.cache.hits, model._ortmodule.cache.misses
+        return model._ortmodule.compiler.cache.hits, model._ortmodule.compiler.cache.misses
 
     first = calls(ORTModule(Net(rate=0.5)))
     assert first == (0, 3)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from ortmodule import LogLevel, ORTModule, explain
-from ortmodule.runtime.dispatcher import MOST_VARIANTS
+from ortmodule.runtime.compiler import MOST_VARIANTS
 from tests.twins import Pair, made, rows
 
 
@@ -483,7 +483,7 @@ def test_bad_settings(name, value, monkeypatch):
 
 def test_log_level_from_the_environment(monkeypatch):
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "error")
-    assert ORTModule(nn.Linear(2, 2))._ortmodule.options.log_level == LogLevel.ERROR
+    assert ORTModule(nn.Linear(2, 2))._ortmodule.config.log_level == LogLevel.ERROR
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ SCRIPT = """if True:
     optimizer = FusedAdam(model.parameters(), lr=0.1)
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    print(model._ortmodule.exports, ORTModule.__module__)
+    print(model._ortmodule.compiler.exports, ORTModule.__module__)
 """
 
 
@@ -131,8 +131,8 @@ def test_there_is_nothing_to_install(module, site):
 def test_custom_autograd_switch(site):
     compat.enable(site)
     text = "from onnxruntime.training.ortmodule._custom_autograd_function import enable_custom_autograd_support as e; "
-    text += "from ortmodule.core.config import Options; before = Options.read()['ENABLE_CUSTOM_AUTOGRAD']; e(False); "
-    text += "print(before, Options.read()['ENABLE_CUSTOM_AUTOGRAD'])"
+    text += "from ortmodule.core.config import read_config; before = read_config().enable_custom_autograd; e(False); "
+    text += "print(before, read_config().enable_custom_autograd)"
     assert python(site, "-c", text)[:2] == (0, "True False\n")
 
 

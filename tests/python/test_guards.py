@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from ortmodule import ORTModule, _core, explain
-from ortmodule.runtime.dispatcher import MOST_VARIANTS
+from ortmodule.runtime.compiler import MOST_VARIANTS
 from tests.twins import made, rows
 
 

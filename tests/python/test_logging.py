@@ -123,7 +123,7 @@ def test_the_exporters_remarks(level, heard, caplog):
 
 def test_the_environment_beats_the_argument(monkeypatch):
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "verbose")
-    assert step(LogLevel.ERROR)._ortmodule.options.log_level is LogLevel.VERBOSE
+    assert step(LogLevel.ERROR)._ortmodule.config.log_level is LogLevel.VERBOSE
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """Every setting: where it comes from, what a bad value says, what it does."""
 
 import ast
+import copy
+import dataclasses
 import json
 import os
+import pickle
 import warnings
 from pathlib import Path
 
@@ -11,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import DebugOptions, Error, LogLevel, ORTModule, UnsupportedError, explain
+import ortmodule
+from ortmodule import Config, DebugOptions, Error, LogLevel, ORTModule, UnsupportedError, explain
 from ortmodule.core import config
-from ortmodule.core.config import VARIABLES, Options
+from ortmodule.core.config import VARIABLES, read_config
 from ortmodule.engine import session
 from scripts import settings_page
 
@@ -82,17 +86,17 @@ OLD = "accepted for old scripts"
 
 
 def read_names():
-    """Names of settings that code of the package has as strings, the table itself left out."""
+    """Settings that code of the package takes from a Config, the class itself left out: as an attribute, or by name."""
     found = set()
-    for path in Path(config.__file__).parent.rglob("*.py"):
+    for path in Path(ortmodule.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
-        table = {
-            constant
-            for call in ast.walk(tree)
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Variable", "_later")
-            for constant in ast.walk(call)
-        }
-        found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n not in table}
+        table = {n for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == "Config" for f in c.body
+                 if isinstance(f, ast.AnnAssign) for n in ast.walk(f)}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr.upper())
+            elif isinstance(node, ast.Constant) and node not in table:
+                found.add(str(node.value).upper())
     return found & set(VARIABLES)
 
 
@@ -106,12 +110,12 @@ def test_every_setting_is_read_or_says_that_it_has_no_effect():
 
 
 def test_defaults():
-    read = Options.read()
-    assert read["LOG_LEVEL"] is LogLevel.WARNING and read["DEEPCOPY_BEFORE_MODEL_EXPORT"] is True
-    assert read["ENABLE_EMBEDDING_SPARSE_OPTIMIZER"] == "auto" and read["ENABLE_LABEL_SPARSE_OPTIMIZER"] is True
-    assert read["CONV_ALGO_SEARCH"] == "HEURISTIC" and read["MEMORY_OPT_LEVEL"] == 0 and read["VERIFY"] == 0
+    read = read_config()
+    assert read.log_level is LogLevel.WARNING and read.deepcopy_before_model_export is True
+    assert read.enable_embedding_sparse_optimizer == "auto" and read.enable_label_sparse_optimizer is True
+    assert read.conv_algo_search == "HEURISTIC" and read.memory_opt_level == 0 and read.verify == 0
     unsupported = {f"FALLBACK_UNSUPPORTED_{what}" for what in ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")}
-    assert read["FALLBACK_POLICY"] == unsupported
+    assert read.fallback_policy == unsupported
 
 
 # A value that cannot be understood, and what the message must propose.
@@ -158,7 +162,7 @@ def test_a_bad_value(name, env):
 def test_passes_that_cannot_be_switched_off(text, advice, env):
     env(DISABLED_PASSES=text)
     with pytest.raises(ValueError, match=advice.replace("?", r"\?")):
-        Options.read()
+        read_config()
 
 
 def test_passes_are_switched_off_by_name(env, tmp_path):
@@ -171,14 +175,14 @@ def test_passes_are_switched_off_by_name(env, tmp_path):
         wrapped = ORTModule(module)
         wrapped(x()).square().sum().backward()
         reports.append(explain(wrapped))
-    assert {"gelu_fusion", "pointwise_fusion", "row_selection"} <= Options.read().without
+    assert {"gelu_fusion", "pointwise_fusion", "row_selection"} <= read_config().passes_off
     for a, b in zip(*(module.parameters() for module in modules), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     assert "gelu_fusion" in reports[0].fused and not {"gelu_fusion", "pointwise_fusion"} & reports[1].fused.keys()
     assert all(report.captured for report in reports)
     (tmp_path / "settings.json").write_text(json.dumps({"DISABLED_PASSES": ["gelu_fusion", "norm_fusion"]}))
     env(JSON_CONFIG_PATH=str(tmp_path / "settings.json"))
-    assert Options.read()["DISABLED_PASSES"] == {"gelu_fusion", "norm_fusion"}
+    assert read_config().disabled_passes == {"gelu_fusion", "norm_fusion"}
 
 
 def test_an_unknown_name(env):
@@ -216,14 +220,14 @@ def test_what_does_not_exist_yet_is_accepted(name, env):
 
 def test_precedence(env, tmp_path):
     debug = DebugOptions(log_level=LogLevel.ERROR)
-    assert Options.read(debug).log_level is LogLevel.ERROR
+    assert read_config(debug=debug).log_level is LogLevel.ERROR
     env(LOG_LEVEL="fatal")
-    assert Options.read(debug).log_level is LogLevel.FATAL
+    assert read_config(debug=debug).log_level is LogLevel.FATAL
     file = tmp_path / "settings.json"
     file.write_text(json.dumps({"ORTMODULE_LOG_LEVEL": "WARNING", "VERIFY": 3, "fallback_retry": True}))
     env(JSON_CONFIG_PATH=str(file), VERIFY="1")
-    read = Options.read(debug)
-    assert (read.log_level, read["VERIFY"], read["FALLBACK_RETRY"]) == (LogLevel.WARNING, 3, True)
+    read = read_config(debug=debug)
+    assert (read.log_level, read.verify, read.fallback_retry) == (LogLevel.WARNING, 3, True)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +245,7 @@ def test_a_bad_file(content, message, env, tmp_path):
     file.write_text(content)
     env(JSON_CONFIG_PATH=str(file))
     with pytest.raises(ValueError, match="settings.json") as caught:
-        Options.read()
+        read_config()
     assert message in str(caught.value)
 
 
@@ -250,13 +254,13 @@ def test_a_file_with_a_list_and_an_unknown_name(env, tmp_path):
     file.write_text(json.dumps({"FALLBACK_POLICY": ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"], "VERIFI": 1}))
     env(JSON_CONFIG_PATH=str(file))
     with pytest.warns(UserWarning, match="ORTMODULE_VERIFI .*did you mean ORTMODULE_VERIFY?"):
-        read = Options.read()
+        read = read_config()
     assert read.fallback == {"FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"}
 
 
 def test_an_empty_value_is_none(env):
     env(VERIFY="", LOG_LEVEL=" ")
-    assert Options.read()["VERIFY"] == 0
+    assert read_config().verify == 0
 
 
 # --- DebugOptions -----------------------------------------------------------------------------------------------------
@@ -389,7 +393,7 @@ def test_conv_algo_search(algorithm, env):
     env(CONV_ALGO_SEARCH=algorithm)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert Options.read()["CONV_ALGO_SEARCH"] == algorithm.upper()
+        assert read_config().conv_algo_search == algorithm.upper()
     assert [("CONV_ALGO_SEARCH" in str(w.message)) for w in told] == [True] * (algorithm == "exhaustive")
     model = ORTModule(nn.Conv2d(2, 3, 3))
     image = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(0))
@@ -452,3 +456,46 @@ def test_an_error_of_plans_and_kernels(where, monkeypatch):
     model = ORTModule(Net())
     torch.testing.assert_close(model(x()), model._ortmodule.module.forward(x()))
     assert "no gradient" in explain(model).fallback
+
+
+# --- from Python ------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_a_field():
+    assert {field.name.upper() for field in dataclasses.fields(Config)} == VARIABLES.keys()
+
+
+def test_config_reaches_the_module(monkeypatch):
+    found = ORTModule(nn.Linear(2, 2), config=Config(fallback_retry=True, verify=3))._ortmodule.config
+    assert found.fallback_retry and found.verify == 3 and found.log_level is LogLevel.WARNING
+    assert ORTModule(nn.Linear(2, 2), DebugOptions(log_level=LogLevel.ERROR), Config())._ortmodule.log.level == 4
+    monkeypatch.setenv("ORTMODULE_VERIFY", "1")  # beats it
+    assert ORTModule(nn.Linear(2, 2), config=Config(verify=3))._ortmodule.config.verify == 1
+
+
+def test_config_stays_with_copies():
+    ours = ORTModule(nn.Linear(2, 2), config=Config(verify=2))
+    assert copy.deepcopy(ours)._ortmodule.config.verify == 2
+    assert pickle.loads(pickle.dumps(ours))._ortmodule.config.verify == 2
+
+
+def test_config_is_frozen_and_its_values_are_checked():
+    config = Config(fallback_policy=["FALLBACK_DISABLE"], log_level=LogLevel.INFO, defer_logits=True, enable_tuning=1)
+    assert (
+        config.fallback_policy == {"FALLBACK_DISABLE"} and config.defer_logits == "1" and config.enable_tuning is True
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.verify = 1
+    with pytest.raises(ValueError, match="ORTMODULE_VERIFY=-1 \\(Config\\): it is a whole number, at least 0"):
+        Config(verify=-1)
+    with pytest.raises(ValueError, match="did you mean FALLBACK_DISABLE"):
+        Config(fallback_policy="FALLBACK_DISABL")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'verfy'"):
+        Config(verfy=1)
+    with pytest.raises(TypeError, match="config is a Config, not dict"):
+        ORTModule(nn.Linear(2, 2), config={"verify": 1})
+
+
+def test_config_for_what_does_not_exist_yet_warns():
+    with pytest.warns(UserWarning, match="ORTMODULE_USE_TRITON \\(Config\\) is accepted, but has no effect yet"):
+        ORTModule(nn.Linear(2, 2), config=Config(use_triton=True))

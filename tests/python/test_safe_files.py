@@ -131,7 +131,7 @@ def hits_and_misses():
     x = torch.ones(2, 4)
     torch.testing.assert_close(model(x), torch.relu(model.layer(x)))
     assert explain(model).captured
-    return model._ortmodule.cache.hits, model._ortmodule.cache.misses
+    return model._ortmodule.compiler.cache.hits, model._ortmodule.compiler.cache.misses
 
 
 @pytest.mark.parametrize("change", ["writable", "link", "pipe"])

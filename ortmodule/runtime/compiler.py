@@ -1,0 +1,243 @@
+"""Makes graphs of a wrapped module: captures a call, checks the graph, leaves to PyTorch what cannot be captured."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ortmodule.capture import export_cache, scalar_guards, self_check
+from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE, Capture, capture
+from ortmodule.capture.partitioner import Parts
+from ortmodule.core import devices
+from ortmodule.core.config import Config
+from ortmodule.core.errors import CaptureError, Cause, NotInEngine, Unguardable
+from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
+from ortmodule.guards.guards import Guards
+from ortmodule.guards.hook_effects import conflict
+from ortmodule.guards.module_tree import Tree
+from ortmodule.host.opaque_regions import Opaque
+from ortmodule.lowering import export
+from ortmodule.runtime.compiled_graph import CompiledGraph, overlap
+
+if TYPE_CHECKING:
+    from ortmodule.runtime.dispatcher import Call, Dispatcher
+    from ortmodule.runtime.module_state import ModuleState
+
+__all__ = ["ROWS", "SMALL", "WHOLE", "Compiler"]
+
+#: Graphs for one key that differ in what Python decided, before PyTorch takes over.
+MOST_VARIANTS = 12
+#: Graphs for calls that differ in the values of Python numbers.
+MOST_VALUES = 8
+#: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
+MOST_FAILURES = 3
+
+
+class Compiler:
+    """Makes the graphs of one dispatcher."""
+
+    def __init__(self, owner: Dispatcher) -> None:
+        self.owner, self.log = owner, owner.log
+        self.exports = 0
+        self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
+        self.cache = export_cache.Cache(owner.config.cache_dir) if owner.config.cache_dir else None
+        self._told: set[str] = set()  # submodules that PyTorch runs
+
+    def compile(self, call: Call, part: int) -> CompiledGraph:
+        """A new graph for ``call``, first among those of its key. ``part``: how much of the batch it is traced on.
+
+        Raises NotInEngine.
+        """
+        may_plan(gpu_of(call.inputs))
+        grad = torch.is_grad_enabled()
+        # Tensors of inference mode have no versions, which tell what forward changes.
+        # What a trace saves is no matter of a checkpoint around the module.
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), saved_tensors_hooks(_packed, _unpacked):
+            self._refuse_devices(call)
+            self._count_values(call)
+            variants = self.owner.graphs.setdefault(call.key, [])
+            self._count_variants(call, variants)
+            heard = self.log.hears_exporter
+            with self.log.building(3) as begins, export.heard(heard), export_cache.using(self.cache):
+                return self._build(call, part, variants, begins)
+
+    def leave_more(self, call: Call, error: Exception, graph: CompiledGraph) -> bool:
+        """The engine refuses ``graph``: can another submodule be left to PyTorch, so that a new one is worth it?"""
+        return _parts(call).grow(error, graph.capture)
+
+    def _refuse_devices(self, call: Call) -> None:
+        foreign = call.tree.foreign()
+        if foreign is None:
+            named = [(slot.name, slot.get()) for slot in call.tree.slots.values()]
+            foreign = devices.refusal(named + [(f"input {i}", t) for i, t in enumerate(call.inputs)])
+        if foreign is not None:
+            raise NotInEngine(Cause.DEVICE, foreign, call.key)
+
+    def _count_values(self, call: Call) -> None:
+        """A number that is another one at every call would be captured at every call."""
+        if call.key in self.owner.graphs:
+            return
+        kind, values = (call.arguments.without_numbers(), call.key[1:]), call.tree.values
+        values[kind] = values.get(kind, 0) + 1
+        if values[kind] > MOST_VALUES:
+            reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
+            raise NotInEngine(Cause.DATA, reason, call.key)
+
+    def _count_variants(self, call: Call, variants: list[CompiledGraph]) -> None:
+        if len(variants) == MOST_VARIANTS:
+            reason = f"it went {MOST_VARIANTS} different ways through its Python code"
+            if (name := variants[0].guards.broken_name()) is not None:
+                reason = f"the attribute {name} took more than {MOST_VARIANTS} values"
+            raise NotInEngine(Cause.TORCH_MODEL, reason, call.key)
+
+    def _build(
+        self, call: Call, part: int, variants: list[CompiledGraph], begins: Callable[[str], None]
+    ) -> CompiledGraph:
+        """A checked graph, first among ``variants``. ``begins`` is told of every phase."""
+        *before, _ = call.tree.key()
+        graph, wrong = self._checked(call, part, begins)
+        if wrong:
+            # Some modules leave something out when they are traced: they need not know.
+            with scalar_guards.secretly(), contextlib.suppress(NotInEngine):
+                graph, still = self._checked(call, part, begins)
+                wrong = wrong if still else ""
+        if wrong:
+            text = f"its graph does not compute what the module does: {wrong}"
+            raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
+        captured = graph.capture
+        captured.trace.tensors = captured.trace.outputs = captured.sample = None
+        state = self._state()
+        if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
+            call.move(state)  # forward puts hooks on submodules, and capturing it has done that now
+            variants = self.owner.graphs.setdefault(call.key, [])
+        graph.failed = functools.partial(self._failed_backward, call.key)
+        self.exports += 1
+        variants.insert(0, graph)
+        return graph
+
+    def _config(self) -> Config:
+        config = self.owner.config
+        # Observers watch one node of autograd's.
+        return replace(config, enable_mem_efficient_grad_mgmt="0") if self.owner.observers else config
+
+    def _state(self) -> ModuleState:
+        state = self.owner.states.latest
+        return state if state is not None and state.holds() else self.owner.look()
+
+    def _checked(self, call: Call, part: int, begins: Callable[[str], None]) -> tuple[CompiledGraph, str]:
+        """A graph, and what is wrong with it."""
+        while True:
+            begins("capture")
+            parts = _parts(call)
+            captured, guards = self._capture_and_guards(call, parts, part)
+            start = time.perf_counter()
+            begins("read")
+            try:
+                graph = CompiledGraph(captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning)
+                self.seconds["read"] += time.perf_counter() - start
+                start = time.perf_counter()
+                begins("check")
+                wrong = self_check.difference(captured, self.owner.forward, call.arguments, call.tree)
+                self.seconds["check"] += time.perf_counter() - start
+                graph.plan_first(call.shapes)
+                return graph, wrong
+            except ENGINE_ERRORS as error:
+                if not parts.grow(error, captured):
+                    raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
+
+    def _capture_and_guards(self, call: Call, parts: Parts, part: int) -> tuple[Capture, Guards]:
+        try:
+            captured = self._captured_in_parts(call, parts, part)
+            _check_memory(captured, call.tree)
+            if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
+                raise CaptureError(text)
+            guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
+        except (CaptureError, Unguardable) as error:
+            refusal = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
+            refusal.guards = self._guards_of_failure(call)
+            raise refusal from error
+        finally:
+            self.owner.states.forget()
+        self.seconds["capture"] += captured.seconds
+        return captured, guards
+
+    def _captured_in_parts(self, call: Call, parts: Parts, part: int) -> Capture:
+        """The module with as many parts left to PyTorch as it takes. Raises CaptureError."""
+        owner = self.owner
+        while True:
+            modules = parts.modules()
+            for path, reason in modules.items():
+                owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
+            opaque = Opaque(modules, call.tree.kinds, owner.config.enable_custom_autograd)
+            try:
+                captured = capture(
+                    owner.forward,
+                    owner.module,
+                    call.tree,
+                    call.arguments,
+                    call.inputs,
+                    owner.config.onnx_opset_version,
+                    opaque,
+                    part,
+                )
+                for path, reason in modules.items():
+                    self._left(path, reason)
+                return captured
+            except CaptureError as error:
+                if not parts.grow(error):
+                    raise
+
+    def _left(self, path: str, reason: str) -> None:
+        """PyTorch runs a submodule, or a method, inside the graph."""
+        if path not in self._told and not any(text in reason for text in self.owner.fallback.silent):
+            self._told.add(path)
+            what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
+            self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
+
+    def _failed_backward(self, key: object, error: Exception) -> None:
+        """PyTorch takes over such calls from their backward on. Raises ``error`` when it must not."""
+        reason = NotInEngine(Cause.ONNX_MODEL, str(error), key)
+        reason.__cause__ = error
+        self.owner.fallback.allow(reason)
+        self.owner.fallback.done(reason)
+
+    def _guards_of_failure(self, call: Call) -> Guards | None:
+        """What has to change before it is worth another attempt; None: nothing, there were enough of them."""
+        tree = call.tree
+        tree.failures[call.key] = tree.failures.get(call.key, 0) + 1
+        if tree.failures[call.key] > MOST_FAILURES:
+            return None
+        try:
+            return Guards(tree.attributes, tree.reads, tree.names())
+        except Unguardable:
+            return None
+
+
+def _parts(call: Call) -> Parts:
+    return Parts(call.tree, call.state.key, call.state.hooked)
+
+
+def _check_memory(captured: Capture, tree: Tree) -> None:
+    """A tensor that forward changes has to be alone in its memory: to a graph, the others would stay as they are."""
+    tree.refresh()
+    for write in captured.trace.writes:
+        if write.target.kind == "state" and not write.replaces:
+            written = tree.slots[write.target.key]
+            for slot in tree.slots.values():
+                if slot is not written and overlap(slot.get(), written.get()):
+                    raise CaptureError(f"forward changes {written.name}, which shares memory with {slot.name}")
+
+
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()  # a tensor would hold the node that holds it
+
+
+def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -1,0 +1,191 @@
+"""From the shapes of a call to a run: plans of one captured graph, and what Python needs to know of each.
+
+An :class:`Executable` is one plan, made ready to run; :class:`Executables` finds or makes the one for a call, with the
+sizes that data decides (elements a mask selects), and starts it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ortmodule import _core
+from ortmodule.engine.row_count_predictor import Counts
+from ortmodule.engine.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, run_planned
+from ortmodule.host.host_node import Calls
+from ortmodule.runtime.grad_buckets import Segment
+from ortmodule.runtime.lazy_logits import Deferral
+
+Flags = tuple[bool, ...]
+
+
+@dataclass
+class Executable:
+    """A plan, and what Python needs to know of it for every run."""
+
+    plan: Any
+    output_grads: Flags | None
+    sizes: tuple[int, ...]
+    random: bool
+    reads_input: list[int]  # what backward reads of the run's inputs and outputs
+    reads_output: list[int]
+    session: Session
+    defers: bool  # there are hidden states in place of logits
+    segments: list[Segment]  # in which gradients may be handed over; none: all at once
+
+
+class Executables:
+    """The plans of one graph, by the shapes of its inputs, the outputs that receive a gradient, and sizes."""
+
+    def __init__(
+        self,
+        session: Session,
+        tensors: Sequence[torch.Tensor],
+        needs: Flags,
+        varying: Sequence[tuple[int, int]],
+        pairs: frozenset[int],
+        segments: Callable[[Any], list[Segment]],
+        check: Callable[[Any, tuple], None],
+    ) -> None:
+        """``tensors``: those of the first call; ``needs``: which of them need a gradient. ``varying``: places whose
+        shapes follow the caller's inputs, with the numbers of these; ``pairs``: places of complex numbers.
+        ``segments``: says how a plan's gradients are handed over. ``check``: raises for a plan that cannot be used."""
+        self.session, self.needs, self.gpu = session, needs, gpu_of(tensors)
+        self.specs = [(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors]
+        self.varying, self._pairs, self._segments, self._check = varying, pairs, segments, check
+        self.plans: OrderedDict[tuple, Executable] = OrderedDict()
+        self.deferral: Deferral | None = None  # of logits
+        #: Do shapes and gradients alone decide about the plan?
+        self.plain = self.gpu is None and session.known is None
+        self._counts = Counts(MOST_PLANS)
+
+    def defer(self, deferral: Deferral | None) -> None:
+        """From now on logits may be deferred."""
+        self.deferral = deferral
+        self.plain = self.plain and deferral is None
+
+    def prepare(
+        self,
+        shapes: tuple,
+        output_grads: Flags | None,
+        sizes: tuple[int, ...] = (),
+        calls: Calls | None = None,
+        defers: bool = False,
+    ) -> Executable:
+        """The plan for these shapes of the inputs; ``sizes`` and ``calls`` as in :meth:`Session.plan`. ``defers``:
+        with hidden states in place of logits."""
+        key = (shapes, output_grads, sizes, defers)
+        found = self.plans.get(key)
+        if found is not None:
+            self.plans.move_to_end(key)
+            return found
+        session = self.deferral.session if defers else self.session
+        plan = session.plan(self.specs_for(shapes), self.needs, output_grads, sizes, calls, self.gpu)
+        if not plan.prologue:
+            self._check(plan, shapes)
+        reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
+        found = Executable(plan, output_grads, sizes, plan.random, *reads, session, defers, self._segments(plan))
+        self.plans[key] = found
+        while len(self.plans) > MOST_PLANS:
+            self.plans.popitem(last=False)
+        return found
+
+    def specs_for(self, shapes: tuple) -> list[tuple[str, tuple[int, ...]]]:
+        """(type, shape) of all tensors of a run, for these shapes of the caller's inputs."""
+        specs = list(self.specs)
+        for i, feed in self.varying:
+            specs[i] = (specs[i][0], (*shapes[feed], 2) if i in self._pairs else tuple(shapes[feed]))
+        return specs
+
+    def start(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Executable, Run]:
+        """A forward without nodes that PyTorch runs."""
+        deferral, seed = self.deferral, None
+        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
+            found, seed = self.planned(shapes, grads, tensors, defers=True)
+            if not deferral.pays(found.plan.fired):
+                found, seed = self.planned(shapes, grads, tensors, seed)
+        elif self.gpu is not None:
+            return self._start_on_gpu(shapes, grads, tensors)
+        else:
+            found, seed = self.planned(shapes, grads, tensors)
+        return found, Run(found.plan, tensors, seed or 0, self.gpu)
+
+    def _start_on_gpu(
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Executable, Run]:
+        """With the numbers of rows that earlier steps had, where they have been the same for a while."""
+        step, seed, known, graphs = (shapes, grads), None, (), self.session.graphs
+        guess = self._counts.expected(step)
+        plans = [self.prepare(shapes, grads, guess[:k]) for k in range(len(guess) + 1)]
+        if guess and all(prologue.plan.bounded for prologue in plans[:-1]):
+            seed = draw_seed() if any(found.random for found in plans) else None
+            counting = [self.session.next_size(prologue.plan, tensors, seed or 0) for prologue in plans[:-1]]
+            run = Run(plans[-1].plan, tensors, seed or 0, self.gpu, graphs=graphs)
+            found = tuple(count() for count in counting)
+            if all(count <= room for count, room in zip(found, guess, strict=True)):
+                self._counts.learn(step, found)
+                return plans[-1], run
+            right = next(k for k, room in enumerate(guess) if found[k] != room)
+            known = found[: right + 1]  # what comes behind was counted among other rows
+            del run
+        chosen, seed = self.planned(shapes, grads, tensors, seed, sizes=known)
+        self._counts.learn(step, chosen.sizes)
+        return chosen, Run(chosen.plan, tensors, seed or 0, self.gpu, graphs=graphs)
+
+    def planned(
+        self,
+        shapes: tuple,
+        grads: Flags | None,
+        tensors: Sequence[torch.Tensor],
+        seed: int | None = None,
+        defers: bool = False,
+        sizes: tuple[int, ...] = (),
+    ) -> tuple[Executable, int | None]:
+        """A plan that is no prologue, and the seed of the run; ``seed``: the one that was drawn already; ``sizes``:
+        those that are known already."""
+        found = self.prepare(shapes, grads, sizes, defers=defers)
+        while True:
+            if seed is None and found.random:
+                seed = draw_seed()
+            if not found.plan.prologue:
+                return found, seed
+            more = self.session.next_size(found.plan, tensors, seed or 0)()
+            found = self.prepare(shapes, grads, (*found.sizes, more), defers=defers)
+
+    def run_with(
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
+    ) -> tuple[Executable, Run]:
+        """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
+        found = None
+
+        def plan(sizes: tuple[int, ...]) -> _core.Plan:
+            nonlocal found
+            found = self.prepare(shapes, grads, sizes, calls)
+            return found.plan
+
+        _, run = run_planned(plan, tensors, seed, calls, self.session.graphs)
+        return found, run
+
+    def plan_first(self, shapes: tuple, grads: Flags | None) -> None:
+        """For a GPU, the plan of the first run is made already: what has no kernel there is found out, backward's, too.
+
+        Raises what making it raises.
+        """
+        if self.gpu is None:
+            return
+        calls = self.session.calls()
+        try:
+            self.prepare(shapes, grads, (), calls)
+        except ENGINE_ERRORS:
+            if calls is None or not calls.without_guesses():
+                raise
+            self.prepare(shapes, grads, (), calls)
+
+
+def draw_seed() -> int:
+    """63 bits of torch's generator: `manual_seed` repeats a run."""
+    return torch.empty(1, dtype=torch.int64).random_().tolist()[0]
