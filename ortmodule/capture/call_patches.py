@@ -72,7 +72,7 @@ def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
         raise NotTraceable(f"{function.__name__} does not check its operands")
     place = _FILLS.get(function)
     if place is not None:
-        return _filled(function, args, kwargs, *place)
+        return _as_number(function, args, kwargs, *place)
     if function in _STRIDED:
         return _strided(*args, **kwargs), {}
     if function in _CHOICES or function in _SUMS:
@@ -81,7 +81,7 @@ def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tupl
     return args, kwargs
 
 
-def _filled(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> tuple[tuple, dict[str, Any]]:
+def _as_number(function: Any, args: tuple, kwargs: dict, i: int, name: str) -> tuple[tuple, dict[str, Any]]:
     value = args[i] if i < len(args) else kwargs.get(name)
     if not isinstance(value, bool):
         return args, kwargs

@@ -169,6 +169,26 @@ def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree) ->
         return _agreeing(at, dims, tree, first, sizes)
 
 
+def _most_that_vary(
+    dims: _Dims, sizes: _Sizes, second: Callable[[frozenset[Dim]], Trace | None], tried: set[frozenset[Dim]]
+) -> tuple[Trace | None, frozenset[Dim]]:
+    """A trace that agrees with the first, at as many other sizes as there is one for; None: at none.
+
+    ``second``: makes one. All groups of dimensions, then one fewer: features come last, and can seldom vary.
+    """
+    groups = dims.groups(sizes)
+    other, varied = None, frozenset()
+    for n in range(len(groups), 0, -1):
+        varied = frozenset().union(*groups[:n])
+        if (other := second(varied)) is not None:
+            break
+        varied = frozenset()
+    for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
+        if varied | group not in tried and (found := second(varied | group)) is not None:
+            other, varied = found, varied | group
+    return other, varied
+
+
 def _agreeing(
     at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
 ) -> tuple[Trace, Trace, frozenset[Dim]]:
@@ -199,17 +219,7 @@ def _agreeing(
             return None
         return other
 
-    # All groups, then one fewer: features come last, and can seldom vary.
-    groups = dims.groups(sizes)
-    other, varied = None, frozenset()
-    for n in range(len(groups), 0, -1):
-        varied = frozenset().union(*groups[:n])
-        if (other := second(varied)) is not None:
-            break
-        varied = frozenset()
-    for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
-        if varied | group not in tried and (found := second(varied | group)) is not None:
-            other, varied = found, varied | group
+    other, varied = _most_that_vary(dims, sizes, second, tried)
     if first.settled:
         if other is None and (other := second(varied)) is None:
             name = first.settled[0][0].name

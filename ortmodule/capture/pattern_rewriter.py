@@ -11,7 +11,7 @@ from typing import Protocol
 import onnx
 import torch
 
-from ortmodule.core.dtypes import TORCH_TYPES
+from ortmodule.core.dtypes import TORCH_TYPES, same_tensor
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import constants
 
@@ -108,7 +108,7 @@ class _Search:
             return
         now = values | {ours: theirs}
         if ours in self.half.constants:
-            if _same_constant(self.half.constants[ours], self.host.constants.get(theirs)):
+            if (value := self.host.constants.get(theirs)) is not None and same_tensor(self.half.constants[ours], value):
                 yield from self._solve(rest, now, nodes)
             return
         node = self.makers.get(ours)
@@ -130,7 +130,7 @@ class _Search:
     def _same_value(self, a: str, b: str) -> bool:
         """One value, or two constants with the same elements: the exporter writes a number wherever it is used."""
         constants = self.host.constants
-        return a == b or (a in constants and _same_constant(constants[a], constants.get(b)))
+        return a == b or (a in constants and b in constants and same_tensor(constants[a], constants[b]))
 
     def _is_private(self, result: str, nodes: list[onnx.NodeProto]) -> bool:
         inside = {id(node) for node in nodes}
@@ -141,10 +141,6 @@ class _Search:
                 if name in self.host.outputs or any(id(user) not in inside for user in self.host.users[name]):
                     return False
         return True
-
-
-def _same_constant(a: torch.Tensor, b: torch.Tensor | None) -> bool:
-    return b is not None and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
 def _same_operator(a: onnx.NodeProto, b: onnx.NodeProto) -> bool:

@@ -19,14 +19,12 @@ from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
-from ortmodule.core.tolerance import is_rounding, rounded
+from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode
 from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 
-# How far results may be apart, relative to their largest element.
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Operators whose results have sizes that values decide.
 _SIZED_BY_DATA = frozenset(("NonZero", "Compress", "Unique"))
 _NARROW = {onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16}
@@ -39,7 +37,7 @@ def difference(capture: Capture, forward: Callable, arguments: pytree.Structure,
     matrix, would hide what is computed before them: they have other values here, the same on both sides. Not so where
     values decide what forward does.
     """
-    if not capture.trace.nodes and not capture.trace.data_reads and (filled := _filled(tree)):
+    if not capture.trace.nodes and not capture.trace.data_reads and (filled := _nonzero_parameters(tree)):
         with contextlib.suppress(_Elsewhere):
             return _difference(capture, forward, arguments, tree, filled)
     return _difference(capture, forward, arguments, tree, {})
@@ -113,7 +111,7 @@ def _key(tensor: torch.Tensor) -> _Key:
     return memory_of(tensor), tensor.storage_offset(), tensor.shape
 
 
-def _filled(tree: Tree) -> dict[_Key, torch.Tensor]:
+def _nonzero_parameters(tree: Tree) -> dict[_Key, torch.Tensor]:
     """Other values for parameters of zeros: positive ones, which roots and logarithms have results for."""
     found: dict[_Key, torch.Tensor] = {}
     for slot in tree.parameters:
@@ -152,7 +150,7 @@ def _narrowest(model: onnx.ModelProto, feeds: dict[str, torch.Tensor]) -> float:
             types.add(_NARROW.get(to, torch.float32))
         elif node.op_type not in ("Shape", "Size") and not wide.isdisjoint(node.input):
             wide.update(node.output)
-    return max((_TOLERANCE[dtype] for dtype in types & _TOLERANCE.keys()), default=0.0)
+    return max((TOLERANCE[dtype] for dtype in types & TOLERANCE.keys()), default=0.0)
 
 
 def _other_kind(found: torch.Tensor, expected: torch.Tensor, sized: bool = True) -> str:
@@ -167,7 +165,7 @@ def _other_kind(found: torch.Tensor, expected: torch.Tensor, sized: bool = True)
 def _apart(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
     if kinds := _other_kind(found, expected):
         return kinds
-    tolerance = _TOLERANCE.get(expected.dtype)
+    tolerance = TOLERANCE.get(expected.dtype)
     if tolerance is None:
         return "" if torch.equal(found, expected) else "is not the same"
     tolerance = max(tolerance, least)

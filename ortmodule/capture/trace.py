@@ -120,6 +120,46 @@ def trace(
 
     ``high``: what Python's and NumPy's generators draw. Raises NotTraceable, or what forward raises.
     """
+    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, high)
+    scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
+    _simplify(graph, flat, tree)
+    flat.exported = True
+    with tree.isolated():
+        rewrite(graph, opset, flat.regions)
+    kept = [flat.recorder.of(kind) for kind in (scalar_guards.SIZE, scalar_guards.DATA)]
+    for read in flat.recorder.reads:
+        read.tensor = None
+    outputs = [t.detach() for t in outputs]
+    return Trace(
+        flat,
+        graph,
+        outputs,
+        list(tensors),
+        flat.result,
+        flat.sources,
+        flat.requires_grad,
+        flat.views,
+        flat.writes,
+        flat.sets,
+        flat.settled,
+        flat.recorder.attributes,
+        *kept,
+        flat.regions.nodes,
+        flat.regions.seen,
+        scripted,
+    )
+
+
+def _record(
+    forward: Callable,
+    module: nn.Module,
+    tree: Tree,
+    arguments: pytree.Structure,
+    tensors: Sequence[torch.Tensor],
+    opaque: Opaque,
+    high: bool,
+) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
+    """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
     saved, again = Saved(), False
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
@@ -155,7 +195,14 @@ def trace(
             raise failure
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
-    scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
+    return flat, graph, outputs
+
+
+def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
+    """Inlines scripted functions, and turns writes through views into operators without effects.
+
+    Raises NotTraceable.
+    """
     autograd_functions.settle(graph, flat.regions.calls, CALL)
     jit_pass_inline(graph)
     jit_pass_lower_all_tuples(graph)
@@ -170,31 +217,6 @@ def trace(
     for write in flat.writes:
         if write.output is not None and not write.replaces and results[write.output].node().kind() == "prim::Param":
             raise NotTraceable(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
-    flat.exported = True
-    with tree.isolated():
-        rewrite(graph, opset, flat.regions)
-    kept = [flat.recorder.of(kind) for kind in (scalar_guards.SIZE, scalar_guards.DATA)]
-    for read in flat.recorder.reads:
-        read.tensor = None
-    outputs = [t.detach() for t in outputs]
-    return Trace(
-        flat,
-        graph,
-        outputs,
-        list(tensors),
-        flat.result,
-        flat.sources,
-        flat.requires_grad,
-        flat.views,
-        flat.writes,
-        flat.sets,
-        flat.settled,
-        flat.recorder.attributes,
-        *kept,
-        flat.regions.nodes,
-        flat.regions.seen,
-        scripted,
-    )
 
 
 def blame(failure: Exception, regions: Regions) -> None:

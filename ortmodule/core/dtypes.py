@@ -38,6 +38,11 @@ def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Have both the same type, shape and elements?"""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
 def is_tensor(value: TracedValue) -> bool:
     """Is a value of a trace's graph a tensor?"""
     return isinstance(value.type(), TensorType)

@@ -1,4 +1,4 @@
-"""What is nothing but rounding?
+"""Says how far results may be apart, and what of that is rounding.
 
 Two right ways to compute something differ by roundings, which a module may magnify: a mean that cancels, a norm of
 something constant. How much it magnifies them shows when the module runs in PyTorch once more, on what is rounded once
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+#: How far results may be apart, relative to their largest element.
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 MAGNIFIED = 8  # times what one rounding of the operands does: the many inside of a module
 
 

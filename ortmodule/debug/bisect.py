@@ -21,11 +21,11 @@ from onnx import numpy_helper
 from ortmodule.core.dtypes import TORCH_TYPES
 from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import attributes, constants, without_dead
+from ortmodule.core.tolerance import TOLERANCE
 from ortmodule.debug import onnx_interpreter
 from ortmodule.engine.session import ENGINE_ERRORS, Session
 
-#: How far results may be apart, relative to the largest element; gradients: of this tensor, and of all of them.
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+#: Gradients may be apart by the tolerance of this tensor's largest element, or by this share of that of all.
 SHARE = 1e-2
 
 #: Operators before the one that was found that are looked at once more.

@@ -82,7 +82,7 @@ class Tree:
         self.plain: list[Slot] = []
         self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
         self._holders = [
-            (m, name, m.__dict__[name], _filled(m.__dict__[name]))
+            (m, name, m.__dict__[name], _entries_with_tensor(m.__dict__[name]))
             for m in self.modules.values()
             for name in ("_parameters", "_buffers")
         ]
@@ -175,7 +175,7 @@ class Tree:
             if tuple(module._modules.items()) != then:
                 return False
         for module, name, holder, filled in self._holders:
-            if module.__dict__[name] is not holder or ((holder or filled) and _filled(holder) != filled):
+            if module.__dict__[name] is not holder or ((holder or filled) and _entries_with_tensor(holder) != filled):
                 return False
         return all(a.get() is b.get() for a, b in self._ties)
 
@@ -447,7 +447,7 @@ def _kind(t: torch.Tensor) -> tuple:
     return type(t), t.dtype, t.requires_grad, t.device, t.layout, t.shape if type(t) in PLAIN_TENSORS else None
 
 
-def _filled(holder: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+def _entries_with_tensor(holder: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     """Which entries hold a tensor."""
     return tuple([(key, isinstance(value, torch.Tensor)) for key, value in holder.items()])
 

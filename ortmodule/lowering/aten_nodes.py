@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ortmodule.core import devices, pytree
-from ortmodule.core.dtypes import DTYPES, is_tensor
+from ortmodule.core.dtypes import DTYPES, is_tensor, same_tensor
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import ListType, TracedGraph, TracedNode, TracedValue, jit_pass_dce, parse_schema
 from ortmodule.host.host_node import Modes, Node, Spec
@@ -210,7 +210,7 @@ class _Program:
         return (
             (self._outline, self.results) == (other._outline, other.results)
             and len(self._constants) == len(other._constants)
-            and all(map(_same_constant, self._constants, other._constants))
+            and all(map(_same_argument, self._constants, other._constants))
         )
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -233,9 +233,9 @@ def _each_its_own(found: list[torch.Tensor], operands: Sequence[torch.Tensor]) -
     return found
 
 
-def _same_constant(a: Any, b: Any) -> bool:
+def _same_argument(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        return same_tensor(a, b)
     return type(a) is type(b) and repr(a) == repr(b)  # NaN is NaN
 
 

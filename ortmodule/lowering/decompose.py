@@ -302,12 +302,13 @@ class _Definition(nn.Module):
         self.function, self.arguments = function, arguments
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.function(*_filled(self.arguments, tensors))
+        return self.function(*_with_tensors(self.arguments, tensors))
 
 
-def _filled(arguments: list, tensors: Sequence[torch.Tensor]) -> list:
+def _with_tensors(arguments: list, tensors: Sequence[torch.Tensor]) -> list:
     return [
-        tensors[a] if isinstance(a, _Place) else _filled(a, tensors) if isinstance(a, list) else a for a in arguments
+        tensors[a] if isinstance(a, _Place) else _with_tensors(a, tensors) if isinstance(a, list) else a
+        for a in arguments
     ]
 
 

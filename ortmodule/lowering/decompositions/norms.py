@@ -16,18 +16,18 @@ def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
     p = 2.0 if p is None else p
     if not isinstance(p, (int, float)):
         raise Keep
-    return _vector_norm(x, p, dim, keepdim, dtype)
+    return vector_norm(x, p, dim, keepdim, dtype)
 
 
 @defines("aten::linalg_vector_norm")
-def _vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
+def vector_norm(x, p=2, dim=None, keepdim=False, dtype=None):
     """Of a vector of zeros the gradient is zero; of equal ones it is shared for infinite p. Powers of 16-bit numbers
     are added up in float32, where they do not overflow."""
     x = x if dtype is None else x.to(dtype_of(dtype))
     if not x.is_floating_point():
         raise Keep
     if x.dtype in (torch.float16, torch.bfloat16) and p not in (0, math.inf, -math.inf):
-        return _vector_norm(x.float(), p, dim, keepdim).to(x.dtype)
+        return vector_norm(x.float(), p, dim, keepdim).to(x.dtype)
     dim = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     if x.dim() == 0:
         return x.abs() if p != 0 else (x != 0).to(x.dtype)
@@ -63,9 +63,9 @@ def _reduced(value, x, slope, dim, keepdim):
 def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
     dim = [dim] if isinstance(dim, int) else dim
     if order is None:
-        return _vector_norm(x, 2, dim, keepdim, dtype)
+        return vector_norm(x, 2, dim, keepdim, dtype)
     if len(dim or range(x.dim())) == 1:
-        return _vector_norm(x, order, dim, keepdim, dtype)
+        return vector_norm(x, order, dim, keepdim, dtype)
     return _matrix_norm(x, order, dim or [-2, -1], keepdim, dtype)
 
 
@@ -73,7 +73,7 @@ def _linalg_norm(x, order=None, dim=None, keepdim=False, dtype=None):
 def _matrix_norm(x, order="fro", dim=(-2, -1), keepdim=False, dtype=None):
     x = x if dtype is None else x.to(dtype_of(dtype))
     if order == "fro":
-        return _vector_norm(x, 2, list(dim), keepdim)
+        return vector_norm(x, 2, list(dim), keepdim)
     if order not in (1, -1, math.inf, -math.inf):
         raise Leave(f"a matrix norm of order {order}")
     rows, columns = (d % x.dim() for d in dim)
@@ -91,12 +91,12 @@ def _condition(x, order=None):
 
 @defines("aten::cdist")
 def _cdist(a, b, p=2.0, mode=None):
-    return _vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
 
 
 @defines("aten::pairwise_distance")
 def _pairwise_distance(a, b, p=2.0, eps=1e-6, keepdim=False):
-    return _vector_norm(a - b + eps, p, [-1], keepdim)
+    return vector_norm(a - b + eps, p, [-1], keepdim)
 
 
 @defines("aten::cosine_similarity")
@@ -107,7 +107,7 @@ def _cosine_similarity(a, b, dim=1, eps=1e-8):
         return _cosine_similarity(a.reshape(1), b.reshape(1), 0, eps)
 
     def unit(x):
-        norm = _vector_norm(x, 2, [dim], True)
+        norm = vector_norm(x, 2, [dim], True)
         return x / sloped(norm.clamp(min=eps), (norm, torch.ones_like(norm)))
 
     return (unit(a) * unit(b)).sum(dim)
@@ -117,9 +117,9 @@ def _cosine_similarity(a, b, dim=1, eps=1e-8):
 def _renorm(x, p, dim, most):
     """What is not longer than allowed stays, and so does its gradient."""
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
-    long = _vector_norm(x.detach(), p, dims, True) > most
+    long = vector_norm(x.detach(), p, dims, True) > most
     some = torch.where(long, x, 1)
-    return torch.where(long, some * (most / (_vector_norm(some, p, dims, True) + 1e-7)), x)
+    return torch.where(long, some * (most / (vector_norm(some, p, dims, True) + 1e-7)), x)
 
 
 @defines("aten::var")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.core.errors import Keep
-from ortmodule.lowering.decompositions.norms import _vector_norm
+from ortmodule.lowering.decompositions.norms import vector_norm
 from ortmodule.lowering.decompositions.table import defines
 
 
@@ -114,7 +114,7 @@ def _cov(x, correction=1, frequencies=None, weights=None):
 @defines("aten::_pdist_forward")
 def _pdist(x, p=2.0):
     first, second = zip(*itertools.combinations(range(int(x.shape[0])), 2), strict=True)
-    return _vector_norm(x.index_select(0, torch.tensor(first)) - x.index_select(0, torch.tensor(second)), p, [-1])
+    return vector_norm(x.index_select(0, torch.tensor(first)) - x.index_select(0, torch.tensor(second)), p, [-1])
 
 
 @defines("aten::combinations")
