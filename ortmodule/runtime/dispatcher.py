@@ -174,9 +174,9 @@ class Dispatcher:
         self.fallback.reason = None
         if graph.executables.gpu is not None:
             self.refusals.listen()
-        if self.saver is not None:
-            self.saver.save(graph, call)
         if self.latest is not graph:
+            if self.saver is not None:
+                self.saver.save(graph, call)
             first, self.latest = self.latest is None, graph
             if first:
                 self.log.info(str(self.report(self)))

@@ -255,7 +255,7 @@ def test_a_file_with_a_list_and_an_unknown_name(env, tmp_path):
     env(JSON_CONFIG_PATH=str(file))
     with pytest.warns(UserWarning, match="ORTMODULE_VERIFI .*did you mean ORTMODULE_VERIFY?"):
         read = read_config()
-    assert read.fallback == {"FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"}
+    assert read.fallback_policy == {"FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"}
 
 
 def test_an_empty_value_is_none(env):
