@@ -13,14 +13,18 @@ _PAGE = """# Settings
 Written by `python -m scripts.settings_page docs/configuration.md`.
 
 Settings are read when a module is wrapped. A JSON file (`ORTMODULE_JSON_CONFIG_PATH`) beats the environment, which
-beats the arguments of `DebugOptions`. A value that cannot be understood is an error, a name that does not exist a
+beats `Config`, which beats `DebugOptions`. A value that cannot be understood is an error, a name that does not exist a
 warning; both come with the nearest valid one.
 
 ```python
-from ortmodule import DebugOptions, LogLevel, ORTModule
+from ortmodule import Config, DebugOptions, LogLevel, ORTModule
 
+model = ORTModule(model, config=Config(verify=1, enable_tuning=True))
 model = ORTModule(model, DebugOptions(save_onnx=True, onnx_prefix="mine", log_level=LogLevel.INFO))
 ```
+
+A field of `Config` is the name of a variable in lower case, without `ORTMODULE_`. Flags are `True` or `False`; where names
+are joined by `|` it takes a list of them, too.
 
 | variable | value | default | meaning |
 | --- | --- | --- | --- |
