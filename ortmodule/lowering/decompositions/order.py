@@ -103,7 +103,7 @@ def _clamp(x, low=None, high=None):
     """By tensors: where x is at its bound the gradient is its own; of a NaN nobody has one."""
     if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
         return _clamp_by_numbers(x, low, high)
-    if CLAMP_SHARES:
+    if CLAMP_SHARES and x.is_floating_point():  # integers have no gradient
         return _clamp_shared(x, low, high)
     bounds = [bound for bound in (low, high) if bound is not None]
     value, inside = x.detach(), None
