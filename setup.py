@@ -449,6 +449,19 @@ class BuildBroken(Command):
         link([broken if o == (ENGINE / source).with_suffix(".o") else o for o in objects], Path(self.target), "-shared")
 
 
+#: What makes a plan. In the C tests it tells of every basic block that it runs (tests/c/test_scaling.c).
+COUNTED = ("grad", "graph", "passes", "plan", "shape")
+
+
+def counted(objects):
+    """These, the folders of ``COUNTED`` compiled for that."""
+    sources = [source for folder in COUNTED for source in c_sources(f"csrc/{folder}")]
+    flags = [*CC, *CFLAGS, "-fsanitize-coverage=trace-pc"]
+    telling = compile_objects([Object(flags, s, (ENGINE / "counted" / s).with_suffix(".o")) for s in sources])
+    instead = {(ENGINE / s).with_suffix(".o"): o for s, o in zip(sources, telling, strict=True)}
+    return [instead.get(o, o) for o in objects]
+
+
 class TestC(Command):
     """Links tests/c with the engine into one program and runs it: no Python, so leaks can be found."""
 
@@ -463,7 +476,7 @@ class TestC(Command):
 
     def run(self):
         program = TEMP / f"test_c{'-' * bool(CAP)}{CAP}"
-        link(compile_all(*c_objects(c_sources("tests/c"), TEMP)), program)
+        link(counted(compile_all(*c_objects(c_sources("tests/c"), TEMP))), program)
         runs = [[program, self.only]] if self.only else [[program, "", str(share)] for share in range(2)]
         with ThreadPoolExecutor(JOBS) as pool:
             counts = list(pool.map(count_tests, runs))

@@ -4,8 +4,9 @@
 
 Each family is a graph that has one of its dimensions doubled: nodes, operands of a node, uses of a value, constants,
 inputs. Every size is read, planned (with its gradient, all passes) and freed in a process of its own. Printed are the
-seconds of reading and planning, the growth of the process at its peak, and both per doubling: 2.0 is linear, 4.0 is
-quadratic. A family ends at ``--most`` or before the size that would take longer than ``--seconds``.
+seconds of the processor that reading and planning take, the growth of the process at its peak, and both per doubling:
+2.0 is linear, 4.0 is quadratic. A family ends at ``--most`` or before the size that would take longer than
+``--seconds``.
 """
 
 import argparse
@@ -194,10 +195,32 @@ def dense(n):
     return g, found[-1]
 
 
+def products(n):
+    """n / 2 small products of one value, with weights of their own, added up."""
+    g, v = Graph((512, 8)), None
+    for i in range(max(1, n // 2)):
+        part = g.node("MatMul", "x", g.input(f"w{i}", (8, 8)))
+        v = part if v is None else g.node("Add", v, part)
+    return g, v
+
+
+def joined(n):
+    """n / 4 values that are joined, go through one node, and are cut again."""
+    g = Graph((1, 8))
+    count, v = max(2, n // 4), None
+    whole = g.node("Concat", *[g.node("LeakyRelu", "x", alpha=(i + 1) / n) for i in range(count)], axis=0)
+    axes = g.constant([0], TensorProto.INT64)
+    for i in range(count):
+        bounds = [g.constant([k], TensorProto.INT64) for k in (i, i + 1)]
+        part = g.node("Slice", whole, *bounds, axes)
+        v = part if v is None else g.node("Mul", g.node("Add", v, part), part)
+    return g, v
+
+
 FAMILIES = {
     f.__name__: f
     for f in (chain, layers, slices, gathers, fan_out, repeated, operands, split, constants, attributes, inputs)
-} | {f.__name__: f for f in (cell, blocks, dense)}
+} | {f.__name__: f for f in (cell, blocks, dense, products, joined)}
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -215,11 +238,11 @@ def measure(family, size):
     needs = tuple(graph.needs)
     del graph
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone: the machine may be busy
     session = Session(data)
-    read = time.perf_counter()
+    read = time.process_time()
     plan = session.model.plan(shape, needs, (True,), 0)
-    end = time.perf_counter()
+    end = time.process_time()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     return {
         "read": read - start,
@@ -281,6 +304,8 @@ def table(found):
     lines = ["| family | size | read, s | plan, s | memory, MB | time per doubling | memory per doubling |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for family, rows in found.items():
+        if not rows:
+            continue
         size, last = rows[-1]
         growth = [per_doubling(rows, key) for key in (lambda f: f["read"] + f["plan"], lambda f: f["bytes"])]
         cells = [family, size, f"{last['read']:.2f}", f"{last['plan']:.2f}", f"{last['bytes'] / 1e6:.0f}"]
@@ -304,9 +329,11 @@ def main():
         found[family] = run(family, args.most, args.seconds)
         for size, figures in found[family]:
             print(
-                f"{family:10} {size:7} {figures['read']:8.3f} {figures['plan']:8.3f} s {figures['bytes'] / 1e6:9.1f} MB"
+                f"{family:10} {size:7} {figures['read']:8.3f} {figures['plan']:8.3f} s "
+                f"{figures['bytes'] / 1e6:9.1f} MB",
+                flush=True,
             )
-    print(table({family: rows for family, rows in found.items() if rows}))
+    print(table(found))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.with_suffix(".json").write_text(json.dumps(found, indent=1))

@@ -1,6 +1,8 @@
 /* ctx.c -- errors and the arena: the two things a context holds. */
 #include "core/ctx.h"
 
+#include "core/limit.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +34,7 @@ status blame(ctx *c, status code, const char *format, ...) {
 /* --- arena ------------------------------------------------------------------------------------------------------- */
 
 enum { ALIGNMENT = 64, BLOCK_BYTES = 64 * 1024 };
+enum { LOOKED_AT = 1 << 20 }; /* a larger allocation may be one that the kernel would end the process for */
 
 struct arena_block {
     arena_block *next;
@@ -71,6 +74,9 @@ void *arena_array(ctx *c, size_t count, size_t size) {
     bytes = round_up(bytes ? bytes : 1);
     if (a->fail_after == 0) goto no_memory;
     if (a->fail_after > 0) a->fail_after--;
+    if (bytes > LOOKED_AT && !memory_fits(bytes)) {
+        if (fail(c, E_NOMEM, "out of memory: %zu bytes are more than this process may use", bytes)) return NULL;
+    }
     if (!b || b->size - b->used < bytes) b = add_block(a, bytes);
     if (!b) goto no_memory;
     p = block_bytes(b) + b->used;

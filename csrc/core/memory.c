@@ -6,12 +6,14 @@
 #define _GNU_SOURCE
 #include "core/memory.h"
 
+#include "core/limit.h"
+
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/sysinfo.h>
 
 enum {
     HEADER = 64,
@@ -26,6 +28,7 @@ typedef struct block {
     struct block *next;
 } block;
 
+static _Atomic int64_t blocks_left = -1; /* for tests */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *kept;
 static memory_state now;
@@ -39,12 +42,6 @@ static const bool keeps = true;
 #endif
 
 /* --- the system ------------------------------------------------------------------------------------------------------- */
-
-/* The system promises more than it has, and ends the process when it cannot keep its word. */
-static size_t all_memory(void) {
-    struct sysinfo all;
-    return sysinfo(&all) == 0 ? ((size_t)all.totalram + all.totalswap) * all.mem_unit : SIZE_MAX;
-}
 
 static void *map(size_t bytes) {
     void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -99,16 +96,31 @@ static block **to_release(size_t excess) {
     return best;
 }
 
+static void unmap(block **at) {
+    block *b = *at;
+    *at = b->next;
+    now.kept -= b->touched;
+    (void)munmap(b, b->capacity);
+}
+
 /* Unmaps kept blocks until, with `more` in use, no more is held than was ever needed. */
 static void release(size_t more) {
     const size_t used = now.used + more, limit = used > now.peak ? used : now.peak;
 
-    while (kept && used + now.kept > limit) {
-        block **at = to_release(used + now.kept - limit), *b = *at;
-        *at = b->next;
-        now.kept -= b->touched;
-        (void)munmap(b, b->capacity);
-    }
+    while (kept && used + now.kept > limit) unmap(to_release(used + now.kept - limit));
+}
+
+static void keep(block *b) {
+    now.kept += b->touched;
+    b->next = kept;
+    kept = b;
+}
+
+/* Whether so many bytes more may be touched. What is kept goes first. */
+static bool fits(size_t more) {
+    if (more == 0 || memory_fits(more)) return true;
+    while (kept) unmap(&kept);
+    return memory_fits(more);
 }
 
 static void use(block *b, size_t need) {
@@ -124,14 +136,15 @@ static block *take_large(size_t need) {
     block *b;
 
     (void)pthread_mutex_lock(&lock);
-    if (now.used + need > all_memory()) {
-        (void)pthread_mutex_unlock(&lock);
-        return NULL;
-    }
     b = find(need);
-    release(b && b->touched > need ? b->touched : need);
-    if (!b) b = map_block(need);
-    if (b) use(b, need);
+    if (fits(b ? (need > b->touched ? need - b->touched : 0) : need)) {
+        release(b && b->touched > need ? b->touched : need);
+        if (!b) b = map_block(need);
+        if (b) use(b, need);
+    } else if (b) {
+        keep(b);
+        b = NULL;
+    }
     (void)pthread_mutex_unlock(&lock);
     return b;
 }
@@ -139,25 +152,37 @@ static block *take_large(size_t need) {
 static void give_large(block *b) {
     (void)pthread_mutex_lock(&lock);
     now.used -= b->touched;
-    now.kept += b->touched;
-    b->next = kept;
-    kept = b;
+    keep(b);
     release(0);
     (void)pthread_mutex_unlock(&lock);
+}
+
+void memory_fail_after(int64_t count) { blocks_left = count; }
+
+static bool none_left(void) {
+    int64_t left = blocks_left;
+
+    while (left > 0 && !atomic_compare_exchange_weak(&blocks_left, &left, left - 1));
+    return left == 0;
 }
 
 void *memory_take(size_t bytes) {
     block *b = NULL;
 
-    if (bytes > SIZE_MAX / 4) return NULL;
+    if (bytes > SIZE_MAX / 4 || none_left()) return NULL;
     if (keeps && bytes >= LARGE) {
         b = take_large(round_up(bytes + HEADER, PAGE));
-    } else if (keeps || bytes <= all_memory()) {
+    } else if (bytes < LARGE || memory_fits(bytes)) {
         /* Exactly so many bytes: a sanitizer knows where they end. */
         void *memory;
         if (posix_memalign(&memory, HEADER, bytes + HEADER) == 0) *(b = memory) = (block){0};
     }
     return b ? (char *)b + HEADER : NULL;
+}
+
+bool memory_would_fit(size_t bytes) {
+    const size_t there = memory_now().kept;
+    return bytes <= there || memory_would_be_free(bytes - there);
 }
 
 void memory_give(void *memory) {

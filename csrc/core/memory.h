@@ -4,11 +4,18 @@
 #ifndef ORT_CORE_MEMORY_H
 #define ORT_CORE_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
-/* `bytes` aligned to 64, contents undefined, until memory_give; NULL when there is no memory. */
+/* `bytes` aligned to 64, contents undefined, until memory_give; NULL when there is no memory: what the kernel would end the
+ * process for (core/limit.h) is not taken. */
 void *memory_take(size_t bytes);
+/* Whether blocks of so many bytes in all could be taken now. */
+bool memory_would_fit(size_t bytes);
 void memory_give(void *memory);
+/* Tests: `count` blocks can be taken from now on, then none; negative: any number. */
+void memory_fail_after(int64_t count);
 /* Returns what is kept to the system. */
 void memory_trim(void);
 

@@ -1,6 +1,8 @@
 /* shape.c -- arithmetic of shapes and strides. */
 #include "core/shape.h"
 
+#include "core/size.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -8,7 +10,7 @@ int64_t shape_count(const shape *s) { return shape_span(s, 0, s->rank); }
 
 int64_t shape_span(const shape *s, int from, int to) {
     int64_t n = 1;
-    for (int i = from; i < to; i++) n *= s->dim[i];
+    for (int i = from; i < to; i++) n = size_mul(n, s->dim[i]);
     return n;
 }
 
@@ -35,7 +37,7 @@ status shape_check(ctx *c, const shape *s) {
         return fail(c, E_UNSUPPORTED, "a tensor of rank %d; at most %d are supported", s->rank, MAX_RANK);
     for (int i = 0; i < s->rank; i++) {
         if (s->dim[i] < 0) return fail(c, E_SHAPE, "dimension %d has the negative size %" PRId64, i, s->dim[i]);
-        if (s->dim[i] && (__builtin_mul_overflow(n, s->dim[i], &n) || n > limit))
+        if (s->dim[i] && (n = size_mul(n, s->dim[i])) > limit)
             return fail(c, E_NOMEM, "a tensor of more than 2^47 elements");
     }
     return OK;

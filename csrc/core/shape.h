@@ -23,7 +23,8 @@ typedef struct tensor {
 #define SHAPE(...) ((shape){(int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
 #define SCALAR ((shape){0, {0}})
 
-/* Number of elements; shapes that overflow are refused where they are made (shape_check). */
+/* Number of elements. Shapes that have more than fit are refused where they are made (shape_check); of such a shape it is
+ * the largest number (core/size.h). */
 int64_t shape_count(const shape *s);
 bool shape_equal(const shape *a, const shape *b);
 /* Product of the dimensions in [from, to). */

@@ -4,7 +4,6 @@
 #include "cuda/refusals.h"
 #include "cuda/torch_attention.h"
 
-#include <alloca.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +35,7 @@ typedef struct stretch {
     int from, to;
     slot *slots;
     int n_slots;
+    uint64_t *key; /* [n_slots + COMMON] of the run that is about to start */
     bool refused, draws;
     uint64_t seen[SEEN];
     int n_seen;
@@ -56,6 +56,7 @@ struct replay {
     range *ranges;
     const void **last; /* [n_fixed] where a small input was */
     bool *moves;       /* [n_fixed] it has been elsewhere, too */
+    void **inputs;     /* [inputs of the graph] where they are for the stretch that is about to start */
     int64_t clock;
     replay_counts counts;
 };
@@ -169,7 +170,7 @@ static bool find_slots(const plan *p, stretch *s) {
     }
     for (int i = 0; i < KEPT; i++)
         if (!(s->kept[i].key = calloc((size_t)s->n_slots + COMMON, sizeof *s->kept[i].key))) return false;
-    return true;
+    return (s->key = calloc((size_t)s->n_slots + COMMON, sizeof *s->key)) != NULL;
 }
 
 static bool find_stretches(const plan *p, range *of) {
@@ -197,6 +198,7 @@ static void range_free(range *r) {
             free(r->list[i].kept[j].key);
         }
         free(r->list[i].slots);
+        free(r->list[i].key);
     }
     free(r->list);
     free(r);
@@ -224,7 +226,8 @@ replay *replay_new(const plan *p) {
     (void)pthread_mutex_init(&of->lock, NULL);
     of->last = calloc((size_t)p->n_fixed + 1, sizeof *of->last);
     of->moves = calloc((size_t)p->n_fixed + 1, sizeof *of->moves);
-    if (of->last && of->moves) return of;
+    of->inputs = calloc((size_t)p->g->n_inputs + 1, sizeof *of->inputs);
+    if (of->last && of->moves && of->inputs) return of;
     replay_free(of);
     return NULL;
 }
@@ -239,6 +242,7 @@ void replay_free(replay *of) {
     (void)pthread_mutex_destroy(&of->lock);
     free(of->last);
     free(of->moves);
+    free(of->inputs);
     free(of);
 }
 
@@ -323,7 +327,7 @@ static status bring(ctx *c, const replay *of, const plan *p, const stretch *s, r
 static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void **inputs, cuda_run *where, bool *done) {
     const int words = COMMON + s->n_slots;
     const size_t bytes = sizeof(uint64_t) * (size_t)words;
-    uint64_t *key = alloca(bytes);
+    uint64_t *key = s->key;
     recording *found;
     void *captured;
     bool updated;
@@ -360,7 +364,7 @@ static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void 
 /* With the lock. Until its graph is started nothing of a stretch has run: what goes wrong before is no error yet. */
 static bool started(ctx *c, replay *of, const plan *p, stretch *s, const run *given, const cuda_run *at) {
     void *const *memory = given->memory[AT_INPUT];
-    void **inputs = alloca(sizeof *inputs * (size_t)(p->g->n_inputs + 1));
+    void **inputs = of->inputs;
     cuda_run where = *at;
     run r = *given;
     bool done = false;

@@ -1,12 +1,20 @@
 /* build.c -- emit: the one way a node gets into a specialised graph.
  *
  * lower -> reuse an equal node -> infer -> simplify -> fold -> append. Each step may end it. */
+#include "core/ints.h"
+#include "core/limit.h"
+#include "core/memory.h"
+#include "core/size.h"
 #include "ops/op.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-enum { FOLD_BYTES = 1 << 20, SMALL_CONSTANT = 256, FOLD_WORK = 1 << 16, MAX_NUMBERS = 16 };
+enum { SMALL_CONSTANT = 256, MAX_NUMBERS = 16 };
+
+/* What is larger is computed in each run: the result of a node; results of a plan together, but for those that are as
+ * small as shapes are. */
+enum { FOLD_BYTES = 1 << 20, FOLD_BYTES_ALL = 64 << 20, FOLD_SMALL = 1 << 12, FOLD_SHARE = 64 /* of all memory */ };
 
 /* --- equality of nodes -------------------------------------------------------------------------------------------- */
 
@@ -138,14 +146,28 @@ static tensor constant_tensor(const value *v) {
     return t;
 }
 
-static bool foldable(const node *n) {
+/* Bytes of results that may still be folded. */
+static int64_t fold_room(graph *g) {
+    if (!g->fold_most) g->fold_most = least(FOLD_BYTES_ALL, (int64_t)(memory_limits_now().most / FOLD_SHARE));
+    return most(g->fold_most - g->folded, FOLD_SMALL);
+}
+
+status graph_check_table(graph *g, int64_t count, size_t size) {
+    enum { LEAST = 16 << 20, SHARE = 32 };
+    const int64_t bytes = size_mul(count, (int64_t)size);
+
+    if (bytes <= LEAST || (size_t)bytes <= memory_limits_now().most / SHARE) return OK;
+    return fail(g->c, E_NOMEM, "out of memory: a table of %" PRId64 " bytes is needed before anything runs", bytes);
+}
+
+static bool foldable(graph *g, const node *n) {
     int64_t bytes = 0;
 
     if (!n->op->cpu || (n->op->flags & (RANDOM | EFFECT | KEEP))) return false;
     for (int i = 0; i < n->n_in; i++)
         if (n->in[i] && !n->in[i]->data) return false;
-    for (int i = 0; i < n->n_out; i++) bytes += shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
-    return bytes <= FOLD_BYTES;
+    for (int i = 0; i < n->n_out; i++) bytes = size_add(bytes, value_bytes(n->out[i]));
+    return bytes <= FOLD_BYTES && bytes <= fold_room(g);
 }
 
 /* Runs the node's own kernel on its constant operands: its outputs become constants. */
@@ -153,6 +175,7 @@ static status fold(graph *g, node *n) {
     size_t work = n->op->workspace ? n->op->workspace(n) : 0;
     call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out};
     tensor *in, *out;
+    status s;
 
     TRY(NEW(g->c, in, n->n_in));
     TRY(NEW(g->c, out, n->n_out));
@@ -163,11 +186,17 @@ static status fold(graph *g, node *n) {
         n->out[i]->data = data;
         out[i] = constant_tensor(n->out[i]);
     }
-    if (work && !(k.work = arena_array(g->c, work, 1))) return E_NOMEM;
+    if (work && !(k.work = memory_take(work)))
+        return fail(g->c, E_NOMEM, "out of memory: a workspace of %zu bytes", work);
     k.in = in;
     k.out = out;
-    TRY(n->op->cpu(g->c, &k));
-    for (int i = 0; i < n->n_out; i++) n->out[i]->def = NULL;
+    s = n->op->cpu(g->c, &k);
+    memory_give(k.work);
+    TRY(s);
+    for (int i = 0; i < n->n_out; i++) {
+        n->out[i]->def = NULL;
+        g->folded += value_bytes(n->out[i]);
+    }
     return OK;
 }
 
@@ -243,7 +272,7 @@ static status emit_node(graph *g, node *n, value **out) {
         g->n_simplified += out[0] != NULL;
         if (out[0]) return OK;
     }
-    if (foldable(n)) {
+    if (foldable(g, n)) {
         TRY(fold(g, n));
         take_outputs(n, out);
         return OK;

@@ -106,9 +106,11 @@ struct graph {
     int n_sizes;
     value **sized; /* [n_sized] the values that hold them */
     int n_sized;
-    const host *host;    /* runs nodes of its own, or NULL (graph/host.h) */
-    value *asked;        /* the operand whose numbers an inference wants (E_DATA) */
-    value *pending;      /* the value that holds the first size that is not known */
+    const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
+    value *asked;     /* the operand whose numbers an inference wants (E_DATA) */
+    value *pending;   /* the value that holds the first size that is not known */
+    int64_t folded,
+        fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
     bool padding_unseen; /* nobody looks at results for tokens that are padding */
     bool as_written;     /* nothing is simplified (passes/clean_up.c) */
     bool cuda;           /* it will run on a GPU */
@@ -135,6 +137,9 @@ MUST_USE status graph_add_node(graph *g, const struct op_def *op, const char *na
                                value *const *in, int n_out, node **out);
 MUST_USE status graph_add_write(graph *g, value *input, value *v);
 MUST_USE status graph_add_output(graph *g, value *v);
+/* E_NOMEM where a table of `count` elements of `size` bytes, made while the graph is (weights of a Resize, places of a Pad),
+ * would be a large part of all memory. */
+MUST_USE status graph_check_table(graph *g, int64_t count, size_t size);
 /* A constant over the same bytes as `from`, which must outlive `g`. */
 MUST_USE status graph_share_constant(graph *g, const value *from, value **out);
 /* The two halves of graph_add_node: a node that is not in the graph yet, and putting it there. `name` is not copied. */
@@ -192,6 +197,8 @@ static inline bool node_is_before(const node *a, const node *b) { return a->plac
 node *value_first_reader(const value *v);
 /* Is `v` among what the graph gives back: outputs, writes, gradients? */
 static inline bool value_is_end(const value *v) { return v->n_ends > 0; }
+/* Bytes of its elements. */
+static inline int64_t value_bytes(const value *v) { return shape_count(&v->shape) * (int64_t)dtype_size(v->type); }
 /* Does anything need `v`? */
 static inline bool value_is_read(const value *v) { return v->n_uses > 0 || value_is_end(v); }
 /* Is one operand of one node all that sees `v`? */

@@ -30,7 +30,7 @@ static status conv_of(ctx *c, const node *n, dtype type, const shape *x, const s
     TRY(window_of(c, n, x, w->dim + 2, &v.w));
     v.images = x->dim[0];
     v.in = w->dim[1];
-    if (!divides(v.groups, w->dim[0]) || x->dim[1] != v.in * v.groups)
+    if (!divides(v.groups, w->dim[0]) || x->dim[1] != size_mul(v.in, v.groups))
         return fail(c, E_SHAPE, "%s: %" PRId64 " groups of weights %s do not go with images %s", n->op->name, v.groups,
                     shape_text(w, tw), shape_text(x, tx));
     v.out = w->dim[0] / v.groups;
@@ -162,7 +162,7 @@ static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], v
 
 /* Size of axis i of the result when `pads` are cut off in all. */
 static int64_t transposed_size(const window *w, int i, int64_t extra, int64_t pads) {
-    return (w->in[i] - 1) * w->stride[i] + extra + w->dilation[i] * (w->kernel[i] - 1) + 1 - pads;
+    return size_add(size_add(size_mul(w->in[i] - 1, w->stride[i]), extra), size_add(window_span(w, i), -pads));
 }
 
 /* The convolution whose input gradient this is. `t` is the window as the attributes write it: over the operand. */
@@ -182,7 +182,7 @@ static status transposed_window(ctx *c, const node *n, const window *t, window *
             return fail(c, E_INVALID, "ConvTranspose: output_padding cannot be %" PRId64, more);
         size = transposed_size(t, i, more, t->before[i] + t->after[i]);
         if (n_wanted > 0 || same) {
-            size = n_wanted > 0 ? wanted[i - first + n_wanted - t->rank] : t->in[i] * t->stride[i];
+            size = n_wanted > 0 ? wanted[i - first + n_wanted - t->rank] : size_mul(t->in[i], t->stride[i]);
             if (size < 1 || size > INT32_MAX)
                 return fail(c, E_INVALID, "ConvTranspose: a result of %" PRId64 " pixels in a row", size);
             int64_t cut = transposed_size(t, i, more, 0) - size;
@@ -213,7 +213,7 @@ static status lower_conv_transpose(graph *g, const node *n, value **out) {
     /* Only its numbers are wanted: as a window over the operand it may be larger than that. */
     TRY(window_numbers(g->c, n, &x->shape, w->shape.dim + 2, &t));
     TRY(transposed_window(g->c, n, &t, &v.w));
-    result = spatial_shape(x->shape.dim[0], w->shape.dim[1] * v.groups, v.w.rank, v.w.in);
+    result = spatial_shape(x->shape.dim[0], size_mul(w->shape.dim[1], v.groups), v.w.rank, v.w.in);
     TRY(emit_gradient(g, "ConvGradInput", &v, x, w, &result, &out[0]));
     if (!bias) return OK;
     per_channel.rank = result.rank;

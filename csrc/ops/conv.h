@@ -20,7 +20,7 @@ typedef struct conv {
 MUST_USE status conv_of_node(ctx *c, const node *n, conv_product which, conv *out);
 
 static inline int64_t conv_taps(const conv *v) { return volume(v->w.kernel); }
-static inline int64_t conv_depth(const conv *v) { return v->in * conv_taps(v); }
+static inline int64_t conv_depth(const conv *v) { return size_mul(v->in, conv_taps(v)); }
 static inline double conv_work(const conv *v) { /* multiplications */
     return (double)v->images * (double)(v->groups * v->out) * (double)volume(v->w.out) * (double)conv_depth(v);
 }

@@ -12,6 +12,7 @@
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "core/size.h"
 #include "exec/gemm.h"
 #include "ops/conv.h"
 
@@ -29,12 +30,12 @@ typedef struct chunk {
     char *to;              /* dx, for adding columns */
 } chunk;
 
-static int64_t lines_of(const conv *v) { return v->w.out[0] * v->w.out[1]; }
-static int64_t rows_of(const conv *v) { return v->groups * conv_depth(v); }
+static int64_t lines_of(const conv *v) { return size_mul(v->w.out[0], v->w.out[1]); }
+static int64_t rows_of(const conv *v) { return size_mul(v->groups, conv_depth(v)); }
 
 /* Largest chunk: images with all their lines, or lines of one image. Wide enough for a good product. */
 static chunk plan_chunks(const conv *v) {
-    const int64_t plane = volume(v->w.out), bytes = rows_of(v) * (int64_t)dtype_size(v->type);
+    const int64_t plane = volume(v->w.out), bytes = size_mul(rows_of(v), (int64_t)dtype_size(v->type));
     const int64_t fit = bytes > 0 ? CHUNK_BYTES / bytes : 0, pixels = fit > CHUNK_PIXELS ? fit : CHUNK_PIXELS;
     chunk k = {.v = v, .images = 1, .lines = lines_of(v)};
 
@@ -58,8 +59,8 @@ static bool next_chunk(const chunk *largest, chunk *now) {
     return now->images > 0;
 }
 
-static int64_t pixels_of(const chunk *k) { return k->lines * k->v->w.out[2]; } /* of one image */
-static int64_t width_of(const chunk *k) { return k->images * pixels_of(k); }   /* columns */
+static int64_t pixels_of(const chunk *k) { return size_mul(k->lines, k->v->w.out[2]); } /* of one image */
+static int64_t width_of(const chunk *k) { return size_mul(k->images, pixels_of(k)); }   /* columns */
 
 /* A convolution over the pixels of x as they lie: one long line. */
 static conv as_line(const conv *v) {
@@ -79,7 +80,8 @@ static bool is_copy_free(const conv *v) { return conv_is_pointwise(v) && volume(
 size_t conv_scratch(const conv *v) {
     if (is_copy_free(v) || few_channels(v)) return 0;
     chunk k = plan_chunks(v);
-    return (size_t)((rows_of(v) + v->groups * v->out) * width_of(&k)) * dtype_size(v->type);
+    const int64_t elements = size_mul(size_add(rows_of(v), size_mul(v->groups, v->out)), width_of(&k));
+    return (size_t)size_mul(elements, (int64_t)dtype_size(v->type));
 }
 
 /* --- columns ------------------------------------------------------------------------------------------------------ */

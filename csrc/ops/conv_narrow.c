@@ -81,7 +81,8 @@ static void move_pixels(const conv *v, range_fn *move, const void *from, void *t
 }
 
 static int64_t picked(const conv *v) {
-    return conv_is_pointwise(v) ? 0 : v->images * v->groups * v->in * volume(v->w.out);
+    if (conv_is_pointwise(v)) return 0;
+    return size_mul(size_mul(v->images, size_mul(v->groups, v->in)), volume(v->w.out));
 }
 
 /* --- images as matrices ------------------------------------------------------------------------------------------- */
@@ -137,7 +138,8 @@ void conv_grad_input_product(const conv *v, const void *dy, const void *w, void 
 
 /* Images that are collected at once; 1: none is, they lie in long lines. */
 static int64_t images_at_once(const conv *v) {
-    const int64_t plane = plane_of(v), bytes = v->groups * (v->in + v->out) * plane * (int64_t)sizeof(bf16);
+    const int64_t plane = plane_of(v),
+                  bytes = size_mul(v->groups * (v->in + v->out), size_mul(plane, (int64_t)sizeof(bf16)));
 
     if (plane >= LONG_LINE || bytes == 0 || COLLECTED / bytes < 2) return 1;
     return COLLECTED / bytes < v->images ? COLLECTED / bytes : v->images;
@@ -150,10 +152,11 @@ static int64_t collected(const conv *v) { /* elements */
 
 size_t conv_product_scratch(const conv *v, conv_product product) {
     const conv dense = of_picked(v);
-    const size_t pixels = (size_t)picked(v) * sizeof(bf16);
+    const int64_t pixels = size_mul(picked(v), (int64_t)sizeof(bf16));
 
-    if (product != CONV_GRAD_WEIGHT) return pixels;
-    return (size_t)weights_of(v) * sizeof(float) + (size_t)collected(&dense) * sizeof(bf16) + pixels;
+    if (product != CONV_GRAD_WEIGHT) return (size_t)pixels;
+    const int64_t sums = size_mul(weights_of(v), (int64_t)sizeof(float));
+    return (size_t)size_add(size_add(sums, size_mul(collected(&dense), (int64_t)sizeof(bf16))), pixels);
 }
 
 typedef struct collection {

@@ -16,14 +16,14 @@ enum {
 
 static bool overlapping(const window *w) {
     bool wide = false;
-    for (int i = 0; i < SPATIAL; i++) wide |= w->dilation[i] * (w->kernel[i] - 1) + 1 > w->stride[i];
+    for (int i = 0; i < SPATIAL; i++) wide |= window_span(w, i) > w->stride[i];
     return wide;
 }
 
 /* torch pads alike on both sides. */
 static bool symmetric(const window *w) {
     for (int i = 0; i < SPATIAL; i++) {
-        int64_t room = w->in[i] + 2 * w->before[i] - w->dilation[i] * (w->kernel[i] - 1) - 1;
+        int64_t room = size_add(w->in[i] + 2 * w->before[i], -window_span(w, i));
         if (room < 0 || room / w->stride[i] + 1 != w->out[i]) return false;
     }
     return true;
@@ -98,8 +98,7 @@ bool conv_grad_input_shim(const conv *v, const void *dy, const void *w, void *dx
     bool done;
 
     for (int i = 0; i < SPATIAL; i++)
-        out_pad[i] = v->w.in[i] - ((v->w.out[i] - 1) * v->w.stride[i] - 2 * v->w.before[i] +
-                                   v->w.dilation[i] * (v->w.kernel[i] - 1) + 1);
+        out_pad[i] = v->w.in[i] - ((v->w.out[i] - 1) * v->w.stride[i] - 2 * v->w.before[i] + window_span(&v->w, i));
     if (!torch_begin(&s, torch_lib_get())) return false;
     s.in[0] = tensor_of(&s, v, dy, y_shape(v));
     s.in[1] = tensor_of(&s, v, w, w_shape(v));

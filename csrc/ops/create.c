@@ -3,6 +3,7 @@
  * In a specialised graph every shape is a number, so Constant, Shape and Size are constants, and ConstantOfShape is
  * one number seen with strides of 0. Range and EyeLike are computed, at planning time when they are small. */
 #include "core/ints.h"
+#include "core/size.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -78,9 +79,10 @@ static status range_length(graph *g, const node *n, int64_t *length) {
         *length = count <= 0 ? 0 : count >= 0x1p48 ? INT64_C(1) << 48 : (int64_t)count;
         return OK;
     }
-    int64_t by = dtype_get_int(t, delta->data, 0), from = dtype_get_int(t, start->data, 0), span;
+    const int64_t by = dtype_get_int(t, delta->data, 0), from = dtype_get_int(t, start->data, 0);
+    const int64_t to = dtype_get_int(t, limit->data, 0), span = from == INT64_MIN ? to : size_add(to, -from);
     if (by == 0) return fail(g->c, E_INVALID, "Range with a step of 0");
-    if (__builtin_sub_overflow(dtype_get_int(t, limit->data, 0), from, &span))
+    if (from == INT64_MIN || span == INT64_MAX || span == INT64_MIN)
         return fail(g->c, E_INVALID, "Range of more numbers than fit");
     *length = (span > 0) != (by > 0) || span == 0 ? 0 : by == INT64_MIN ? 1 : (span - (by > 0 ? 1 : -1)) / by + 1;
     return OK;

@@ -5,6 +5,7 @@
  * and SpaceToDepth are transposes. Backward needs shapes, and the lengths of ReverseSequence. */
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "core/size.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -37,7 +38,7 @@ static status infer_concat(graph *g, node *n) {
         if (!fits)
             return fail(g->c, E_SHAPE, "Concat along axis %d of %s and %s", axis, shape_text(&s, first),
                         shape_text(x, other));
-        s.dim[axis] += x->dim[axis];
+        s.dim[axis] = size_add(s.dim[axis], x->dim[axis]);
     }
     return set_out(g, n, 0, n->in[0]->type, s.rank < 0 ? &n->in[0]->shape : &s);
 }
@@ -130,6 +131,8 @@ static status concat_cpu(ctx *c, const call *k) {
 
 typedef enum pad_mode { PAD_CONSTANT, PAD_REFLECT, PAD_EDGE, PAD_WRAP, PAD_MODES } pad_mode;
 
+static int64_t padded(int64_t size, int64_t before, int64_t after) { return size_add(size_add(size, before), after); }
+
 static status read_pads(graph *g, const node *n, int64_t before[MAX_RANK], int64_t after[MAX_RANK]) {
     const int64_t *pads = NULL, *axes = NULL;
     int rank = n->in[0]->shape.rank, count = node_ints(n, "pads", &pads), n_axes = rank, axis;
@@ -149,7 +152,7 @@ static status read_pads(graph *g, const node *n, int64_t before[MAX_RANK], int64
         before[axis] = pads[i];
         after[axis] = pads[n_axes + i];
         if (before[axis] > INT32_MAX || before[axis] < -INT32_MAX || after[axis] > INT32_MAX ||
-            after[axis] < -INT32_MAX || n->in[0]->shape.dim[axis] + before[axis] + after[axis] < 0)
+            after[axis] < -INT32_MAX || padded(n->in[0]->shape.dim[axis], before[axis], after[axis]) < 0)
             return fail(g->c, E_SHAPE, "Pad of axis %d, of size %" PRId64 ", by %" PRId64 " and %" PRId64, axis,
                         n->in[0]->shape.dim[axis], before[axis], after[axis]);
     }
@@ -173,7 +176,7 @@ static status pad_constant(graph *g, const node *n, const int64_t *before, const
             cut[i] = at[i] = 0;
             kept.dim[i] = 0;
         }
-        whole.dim[i] += before[i] + after[i];
+        whole.dim[i] = padded(whole.dim[i], before[i], after[i]);
     }
     if (node_has(n, "value")) TRY(graph_scalar(g, x->type, node_float(n, "value"), &filler));
     if (filler && value_is_filled(filler, &number) && number == 0) filler = NULL;
@@ -193,11 +196,12 @@ static int64_t position(pad_mode mode, int64_t i, int64_t n) {
 }
 
 static status pad_axis(graph *g, value *x, pad_mode mode, int axis, int64_t before, int64_t after, value **out) {
-    int64_t n = x->shape.dim[axis], count = n + before + after, *index;
+    int64_t n = x->shape.dim[axis], count = padded(n, before, after), *index;
     value *indices;
 
     if (n == 0 && count > 0)
         return fail(g->c, E_SHAPE, "Pad has nothing to repeat along axis %d, which is empty", axis);
+    TRY(graph_check_table(g, count, sizeof *index));
     TRY(NEW(g->c, index, count));
     for (int64_t i = 0; i < count; i++) index[i] = position(mode, i - before, n);
     TRY(graph_add_constant(g, I64, &SHAPE(count), index, &indices));
@@ -245,7 +249,7 @@ static status lower_pad(graph *g, const node *n, value **out) {
     if (mode == PAD_CONSTANT) return pad_constant(g, n, before, after, out);
     y = x->shape;
     for (int i = 0; i < y.rank; i++) {
-        y.dim[i] += before[i] + after[i];
+        y.dim[i] = padded(y.dim[i], before[i], after[i]);
         if (!before[i] && !after[i]) continue;
         if (last < 0) first = i;
         last = i;
@@ -284,7 +288,7 @@ static status lower_tile(graph *g, const node *n, value **out) {
         if (repeats[i] == 1 || n->in[0]->shape.dim[i] == 1) continue;
         once = SHAPE(shape_span(&s, 0, i), 1, shape_span(&s, i, s.rank));
         many = SHAPE(once.dim[0], repeats[i], once.dim[2]);
-        s.dim[i] *= repeats[i];
+        s.dim[i] = size_mul(s.dim[i], repeats[i]);
         TRY(shape_check(g->c, &s));
         TRY(emit_reshape(g, x, &once, &x));
         TRY(emit_expand(g, x, &many, &x));
@@ -318,10 +322,10 @@ static status lower_depth_to_space(graph *g, const node *n, value **out) {
     int64_t b;
 
     TRY(image_block(g, n, &b));
-    const int64_t *d = n->in[0]->shape.dim, depth = d[1] / (b * b);
-    if (d[1] % (b * b) != 0)
+    const int64_t *d = n->in[0]->shape.dim, square = size_mul(b, b), depth = d[1] / square;
+    if (d[1] % square != 0)
         return fail(g->c, E_SHAPE, "DepthToSpace of %" PRId64 " channels in blocks of %" PRId64, d[1], b);
-    shape joined = SHAPE(d[0], depth, d[2] * b, d[3] * b);
+    shape joined = SHAPE(d[0], depth, size_mul(d[2], b), size_mul(d[3], b));
     if (strcmp(mode, "DCR") == 0)
         return rearrange(g, n->in[0], &SHAPE(d[0], b, b, depth, d[2], d[3]), depth_first, &joined, out);
     if (strcmp(mode, "CRD") == 0)
@@ -338,7 +342,7 @@ static status lower_space_to_depth(graph *g, const node *n, value **out) {
     if (d[2] % b != 0 || d[3] % b != 0)
         return fail(g->c, E_SHAPE, "SpaceToDepth of %" PRId64 " x %" PRId64 " in blocks of %" PRId64, d[2], d[3], b);
     return rearrange(g, n->in[0], &SHAPE(d[0], d[1], d[2] / b, b, d[3] / b, b), perm,
-                     &SHAPE(d[0], d[1] * b * b, d[2] / b, d[3] / b), out);
+                     &SHAPE(d[0], size_mul(d[1], size_mul(b, b)), d[2] / b, d[3] / b), out);
 }
 
 /* --- Trilu -------------------------------------------------------------------------------------------------------- */

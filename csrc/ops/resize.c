@@ -13,6 +13,7 @@
 
 #include "core/ints.h"
 #include "core/parallel.h"
+#include "core/size.h"
 #include "ops/grid_sample.h"
 #include "ops/spatial.h"
 
@@ -71,25 +72,31 @@ static double cubic_at(double x, double a) {
 /* How far the kernel reaches; where many inputs make one output and antialiasing is asked for, it is stretched. */
 static double stretch_of(const axis_plan *a) { return a->antialias && a->scale < 1 ? 1 / a->scale : 1; }
 
-static int taps_of(const axis_plan *a) {
+static int64_t taps_of(const axis_plan *a) {
     int reach = is(a->mode, "nearest") ? 0 : is(a->mode, "linear") ? 1 : 2;
     if (reach == 0) return 1;
-    return 2 * (int)ceil(reach * stretch_of(a)) + (a->antialias ? 1 : 0);
+    return 2 * (int64_t)fmin(ceil(reach * stretch_of(a)), 0x1p40) + (a->antialias ? 1 : 0);
+}
+
+/* Of a stretched kernel's taps those that can lie within the inputs: all others weigh nothing. */
+static int64_t taps_inside(const axis_plan *a) {
+    const int64_t taps = taps_of(a);
+    return a->antialias && taps > a->in ? most(a->in, 1) : taps;
 }
 
 /* Column i of the tables: `taps` inputs and their weights. */
-static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index, double *weight) {
+static void fill_column(const axis_plan *a, int64_t i, int64_t taps, int64_t *index, double *weight) {
     const double x = source_of(a, i), stretch = stretch_of(a);
     const bool linear = is(a->mode, "linear");
     double total = 0;
 
-    if (taps == 1) {
+    if (taps_of(a) == 1) {
         index[0] = clamp(nearest_index(a, x), 0, a->in - 1);
         weight[0] = 1;
         return;
     }
-    int64_t first = (int64_t)floor(x) - (taps - 1) / 2;
-    for (int k = 0; k < taps; k++) {
+    const int64_t first = taps == taps_of(a) ? (int64_t)floor(x) - (taps - 1) / 2 : 0;
+    for (int64_t k = 0; k < taps; k++) {
         double distance = in_precision(a, (double)(first + k) - x) / stretch;
         bool outside = first + k < 0 || first + k >= a->in;
         weight[k] = linear ? triangle(distance) : cubic_at(distance, a->cubic);
@@ -99,7 +106,7 @@ static void fill_column(const axis_plan *a, int64_t i, int taps, int64_t *index,
         total += weight[k];
     }
     if (!a->exclude_outside && !a->antialias) return;
-    for (int k = 0; k < taps && total != 0; k++) weight[k] /= total;
+    for (int64_t k = 0; k < taps && total != 0; k++) weight[k] /= total;
 }
 
 /* Tables as constants of shape [taps, outputs]. An index of -1 is no input. */
@@ -114,6 +121,7 @@ static status new_tables(graph *g, int64_t taps, int64_t outputs, dtype type, ta
     const shape s = SHAPE(taps, outputs);
 
     *out = (tables){.taps = taps, .outputs = outputs, .type = type};
+    TRY(graph_check_table(g, size_mul(taps, outputs), sizeof *out->at + dtype_size(type)));
     TRY(graph_add_constant(g, I32, &s, NULL, &out->index));
     TRY(graph_add_constant(g, type, &s, NULL, &out->weight));
     out->at = (int32_t *)(uintptr_t)out->index->data;
@@ -126,16 +134,16 @@ static void set_tap(const tables *t, int64_t k, int64_t i, int64_t index, double
 }
 
 static status make_tables(graph *g, const axis_plan *a, dtype type, tables *out) {
-    const int taps = taps_of(a);
+    const int64_t taps = taps_inside(a);
     int64_t *at;
     double *w;
 
+    TRY(new_tables(g, taps, a->out, type, out));
     TRY(NEW(g->c, at, taps));
     TRY(NEW(g->c, w, taps));
-    TRY(new_tables(g, taps, a->out, type, out));
     for (int64_t i = 0; i < a->out; i++) {
         fill_column(a, i, taps, at, w);
-        for (int k = 0; k < taps; k++) set_tap(out, k, i, at[k], w[k]);
+        for (int64_t k = 0; k < taps; k++) set_tap(out, k, i, at[k], w[k]);
     }
     return OK;
 }

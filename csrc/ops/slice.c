@@ -6,6 +6,7 @@
  *     Place          y[start + i * step] = x[i], a filler (0) everywhere else
  * Each is the gradient of the other. A StridedSlice is always a view. Backward needs shapes only. */
 #include "core/ints.h"
+#include "core/size.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -89,11 +90,9 @@ static shape shape_of(int rank, const int64_t *dims) {
 
 /* Does start, start + step, ... (`count` of them) stay inside [0, size)? */
 static bool inside(int64_t start, int64_t step, int64_t count, int64_t size) {
-    int64_t last;
-
     if (count <= 0) return count == 0;
     if (step == 0 || start < 0 || start >= size) return false;
-    if (__builtin_mul_overflow(count - 1, step, &last) || __builtin_add_overflow(last, start, &last)) return false;
+    const int64_t last = size_add(size_mul(count - 1, step), start);
     return last >= 0 && last < size;
 }
 

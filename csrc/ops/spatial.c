@@ -57,22 +57,25 @@ static status read_pads(ctx *c, const node *n, int rank, window *w) {
     return OK;
 }
 
+int64_t window_span(const window *w, int i) { return size_add(size_mul(w->dilation[i], w->kernel[i] - 1), 1); }
+
 /* Number of outputs along axis i, by PyTorch's rule: with `ceil` the last window may hang over the end, but must begin
  * within the input or the padding before it. */
 static int64_t count_outputs(const window *w, int i, bool ceil) {
-    int64_t room = w->in[i] + w->before[i] + w->after[i] - w->dilation[i] * (w->kernel[i] - 1) - 1, out;
+    const int64_t from = size_add(w->in[i], w->before[i]);
+    int64_t room = size_add(size_add(from, w->after[i]), -window_span(w, i)), out;
 
-    if (ceil) room += w->stride[i] - 1;
+    if (ceil) room = size_add(room, w->stride[i] - 1);
     if (room < 0) return 0;
     out = room / w->stride[i] + 1;
-    if (ceil && (out - 1) * w->stride[i] >= w->in[i] + w->before[i]) out--;
+    if (ceil && (out - 1) * w->stride[i] >= from) out--;
     return out;
 }
 
 /* SAME_UPPER and SAME_LOWER: as many outputs as strides fit into the input. */
 static void pad_to_same(window *w, int i, bool upper) {
-    int64_t out = (w->in[i] + w->stride[i] - 1) / w->stride[i];
-    int64_t total = (out - 1) * w->stride[i] + w->dilation[i] * (w->kernel[i] - 1) + 1 - w->in[i];
+    const int64_t out = (w->in[i] + w->stride[i] - 1) / w->stride[i];
+    int64_t total = size_add(size_mul(out - 1, w->stride[i]), window_span(w, i) - w->in[i]);
 
     if (total < 0) total = 0;
     w->before[i] = upper ? total / 2 : total - total / 2;
@@ -131,7 +134,7 @@ status window_of(ctx *c, const node *n, const shape *x, const int64_t *kernel, w
         w.out[i] = count_outputs(&w, i, ceil);
         if (w.out[i] <= 0 && w.in[i] > 0)
             return fail(c, E_SHAPE, "%s: a window of %" PRId64 " elements is larger than the %" PRId64 " of axis %d",
-                        n->op->name, w.dilation[i] * (w.kernel[i] - 1) + 1, w.in[i], i + w.rank - SPATIAL + 2);
+                        n->op->name, window_span(&w, i), w.in[i], i + w.rank - SPATIAL + 2);
     }
     *out = w;
     return OK;
@@ -147,8 +150,8 @@ void window_to_attrs(const window *w, window_attrs *out) {
         out->strides[i] = w->stride[from];
         out->dilations[i] = w->dilation[from];
         out->pads[i] = w->before[from];
-        out->pads[rank + i] = (w->out[from] - 1) * w->stride[from] + w->dilation[from] * (w->kernel[from] - 1) + 1 -
-                              w->in[from] - w->before[from];
+        out->pads[rank + i] =
+            size_add(size_mul(w->out[from] - 1, w->stride[from]), window_span(w, from) - w->in[from] - w->before[from]);
         out->kernel[i] = w->kernel[from];
     }
     memcpy(out->list, list, sizeof out->list);

@@ -5,6 +5,7 @@
 #ifndef ORT_OPS_SPATIAL_H
 #define ORT_OPS_SPATIAL_H
 
+#include "core/size.h"
 #include "ops/op.h"
 
 enum { SPATIAL = 3 };
@@ -33,7 +34,9 @@ void window_to_attrs(const window *w, window_attrs *out);
 /* A shape held by an attribute: of results that cannot be told from the operands. */
 MUST_USE status shape_attr(ctx *c, const node *n, const char *name, shape *out);
 
-static inline int64_t volume(const int64_t size[SPATIAL]) { return size[0] * size[1] * size[2]; }
+/* Elements that a window covers along axis i, those between its own included. */
+int64_t window_span(const window *w, int i);
+static inline int64_t volume(const int64_t size[SPATIAL]) { return size_mul(size_mul(size[0], size[1]), size[2]); }
 /* [images, channels, size...] */
 shape spatial_shape(int64_t images, int64_t channels, int rank, const int64_t size[SPATIAL]);
 /* The spatial axes of a shape, right-aligned among three. */

@@ -5,6 +5,7 @@
  * copy it makes where a reader cannot take strides. Squeeze, Unsqueeze and Flatten become Reshape, so there are
  * three operators to reason about: Reshape (order of elements kept), Transpose (axes permuted), Expand (repeated).
  * Backward needs shapes only. */
+#include "core/size.h"
 #include "ops/move.h"
 
 #include <inttypes.h>
@@ -130,8 +131,8 @@ static status infer_reshape(graph *g, node *n) {
             free = i;
         } else if (s.dim[i] < 0) {
             return fail(g->c, E_SHAPE, "Reshape to a dimension of %" PRId64, dims[i]);
-        } else if (__builtin_mul_overflow(known, s.dim[i], &known)) {
-            return fail(g->c, E_SHAPE, "Reshape to more elements than memory can hold");
+        } else {
+            known = size_mul(known, s.dim[i]);
         }
     }
     if (free >= 0) {

@@ -27,22 +27,42 @@ static status axis_of(graph *g, const node *concat, int *axis) {
     return shape_axis(g->c, node_int(concat, "axis"), concat->out[0]->shape.rank, axis);
 }
 
-/* The operand of `concat` that all of the slice lies in, and where in it the slice begins. */
-static value *find_operand(const node *concat, int axis, const box *b, int64_t *start) {
-    const int64_t first = b->start[axis], last = first + (b->counts->dim[axis] - 1) * b->step[axis];
-    int64_t at = 0;
+/* Where the operands of a Concat begin in it: of the one that was asked for last, since its slices follow one another. */
+typedef struct places {
+    const node *concat;
+    int64_t *at; /* [n_in + 1] */
+    int room;
+} places;
 
-    for (int i = 0; i < concat->n_in && shape_count(b->counts); i++) {
-        value *x = concat->in[i];
-        const int64_t size = shape_count(&x->shape) ? x->shape.dim[axis] : 0; /* a vector of nothing has any rank */
-        *start = first - at;
-        if (first >= at && last >= at && first < at + size && last < at + size) return x;
-        at += size;
+static status find_places(graph *g, const node *concat, int axis, places *p) {
+    if (p->concat == concat) return OK;
+    if (concat->n_in >= p->room) {
+        p->room = 2 * concat->n_in + 1;
+        TRY(NEW(g->c, p->at, p->room));
     }
-    return NULL;
+    p->concat = concat;
+    for (int i = 0; i < concat->n_in; i++) {
+        const shape *s = &concat->in[i]->shape;
+        p->at[i + 1] = p->at[i] + (shape_count(s) ? s->dim[axis] : 0); /* a vector of nothing has any rank */
+    }
+    return OK;
 }
 
-static status slice_operand(graph *g, const node *n, value **out) {
+/* The operand that all of the slice lies in, and where in it the slice begins. */
+static value *find_operand(const places *p, int axis, const box *b, int64_t *start) {
+    const int64_t first = b->start[axis], last = first + (b->counts->dim[axis] - 1) * b->step[axis];
+    int low = 0, high = p->concat->n_in;
+
+    if (!shape_count(b->counts)) return NULL;
+    while (high - low > 1) { /* the last one that begins at or before `first` */
+        const int middle = (low + high) / 2;
+        *(p->at[middle] <= first ? &low : &high) = middle;
+    }
+    *start = first - p->at[low];
+    return last >= p->at[low] && last < p->at[low + 1] ? p->concat->in[low] : NULL;
+}
+
+static status slice_operand(graph *g, const node *n, places *p, value **out) {
     const box b = box_of(n);
     int64_t start[MAX_RANK], first;
     value *x = n->in[0];
@@ -51,7 +71,8 @@ static status slice_operand(graph *g, const node *n, value **out) {
     memcpy(start, b.start, (size_t)b.counts->rank * sizeof *start);
     while (value_is(x, "Concat")) {
         TRY(axis_of(g, x->def, &axis));
-        value *operand = find_operand(x->def, axis, &(box){start, b.step, b.counts}, &first);
+        TRY(find_places(g, x->def, axis, p));
+        value *operand = find_operand(p, axis, &(box){start, b.step, b.counts}, &first);
         if (!operand) break;
         x = operand;
         start[axis] = first;
@@ -101,11 +122,13 @@ static status concat_fewer(graph *g, const node *n, value **out) {
 }
 
 static status run_all(graph *g, int *fired) {
+    places p = {0};
+
     for (node *n = g->first; n; n = n->next) {
         value *out = NULL;
         pass_emits(g, n, n);
         if (node_is(n, "Concat")) TRY(concat_fewer(g, n, &out));
-        else if (node_is(n, "StridedSlice")) TRY(slice_operand(g, n, &out));
+        else if (node_is(n, "StridedSlice")) TRY(slice_operand(g, n, &p, &out));
         if (!out) continue;
         TRY(graph_replace(g, n->out[0], out));
         ++*fired;

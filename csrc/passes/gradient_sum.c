@@ -26,10 +26,23 @@ static bool may_take(const value *c, const value *addend) {
 
 static bool is_sum(const node *n) { return n->backward && node_is(n, "Add"); }
 
-/* Behind the additions that follow. */
-static bool ends_in_a_chain(const node *sum) {
-    while (sum->out[0]->n_uses == 1 && is_sum(sum->out[0]->uses->user)) sum = sum->out[0]->uses->user;
-    return node_is_read_by_a_chain(sum);
+/* What a node's mark says of the chain of additions that it is in. */
+enum { UNKNOWN, READ_BY_A_CHAIN, READ_OTHERWISE };
+
+static node *next_sum(const node *sum) {
+    return sum->out[0]->n_uses == 1 && is_sum(sum->out[0]->uses->user) ? sum->out[0]->uses->user : NULL;
+}
+
+/* Behind the additions that follow, of which each is asked once: a sum of many terms is one long row of them. */
+static bool ends_in_a_chain(node *sum) {
+    node *last = sum;
+    int found;
+
+    for (node *next; last->mark == UNKNOWN && (next = next_sum(last)); last = next);
+    found = last->mark != UNKNOWN ? last->mark : node_is_read_by_a_chain(last) ? READ_BY_A_CHAIN : READ_OTHERWISE;
+    for (node *n = sum; n != last; n = next_sum(n)) n->mark = found;
+    last->mark = found;
+    return found == READ_BY_A_CHAIN;
 }
 
 static status emit_into(graph *g, value *c, const node *n, value **y) {
@@ -51,6 +64,7 @@ static status add_into(graph *g, const node *sum, value *c, const value *addend,
 }
 
 static status add_all(graph *g, int *fired) {
+    for (node *n = g->first; n; n = n->next) n->mark = UNKNOWN;
     for (node *n = g->first, *next; n; n = next) {
         next = n->next;
         if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || ends_in_a_chain(n)) continue;

@@ -22,8 +22,8 @@
 
 #include "ops/op.h"
 
-/* The most products at once. */
-enum { MOST = 16 };
+/* The most products at once, and readers of x that are looked at for each. */
+enum { MOST = 16, MOST_READERS = 256 };
 
 /* The widest matrices for which that is faster, by so many rows of x. */
 static int64_t widest(dtype t, int64_t rows) {
@@ -70,10 +70,10 @@ static void make_ready(graph *g, const value *v, node *first) {
 
 /* `first` and what follows and is like it; how many. */
 static int find_parallel(node *first, node *found[MOST]) {
-    int count = 0;
+    int count = 0, looked_at = 0;
 
     found[count++] = first;
-    for (const use *u = first->in[0]->uses; u && count < MOST; u = u->next) {
+    for (const use *u = first->in[0]->uses; u && count < MOST && looked_at++ < MOST_READERS; u = u->next) {
         node *n = u->user;
         if (n == first || n->mark || !are_alike(first, n)) continue;
         if (is_ready(n->in[1]) && is_ready(node_in(n, 2))) found[count++] = n;
@@ -123,6 +123,8 @@ static status multiply(graph *g, node *const *of, int count) {
         const int64_t width = of[i]->in[1]->shape.dim[1];
         TRY(emit_slice_axis(g, y, last, at, width, &part));
         TRY(graph_replace(g, of[i]->out[0], part));
+        graph_set_operand(of[i], 0, NULL); /* it is found among the readers of x no more */
+        of[i]->mark = true;
         at += width;
     }
     return OK;
@@ -132,6 +134,7 @@ static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) n->mark = false;
     for (node *n = g->first; n; n = n->next) {
         node *of[MOST];
+        if (n->mark) continue;
         n->mark = true;
         if (!is_narrow(n) || n->in[0]->n_uses < 2) continue;
         const int count = find_parallel(n, of);

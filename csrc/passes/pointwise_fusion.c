@@ -18,6 +18,8 @@
 
 /* Nodes between the last member and the next; between two that have only an operand in common; sweeps. */
 enum { WINDOW = 96, NEIGHBOURS = 24, SWEEPS = 3 };
+/* What has more readers than this is kept: every group of theirs would look at all of them. */
+enum { MOST_READERS = 256 };
 /* A node's mark when a group has taken it; see PART_NONE. */
 enum { TAKEN = -1 };
 
@@ -172,6 +174,7 @@ static node *source_of(const fuser *f, const group *gr, const value *v) {
     if (n->mark == PART_BACKWARD || n->n_out != 1 || !fused_holds(n)) return NULL;
     /* Of 16 bits an element memory delivers more than such a function computes. */
     if (n->op->flags & COSTLY && dtype_size(v->type) <= 2) return NULL;
+    if (v->n_uses > MOST_READERS) return NULL;
     for (const use *u = v->uses; u; u = u->next)
         if (u->user->mark == PART_BACKWARD && !is_member(gr, u->user)) return NULL;
     for (int i = 0; i < n->n_in; i++)

@@ -11,6 +11,8 @@
  * side by side melt into one range, so the sets stay short and a placement costs microseconds. */
 #include "plan/offsets.h"
 
+#include "core/size.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdbool.h>
@@ -238,8 +240,8 @@ static status read_items(ctx *c, const interval *items, int count, int64_t align
             return fail(c, E_INVALID, "block %d has %" PRId64 " bytes and lives from %d to %d", i, bytes,
                         items[i].first, items[i].last);
         if (bytes == 0) continue;
-        if (__builtin_add_overflow(bytes, redzone, &bytes) || __builtin_add_overflow(bytes, alignment - 1, &bytes) ||
-            __builtin_add_overflow(total, bytes, &total))
+        bytes = size_add(size_add(bytes, redzone), alignment - 1);
+        if ((total = size_add(total, bytes)) == INT64_MAX)
             return fail(c, E_NOMEM, "the blocks of a plan together have more than 2^63 bytes");
         bytes -= bytes % alignment;
         p->item[p->count] = i;

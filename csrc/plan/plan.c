@@ -1,6 +1,11 @@
 /* plan.c -- lives, in-place results, offsets, instructions. */
 #include "plan/plan.h"
 
+#include "core/limit.h"
+#include "core/memory.h"
+#include "core/size.h"
+
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +78,7 @@ static void place_all(planner *pl) {
             put(pl, n->out[i], AT_ARENA, 0);
             block *b = &pl->blocks[n->out[i]->id];
             b->first = b->last = t;
-            b->bytes = shape_count(&n->out[i]->shape) * (int64_t)dtype_size(n->out[i]->type);
+            b->bytes = value_bytes(n->out[i]);
         }
     }
     /* Constants reached through views only. */
@@ -109,7 +114,7 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
     tx = layout_tensor(x, pl->where);
     if (b->place != AT_ARENA || b->last != t || pl->where[x->id].offset != 0 || !tensor_contiguous(&tx)) return false;
     if (x->type != y->type || !shape_equal(&x->shape, &y->shape)) return false;
-    if (b->bytes != shape_count(&y->shape) * (int64_t)dtype_size(y->type)) return false;
+    if (b->bytes != value_bytes(y)) return false;
     /* The memory of a gradient that is given back is there in backward. */
     if (pl->blocks[y->id].place == AT_INPUT_GRAD && b->first < pl->n_forward) return false;
     for (int i = 0; i < n->n_in; i++) {
@@ -151,7 +156,7 @@ enum { LARGEST_FIXED = 1 << 20 }; /* bytes: what is copied in a few microseconds
 static bool is_fixed(const planner *pl, int input) {
     const graph *g = pl->g;
     const value *v = g->inputs[input];
-    const int64_t bytes = shape_count(&v->shape) * (int64_t)dtype_size(v->type);
+    const int64_t bytes = value_bytes(v);
     const block *b = &pl->blocks[v->id];
 
     if (b->place != AT_INPUT || b->last < 0 || bytes == 0 || bytes > LARGEST_FIXED) return false;
@@ -168,12 +173,27 @@ static status add_fixed(planner *pl, interval *items, int *n) {
     for (int i = 0; i < pl->g->n_inputs; i++) {
         const value *v = pl->g->inputs[i];
         if (!is_fixed(pl, i)) continue;
-        const int64_t bytes = shape_count(&v->shape) * (int64_t)dtype_size(v->type);
+        const int64_t bytes = value_bytes(v);
         p->fixed[p->n_fixed++] = (fixed_place){.index = i, .bytes = bytes};
         items[(*n)++] = (interval){.bytes = bytes, .first = 0, .last = pl->blocks[v->id].last};
     }
     if (p->random) items[(*n)++] = (interval){.bytes = sizeof(uint64_t), .first = 0, .last = pl->count - 1};
     return OK;
+}
+
+/* More than any machine has: what follows from it would not fit in 63 bits. */
+static const int64_t most_work = INT64_C(1) << 57;
+
+static void note_largest(plan *p, const node *n, int64_t bytes) {
+    if (!n || bytes <= p->largest_bytes) return;
+    p->largest = n;
+    p->largest_bytes = bytes;
+}
+
+static status check_workspace(ctx *c, const node *n, size_t work) {
+    if (work <= (size_t)most_work) return OK;
+    return fail(c, E_NOMEM, "out of memory: the workspace of %s (%s) has more than 2^57 bytes", n->op->name,
+                n->name ? n->name : "-");
 }
 
 static status assign_offsets(planner *pl) {
@@ -192,10 +212,13 @@ static status assign_offsets(planner *pl) {
         const node *nd = pl->order[t];
         size_t (*workspace)(const node *n) = p->cuda ? nd->op->cuda_workspace : nd->op->workspace;
         size_t work = workspace ? workspace(nd) : 0;
+        TRY(check_workspace(g->c, nd, work));
+        note_largest(p, nd, (int64_t)work);
         for (int i = 0; i < nd->n_out; i++) {
             const block *b = &pl->blocks[nd->out[i]->id];
             if (b->place != AT_ARENA || b->merged || !wanted(pl, nd->out[i])) continue;
             owner[n] = nd->out[i];
+            note_largest(p, nd, b->bytes);
             items[n++] = (interval){.bytes = b->bytes, .first = b->first, .last = b->last};
         }
         p->code[t].work = -1;
@@ -221,7 +244,7 @@ static void assign_constant(planner *pl, const value *v) {
 
     if (!root || pl->blocks[root->id].place != AT_CONSTANT || pl->blocks[root->id].bytes >= 0) return;
     block *b = &pl->blocks[root->id];
-    b->bytes = shape_count(&root->shape) * (int64_t)dtype_size(root->type);
+    b->bytes = value_bytes(root);
     b->offset = p->constant_bytes;
     p->constants[p->n_constants++] = (device_constant){root->data, b->bytes, b->offset};
     p->constant_bytes += (b->bytes + alignment(p) - 1) / alignment(p) * alignment(p);
@@ -295,6 +318,43 @@ static status encode_all(planner *pl) {
     return OK;
 }
 
+/* --- memory of a run ------------------------------------------------------------------------------------------------ */
+
+static void add_result(plan *p, const value *v) {
+    if (!v) return;
+    p->run_bytes = size_add(p->run_bytes, value_bytes(v));
+    note_largest(p, v->def, value_bytes(v));
+}
+
+static void add_results(plan *p) {
+    const graph *g = p->g;
+
+    p->run_bytes = p->arena_bytes;
+    for (int i = 0; i < g->n_outputs; i++) add_result(p, g->outputs[i]);
+    for (const state_write *w = g->writes; w; w = w->next) add_result(p, w->value);
+}
+
+static status too_large(ctx *c, const plan *p, size_t there, const char *what) {
+    const node *n = p->largest;
+
+    return fail(c, E_NOMEM,
+                "out of memory: a run takes %" PRId64 " bytes, %" PRId64 " of them for %s (%s); %zu bytes %s",
+                p->run_bytes, p->largest_bytes, n ? n->op->name : "-", n && n->name ? n->name : "-", there, what);
+}
+
+status plan_check_memory(ctx *c, const plan *p) {
+    if (p->cuda || p->run_bytes == 0 || memory_would_fit((size_t)p->run_bytes)) return OK;
+    return too_large(c, p, memory_limits_now().room, "are free");
+}
+
+/* What no run could get: said before anything waits for it. */
+static status check_limit(ctx *c, const plan *p) {
+    enum { LOOKED_AT = 16 << 20 };
+    const size_t most = p->run_bytes > LOOKED_AT ? memory_limits_now().most : SIZE_MAX;
+
+    return p->cuda || (size_t)p->run_bytes <= most ? OK : too_large(c, p, most, "are all that this process may use");
+}
+
 status plan_make(graph *g, bool cuda, plan **out) {
     planner pl = {.g = g};
 
@@ -316,6 +376,8 @@ status plan_make(graph *g, bool cuda, plan **out) {
     TRY(assign_offsets(&pl));
     if (cuda) TRY(assign_constants(&pl));
     TRY(encode_all(&pl));
+    add_results(pl.p);
+    TRY(check_limit(g->c, pl.p));
     g->host = NULL; /* only of the making */
     *out = pl.p;
     return OK;

@@ -63,6 +63,9 @@ typedef struct plan {
     fixed_place *fixed;     /* small inputs without a gradient */
     int n_fixed;
     int64_t arena_bytes;
+    int64_t run_bytes;   /* of all that a forward takes: the arena, outputs and writes */
+    const node *largest; /* whose result, or workspace, is the largest of these; NULL: there is none */
+    int64_t largest_bytes;
     interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;
     int n_writes;
@@ -75,6 +78,9 @@ typedef struct plan {
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;
  * E_UNSUPPORTED names an operator that has no kernel there. */
 MUST_USE status plan_make(graph *g, bool cuda, plan **out);
+
+/* E_NOMEM, with a sentence that names the largest result, where a run on the CPU needs more memory than there is now. */
+MUST_USE status plan_check_memory(ctx *c, const plan *p);
 
 /* What instructions [from, to) read or write beside the arena: flags[place][index] becomes true; places may be NULL. */
 void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);

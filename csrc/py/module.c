@@ -1,6 +1,7 @@
 /* module.c -- ortmodule._core: the module, its state, and the way from a status to an exception. */
 #include "py/py.h"
 
+#include "core/limit.h"
 #include "core/memory.h"
 #include "cuda/compile.h"
 #include "cuda/driver.h"
@@ -72,6 +73,22 @@ static PyObject *core_memory(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return Py_BuildValue("{snsnsn}", "used", (Py_ssize_t)m.used, "kept", (Py_ssize_t)m.kept, "peak",
                          (Py_ssize_t)m.peak);
+}
+
+static PyObject *core_memory_limits(PyObject *module, PyObject *unused) {
+    const memory_limits l = memory_limits_now();
+
+    (void)module, (void)unused;
+    return Py_BuildValue("{sKsK}", "most", (unsigned long long)l.most, "room", (unsigned long long)l.room);
+}
+
+static PyObject *core_fail_memory(PyObject *module, PyObject *count) {
+    const long long n = PyLong_AsLongLong(count);
+
+    (void)module;
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    memory_fail_after(n);
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *core_torch_symbols(PyObject *module, PyObject *unused) {
@@ -192,6 +209,11 @@ static PyMethodDef methods[] = {
      PyDoc_STR("digest(tensor) -> 64 bits of a contiguous tensor's bytes, others when they have changed")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
+    {"memory_limits", core_memory_limits, METH_NOARGS,
+     PyDoc_STR("memory_limits() -> bytes that this process may use at all, and besides what is in use now")},
+    {"fail_memory", core_fail_memory, METH_O,
+     PyDoc_STR(
+         "fail_memory(count): for tests: so many blocks of memory can be had from now on, then none; -1: any number")},
     {"optimize", core_optimize, METH_VARARGS,
      PyDoc_STR(
          "optimize(rule, [(param, grad, step | None, exact | None, state | None, ...), ...], settings, "

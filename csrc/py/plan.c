@@ -198,6 +198,13 @@ static PyObject *get_input_grads(PyObject *object, void *unused) {
 }
 
 static PyObject *empty_outputs(PyObject *object, PyObject *tensor_type) {
+    status s;
+    ctx c;
+
+    ctx_init(&c);
+    s = plan_check_memory(&c, plan_of(object));
+    ctx_release(&c);
+    if (s != OK) return raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
     return empty_values(tensor_type, plan_of(object)->g->outputs, plan_of(object)->g->n_outputs);
 }
 

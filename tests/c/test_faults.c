@@ -6,6 +6,7 @@
 #include "test.h"
 #include "zoo.h"
 
+#include "core/memory.h"
 #include "onnx/read.h"
 #include "onnx/write.h"
 
@@ -122,5 +123,101 @@ TEST(a_failed_build_leaves_the_model_as_it_was) {
     CHECK(build(&failing, 100, model) == E_NOMEM);
     ctx_release(&failing);
     CHECK_OK(&c, compile(&c, model, network_inputs, &with_gradient, &p));
+    ctx_release(&c);
+}
+
+/* --- a step --------------------------------------------------------------------------------------------------------- */
+
+static void fill_zoo(machine *m) {
+    for (int i = 0; i < ZOO_ROWS; i++) machine_fill(m, i, (unsigned)i + 1, -1, 1);
+    ((int64_t *)m->memory[AT_INPUT][ZOO_ROWS])[1] = 2;
+    ((float *)m->memory[AT_OUTPUT_GRAD][0])[0] = 1;
+}
+
+static void fill_network(machine *m) {
+    for (int i = TABLE; i < INPUTS; i++) machine_fill(m, i, (unsigned)i + 1, -1, 1);
+    memset(m->memory[AT_INPUT][SEEN], 1, TIME * TIME);
+    for (int i = 0; i < TOKENS; i++) ((int64_t *)m->memory[AT_INPUT][LABELS])[i] = i % WORDS;
+    ((double *)m->memory[AT_OUTPUT_GRAD][0])[0] = 1;
+}
+
+/* All gradients, one behind the other; returns their bytes. */
+static size_t read_gradients(const machine *m, char *to) {
+    const graph *g = m->p->g;
+    size_t at = 0;
+
+    for (int i = 0; i < g->n_input_grads; i++) {
+        const value *v = g->input_grads[i];
+        if (!v) continue;
+        const size_t bytes = (size_t)value_bytes(v);
+        if (to) memcpy(to + at, m->memory[AT_INPUT_GRAD][i], bytes);
+        at += bytes;
+    }
+    return at;
+}
+
+static status step(machine *m) {
+    TRY(machine_forward(m));
+    return machine_backward(m);
+}
+
+/* Of a step's allocations so many succeed: those of kernels, of operands and of threads. */
+static status step_that_fails(machine *m, int64_t after) {
+    status s;
+
+    m->c.mem.fail_after = after;
+    memory_fail_after(after);
+    s = step(m);
+    memory_fail_after(-1);
+    m->c.mem.fail_after = -1;
+    return s;
+}
+
+/* Each allocation of forward and backward fails, then none: the step behind it is the step that it was before. */
+static void fail_each_of_a_step(const graph *model, const input_spec *inputs, const compile_options *o,
+                                void (*fill)(machine *m)) {
+    enum { PLENTY = 1000 };
+    char *before, *after;
+    size_t bytes;
+    machine m;
+    status s = E_NOMEM;
+
+    CHECK_OK(&m.c, machine_make(&m, model, inputs, o));
+    fill(&m);
+    CHECK_OK(&m.c, step(&m));
+    bytes = read_gradients(&m, NULL);
+    before = malloc(bytes);
+    after = malloc(bytes);
+    read_gradients(&m, before);
+    for (int64_t k = 0; s != OK && k < PLENTY; k++) {
+        s = step_that_fails(&m, k);
+        CHECK(s == OK || (s == E_NOMEM && strstr(m.c.err.text, "out of memory")));
+        CHECK_OK(&m.c, step(&m));
+        read_gradients(&m, after);
+        CHECK(memcmp(before, after, bytes) == 0);
+    }
+    CHECK(s == OK);
+    free(before);
+    free(after);
+    machine_free(&m);
+}
+
+TEST(every_allocation_of_a_step_of_many_operators_fails_in_turn) {
+    graph *zoo;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, zoo_make(&c, &zoo));
+    fail_each_of_a_step(zoo, zoo_inputs, &one_gradient, fill_zoo);
+    ctx_release(&c);
+}
+
+TEST(every_allocation_of_a_step_of_a_transformer_fails_in_turn) {
+    graph *model;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, network_make(&c, &model));
+    fail_each_of_a_step(model, network_inputs, &with_gradient, fill_network);
     ctx_release(&c);
 }

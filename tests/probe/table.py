@@ -134,6 +134,8 @@ def render(rows, ran):
         f"{len(rows)} entries. What they do at NaN, infinities, zeros, denormals and huge numbers is in",
         "`tests/probe/special.py`, with what is not compared there and why. Which of several equal elements `topk`,",
         "`kthvalue` and `sort` without `stable` name is not defined by PyTorch; here it is the first.",
+        "At NaN the gradients of ELU, SELU and CELU are NaN, whatever an element's place; on a CPU PyTorch's are NaN",
+        "in whole vectors, and the incoming gradient in what is left of a row (`tests/ops/test_nan_gradients.py`).",
         "",
         f"| operator | {' | '.join(DTYPES)} | samples by the engine (float32) | why not |",
         "| --- " * (len(DTYPES) + 3) + "|",

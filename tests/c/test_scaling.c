@@ -1,0 +1,177 @@
+/* test_scaling.c -- a plan for a graph of twice the size takes twice the work and memory, not four times.
+ *
+ * What is counted is no time: basic blocks that run in the folders that make a plan, which are compiled for that here
+ * (COUNTED in setup.py), and bytes that are allocated. */
+#include "plan/compile.h"
+
+#include "build.h"
+#include "test.h"
+
+static uint64_t blocks;
+
+/* Called at the beginning of each basic block. */
+void __sanitizer_cov_trace_pc(void);
+void __sanitizer_cov_trace_pc(void) { blocks++; }
+
+/* --- families --------------------------------------------------------------------------------------------------------- */
+
+static value *op(graph *g, const char *name, const attr *attrs, int n_in, value *const *in) {
+    node *n = NULL;
+    must(g->c, graph_add_node(g, op_find(NULL, name, 18), "n", attrs, n_in, in, 1, &n));
+    return n ? n->out[0] : NULL;
+}
+
+#define NODE_OF_WITH(g, name, attrs, ...)                                                                              \
+    op(g, name, attrs, LENGTH(((value *[]){__VA_ARGS__})), (value *[]){__VA_ARGS__})
+#define NODE_OF(g, name, ...) NODE_OF_WITH(g, name, NULL, __VA_ARGS__)
+
+typedef value *family(graph *g, value *x, int n);
+
+/* Pointwise nodes, one after the other. */
+static value *chain(graph *g, value *x, int n) {
+    for (int i = 0; i < n; i++) x = NODE_OF(g, i % 2 ? "Tanh" : "Sigmoid", x);
+    return x;
+}
+
+static value *sum_up(graph *g, value *sum, value *part) { return sum ? NODE_OF(g, "Add", sum, part) : part; }
+
+/* One value with many readers. */
+static value *fan_out(graph *g, value *x, int n) {
+    value *root = NODE_OF(g, "Tanh", x), *sum = NULL;
+    for (int i = 0; i < n / 2; i++)
+        sum = sum_up(g, sum, NODE_OF_WITH(g, "LeakyRelu", NODE_ATTRS(FLOAT("alpha", 1.0 / (i + 2))), root));
+    return sum;
+}
+
+/* Rows of one value, by slices and by indices. */
+static value *slices(graph *g, value *x, int n) {
+    value *sum = NULL, *axis = INT_LIST(g, 0);
+    for (int i = 0; i < n / 2; i++)
+        sum = sum_up(g, sum, NODE_OF(g, "Slice", x, INT_LIST(g, i), INT_LIST(g, i + 1), axis));
+    return sum;
+}
+
+static value *gathers(graph *g, value *x, int n) {
+    value *sum = NULL;
+    for (int i = 0; i < n / 2; i++)
+        sum = sum_up(g, sum, NODE_OF_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), x, number(g, I64, i)));
+    return sum;
+}
+
+/* One node with many operands, all different, and all the same. */
+static value *joined(graph *g, value *x, int n, bool same) {
+    value **in = NULL;
+    must(g->c, NEW(g->c, in, n));
+    for (int i = 0; i < n; i++)
+        in[i] = same && i ? in[0] : NODE_OF_WITH(g, "LeakyRelu", NODE_ATTRS(FLOAT("alpha", 1.0 / (i + 2))), x);
+    return op(g, "Concat", NODE_ATTRS(INT("axis", 0)), n, in);
+}
+static value *operands(graph *g, value *x, int n) { return joined(g, x, n, false); }
+static value *repeated(graph *g, value *x, int n) { return joined(g, x, n, true); }
+
+/* What was joined is cut again. */
+static value *slices_of_a_concat(graph *g, value *x, int n) {
+    value *row = NODE_OF_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), x, INT_LIST(g, 0));
+    return slices(g, joined(g, row, n, false), n);
+}
+
+/* Layers of one weight, with a bias. */
+static value *layers(graph *g, value *x, int n) {
+    value *w = NULL, *b = NULL;
+    must(g->c, graph_add_input(g, "w", F32, &(shape){.rank = -1}, &w));
+    must(g->c, graph_add_input(g, "b", F32, &(shape){.rank = -1}, &b));
+    for (int i = 0; i < n / 3; i++) x = NODE_OF(g, "Tanh", NODE_OF(g, "Add", NODE_OF(g, "MatMul", x, w), b));
+    return x;
+}
+
+/* Small products of one value. */
+static value *products(graph *g, value *x, int n) {
+    value *w = NULL, *b = NULL, *sum = NULL;
+    must(g->c, graph_add_input(g, "w", F32, &(shape){.rank = -1}, &w));
+    must(g->c, graph_add_input(g, "b", F32, &(shape){.rank = -1}, &b));
+    for (int i = 0; i < n / 3; i++)
+        sum = sum_up(g, sum, NODE_OF(g, "MatMul", x, NODE_OF(g, "Mul", w, number(g, F32, i + 2))));
+    return NODE_OF(g, "Add", sum, b);
+}
+
+/* A cell, step by step: a slice of the input, a product of the state, gates. */
+static value *cell(graph *g, value *x, int n) {
+    value *w = NULL, *b = NULL, *state = NULL, *axis = INT_LIST(g, 0);
+    must(g->c, graph_add_input(g, "w", F32, &(shape){.rank = -1}, &w));
+    must(g->c, graph_add_input(g, "b", F32, &(shape){.rank = -1}, &b));
+    for (int i = 0; i < n / 6; i++) {
+        value *now = NODE_OF(g, "Slice", x, INT_LIST(g, i), INT_LIST(g, i + 1), axis);
+        if (state) now = NODE_OF(g, "Add", now, NODE_OF(g, "MatMul", state, w));
+        state = NODE_OF(g, "Mul", NODE_OF(g, "Sigmoid", now), NODE_OF(g, "Tanh", NODE_OF(g, "Add", now, b)));
+    }
+    return state;
+}
+
+/* --- counting --------------------------------------------------------------------------------------------------------- */
+
+typedef struct effort {
+    uint64_t blocks;
+    size_t bytes;
+} effort;
+
+/* `rows`: of x; 0: as many as the size says. */
+static effort plan_of(family *make, int n, int rows) {
+    graph *g = NULL;
+    value *x = NULL;
+    effort e = {0};
+    plan *p;
+    ctx c, m;
+
+    ctx_init(&m);
+    must(&m, graph_new(&m, &g));
+    g->opset = 18;
+    must(&m, graph_add_input(g, "x", F32, &(shape){.rank = -1}, &x));
+    must(&m, graph_add_output(g, make(g, x, n)));
+    const input_spec specs[] = {{.type = F32, .shape = SHAPE(rows ? rows : n, 8), .needs_grad = true},
+                                {.type = F32, .shape = SHAPE(8, 8), .needs_grad = true},
+                                {.type = F32, .shape = SHAPE(8), .needs_grad = true}};
+    ctx_init(&c);
+    blocks = 0;
+    CHECK_OK(&c, compile(&c, g, specs, &(compile_options){.output_grads = (bool[]){true}}, &p));
+    e = (effort){blocks, c.mem.total};
+    ctx_release(&c);
+    ctx_release(&m);
+    return e;
+}
+
+/* n log n grows by 2.2 from here on. Another size can be asked for, and what it takes is printed (docs/scaling.md). */
+static int size_of_tests(bool *print) {
+    const char *asked = getenv("ORTMODULE_TEST_SIZE");
+    *print = asked != NULL;
+    return asked && atoi(asked) > 100 ? atoi(asked) : 3000;
+}
+
+static void check_doubling(const char *name, family *make, int rows) {
+    bool print;
+    const int size = size_of_tests(&print);
+    const effort small = plan_of(make, size, rows), large = plan_of(make, 2 * size, rows);
+    const double work = (double)large.blocks / (double)small.blocks, memory = (double)large.bytes / (double)small.bytes;
+    char text[160];
+
+    snprintf(text, sizeof text, "%s: twice the size takes %.2f times the work and %.2f times the memory", name, work,
+             memory);
+    CHECK(small.blocks > (uint64_t)size);
+    if (print)
+        printf("| %s | %d | %.1f | %.0f | %.2f | %.2f |\n", name, 2 * size, (double)large.blocks / 1e6,
+               (double)large.bytes / 1e6, work, memory);
+    test_check(work < 2.25 && memory < 2.25, __FILE__, __LINE__, text, NULL);
+}
+
+#define DOUBLES(name, rows)                                                                                            \
+    TEST(twice_the_##name##_take_twice_the_work) { check_doubling(#name, name, rows); }
+
+DOUBLES(chain, 4)
+DOUBLES(fan_out, 4)
+DOUBLES(slices, 0)
+DOUBLES(gathers, 0)
+DOUBLES(operands, 4)
+DOUBLES(repeated, 4)
+DOUBLES(slices_of_a_concat, 4)
+DOUBLES(layers, 4)
+DOUBLES(products, 512)
+DOUBLES(cell, 0)
