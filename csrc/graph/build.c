@@ -59,7 +59,7 @@ static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
         h = mix(h, word);
     }
     word = 0;
-    memcpy(&word, p, bytes);
+    if (bytes > 0) memcpy(&word, p, bytes); /* of nothing, p may be NULL */
     return mix(h, word);
 }
 
