@@ -114,20 +114,26 @@ setup() {
 # counted WORD LINE: how many, in a line of counts.
 counted() { [[ $2 =~ ([0-9]+)\ $1 ]] && echo "${BASH_REMATCH[1]}" || echo 0; }
 
+# share_counts FILE STATUS: the counts in the last line of what a share has said. One that failed and ended without such a
+# line, as when a sanitizer ends it, has an error.
+share_counts() {
+    tail -n 1 "$1" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' || [ "$2" = 0 ] || echo '1 error'
+}
+
 # in_shares COMMAND...: pytest in two processes, each of which runs one half of the tests: the second says what it found
 # when the first has ended. The last line counts both. OMP's threads wait asleep, or they would take each other's core.
 # PRELOAD: LD_PRELOAD of pytest's processes alone.
 in_shares() {
-    local other found status=0
+    local second_said first_said first=0 second=0
     local -x OMP_WAIT_POLICY=passive
-    other=$(mktemp) found=$(mktemp)
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$other" 2>&1 &
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$found" || status=$?
-    wait $! || status=$?
-    cat "$other"
-    tail -qn 1 "$found" "$other" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' |
+    second_said=$(mktemp) first_said=$(mktemp)
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$second_said" 2>&1 &
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$first_said" || first=$?
+    wait $! || second=$?
+    cat "$second_said"
+    { share_counts "$first_said" $first && share_counts "$second_said" $second; } |
         awk '{sub("errors", "error"); n[$2] += $1} END {for (w in n) printf "%s%d %s", s++ ? ", " : "", n[w], w; print ""}'
-    rm "$found" "$other"
-    return $status
+    rm "$first_said" "$second_said"
+    return $((first ? first : second))
 }
-export -f in_shares
+export -f in_shares share_counts
