@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH=2.13.0
 DEEPSPEED=0.19.8
+# NVIDIA's compiler of chains, what reads its machine code, and headers: tests of what a GPU would run, without one.
+NVIDIA=(nvrtc==13.5.37 nvdisasm==13.5.37 cuobjdump==13.5.37 runtime==13.5.37 crt==13.5.37)
 VENV=.venv
 SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -83,6 +85,10 @@ install_python_packages() {
     # Without its compiled parts. Only tests/zero needs it, and is left out where it is not there.
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed==$DEEPSPEED" ||
         say "DeepSpeed could not be installed: its tests are left out"
+    # torch's build for GPUs brings its own.
+    "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+        pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
+        say "NVIDIA's packages could not be installed: tests that need them are left out"
 }
 
 install_project() {
@@ -104,7 +110,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED $(hash_of scripts/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt)" install_python_packages
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
 }
