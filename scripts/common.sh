@@ -9,6 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH=2.13.0
 DEEPSPEED=0.19.8
+# NVIDIA's compiler of chains, what reads its machine code, and headers: tests of what a GPU would run, without one.
+NVIDIA=(nvrtc==13.5.37 nvdisasm==13.5.37 cuobjdump==13.5.37 runtime==13.5.37 crt==13.5.37)
 VENV=.venv
 SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -83,6 +85,10 @@ install_python_packages() {
     # Without its compiled parts. Only tests/zero needs it, and is left out where it is not there.
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed==$DEEPSPEED" ||
         say "DeepSpeed could not be installed: its tests are left out"
+    # torch's build for GPUs brings its own.
+    "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+        pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
+        say "NVIDIA's packages could not be installed: tests that need them are left out"
 }
 
 install_project() {
@@ -104,7 +110,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED $(hash_of scripts/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt)" install_python_packages
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
 }
@@ -114,20 +120,26 @@ setup() {
 # counted WORD LINE: how many, in a line of counts.
 counted() { [[ $2 =~ ([0-9]+)\ $1 ]] && echo "${BASH_REMATCH[1]}" || echo 0; }
 
+# share_counts FILE STATUS: the counts in the last line of what a share has said. One that failed and ended without such a
+# line, as when a sanitizer ends it, has an error.
+share_counts() {
+    tail -n 1 "$1" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' || [ "$2" = 0 ] || echo '1 error'
+}
+
 # in_shares COMMAND...: pytest in two processes, each of which runs one half of the tests: the second says what it found
 # when the first has ended. The last line counts both. OMP's threads wait asleep, or they would take each other's core.
 # PRELOAD: LD_PRELOAD of pytest's processes alone.
 in_shares() {
-    local other found status=0
+    local second_said first_said first=0 second=0
     local -x OMP_WAIT_POLICY=passive
-    other=$(mktemp) found=$(mktemp)
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$other" 2>&1 &
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$found" || status=$?
-    wait $! || status=$?
-    cat "$other"
-    tail -qn 1 "$found" "$other" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' |
+    second_said=$(mktemp) first_said=$(mktemp)
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$second_said" 2>&1 &
+    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$first_said" || first=$?
+    wait $! || second=$?
+    cat "$second_said"
+    { share_counts "$first_said" $first && share_counts "$second_said" $second; } |
         awk '{sub("errors", "error"); n[$2] += $1} END {for (w in n) printf "%s%d %s", s++ ? ", " : "", n[w], w; print ""}'
-    rm "$found" "$other"
-    return $status
+    rm "$first_said" "$second_said"
+    return $((first ? first : second))
 }
-export -f in_shares
+export -f in_shares share_counts

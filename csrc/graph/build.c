@@ -20,11 +20,14 @@ enum { FOLD_BYTES = 1 << 20, FOLD_BYTES_ALL = 64 << 20, FOLD_SMALL = 1 << 12, FO
 
 static size_t constant_bytes(const value *v) { return (size_t)shape_count(&v->shape) * dtype_size(v->type); }
 
+/* Where there are none, there may be no address either. */
+static bool same_bytes(const void *a, const void *b, size_t bytes) { return bytes == 0 || memcmp(a, b, bytes) == 0; }
+
 static bool same_operand(const value *a, const value *b) {
     if (a == b) return true;
     if (!a || !b || !a->data || !b->data || a->type != b->type || !shape_equal(&a->shape, &b->shape)) return false;
     return a->data == b->data ||
-           (constant_bytes(a) <= SMALL_CONSTANT && memcmp(a->data, b->data, constant_bytes(a)) == 0);
+           (constant_bytes(a) <= SMALL_CONSTANT && same_bytes(a->data, b->data, constant_bytes(a)));
 }
 
 static bool same_attr(const attr *a, const attr *b) {
@@ -33,11 +36,11 @@ static bool same_attr(const attr *a, const attr *b) {
     case ATTR_INT: return a->i == b->i;
     case ATTR_FLOAT: return memcmp(&a->f, &b->f, sizeof a->f) == 0;
     case ATTR_STRING: return strcmp(a->s, b->s) == 0;
-    case ATTR_INTS: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
-    case ATTR_FLOATS: return memcmp(a->floats, b->floats, (size_t)a->count * sizeof *a->floats) == 0;
+    case ATTR_INTS: return same_bytes(a->ints, b->ints, (size_t)a->count * sizeof *a->ints);
+    case ATTR_FLOATS: return same_bytes(a->floats, b->floats, (size_t)a->count * sizeof *a->floats);
     case ATTR_TENSOR:
         return a->t->type == b->t->type && shape_equal(&a->t->shape, &b->t->shape) &&
-               memcmp(a->t->data, b->t->data, (size_t)tensor_count(a->t) * dtype_size(a->t->type)) == 0;
+               same_bytes(a->t->data, b->t->data, (size_t)tensor_count(a->t) * dtype_size(a->t->type));
     }
     return false;
 }
@@ -67,7 +70,7 @@ static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
         h = mix(h, word);
     }
     word = 0;
-    memcpy(&word, p, bytes);
+    if (bytes > 0) memcpy(&word, p, bytes);
     return mix(h, word);
 }
 

@@ -124,7 +124,7 @@ static inline int64_t origin(const window *w, const segment *s) {
 }
 
 /* Where a tap looks for a segment: an offset into the plane for output 0, others a stride apart, and which of the
- * outputs see something there. */
+ * outputs see something there; of none the offset is 0, since the plane may have no elements and no address. */
 typedef struct sight {
     int64_t offset, first, last;
 } sight;
@@ -138,9 +138,9 @@ static inline sight look(const pool *k, const segment *s, int64_t i) {
         int64_t x = s->at[a] * w->stride[a] - w->before[a] + t.outer[a];
         if (x < 0 || x >= w->in[a]) return r;
     }
-    r.offset = origin(w, s) + t.distance;
     r.first = t.first > s->at[2] ? t.first - s->at[2] : 0;
     r.last = t.last - s->at[2] < s->count ? t.last - s->at[2] : s->count;
+    if (r.first < r.last) r.offset = origin(w, s) + t.distance;
     return r;
 }
 
@@ -377,10 +377,10 @@ static status pool_of(ctx *c, const call *k, const shape *x, pool *out) {
     return OK;
 }
 
-static void each_plane(const shape *x, const pool *k, range_fn *body) {
+/* `written`: the sizes of what is written of a plane. */
+static void each_plane(const shape *x, const pool *k, const int64_t written[SPATIAL], range_fn *body) {
     int64_t work = volume(k->w.out) * volume(k->w.kernel);
-    if (volume(k->w.out) > 0 || k->dx)
-        parallel_for(x->dim[0] * x->dim[1], parallel_rows(work), body, (void *)(uintptr_t)k);
+    if (volume(written) > 0) parallel_for(x->dim[0] * x->dim[1], parallel_rows(work), body, (void *)(uintptr_t)k);
 }
 
 static status max_pool_cpu(ctx *c, const call *k) {
@@ -397,7 +397,7 @@ static status max_pool_cpu(ctx *c, const call *k) {
     if (tensor_present(y)) p.y = y->data;
     if (k->n_out > 1 && tensor_present(&k->out[1])) p.indices = k->out[1].data;
     if (k->n_out > 2 && tensor_present(&k->out[2])) p.taps = k->out[2].data;
-    each_plane(&x->shape, &p, p.indices || p.taps ? all[x->type] : values[x->type]);
+    each_plane(&x->shape, &p, p.w.out, p.indices || p.taps ? all[x->type] : values[x->type]);
     return OK;
 }
 
@@ -412,7 +412,7 @@ static status max_pool_grad_cpu(ctx *c, const call *k) {
     else if (k->in[1].type == I64) p.indices = k->in[1].data;
     else p.x = k->in[1].data;
     p.dx = dx->data;
-    each_plane(&dx->shape, &p, dx->type == F64 ? max_grad_double : max_grad_float);
+    each_plane(&dx->shape, &p, p.w.in, dx->type == F64 ? max_grad_double : max_grad_float);
     return OK;
 }
 
@@ -423,7 +423,7 @@ static status average_pool_cpu(ctx *c, const call *k) {
     TRY(pool_of(c, k, &x->shape, &p));
     p.x = x->data;
     p.y = k->out[0].data;
-    each_plane(&x->shape, &p, x->type == F64 ? average_double : average_float);
+    each_plane(&x->shape, &p, p.w.out, x->type == F64 ? average_double : average_float);
     return OK;
 }
 
@@ -434,7 +434,7 @@ static status average_pool_grad_cpu(ctx *c, const call *k) {
     TRY(pool_of(c, k, &dx->shape, &p));
     p.dy = dy->data;
     p.dx = dx->data;
-    each_plane(&dx->shape, &p, dx->type == F64 ? average_grad_double : average_grad_float);
+    each_plane(&dx->shape, &p, p.w.in, dx->type == F64 ? average_grad_double : average_grad_float);
     return OK;
 }
 

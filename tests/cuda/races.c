@@ -133,13 +133,14 @@ static void look(const void *p, size_t bytes, int is_write, const void *from) {
 
 /* --- what the compiler calls ------------------------------------------------------------------------------------------ */
 
+/* With the types that gcc knows them by where it looks for anything. */
 #define HOOKS(n)                                                                                                       \
-    void __tsan_read##n(const void *p);                                                                                \
-    void __tsan_read##n(const void *p) { look(p, n, 0, __builtin_return_address(0)); }                                 \
+    void __tsan_read##n(void *p);                                                                                      \
+    void __tsan_read##n(void *p) { look(p, n, 0, __builtin_return_address(0)); }                                       \
     void __tsan_write##n(void *p);                                                                                     \
     void __tsan_write##n(void *p) { look(p, n, 1, __builtin_return_address(0)); }                                      \
-    void __tsan_unaligned_read##n(const void *p);                                                                      \
-    void __tsan_unaligned_read##n(const void *p) { look(p, n, 0, __builtin_return_address(0)); }                       \
+    void __tsan_unaligned_read##n(void *p);                                                                            \
+    void __tsan_unaligned_read##n(void *p) { look(p, n, 0, __builtin_return_address(0)); }                             \
     void __tsan_unaligned_write##n(void *p);                                                                           \
     void __tsan_unaligned_write##n(void *p) { look(p, n, 1, __builtin_return_address(0)); }
 HOOKS(1)
@@ -148,13 +149,13 @@ HOOKS(4)
 HOOKS(8)
 HOOKS(16)
 
-void __tsan_read_range(const void *p, size_t bytes);
-void __tsan_read_range(const void *p, size_t bytes) { look(p, bytes, 0, __builtin_return_address(0)); }
-void __tsan_write_range(void *p, size_t bytes);
-void __tsan_write_range(void *p, size_t bytes) { look(p, bytes, 1, __builtin_return_address(0)); }
+void __tsan_read_range(void *p, long bytes);
+void __tsan_read_range(void *p, long bytes) { look(p, (size_t)bytes, 0, __builtin_return_address(0)); }
+void __tsan_write_range(void *p, long bytes);
+void __tsan_write_range(void *p, long bytes) { look(p, (size_t)bytes, 1, __builtin_return_address(0)); }
 void __tsan_init(void);
 void __tsan_init(void) {}
 void __tsan_func_entry(void *caller);
 void __tsan_func_entry(void *caller) { (void)caller; }
-void __tsan_func_exit(void);
-void __tsan_func_exit(void) {}
+void __tsan_func_exit(void *nothing);
+void __tsan_func_exit(void *nothing) { (void)nothing; }

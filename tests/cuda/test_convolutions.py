@@ -9,6 +9,7 @@ from torch import nn
 
 from ortmodule import ORTModule, _core, explain
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
+from tests.cuda.test_graphs import Cached
 from tests.cuda.test_products import said_without
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
@@ -82,6 +83,23 @@ def test_a_network(dnn):
     body += [nn.Conv2d(8, 8, 3, stride=2), nn.GroupNorm(2, 8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     ours = compare(nn.Sequential(*body, nn.Linear(8, 5)), torch.randn(4, 3, 16, 12), rtol=1e-4, atol=1e-4)
     assert explain(ours).captured and not explain(ours).aten_ops
+
+
+def test_a_step_is_recorded(dnn, driver, monkeypatch):  # noqa: F811
+    """As a CUDA graph, of forward and of backward; replays read what lies in the input and the weights then."""
+    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    ours, x, before = ORTModule(copy.deepcopy(eager)), torch.randn(2, 2, 5, 6), driver.fake_graphs()
+    optimizers = [torch.optim.SGD(model.parameters(), 1e-3) for model in (ours, eager)]
+    for _ in range(5):
+        results = []
+        for model, optimizer in zip((ours, eager), optimizers, strict=True):
+            optimizer.zero_grad()
+            results.append(step(model, x))
+            optimizer.step()
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
+    assert driver.fake_graphs() >= before + 2
 
 
 def test_what_the_library_does_not_take_is_pytorchs(dnn):

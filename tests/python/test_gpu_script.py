@@ -1,8 +1,10 @@
 """scripts/gpu: what travels, parts that stop and go on, a report; what runs on a GPU is rehearsed without one."""
 
+import ast
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import time
@@ -86,6 +88,21 @@ def test_the_page_names_the_parts(gpu):
     found = {part: [n for n, *_ in gpu.PARTS if fnmatch(n, part)] for part in named}
     assert all(found.values()), f"no part has a name like {[part for part in found if not found[part]]}"
     assert {name for names in found.values() for name in names} == {name for name, *_ in gpu.PARTS}
+
+
+def test_the_page_names_tests_that_are_there():
+    """All of them; and each fault that was found by reading has one, or a sentence that says why it has none."""
+    page = (ROOT / "docs" / "benchmarks-gpu.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    for file, test in named:
+        defined = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert test in defined, f"{file} has no {test}"
+    assert not set(re.findall(r"`[^`]*\b(test_\w+)`", page)) - {test for _, test in named}, "a test without its file"
+    _, _, *rows = [line for line in page.partition("## What only a GPU can show")[2].splitlines() if line[:1] == "|"]
+    for row in rows:
+        fault, shown, left = (cell.strip() for cell in row.strip("|").split("|"))
+        assert ("::test_" in shown or shown.startswith("none: ")) and left, fault
+    assert len(rows) > 15
 
 
 def test_part_goes_on_where_it_was(gpu, monkeypatch, tmp_path):
@@ -280,7 +297,8 @@ def check_results(rehearsal):
 
 
 def test_what_travels_is_small(rehearsal):
-    """A build with kernels is 12 MiB larger than one without (docs/benchmarks-gpu.md); nothing of git's travels."""
+    """A build with kernels for every architecture is less than 12 MiB larger than one without (docs/benchmarks-gpu.md);
+    the stage `kernels-inside` looks at one for sm_90. Nothing of git's travels."""
     sizes = {file.relative_to(rehearsal.clone): file.stat().st_size for file in rehearsal.travelled}
     assert sum(sizes.values()) + (12 << 20) < rehearsal.script.MOST_BYTES
     assert not any(".git" in name.parts or "__pycache__" in name.parts for name in sizes)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import stages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +19,20 @@ def test_a_stage_that_is_not_there():
     known = subprocess.run([ROOT / "scripts" / "test", "--stages"], capture_output=True, text=True).stdout.split()
     assert f"there is no stage pytets; the stages are: {', '.join(known)}" in done.stderr
     assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
+
+
+@pytest.mark.parametrize("dies", ["", "1/2", "2/2"])
+def test_a_share_that_ends_early_has_failed(dies):
+    """As when a sanitizer ends its process, after which pytest counts nothing."""
+    share = f'echo "== $2"; [ "$2" != "{dies}" ] || kill -ABRT $$; echo "3 passed, 1 skipped in 0.1s"'
+    command = ["bash", "-c", f". scripts/common.sh; in_shares bash -c '{share}' share"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "== 1/2" in done.stdout and "== 2/2" in done.stdout
+    counted = dict(reversed(each.split()) for each in done.stdout.splitlines()[-1].split(", "))
+    if dies:
+        assert done.returncode != 0 and counted == {"passed": "3", "skipped": "1", "error": "1"}
+    else:
+        assert done.returncode == 0 and counted == {"passed": "6", "skipped": "2"}
 
 
 READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts")
