@@ -25,8 +25,8 @@ static bool same_attr(const attr *a, const attr *b) {
     case ATTR_INT: return a->i == b->i;
     case ATTR_FLOAT: return memcmp(&a->f, &b->f, sizeof a->f) == 0;
     case ATTR_STRING: return strcmp(a->s, b->s) == 0;
-    case ATTR_INTS: return memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
-    case ATTR_FLOATS: return memcmp(a->floats, b->floats, (size_t)a->count * sizeof *a->floats) == 0;
+    case ATTR_INTS: return !a->count || memcmp(a->ints, b->ints, (size_t)a->count * sizeof *a->ints) == 0;
+    case ATTR_FLOATS: return !a->count || memcmp(a->floats, b->floats, (size_t)a->count * sizeof *a->floats) == 0;
     case ATTR_TENSOR:
         return a->t->type == b->t->type && shape_equal(&a->t->shape, &b->t->shape) &&
                memcmp(a->t->data, b->t->data, (size_t)tensor_count(a->t) * dtype_size(a->t->type)) == 0;
@@ -59,7 +59,7 @@ static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
         h = mix(h, word);
     }
     word = 0;
-    memcpy(&word, p, bytes);
+    if (bytes) memcpy(&word, p, bytes); /* an empty list may be NULL */
     return mix(h, word);
 }
 
