@@ -3,6 +3,7 @@
     python setup.py build_ext --inplace     the extension, for working in the tree
     python setup.py test_c                  the C tests in tests/c, without Python
     python setup.py build_broken --target=F an extension with mistakes, for tests of what finds them
+    python setup.py build_fuzz              the fuzz targets in tests/fuzz, without Python (docs/fuzzing.md)
 
 Only what changed, or is to be compiled otherwise, is compiled again. Switches, from the environment:
 
@@ -11,6 +12,8 @@ Only what changed, or is to be compiled otherwise, is compiled again. Switches, 
                         kernels.
                         Unset, an installation gets those for the GPUs of this machine, if it has GPUs and nvcc
     SANITIZE=1          address and undefined-behaviour sanitizers
+    THREADS=1           the thread sanitizer, instead of these two
+    COVERAGE=1          what a run reaches is counted, for fuzz targets
     DEBUG=1             -O1 -g, and the graph is verified after every stage
     ORTMODULE_WERROR=1  warnings are errors (always so in the two builds above)
     ORTMODULE_CPU=avx2  for tests: chooses kernels as if the CPU had nothing newer; baseline: nor AVX2
@@ -87,6 +90,7 @@ def architectures():
 
 JOBS = jobs()
 SANITIZE, DEBUG, EMULATED, RACES = map(switch, ("SANITIZE", "DEBUG", "EMULATED", "RACES"))
+THREADS, COVERAGE = map(switch, ("THREADS", "COVERAGE"))
 ALL_ARCHITECTURES = ["75", "80", "90", "100"]
 CUDA, CUDA_REASON = architectures()
 
@@ -99,17 +103,17 @@ def build_folder(*switches):
     return Path("build", f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}", name)
 
 
-TEMP = build_folder("sanitize", "debug", "cuda", "emulated", "races")
-ENGINE = build_folder("sanitize", "debug")  # of the engine, which is the same for all devices
+TEMP = build_folder("sanitize", "threads", "coverage", "debug", "cuda", "emulated", "races")
+ENGINE = build_folder("sanitize", "threads", "coverage", "debug")  # of the engine, which is the same for all devices
 
 CC = shlex.split(os.environ.get("CC", "gcc"))
 CFLAGS = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 CFLAGS += ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Icsrc"]
-CFLAGS += ["-O1", "-g"] if SANITIZE or DEBUG else ["-O3"]
+CFLAGS += ["-O1", "-g"] if SANITIZE or THREADS or DEBUG else ["-O3"]
 # Debian's libprotobuf-c.a is not position-independent. It goes into a shared object only because hiding its symbols
 # lets the linker resolve the library's references to itself.
 LDFLAGS = ["-fopenmp", "-l:libprotobuf-c.a", "-Wl,--exclude-libs,ALL", "-ldl", "-lm"]
-if SANITIZE or DEBUG or switch("ORTMODULE_WERROR"):
+if SANITIZE or THREADS or DEBUG or switch("ORTMODULE_WERROR"):
     CFLAGS += ["-Werror"]
 if DEBUG:
     CFLAGS += ["-DORT_VERIFY"]
@@ -117,6 +121,10 @@ if SANITIZE:
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     CFLAGS += ["-DORT_SANITIZE", "-fno-omit-frame-pointer", *sanitizers]
     LDFLAGS += sanitizers
+if THREADS:
+    CFLAGS += ["-fsanitize=thread", "-Wno-tsan"]  # gcc's does not know fences
+    LDFLAGS += ["-fsanitize=thread"]
+COUNTED = ["-fsanitize-coverage=trace-pc"] * COVERAGE
 CAP = os.environ.get("ORTMODULE_CPU", "")
 if CAP:
     if CAP not in ("avx2", "baseline"):
@@ -248,7 +256,8 @@ def engine_objects():
     everything = c_sources("csrc")
     onnx = [s for s in everything if s.parts[1] == "onnx"]
     rest = [s for s in everything if s.parts[1] not in ("onnx", "py") and s != IMAGE]
-    return c_objects([*rest, *KERNELS], ENGINE) + c_objects([generated, *onnx], ENGINE, [f"-I{generated.parent}"])
+    include = f"-I{generated.parent}"
+    return c_objects([*rest, *KERNELS], ENGINE, COUNTED) + c_objects([generated, *onnx], ENGINE, [*COUNTED, include])
 
 
 def python_objects():
@@ -486,6 +495,32 @@ class TestC(Command):
             sys.exit(1)
 
 
+class BuildFuzz(Command):
+    """Programs of the fuzz targets in tests/fuzz. The engine's loops run on threads that sanitizers see
+    (tests/fuzz/parallel.c), not on OpenMP's."""
+
+    description = "build the fuzz targets"
+    user_options = [("target=", None, "only this one"), ("folder=", None, "where the programs go")]
+
+    def initialize_options(self):
+        self.target, self.folder = None, None
+
+    def finalize_options(self):
+        self.folder = Path(self.folder or TEMP / "fuzz")
+
+    def run(self):
+        targets = c_sources("tests/fuzz/targets")
+        if self.target:
+            targets = [source for source in targets if source.stem == self.target]
+        shared = [*Path("tests/fuzz").glob("*.c"), *(Path("tests/c") / f"{name}.c" for name in ("machine", "blob"))]
+        ours = c_objects([*shared, *targets], TEMP, ["-Itests/c", "-Itests/fuzz"])
+        objects = compile_all(*ours)
+        left_out = {o.target for o in ours if o.source in targets} | {ENGINE / "csrc/core/parallel.o"}
+        for target in targets:
+            program = [o for o in objects if o not in left_out] + [TEMP / target.with_suffix(".o")]
+            link(program, self.folder / target.stem)
+
+
 def count_tests(command):
     """Shows what a test program says, and counts the tests that passed and failed; one that ends early has failed."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
@@ -503,6 +538,6 @@ setup(
     packages=find_packages(include=["ortmodule", "ortmodule.*"]) + ["ortmodule.optim"],
     package_dir={"ortmodule.optim": "optim"},
     ext_modules=[Extension("ortmodule._core", sources, py_limited_api=True)],
-    cmdclass={"build_ext": BuildCore, "build_broken": BuildBroken, "test_c": TestC},
+    cmdclass={"build_ext": BuildCore, "build_broken": BuildBroken, "test_c": TestC, "build_fuzz": BuildFuzz},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

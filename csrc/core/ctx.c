@@ -36,6 +36,19 @@ status blame(ctx *c, status code, const char *format, ...) {
 enum { ALIGNMENT = 64, BLOCK_BYTES = 64 * 1024 };
 enum { LOOKED_AT = 1 << 20 }; /* a larger allocation may be one that the kernel would end the process for */
 
+#ifdef ORT_SANITIZE
+#include <sanitizer/asan_interface.h>
+
+/* Bytes behind every allocation that belong to none: an overrun is reported. */
+enum { GAP = 64 };
+static void forbid(void *at, size_t bytes) { ASAN_POISON_MEMORY_REGION(at, bytes); }
+static void permit(void *at, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(at, bytes); }
+#else
+enum { GAP = 0 };
+static inline void forbid(void *at, size_t bytes) { (void)at, (void)bytes; }
+static inline void permit(void *at, size_t bytes) { (void)at, (void)bytes; }
+#endif
+
 struct arena_block {
     arena_block *next;
     size_t used, size; /* of the bytes that follow the header */
@@ -52,6 +65,7 @@ static arena_block *add_block(arena *a, size_t need) {
     if (!b) return NULL;
     b->used = 0;
     b->size = size;
+    forbid(block_bytes(b), size);
     /* A large allocation gets its own block behind the current one, which keeps filling up. */
     if (a->blocks && need > BLOCK_BYTES / 4) {
         b->next = a->blocks->next;
@@ -67,11 +81,11 @@ static arena_block *add_block(arena *a, size_t need) {
 void *arena_array(ctx *c, size_t count, size_t size) {
     arena *a = &c->mem;
     arena_block *b = a->blocks;
-    size_t bytes;
+    size_t bytes, asked;
     void *p;
 
-    if (__builtin_mul_overflow(count, size, &bytes) || bytes > (SIZE_MAX >> 2)) goto no_memory;
-    bytes = round_up(bytes ? bytes : 1);
+    if (__builtin_mul_overflow(count, size, &asked) || asked > (SIZE_MAX >> 2)) goto no_memory;
+    bytes = round_up(asked ? asked : 1) + GAP;
     if (a->fail_after == 0) goto no_memory;
     if (a->fail_after > 0) a->fail_after--;
     if (bytes > LOOKED_AT && !memory_fits(bytes)) {
@@ -81,7 +95,8 @@ void *arena_array(ctx *c, size_t count, size_t size) {
     if (!b) goto no_memory;
     p = block_bytes(b) + b->used;
     b->used += bytes;
-    return memset(p, 0, bytes);
+    permit(p, asked);
+    return memset(p, 0, asked);
 
 no_memory:
     if (fail(c, E_NOMEM, "out of memory: %zu items of %zu bytes", count, size)) return NULL;

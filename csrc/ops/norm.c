@@ -319,6 +319,7 @@ static status check_axis(graph *g, const node *n) {
     int axis;
     TRY(require(g, n, 0));
     TRY(require(g, n, 1));
+    if (n->in[0]->shape.rank == 0) return fail(g->c, E_SHAPE, "%s of a scalar: there is no axis", n->op->name);
     return shape_axis(g->c, node_int(n, "axis"), n->in[0]->shape.rank, &axis);
 }
 

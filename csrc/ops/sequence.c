@@ -120,7 +120,7 @@ static status lower_split(graph *g, const node *n, value **out) {
     }
     count = given ? n_given : (total - 1) / each + 1;
     if (total == 0 && !given) count = 0;
-    if (count > 1 << 20) return fail(g->c, E_UNSUPPORTED, "SplitToSequence into %" PRId64 " parts", count);
+    if (count > 1 << 16) return fail(g->c, E_UNSUPPORTED, "SplitToSequence into %" PRId64 " parts", count);
     TRY(NEW(g->c, items, count));
     for (int64_t i = 0; i < count; i++) {
         int64_t size = given ? given[i] : each < total - at ? each : total - at;

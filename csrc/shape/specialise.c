@@ -37,6 +37,9 @@ static status emit_model_node(graph *g, const node *n, value **map, value **buff
             TRY(graph_share_constant(g, n->in[i], &in[i]));
             map[n->in[i]->id] = in[i];
         }
+        if (n->in[i] && !in[i])
+            return fail(g->c, E_UNSUPPORTED, "operand %d of %s (%s) is not computed", i, n->op->name,
+                        n->name ? n->name : "-");
     }
     g->emit_name = n->name;
     TRY(graph_emit_op(g, n->op, n->attrs, n->n_in, in, n->n_out, out));
@@ -84,6 +87,8 @@ status specialise(graph *g, const graph *model, const input_spec *specs) {
         value *v = model->outputs[i];
         if (!map[v->id] && v->data) TRY(graph_share_constant(g, v, &map[v->id]));
         if (!map[v->id]) return fail(c, E_UNSUPPORTED, "output %s is not computed", v->name ? v->name : "?");
+        if (map[v->id]->type == DT_NONE)
+            return fail(c, E_UNSUPPORTED, "output %s is a sequence, not a tensor", v->name ? v->name : "?");
         TRY(graph_add_output(g, map[v->id]));
     }
     return OK;

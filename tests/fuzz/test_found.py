@@ -1,0 +1,47 @@
+"""What the fuzz targets have found, one test each (docs/fuzzing.md)."""
+
+import pytest
+from onnx import TensorProto, helper
+
+from ortmodule import UnsupportedError
+from ortmodule.session import Session
+
+ONE = [True]
+
+
+def session(nodes, ranks, output="y", opset=18):
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
+    outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "found", inputs, outputs)
+    opsets = [helper.make_opsetid("", opset)]
+    return Session(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+@pytest.mark.parametrize("operator", ["LayerNormalization", "RMSNormalization"])
+def test_norm_of_a_scalar(operator):
+    """Its axes are those before the first: memory before a shape was read, and that of a row written."""
+    made = session([helper.make_node(operator, ["x", "w"], ["y"])], {"x": 0, "w": 1}, opset=23)
+    with pytest.raises(ValueError, match="of a scalar: there is no axis"):
+        made.plan([("float32", ()), ("float32", (1,))], [True, True], ONE)
+
+
+def test_sequence_as_an_output():
+    """It has no type: memory that no kernel could write."""
+    with pytest.raises(UnsupportedError, match="output y is a sequence, not a tensor"):
+        session([helper.make_node("SequenceConstruct", ["x", "x"], ["y"])], {"x": 1}).plan([("float32", (3,))], [False])
+
+
+def test_operand_that_a_form_does_not_have():
+    """It was as if it had been left out: here there was no least number."""
+    nodes = [helper.make_node("Dropout", ["x"], ["d", "mask", "none"]), helper.make_node("Clip", ["x", "none"], ["y"])]
+    with pytest.raises(UnsupportedError, match="operand 1 of Clip .* is not computed"):
+        session(nodes, {"x": 1}).plan([("float32", (3,))], [False])
+
+
+def test_list_of_many_parts():
+    """A node for each part: a hundred bytes took a gigabyte."""
+    nodes = [helper.make_node("SplitToSequence", ["x"], ["s"]), helper.make_node("SequenceLength", ["s"], ["y"])]
+    made = session(nodes, {"x": 1})
+    with pytest.raises(UnsupportedError, match="into 1000000 parts"):
+        made.plan([("float32", (1_000_000,))], [False])
+    assert made.plan([("float32", (100,))], [False])
