@@ -459,12 +459,12 @@ class BuildBroken(Command):
 
 
 #: What makes a plan. In the C tests it tells of every basic block that it runs (tests/c/test_scaling.c).
-COUNTED = ("grad", "graph", "passes", "plan", "shape")
+PLANNING = ("grad", "graph", "passes", "plan", "shape")
 
 
 def counted(objects):
-    """These, the folders of ``COUNTED`` compiled for that."""
-    sources = [source for folder in COUNTED for source in c_sources(f"csrc/{folder}")]
+    """These, the folders of ``PLANNING`` compiled for that."""
+    sources = [source for folder in PLANNING for source in c_sources(f"csrc/{folder}")]
     flags = [*CC, *CFLAGS, "-fsanitize-coverage=trace-pc"]
     telling = compile_objects([Object(flags, s, (ENGINE / "counted" / s).with_suffix(".o")) for s in sources])
     instead = {(ENGINE / s).with_suffix(".o"): o for s, o in zip(sources, telling, strict=True)}

@@ -9,7 +9,7 @@ with the algorithms that the library guesses beside those that measuring has cho
 
 Everything is forward and backward of a plan, started kernel by kernel: what takes a GPU less time than the host is as
 fast as the host. The ways take turns; in a turn one runs so often that it takes a while, between two events of the GPU,
-which nobody waits for before the end. Figures are medians of turns with the middle half. Each row that was measured is
+waited for at the end only. Figures are medians of turns with the middle half. Each row that was measured is
 kept in the folder <out>-rows: another call goes on with the next.
 Written to <out>.json and <out>.md.
 """

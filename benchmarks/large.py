@@ -126,7 +126,7 @@ def ran_by(model):
 
 
 class Clock:
-    """Marks between steps: events of a GPU, which nobody waits for before the end."""
+    """Marks between steps: events of a GPU, waited for at the end only."""
 
     def __init__(self, device):
         self.device, self.marks = device, []

@@ -23,8 +23,8 @@ model = ORTModule(model, config=Config(verify=1, enable_tuning=True))
 model = ORTModule(model, DebugOptions(save_onnx=True, onnx_prefix="mine", log_level=LogLevel.INFO))
 ```
 
-A field of `Config` is the name of a variable in lower case, without `ORTMODULE_`. Flags are `True` or `False`; where names
-are joined by `|` it takes a list of them, too.
+A field of `Config` is the name of a variable in lower case, without `ORTMODULE_`. Flags are `True` or `False`; where
+names are joined by `|` it takes a list of them, too.
 
 | variable | value | default | meaning |
 | --- | --- | --- | --- |

@@ -19,7 +19,7 @@ OPERATOR = {
     torch.bfloat16: (2e-2, 2e-2),
     torch.float16: (3e-3, 3e-3),
 }
-#: Of a function of PyTorch, which may be many operators; the share is of the largest element, whatever it is.
+#: Of a function of PyTorch, which may be many operators; the share is of the largest element, however large.
 FUNCTION = {
     torch.float64: (1e-9, 1e-10),
     torch.float32: (2e-4, 2e-5),

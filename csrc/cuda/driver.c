@@ -357,7 +357,7 @@ struct cuda_number {
     void *event;
     int64_t *here; /* pinned */
     bool coming;
-    struct cuda_number *next; /* of those that nobody uses */
+    struct cuda_number *next; /* of those that are free */
 };
 static cuda_number *unused[MOST_DEVICES];
 
@@ -427,7 +427,7 @@ void cuda_number_free(cuda_number *n) {
         n->coming = driver.cuEventSynchronize(n->event) != 0;
         (void)driver.cuCtxSetCurrent(previous);
     }
-    if (!n->coming) put_back(n); /* otherwise its memory may be written any time: nobody gets it again */
+    if (!n->coming) put_back(n); /* otherwise its memory may be written any time: it is not used again */
 }
 
 /* --- time --------------------------------------------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ static void set_dropout(const fused_step *s, double to[STEP_PARAMETERS]) {
     memcpy(&to[1], words, sizeof words);
 }
 
-/* Steps that nobody wants are left out; the others' places are operands and steps in order. */
+/* Steps that are not wanted are left out; the others' places are operands and steps in order. */
 static status describe(ctx *c, const call *k, const fused_program *p, chain_args *a) {
     chain_program *to = &a->program;
     int place[MOST_PLACES];

@@ -8,7 +8,7 @@
 typedef struct group_args {
     const void *x, *dy, *scale, *bias;
     void *out;              /* y or dx; the latter may be absent */
-    void *means, *inverses; /* as they are computed in, float or double; absent forward if nobody asks */
+    void *means, *inverses; /* as they are computed in, float or double; absent forward if not asked for */
     void *dscale, *dbias;   /* either may be absent */
     double *sums;           /* [samples, groups, channels, 2] */
     int64_t samples, groups, channels, size; /* channels of a group, elements of a channel */

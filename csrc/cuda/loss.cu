@@ -54,7 +54,7 @@ status loss_divisor_run(ctx *c, const call *k, const loss_args *a) {
     return cuda_launch(c, k, &divisor, (geometry){1, 512}, a);
 }
 
-/* Losses, and lse when nobody asks for it. */
+/* Losses, and lse where it is not asked for. */
 size_t cross_entropy_cuda_workspace(const node *n) { return 16 * (size_t)shape_count(&n->in[1]->shape); }
 
 status cross_entropy_cuda(ctx *c, const call *k) {

@@ -90,7 +90,7 @@ static void link_recording(recording *r) {
 
 static bool too_many(void) { return kept.graphs > MOST_GRAPHS || kept.kernels > MOST_GRAPH_KERNELS; }
 
-/* One that is not `but`, of a plan that nobody runs now, or of `of`, whose lock the caller has. *out: to be forgotten. */
+/* One that is not `but`, of a plan that does not run, or of `of`, whose lock the caller has. *out: to be forgotten. */
 static bool take_oldest(const replay *of, const recording *but, void **out) {
     for (recording *r = oldest_kept; r; r = r->newer) {
         if (r == but || (r->of != of && pthread_mutex_trylock(&r->of->lock) != 0)) continue;

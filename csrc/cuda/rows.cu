@@ -108,7 +108,7 @@ KERNEL(row_count, rows_args) {
 }
 
 /* What is left of the places repeats the last row, as -1 - r. Rows that there is no room for are left out: the plan was
- * made for a guess, and whoever guessed compares it with what RowCount found (ortmodule/engine/row_count_predictor.py). */
+ * made for a guess, and the caller compares it with what RowCount found (ortmodule/engine/row_count_predictor.py). */
 KERNEL(row_index, rows_args) {
     const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
     int64_t found, all, last = 0;

@@ -134,7 +134,7 @@ static status backward(ctx *c, const call *k, handles *h, kernel *sums, bool *do
     for (int i = 0; i <= IN_SUMS; i++)
         if (!in[i]) return OK;
     TRY(cuda_launch(c, k, sums, over_rows(&a), &a));
-    /* Seed and offset are nobody's without dropout. */
+    /* Without dropout seed and offset are not read. */
     if (h->call.t->aoti_torch_cuda__efficient_attention_backward(
             in[IN_DY], in[Q], in[K], in[V], NULL, in[IN_Y], NULL, NULL, queries, keys, in[IN_SUMS], 0, in[IN_SUMS],
             in[IN_SUMS], h->mask, 0, &h->scale, &one, NULL, 0, &out[0], &out[1], &out[2], &out[3]))

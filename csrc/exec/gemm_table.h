@@ -22,7 +22,7 @@ bool gemm_class_parse(const char *text, gemm_class *out);              /* false:
 gemm_way gemm_table_get(gemm_class c);
 /* False when the table is full. */
 bool gemm_table_set(gemm_class c, gemm_way way);
-/* Whether nobody has set anything yet. */
+/* Whether nothing has been set yet. */
 bool gemm_table_empty(void);
 /* All entries become GEMM_DEFAULT. */
 void gemm_table_clear(void);

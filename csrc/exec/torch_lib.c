@@ -148,7 +148,7 @@ bool torch_has_narrow(dtype type) {
     return false;
 }
 
-/* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread nobody has touched.
+/* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread as it begins.
  * The symbol is a thread's own, so it is looked up on the thread that asks. */
 bool torch_enter(const torch_lib *t, torch_quiet *q) {
     q->state = t->handle ? dlsym(t->handle, THREAD_STATE) : NULL;

@@ -42,7 +42,7 @@ static reach reach_of(const gemm *g, int64_t rows, int64_t cols, int64_t row, in
     return r;
 }
 
-/* Random numbers between -1 and 1: zeros would be faster than what a model has. They repeat; nobody looks. */
+/* Random numbers between -1 and 1: zeros would be faster than what a model has. They repeat, which changes nothing. */
 static void fill(dtype type, char *data, int64_t count) {
     enum { OWN = 4093 };
     const int64_t size = (int64_t)dtype_size(type), own = count < OWN ? count : OWN;

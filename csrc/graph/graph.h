@@ -63,7 +63,7 @@ struct value {
     use *uses;
     int n_uses;
     int n_ends; /* places among outputs, writes and gradients that hold it (graph_set_end) */
-    int mark;   /* scratch for whoever walks the graph; means nothing between walks */
+    int mark;   /* scratch of a walk over the graph; means nothing between walks */
 };
 
 struct node {
@@ -111,7 +111,7 @@ struct graph {
     value *pending;   /* the value that holds the first size that is not known */
     int64_t folded,
         fold_most;       /* bytes of results that were computed while the graph was made; 0, or the most of them */
-    bool padding_unseen; /* nobody looks at results for tokens that are padding */
+    bool padding_unseen; /* the caller reads no results of tokens that are padding */
     bool as_written;     /* nothing is simplified (passes/clean_up.c) */
     bool cuda;           /* it will run on a GPU */
     bool specialised;
@@ -175,7 +175,7 @@ void graph_set_operand(node *n, int index, value *v);
 void graph_set_end(value **end, value *v);
 /* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */
 void graph_move(graph *g, node *n, node *before);
-/* Sets every node's mark: whether forward computes it, only backward, or nobody. */
+/* Sets every node's mark: whether forward computes it, only backward, or neither. */
 enum { PART_NONE, PART_BACKWARD, PART_FORWARD };
 void graph_mark_parts(graph *g);
 

@@ -1,4 +1,4 @@
-/* host.h -- whoever runs the nodes that the engine knows by number only (ops/host_call.c): Python, or a test. */
+/* host.h -- runs the nodes that the engine knows by number only (ops/host_call.c): Python, or a test. */
 #ifndef ORT_GRAPH_HOST_H
 #define ORT_GRAPH_HOST_H
 

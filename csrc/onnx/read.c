@@ -181,7 +181,7 @@ static status read_words(reader *r, const attribute *p, const char **out) {
     return OK;
 }
 
-/* Attributes are float32 in the file, but what was meant is the decimal number that somebody wrote in Python, and a
+/* Attributes are float32 in the file, but what was meant is the decimal number that user code wrote in Python, and a
  * float64 model computes with that: 1e-5, not 9.99999974738e-06. It is the shortest decimal that rounds to `x`. */
 static double decimal(float x) {
     char digits[32];

@@ -159,7 +159,7 @@ static status make_attrs(ctx *c, const node *n, Onnx__NodeProto *p) {
     return OK;
 }
 
-/* A result that nobody asked for, or that this form of the operator does not have. */
+/* A result that is not asked for, or that this form of the operator does not have. */
 static bool is_absent(const graph *g, const value *v) {
     return !v || (g->specialised && v->type == DT_NONE && !v->n_uses);
 }

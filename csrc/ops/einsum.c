@@ -5,10 +5,10 @@
  * left to right; of two that meet, a label is
  *
  *     batch      in both, and still wanted           right      only in the right one
- *     left       only in the left one                contracted in both, and wanted by nobody else
+ *     left       only in the left one                contracted in both, and wanted nowhere else
  *
  * so that the pair is MatMul([batch, left, contracted], [batch, contracted, right]), or a broadcast Mul where nothing
- * is contracted. Labels wanted by nobody but one operand are summed in it beforehand. */
+ * is contracted. Labels that only one operand has are summed in it beforehand. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>

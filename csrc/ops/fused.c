@@ -64,7 +64,7 @@ static status read_steps(ctx *c, const call *k, fused_program *p) {
     return OK;
 }
 
-/* From the results that somebody wants back to the steps and operands that they need. */
+/* From the results that are wanted back to the steps and operands that they need. */
 static void find_wanted(const call *k, fused_program *p) {
     const attr *results = list_of(k->node, "results"), *folded = list_of(k->node, "folded");
     const bool in_place = p->n_in && k->n_out && k->out[0].data && k->out[0].data == k->in[0].data;

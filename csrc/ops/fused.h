@@ -19,7 +19,7 @@ typedef struct fused_step {
     double param[TILE_PARAMS];
     dtype type;
     int n_in, in[TILE_OPERANDS]; /* below n_in of the program an operand of the node, else a step */
-    int last;                    /* the step that reads it last; n_steps: it is written at the end; NOWHERE: nobody */
+    int last;                    /* the step that reads it last; n_steps: it is written at the end; NOWHERE: none */
     int result, buffer;          /* which of the node's results, which buffer; or NOWHERE */
     const float *table;          /* instead of fn: looked up (ops/lookup.h), or NULL */
     bool draws, wanted, late;    /* late: written when all steps have run */
@@ -33,7 +33,7 @@ typedef struct fused_program {
     fused_step steps[FUSED_STEPS];
 } fused_program;
 
-/* From the node's attributes, and the results that somebody wants. Buffers are not assigned. */
+/* From the node's attributes, and the results that are wanted. Buffers are not assigned. */
 MUST_USE status fused_read(ctx *c, const call *k, fused_program *p);
 
 /* The next operator of a list of names with spaces between them; NULL: there is none. */
@@ -61,7 +61,7 @@ const void *fused_made(const fused_run *r, const void *scratch, int step);
 
 kernel_fn fused_cpu, fused_cuda; /* fused.c, cuda/fused.cu */
 
-/* fused_reduce.c: those of a program's totals that somebody wants. */
+/* fused_reduce.c: those of a program's totals that are wanted. */
 typedef struct fused_ends {
     int n, step[FUSED_FOLDS], index[FUSED_FOLDS]; /* of each, what it folds, and which total of the program it is */
     const struct reduction *r[FUSED_FOLDS];

@@ -2,7 +2,7 @@
  *
  * PythonOp is what a model has. What its results are like only the host can tell, so it becomes a HostCall with types
  * and shapes written into it; where even the host has to run it first, a HostProbe ends a prologue. The first result
- * of all is a number without a meaning, for whoever wants to keep the node. HostGrad is tied to its HostCall by their
+ * of all is a number without a meaning, for a caller that keeps the node. HostGrad is tied to its HostCall by their
  * number: all calls run in forward, in their order, as they may have effects. */
 #include "graph/host.h"
 #include "ops/op.h"
@@ -82,7 +82,7 @@ static status lower_python_op(graph *g, const node *n, value **out) {
 }
 
 static status host_cpu(ctx *c, const call *k) {
-    if (!k->host) return fail(c, E_UNSUPPORTED, "nobody is there to run a Python function");
+    if (!k->host) return fail(c, E_UNSUPPORTED, "this run has no host to run a Python function");
     if (strcmp(k->node->op->name, "HostGrad") != 0 && k->out[0].data) *(int64_t *)k->out[0].data = 0;
     return k->host->run(k->host, c, k);
 }

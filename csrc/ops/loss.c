@@ -183,7 +183,7 @@ static status cross_entropy_cpu(ctx *c, const call *k) {
 /* The axis of the classes: 1, or 0 for a single sample. */
 static int class_axis(const shape *s) { return s->rank > 1; }
 
-/* Losses, lse when nobody asks for it, shares. */
+/* Losses, lse where it is not asked for, shares. */
 static size_t cross_entropy_workspace(const node *n) {
     const shape *s = &n->in[0]->shape;
     return 16 * (size_t)shape_count(&n->in[1]->shape) + loss_smoothing_bytes(n, s->dim[class_axis(s)]);

@@ -416,7 +416,7 @@ kernel_fn dropout_train_cuda, dropout_mask_cuda, uniform_fill_cuda, normal_fill_
 
 /* clang-format off */
 const op_def random_ops[] = {
-    /* As many outputs as are asked for, so that the mask is not made for nobody. */
+    /* As many outputs as are asked for, so that no mask is made that is not read. */
     {ONNX("Dropout", 12, 1, 3, VARIADIC, FLOATS), ATTRS(NO_DEFAULT("seed", FLOAT)), .lower = lower_dropout},
     {SOME("DropoutTrain", 1, 2, FLOATS), .owned = OPERAND(1), .flags = RANDOM | INPLACE_0,
      ATTRS(NO_DEFAULT("ratio", FLOAT), NO_DEFAULT("key", INT)),

@@ -6,7 +6,7 @@ SIMD static void NAME(drop)(const draw *d, int64_t at, int64_t n, const uint32_t
     const A scale = (A)d->scale;
     const uint32_t threshold = d->threshold;
 #if DIGITS == 11
-    /* float16 is converted one by one: a choice in that loop would be a branch, which nobody can predict. */
+    /* float16 is converted one by one: a choice in that loop would be a branch that no CPU predicts. */
     A factor[CHUNK];
     for (int64_t i = 0; i < n; i++) factor[i] = bits[i] >= threshold ? scale : 0;
     for (int64_t i = 0; i < n; i++) y[i] = PUT(GET(x[i]) * factor[i]);

@@ -66,7 +66,7 @@ kernel_fn reduce_count_equal_cpu, reduce_prod_nonzero_cpu, reduce_log_sum_exp_cp
 
 enum { FOLD_ENDS = 4 };
 
-/* Elements of a contiguous tensor that nobody has stored. Each is asked for once. */
+/* Elements of a contiguous tensor that are not stored. Each is asked for once. */
 typedef struct fold_source {
     const void *arg;
     size_t bytes; /* of scratch memory for each thread, 64-byte aligned; begin is called once with it */

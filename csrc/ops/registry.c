@@ -25,7 +25,7 @@ FAMILIES(X)
 const op_def *const op_families[] = {FAMILIES(X) NULL};
 #undef X
 
-/* A hash table of the newest record of each name, made by the loader before anyone asks; older forms are found by
+/* A hash table of the newest record of each name, made by the loader before the first look-up; older forms are found by
  * walking. Emitting looks names up thousands of times a plan. */
 enum { SLOTS = 2048 };
 static const op_def *newest[SLOTS];

@@ -20,7 +20,7 @@
 
 size_t workspace_scan(const node *n), workspace_scan_grad(const node *n); /* on any device */
 size_t scan_cpu_workspace(const node *n), scan_grad_cpu_workspace(const node *n);
-/* Where a gradient's kernel keeps result i: there, or in `work`, of workspace_scan_grad bytes, where nobody wants it. */
+/* Where a gradient's kernel keeps result i: there, or in `work`, of workspace_scan_grad bytes, where not wanted. */
 void *scan_grad_memory(const call *k, void *work, int i);
 kernel_fn rnn_scan_cpu, gru_scan_cpu, lstm_scan_cpu, rnn_scan_grad_cpu, gru_scan_grad_cpu, lstm_scan_grad_cpu;
 

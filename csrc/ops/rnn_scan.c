@@ -20,7 +20,7 @@ typedef struct scan {
     int64_t steps, batch, hidden, gates;
     const void *z, *r, *bias, *first_c, *dy, *cells_in, *before_in;
     const int32_t *lengths;
-    void *gate; /* of all steps, or of one where nobody wants them: */
+    void *gate; /* of all steps, or of one where they are not wanted: */
     bool one_gate;
     void *y, *before, *cells; /* of all steps, NULL where not wanted */
     void *h, *c;              /* the state: h and c going forward, dh and dc going back */
@@ -361,7 +361,7 @@ status rnn_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, rnn_flo
 status gru_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, gru_float, gru_double, true); }
 status lstm_scan_cpu(ctx *c, const call *k) { return (void)c, run_scan(k, lstm_float, lstm_double, false); }
 
-/* Backward: whatever of its results nobody wants, it works on all the same. The first and the third of GRU hold all
+/* Backward: it computes its results also where they are not wanted. The first and the third of GRU hold all
  * steps, the others are a state. */
 static size_t bytes_of_grad(const node *n, int i) {
     const value *v = n->out[i];

@@ -157,7 +157,7 @@ status infer_softmax_dropout(graph *g, node *n) {
     return n->n_out > 1 ? set_out(g, n, 1, n->in[0]->type, &n->in[0]->shape) : OK;
 }
 
-/* Nobody else sees what is before dropout. */
+/* No other node reads what is before dropout. */
 status grad_softmax_dropout(graph *g, const node *n, value *const dy[], value *dx[]) {
     return emit_with(g, &dx[0], "SoftmaxDropoutGrad",
                      NODE_ATTRS(FLOAT("ratio", node_float(n, "ratio")), INT("key", node_int(n, "key"))), dy[0],

@@ -36,7 +36,7 @@ const converters for_double = {.in = {[F32] = f32_to_double, [BF16] = bf16_to_do
 /* --- threads ---------------------------------------------------------------------------------------------------------- */
 
 /* A stretch of tiles is added up by one thread, in order. The tiles of a thing that began in an earlier stretch go into
- * the stretch's head; nobody else writes the sums of the others. */
+ * the stretch's head; no other thread writes the sums of the others. */
 enum { STRETCH = 64, STRETCHES = 1024 };
 
 typedef struct job {

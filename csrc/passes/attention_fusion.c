@@ -2,7 +2,7 @@
  *
  * Heads and sequences come as [B, H, S, D]; the operator's are [B, S, H, D], as linear layers make and take them, so
  * that the transposes around attention cancel. Keys that are repeated for groups of heads (Reshape of Expand) are taken
- * as they were before. Of what is between the products nobody else may see anything.
+ * as they were before. No other node may read what is between the products.
  *
  * Two passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
  * for who asks for it. */

@@ -3,7 +3,7 @@
  *   PackRows(FusedAttention(UnpackRows(q, r), UnpackRows(k, r), UnpackRows(v, r), allowed), r)
  *     ->  FusedAttention(q, k, v, allowed, r, r)
  *
- * After padding_removal, which leaves out only keys that the mask hides from everybody: then nothing of a padded token
+ * After padding_removal, which leaves out only keys that the mask hides from all: then nothing of a padded token
  * is computed in attention either. Queries, and keys with values, are taken so one without the other, too. */
 #include "passes/pipeline.h"
 

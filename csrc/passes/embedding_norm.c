@@ -3,7 +3,7 @@
  *   s = Gather(words, i) + Gather(types, j) + positions, LayerNormalization(s)  ->  EmbeddingNorm: the norm's results, s
  *
  * An addend is rows of a table that an index selects, or rows as they lie; one at least is of the first kind. Where it
- * has fewer rows than the sum (positions are the same for each sequence), those of its last axes repeat. Nobody else
+ * has fewer rows than the sum (positions are the same for each sequence), those of its last axes repeat. No other node
  * reads an addend that was selected, or a part of the sum; the sum itself may be read, as the norm's gradient does. */
 #include "passes/pipeline.h"
 

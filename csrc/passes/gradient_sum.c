@@ -18,7 +18,7 @@ static bool is_addend(const value *v) {
     return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(v);
 }
 
-/* Memory that nobody else looks at, and that is there when `addend` runs. */
+/* Memory that no other node reads, and that is there when `addend` runs. */
 static bool may_take(const value *c, const value *addend) {
     if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(c)) return false;
     return c != addend && node_is_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);

@@ -9,7 +9,7 @@
 
 enum { SCORES, LABELS, WEIGHTS };
 
-/* The 16-bit scores that are widened to `v`, for nobody else, and reshaped at most; NULL: there are none. */
+/* The 16-bit logits that are widened to `v`, for no other node, and reshaped at most; NULL: there are none. */
 static value *narrow_behind(value *v) {
     while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
     if (!value_is_private(v) || !value_is(v, "Cast")) return NULL;

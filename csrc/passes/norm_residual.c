@@ -24,7 +24,7 @@ static bool suits_a_chain(const value *v) {
     return fused_holds(v->def) && value_is_private(v);
 }
 
-/* Someone other than a chain of the same shape reads it, or the graph gives it back. */
+/* Another node than a chain of the same shape reads it, or the graph gives it back. */
 static bool is_stored(const value *v) {
     for (const use *u = v->uses; u; u = u->next)
         if (u->user->n_out != 1 || !shape_equal(&u->user->out[0]->shape, &v->shape) || !fused_holds(u->user))

@@ -24,7 +24,7 @@ static status emit_listed(graph *g, value *index, int64_t all, value **out) {
     return emit_with(g, out, "ScatterElements", NODE_ATTRS(INT("axis", 0)), none, flat, some);
 }
 
-/* A mask [B or 1, h, Q, S] lets somebody look. */
+/* A mask [B or 1, h, Q, S] lets a query look. */
 static status emit_looked_at(graph *g, const row_reach *r, value *allowed, value **out) {
     const int64_t heads_and_queries[] = {1, 2};
     value *sizes;

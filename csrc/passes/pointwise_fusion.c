@@ -9,7 +9,7 @@
  * behind the group anyway. Those of one group are along the same axes.
  *
  * Forward and backward have groups of their own. A backward group computes a value of forward again when its operands
- * are at hand there and nobody else needs the value in backward: then it is neither written nor kept. The bits are the
+ * are at hand there and no other node of backward needs it: then it is neither written nor kept. The bits are the
  * same, a Fused rounds as its steps do. */
 #include "passes/convex.h"
 #include "passes/pipeline.h"
@@ -89,7 +89,7 @@ static bool is_fold(const group *gr, const node *n) {
     return false;
 }
 
-/* Somebody outside the group needs what the member computes. */
+/* A node outside the group needs what the member computes. */
 static bool is_result(const group *gr, const node *member) {
     const value *v = member->out[0];
     for (const use *u = v->uses; u; u = u->next)

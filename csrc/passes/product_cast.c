@@ -1,4 +1,4 @@
-/* product_cast.c -- Cast(a b, to float32), of a 16-bit product nobody else looks at  ->  MatMulBias(a, b, wide)
+/* product_cast.c -- Cast(a b, to float32), of a 16-bit product no other node reads  ->  MatMulBias(a, b, wide)
  *                    Cast(Cast(x, to 16 bits), to float32)  ->  x      where LinearCrossEntropy left x in float32
  *
  * The sums are float32 anyway: they are stored as they are, instead of being rounded to 16 bits, stored, read and

@@ -111,7 +111,7 @@ static value *before_reshapes(value *v) {
 
 static bool is_transposed(const value *v) { return value_is(v, "Transpose") && v->shape.rank == 2; }
 
-/* The last value of a sum that nobody looks at before, of a type. */
+/* The last value of a sum that no other node reads before, of a type. */
 static value *end_of(value *v, dtype type) {
     while (value_is_private(v)) {
         const node *user = v->uses->user;

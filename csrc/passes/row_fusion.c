@@ -72,7 +72,7 @@ static reading reading_of(const rows_chain *ch, const node *reader, const node *
     return r;
 }
 
-/* Somebody outside the group reads `v`, or what shows it. */
+/* A node outside the group reads `v`, or what shows it. */
 static bool is_needed(const fuser *f, const rows_chain *ch, const value *v) {
     if (value_is_end(v)) return true;
     for (const use *u = v->uses; u; u = u->next) {

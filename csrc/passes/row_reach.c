@@ -253,7 +253,7 @@ static value *mask_of_keys(const row_reach *r, value *mask, row_axes keys, int r
     return found ? found : mask_of_keys(r, mask->def->in[1], keys, rank);
 }
 
-/* Keys that nobody may look at have weight 0. */
+/* Keys that no query may look at have weight 0. */
 static bool visit_attention(visit *v) {
     const row_state *s = operand(v, 0);
     const value *x = v->n->in[0];

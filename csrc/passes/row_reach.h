@@ -28,7 +28,7 @@ typedef struct row_state {
 /* Rows that matter, and why. */
 typedef enum need_kind {
     NEED_NONZERO, /* `value`, one number a row, is not 0 */
-    NEED_ALLOWED, /* `value`, a mask of attention [B, h, Q, S], lets anyone look at them */
+    NEED_ALLOWED, /* `value`, a mask of attention [B, h, Q, S], lets some query look at them */
     NEED_LABELS,  /* `value`, one label a row, is not `ignored` */
     NEED_INDEX,   /* `value` lists their numbers */
 } need_kind;

@@ -10,7 +10,7 @@ typedef struct compile_options {
     int n_sizes;              /* sizes that data decides, as far as they are known (shape/specialise.h) */
     const int64_t *sizes;
     const host *host;         /* tells what its nodes compute; NULL: models must not have any */
-    bool padding_unseen;      /* nobody looks at results for tokens that are padding */
+    bool padding_unseen;      /* the caller reads no results of tokens that are padding */
     uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
     bool cuda;                /* for a GPU */
 } compile_options;

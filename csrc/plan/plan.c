@@ -67,7 +67,7 @@ static void place_all(planner *pl) {
 
     for (int i = 0; i < g->n_inputs; i++) {
         put(pl, g->inputs[i], AT_INPUT, i);
-        pl->blocks[g->inputs[i]->id].last = -1; /* until somebody reads it */
+        pl->blocks[g->inputs[i]->id].last = -1; /* until an instruction reads it */
     }
     for (int i = 0; g->output_grads && i < g->n_outputs; i++) put(pl, g->output_grads[i], AT_OUTPUT_GRAD, i);
     for (int t = 0; t < pl->count; t++) {

@@ -86,7 +86,7 @@ MUST_USE status plan_check_memory(ctx *c, const plan *p);
 void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
 
 /* When backward can let go of each input's gradient: from first[input] to before last[input] it uses that memory, and
- * last[input] is behind all its reads of the input itself, too. So whoever gets the gradient then may change both.
+ * last[input] is behind all its reads of the input itself, too. So a hook that gets the gradient then may change both.
  * [inputs of the graph]; -1: there is no gradient. */
 void plan_gradient_lives(const plan *p, int *first, int *last);
 

@@ -170,7 +170,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
     "tf32=0, graphs=False, seed_at=0): fills input_grads.\n\n"
-    "arena, inputs, outputs, seed, host: those of the forward. Entries nobody reads may be None.";
+    "arena, inputs, outputs, seed, host: those of the forward. Entries that the plan does not read may be None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
 typedef struct given {

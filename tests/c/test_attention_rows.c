@@ -31,7 +31,7 @@ static tensor filled(dtype type, shape s) {
     return t;
 }
 
-/* `rows` of [B * S, ..]; the others of `all` become zeros. Repetitions hold what nobody may use. */
+/* `rows` of [B * S, ..]; the others of `all` become zeros. Repetitions hold what no kernel may use. */
 static tensor packed(tensor *all, const int64_t *rows, int count) {
     const int64_t width = shape_span(&all->shape, 2, 4);
     tensor t = made(all->type, SHAPE(count, all->shape.dim[2], all->shape.dim[3]));

@@ -66,7 +66,7 @@ static value *python_op(graph *g, int64_t number_, int n_in, value *const *in) {
     return n->out[1];
 }
 
-/* call(a, b) * a, and two equal calls whose results nobody reads. */
+/* call(a, b) * a, and two equal calls whose results no node reads. */
 static graph *new_model(ctx *c) {
     graph *g = NULL;
     value *a, *b, *y;
@@ -173,7 +173,7 @@ TEST(host_call_fails_and_runs_again) {
         t.fails_to_run = false;
         check_step(&m, &t);
         m.host = NULL;
-        CHECK_FAILS(&m.c, E_UNSUPPORTED, "nobody is there", machine_forward(&m));
+        CHECK_FAILS(&m.c, E_UNSUPPORTED, "no host", machine_forward(&m));
     }
     machine_free(&m);
     ctx_release(&c);

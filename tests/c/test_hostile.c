@@ -15,7 +15,7 @@ static uint32_t random_below(uint32_t n) {
 
 /* --- hostile bytes -------------------------------------------------------------------------------------------------- */
 
-/* Reads whatever it is; a graph that comes out must be sound, and a refusal must have a sentence. */
+/* Reads any bytes; a graph that comes out must be sound, and a refusal must have a sentence. */
 static status try_bytes(const blob *b) {
     graph *g = NULL;
     ctx c;

@@ -42,7 +42,7 @@ TEST(readers_of_a_total_follow_it) {
     ctx_release(&c);
 }
 
-/* A total without its axis that gets it back; somebody else wants it, too, and comes after. */
+/* A total without its axis that gets it back; another node wants it, too, and comes after. */
 TEST(totals_may_be_reshaped) {
     static const int64_t column[] = {256, 1};
     ctx c;
@@ -65,7 +65,7 @@ TEST(totals_may_be_reshaped) {
     ctx_release(&c);
 }
 
-/* As the gradient of a mean: the total is scaled, and repeated for each element before somebody reads it. */
+/* As the gradient of a mean: the total is scaled, and repeated for each element before a node reads it. */
 TEST(totals_may_be_expanded) {
     static const int64_t whole[] = {256, 300};
     ctx c;
@@ -84,7 +84,7 @@ TEST(totals_may_be_expanded) {
     ctx_release(&c);
 }
 
-/* Totals that nobody reads over elements, that are read along the other axis, behind a Softmax; few rows; columns. */
+/* Totals that no node reads over elements, that are read along the other axis, behind a Softmax; few rows; columns. */
 TEST(rows_that_stay) {
     static const int64_t first_axis[] = {0};
     ctx c;

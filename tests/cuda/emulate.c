@@ -111,7 +111,7 @@ void emulated_exchange(void *x, size_t size, int lane) {
     memcpy(fibers[current()].sent, x, size);
     leave(AT_EXCHANGE);
     memcpy(x, fibers[first + (unsigned)lane].sent, size);
-    leave(AT_EXCHANGE); /* nobody sends again before everybody has read */
+    leave(AT_EXCHANGE); /* no thread sends again before all have read */
 }
 
 uint32_t emulated_ballot(int is_set) {

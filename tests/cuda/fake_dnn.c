@@ -131,7 +131,7 @@ static const char *wrong_sizes(const tensor *x, const tensor *w, const sliding *
     if (x->rank != w->rank || x->rank != y->rank || x->rank != v->rank + 2) return "ranks of a convolution";
     if (x->type != w->type || x->type != y->type) return "a convolution of two types";
     if ((x->type == DOUBLE) != (v->type == DOUBLE)) return "a convolution computed in another type";
-    if (v->math == TENSOR_OP_MATH && x->type != HALF && x->type != BFLOAT16) return "rounding that nobody asked for";
+    if (v->math == TENSOR_OP_MATH && x->type != HALF && x->type != BFLOAT16) return "rounding that was not asked for";
     if (x->size[0] != y->size[0]) return "images of a convolution";
     if (x->size[1] != w->size[1] * v->groups || w->size[0] != y->size[1] || w->size[0] % v->groups != 0)
         return "channels of a convolution";

@@ -4,7 +4,7 @@
  * call fails. It counts what is held, and fails the n-th call on request:
  *     fake_fail_at(n)     the n-th call from now on fails; 0: none
  *     fake_calls()        calls since then
- *     fake_held()         contexts, libraries, pinned pages, and what other libraries hold, that nobody has given back
+ *     fake_held()         contexts, libraries, pinned pages, and what other libraries hold, that were not given back
  *     fake_launches(d)    kernels that were started on a device
  *     fake_complaint()    the first thing that was wrong, or an empty text */
 #define _GNU_SOURCE

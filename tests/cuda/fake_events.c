@@ -1,8 +1,8 @@
 /* fake_events.c -- events of the emulated driver, and what is copied to the host.
  *
- * Such a copy is late: it arrives when somebody waits for an event behind it, or for the stream.
- *     fake_captured_by_others(on)  from now on somebody else captures the default stream
- *     fake_waits()    how often somebody waited
+ * Such a copy is late: it arrives when the host waits for an event behind it, or for the stream.
+ *     fake_captured_by_others(on)  from now on another library captures the default stream
+ *     fake_waits()    how often the host waited
  *     fake_idle()     of these: when the stream had been given nothing behind what was waited for, so a GPU would stand
  *                     still until the next work comes */
 #include "fake.h"

@@ -185,7 +185,7 @@ def test_two_devices(driver):  # noqa: F811
 
 
 class Cached:
-    """Memory that nobody holds any more is handed out again, as a GPU's allocator does."""
+    """Memory that no tensor holds any more is handed out again, as a GPU's allocator does."""
 
     def __init__(self):
         self.kept = {}

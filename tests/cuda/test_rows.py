@@ -95,7 +95,7 @@ JUMPS = {"more": [FEW, MANY], "fewer": [MANY, FEW], "labels": [LABELS[1], LABELS
 
 @each("jump", JUMPS, ["more", "labels"])
 def test_a_number_of_rows_that_changes(driver, jump):  # noqa: F811
-    """Too many rows for what was expected: the step is done again, before anybody sees anything of it; with the same
+    """Too many rows for what was expected: the step is done again, before the caller sees anything of it; with the same
     masks, and one seed of torch's generator."""
     wrapped, batches = ORTModule(made("bert", num_hidden_layers=1)), JUMPS[jump]
     exact = []
@@ -144,7 +144,7 @@ def test_errors_while_a_number_is_on_its_way(driver, monkeypatch):  # noqa: F811
 
 
 def test_a_number_on_its_way(driver):  # noqa: F811
-    """It arrives when somebody waits; one that is dropped is waited for before its place is used again."""
+    """It arrives when the host waits; one that is dropped is waited for before its place is used again."""
     numbers = [_core.read(torch.tensor(7 * i), 0) for i in range(5)]
     assert [number.value() for number in reversed(numbers)] == [28, 21, 14, 7, 0]
     assert numbers[2].value() == 14

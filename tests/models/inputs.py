@@ -261,7 +261,7 @@ def _tokens(model, features):
 def find(model, head, forward, text=False):
     """The first recipe whose batches ``forward(arguments)`` accepts. Raises what it raises for the last of them.
 
-    ``text``: whoever reads text, too, gets nothing to see or to hear.
+    ``text``: a model that reads text, too, gets nothing to see or to hear.
     """
     parameters = inspect.signature(model.forward).parameters
     pixels = [name for name in parameters if name.startswith("pixel_values") or name == "image_grid_thw"]

@@ -273,7 +273,7 @@ class Trial:
         return torch.finfo(torch.float64 if self.dtype == "float64" else torch.float32).eps
 
     def check_drawn(self, gradients=True):
-        """For operands, sizes and arguments that nobody has chosen: rounding may be all that differs."""
+        """For operands, sizes and arguments drawn at random: rounding may be all that differs."""
         narrow = self.dtype in ("bfloat16", "float16")
         try:
             self.check_forward(sees=False)

@@ -91,7 +91,7 @@ def test_rows_of_a_table(width, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [448, 452], ids=["whole lines", "parts of lines"])
 def test_gradient_of_an_embedding(width, dtype):
-    """Some rows are taken often, most once or never; what nobody took has a gradient of 0."""
+    """Some rows are taken often, most once or never; what was never taken has a gradient of 0."""
     rows, generator = BEYOND // dtype.itemsize // width + 3, torch.Generator().manual_seed(0)
     indices = torch.cat([torch.randint(rows, (2000,), generator=generator), torch.tensor([0, rows - 1] * 50)])
     dy = torch.randn(len(indices), width, generator=generator).to(dtype)

@@ -27,7 +27,7 @@ KV = {"num_key_value_heads": 2, "head_dim": 8}
 
 
 class Loss(nn.Module):
-    """A model of which nobody sees more than the loss."""
+    """A model of which the caller sees only the loss."""
 
     def __init__(self, model):
         super().__init__()

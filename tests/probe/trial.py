@@ -2,7 +2,7 @@
 
 The list is `torch.testing._internal.common_methods_invocations.op_db`: every entry that has gradients on the CPU. A
 sample becomes a module whose inputs are the sample's tensors; all else is written into it. Values, types, which results
-carry a gradient, and the gradients have to be PyTorch's, whoever ran it. Where PyTorch itself draws random numbers only
+carry a gradient, and the gradients have to be PyTorch's, in either. Where PyTorch itself draws random numbers only
 types, shapes and finiteness are compared.
 """
 

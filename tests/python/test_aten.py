@@ -136,7 +136,7 @@ def test_a_number_of_repeats():
 
 
 class Unread(Between):
-    """The operator's result is nobody's operand; its size is asked for."""
+    """The operator's result is no node's operand; its size is asked for."""
 
     def forward(self, x):
         y = self.linear(x)

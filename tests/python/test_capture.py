@@ -113,7 +113,7 @@ def test_whether_numbers_overflow_is_asked_behind_dropout():
     report = explain(ours)
     assert report.captured and report.exports == 1 and not report.python_ops
     y = ours(torch.full((3, 4), torch.inf))
-    assert y.isfinite().all() and not y.any()  # whoever ran it
+    assert y.isfinite().all() and not y.any()  # in the engine or in PyTorch
 
 
 def test_dropout_that_drops_nothing_draws_nothing():

@@ -256,7 +256,7 @@ def test_views_of_inputs_of_every_stride():
 
 
 def test_outputs_and_gradients_are_the_users():
-    """What a step returned is not overwritten by a later one, whoever holds it."""
+    """What a step returned is not overwritten by a later one while the caller holds it."""
 
     def scenario(module):
         kept, then = [], []

@@ -1,4 +1,4 @@
-"""Scores that nobody has looked at are not computed; who looks finds those of the forward that they came from."""
+"""Logits that the script does not read are not computed; read later they are those of their own forward."""
 
 import copy
 import gc

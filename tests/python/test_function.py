@@ -308,7 +308,7 @@ def test_bad_input_is_pytorchs_error():
 
 
 def test_results_are_kept():
-    """No later step overwrites an output or a gradient that someone kept."""
+    """No later step overwrites an output or a gradient that the caller kept."""
     pair = Pair()
     outputs, gradients = [], []
     for seed in range(3):

@@ -157,7 +157,7 @@ def test_buffers_and_inputs():
 
 
 def test_with_random_numbers():
-    """Nobody can compare a graph that draws: it has to be right by itself."""
+    """A graph that draws cannot be compared: it has to be right by itself."""
 
     def forward(self, x):
         y = x * 1

@@ -346,7 +346,7 @@ def test_as_an_optimizer():
     for p in model.parameters():
         p.grad = None
     before = [p.clone() for p in model.parameters()]
-    optimizer.step()  # nobody has a gradient
+    optimizer.step()  # no parameter has a gradient
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 
 

@@ -69,7 +69,7 @@ def exported():
 
 
 def use(data):
-    """Reads, plans and runs, forward and backward, whatever it is; False when it is refused."""
+    """Reads, plans and runs, forward and backward, any bytes; False when it is refused."""
     try:
         session = Session(data)
         needs = [name != "ids" for name in session.inputs]

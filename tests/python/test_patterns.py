@@ -82,7 +82,7 @@ def test_an_operand_is_any_value():
 
 
 def test_the_replacement_is_what_runs():
-    """With a replacement that computes something else, and nobody to see it when it is registered, PyTorch runs."""
+    """With a replacement that computes something else, and no example to show it at registration, PyTorch runs."""
     patterns.register("wrong", spelled, lambda x: F.softsign(x) + 1, examples(), check=False)
     model = ORTModule(Function(spelled))
     x = torch.randn(3, 4)

@@ -19,7 +19,7 @@ from ortmodule.debug.verify import Verifier
 
 
 class Cube(torch.autograd.Function):
-    """Its gradient is not that of its forward: whoever differentiates the forward is found out."""
+    """Its gradient is not that of its forward: code that differentiates the forward is found out."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -392,7 +392,7 @@ def test_exceptions_reach_the_user(where, kind):
         Fails.where, Fails.ran = where, 0
         with pytest.raises(kind, match=f"^in {where}$") as caught:
             step(ours, rows(3))
-        assert Fails.ran == 1  # nobody tries again
+        assert Fails.ran == 1  # it is not tried again
         frames = traceback.extract_tb(caught.value.__traceback__)
         assert frames[-1].name == where and frames[-1].filename == __file__
         assert caught.value.__cause__ is None

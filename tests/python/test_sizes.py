@@ -313,7 +313,7 @@ def maybe_squeezed(x, chosen):
 @pytest.mark.parametrize("forward", [number_of_turns, maybe_squeezed])
 @pytest.mark.parametrize("counts", [(1, 3, 2), (3, 1, 2), (2, 5, 1)])
 def test_a_form_that_data_decides(forward, counts):
-    """Whoever runs it, it is right."""
+    """It is right, in the engine or in PyTorch."""
     pair = Pair(lambda self, x, chosen: forward(self.linear(x), chosen))
     for many in counts:
         operands = rows(8, 4), torch.arange(8) < many

@@ -129,7 +129,7 @@ print("done")
 
 
 def test_threads_with_flips():
-    """Forwards, backwards and other modes from several threads: everyone's results are right."""
+    """Forwards, backwards and other modes from several threads: the results of each are right."""
     eager = net()
     ours = ORTModule(copy.deepcopy(eager))
     errors = []
