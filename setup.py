@@ -8,8 +8,8 @@
 Only what changed, or is to be compiled otherwise, is compiled again. Switches, from the environment:
 
     MAX_JOBS=N          so many files are compiled at a time (all cores that this process may use)
-    ORTMODULE_CUDA=1    with the kernels of csrc/cuda, compiled by nvcc for all architectures; 80,90: for these; 0: no
-                        kernels.
+    ORTMODULE_CUDA=1    with the kernels of csrc/cuda/kernels, compiled by nvcc for all architectures; 80,90: for these;
+                        0: no kernels.
                         Unset, an installation gets those for the GPUs of this machine, if it has GPUs and nvcc
     SANITIZE=1          address and undefined-behaviour sanitizers
     THREADS=1           the thread sanitizer, instead of these two
@@ -309,9 +309,9 @@ def check_packages():
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------
 
-IMAGE = Path("csrc/cuda/image.c")
-KERNELS = sorted(Path("csrc/cuda").glob("*.cu"))
-#: No part of CUDA is linked: the driver is found when there is one (csrc/cuda/driver.c).
+IMAGE = Path("csrc/cuda/host/image.c")
+KERNELS = sorted(Path("csrc/cuda/kernels").glob("*.cu"))
+#: No part of CUDA is linked: the driver is found when there is one (csrc/cuda/host/driver.c).
 NVCC = [find_nvcc() or "nvcc", "-fatbin", "-std=c++17", "-O3", "-Icsrc", "-DORT_DEVICE"]
 NVCC += ["-Werror=all-warnings", "-Xptxas=-v"]
 for name in CUDA:
@@ -321,8 +321,8 @@ for name in CUDA:
     NVCC += [f"-gencode=arch=compute_{name},code=[{','.join(codes)}]"]
 NVCC += ["--compress-mode=size"]  # an eighth of the bytes; the driver unpacks them once
 #: In what the pointwise operators are made of, alone and as chains, products and sums are rounded apart: their bits are
-#: the same one by one and together (csrc/cuda/nvrtc.c). Elsewhere nvcc makes one instruction of both.
-ROUNDED_APART = re.compile(r'#include "cuda/(steps|chain)\.h"')
+#: the same one by one and together (csrc/cuda/libraries/nvrtc.c). Elsewhere nvcc makes one instruction of both.
+ROUNDED_APART = re.compile(r'#include "cuda/kernels/(steps|chain)\.h"')
 SPILL = re.compile(r"[1-9]\d* bytes spill")
 
 

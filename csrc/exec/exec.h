@@ -11,7 +11,7 @@ typedef struct run {
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */
     uint64_t seed;
     const host *host;            /* for nodes that are not the engine's own, or NULL */
-    const struct cuda_run *cuda; /* plans for a GPU: where (cuda/driver.h), else NULL; all memory is there */
+    const struct cuda_run *cuda; /* plans for a GPU: where (cuda/host/driver.h), else NULL; all memory is there */
     const void *constants;       /* plan->constant_bytes on that GPU */
     double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL */
 } run;

@@ -1,8 +1,8 @@
-/* tune.h -- measures which way products go fastest, and puts it into the table that gemm.c asks (exec/gemm_table.h). */
+/* tune.h -- measures which way products go fastest, and puts it into the table that gemm.c asks (gemm/gemm_table.h). */
 #ifndef ORT_EXEC_TUNE_H
 #define ORT_EXEC_TUNE_H
 
-#include "exec/gemm_table.h"
+#include "gemm/gemm_table.h"
 #include "plan/plan.h"
 
 typedef struct tuned {

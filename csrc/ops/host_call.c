@@ -87,7 +87,7 @@ static status host_cpu(ctx *c, const call *k) {
     return k->host->run(k->host, c, k);
 }
 
-kernel_fn host_cuda; /* cuda/host_call.c */
+kernel_fn host_cuda; /* cuda/kernels/host_call.c */
 
 /* --- backward ------------------------------------------------------------------------------------------------------- */
 

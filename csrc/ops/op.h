@@ -14,12 +14,12 @@ typedef struct call {
     void *work;                  /* op->workspace bytes, 64-byte aligned */
     uint64_t seed;               /* of the run; random operators mix it with their "key" attribute */
     const host *host;            /* of the run, or NULL (graph/host.h) */
-    const struct cuda_run *cuda; /* where a cuda kernel runs (cuda/driver.h); NULL on the CPU */
+    const struct cuda_run *cuda; /* where a cuda kernel runs (cuda/host/driver.h); NULL on the CPU */
 } call;
 
 typedef status kernel_fn(ctx *c, const call *k);
 struct gemm;
-typedef void product_fn(void *arg, const struct gemm *g); /* told of a matrix product (exec/gemm.h) */
+typedef void product_fn(void *arg, const struct gemm *g); /* told of a matrix product (gemm/gemm.h) */
 
 typedef enum op_flag {
     COMMUTATIVE = 1 << 0, /* the first two operands may be swapped */
@@ -95,7 +95,7 @@ extern const op_def *const op_families[];
 /* For grad rules: does operand i need a gradient? */
 static inline bool need(const node *n, int i) { return i < n->n_in && n->in[i] && n->in[i]->needs_grad; }
 
-/* --- chains of pointwise operators (ops/fused.c) -------------------------------------------------------------------- */
+/* --- chains of pointwise operators (ops/chains/fused.c) -------------------------------------------------------------------- */
 
 /* The most steps, operands, results and totals of one chain. */
 enum { FUSED_STEPS = 24, FUSED_OPERANDS = 12, FUSED_RESULTS = 8, FUSED_FOLDS = 4 };
@@ -128,7 +128,7 @@ bool fused_folds(const node *n, unsigned *axes);
  * that of folds[i]. Bit for bit what the nodes compute one by one. Without a result some operand has the steps' shape. */
 MUST_USE status fused_emit(graph *g, const fused_chain *ch, value **out);
 
-/* --- chains of rows (ops/fused_rows.c) ---------------------------------------------------------------------------- */
+/* --- chains of rows (ops/chains/fused_rows.c) ---------------------------------------------------------------------------- */
 
 /* The most stages of one node, and the most values that it reads and gives. */
 enum { ROWS_STAGES = 8, ROWS_READS = 24, ROWS_GIVES = 12 };
@@ -156,12 +156,12 @@ bool fused_rows_reads(const rows_chain *ch, const node *n, value *v);
 /* One node that computes the stages: out[i] stands for gives[i], and is of its shape. */
 MUST_USE status fused_rows_emit(graph *g, const rows_chain *ch, value **out);
 
-/* --- softmax in 16 bits (ops/attention.c) --------------------------------------------------------------------------- */
+/* --- softmax in 16 bits (ops/attention/attention.c) --------------------------------------------------------------------------- */
 
 /* The longest rows of NarrowSoftmax, and the elements that it works on at a time. */
 enum { NARROW_SOFTMAX_MOST = 4096 };
 
-/* --- attention as one operator (ops/fused_attention.c) -------------------------------------------------------------- */
+/* --- attention as one operator (ops/attention/fused_attention.c) -------------------------------------------------------------- */
 
 /* The widest heads that it takes. */
 enum { FUSED_ATTENTION_WIDTH = 256 };
@@ -175,17 +175,17 @@ typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_atten
 bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
                               int64_t value_width, bool paying);
 
-/* --- a loss without its logits (ops/linear_loss.c) ------------------------------------------------------------------ */
+/* --- a loss without its logits (ops/losses/linear_loss.c) ------------------------------------------------------------------ */
 
 /* Whether LinearCrossEntropy is better than keeping the logits of so many rows. `twice`: backward computes them, too. */
 bool linear_loss_pays(const graph *g, dtype type, int64_t rows, int64_t width, int64_t classes, bool twice);
 
-/* --- a norm of embeddings (ops/embedding_norm.c) -------------------------------------------------------------------- */
+/* --- a norm of embeddings (ops/norms/embedding_norm.c) -------------------------------------------------------------------- */
 
 /* Operands of EmbeddingNorm: scale, bias, then a table and an index of each addend, of so many at most. */
 enum { EMBEDDING_SCALE, EMBEDDING_BIAS, EMBEDDING_ADDENDS, EMBEDDING_TABLES = 4 };
 
-/* --- inference shared by families (ops/common.c) -------------------------------------------------------------------- */
+/* --- inference shared by families (ops/pointwise/common.c) -------------------------------------------------------------------- */
 
 status infer_same(graph *g, node *n);      /* out[0] like in[0] */
 status infer_broadcast(graph *g, node *n); /* out[0]: all operands broadcast, one type */

@@ -3,7 +3,7 @@
  * For a batch of sequences [B, S] with a mask in attention, rows_follow (row_reach.c) proves which rows cannot reach
  * anything that is seen, and says what all others are: those that the mask shows, that a loss looks at, that are
  * selected. Nodes that work row by row then compute these alone; what mixes rows finds them in their places, and zeros
- * in the others. How many there are is decided by data (ops/rows.c). */
+ * in the others. How many there are is decided by data (ops/movement/rows.c). */
 #include "passes/pipeline.h"
 #include "passes/row_reach.h"
 #include "passes/rowwise.h"

@@ -17,8 +17,8 @@ typedef struct row_set {
     graph *g;
     int64_t all, count; /* rows there are, and that are computed */
     value *rows;        /* their numbers, int64 [count]; NULL while only questions are asked */
-    bool packed;        /* they come from RowIndex (ops/rows.c); otherwise in any order, and a row may come twice */
-    known_rows *known;  /* [table_size] a hash table of the values whose rows have been taken or computed */
+    bool packed; /* they come from RowIndex (ops/movement/rows.c); otherwise in any order, and a row may come twice */
+    known_rows *known; /* [table_size] a hash table of the values whose rows have been taken or computed */
     int table_size, n_known;
     node **above; /* [n_above] what rows_find_above has found */
     int n_above;

@@ -17,7 +17,7 @@ enum { REDZONE = 64 };
 enum { REDZONE = 0 };
 #endif
 
-/* On a GPU no sanitizer sees into the arena: with this set, cuda/redzones.h does. In every build, since the one that has
+/* On a GPU no sanitizer sees into the arena: with this set, cuda/host/redzones.h does. In every build, since the one that has
  * kernels is compiled elsewhere. */
 enum { RED_ZONE_ON_GPU = 1024 };
 static int64_t red_zone_on_gpu(void) {

@@ -3,7 +3,7 @@
  * Tensors that Python gets own their memory, since autograd and user code may keep them; what it returns is copied. */
 #include "py/host.h"
 
-#include "cuda/driver.h"
+#include "cuda/host/driver.h"
 #include "ops/op.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* model.c -- _core.Model: an ONNX model that was read once, from which plans are made for shapes. */
 #include "core/memory.h"
-#include "cuda/driver.h"
+#include "cuda/host/driver.h"
 #include "exec/exec.h"
 #include "onnx/read.h"
 #include "plan/compile.h"

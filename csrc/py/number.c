@@ -1,5 +1,5 @@
 /* number.c -- _core.Number: an int64 on its way from a GPU, for Python. */
-#include "cuda/driver.h"
+#include "cuda/host/driver.h"
 #include "py/py.h"
 
 typedef struct {

@@ -1,5 +1,5 @@
 /* optim.c -- the optimizers' update over lists of torch tensors. */
-#include "cuda/optim.h"
+#include "cuda/kernels/optim.h"
 #include "optim/update.h"
 #include "py/py.h"
 

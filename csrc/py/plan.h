@@ -2,7 +2,7 @@
 #ifndef ORT_PY_PLAN_H
 #define ORT_PY_PLAN_H
 
-#include "cuda/replay.h"
+#include "cuda/host/replay.h"
 #include "exec/exec.h"
 #include "py/host.h"
 

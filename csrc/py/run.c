@@ -1,5 +1,5 @@
 /* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
-#include "cuda/redzones.h"
+#include "cuda/host/redzones.h"
 #include "py/plan.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
-#include "cuda/blas.h"
+#include "cuda/libraries/blas.h"
 #include "exec/exec.h"
 #include "exec/tune.h"
 #include "py/py.h"

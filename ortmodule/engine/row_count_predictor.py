@@ -1,6 +1,7 @@
 """What data decided in earlier steps, so that a step on a GPU need not wait for what it decides in this one.
 
-How many rows matter (csrc/ops/rows.c) is part of what a plan is for. A GPU knows the number when it gets to the step;
+How many rows matter (csrc/ops/movement/rows.c) is part of what a plan is for. A GPU knows the number when it gets to
+the step;
 a host that waited for it before it started anything would leave the GPU without work meanwhile. So where the last steps
 of the same shapes had the same numbers, a step begins with the plan for these, and asks, when all of its forward has
 been started, what the numbers are. They are bounds: with fewer rows the results are the same, with more the forward

@@ -2,4 +2,4 @@
 #define AMX_EMULATED
 #define gemm_kernel_amx gemm_kernel_amx_emulated
 #define gemm_kernel_amx_f32 gemm_kernel_amx_f32_emulated
-#include "exec/gemm_amx.c"
+#include "gemm/gemm_amx.c"

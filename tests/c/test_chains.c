@@ -1,6 +1,6 @@
 /* test_chains.c -- chains of pointwise operators on a GPU: every step that a chain may have is one that kernels know. */
-#include "cuda/driver.h"
-#include "cuda/generate.h"
+#include "cuda/host/driver.h"
+#include "cuda/host/generate.h"
 
 #include "test.h"
 

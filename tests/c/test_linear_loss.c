@@ -1,6 +1,6 @@
 /* test_linear_loss.c -- the passes linear_loss and loss_gradient as text before and after. */
 #include "build.h"
-#include "exec/gemm.h"
+#include "gemm/gemm.h"
 #include "grad/grad.h"
 #include "passes/pipeline.h"
 #include "test.h"

@@ -1,7 +1,7 @@
 /* test_product_passes.c -- the passes around matrix products and the loss behind the last one: their graphs before and
  * after, as text. */
 #include "build.h"
-#include "exec/gemm.h"
+#include "gemm/gemm.h"
 #include "passes/pipeline.h"
 #include "test.h"
 

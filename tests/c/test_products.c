@@ -1,7 +1,7 @@
 /* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
  * these are our own kernels, which the Python tests see only where torch has none. */
-#include "exec/gemm_layout.h"
-#include "ops/conv.h"
+#include "gemm/gemm_layout.h"
+#include "ops/spatial/conv.h"
 
 #include "test.h"
 

@@ -1,4 +1,4 @@
-/* fake_torch.c -- a libtorch_cuda.so with what csrc/cuda/torch_attention.cu calls of torch's C shim: tensors, and
+/* fake_torch.c -- a libtorch_cuda.so with what csrc/cuda/kernels/torch_attention.cu calls of torch's C shim: tensors, and
  * memory-efficient attention, computed on the CPU in float64.
  *
  * It checks what it is told: layouts and alignments, types, that nothing of the user's is switched on, that no stream is

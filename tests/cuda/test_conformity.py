@@ -17,6 +17,12 @@ from tests.cuda.nvidia import ROOT, include_folder, needed
 CSRC = ROOT / "csrc"
 
 
+def source(name):
+    """The path of a file of csrc/cuda."""
+    (found,) = (CSRC / "cuda").rglob(name)
+    return found
+
+
 @dataclass(frozen=True)
 class Library:
     """A file of csrc/cuda that calls a library."""
@@ -208,7 +214,7 @@ def includes(library):
 
 def declared(file):
     """Names in the enums without a name of a file of ours, outside of functions."""
-    text = re.sub(r"/\*.*?\*/", "", (CSRC / "cuda" / file).read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", source(file).read_text(), flags=re.S)
     for body in re.findall(r"^enum \{(.*?)\};", text, flags=re.S | re.M):
         for one in body.split(","):
             if one.strip():
@@ -220,7 +226,7 @@ def test_every_number_is_known():
     for file, library in LIBRARIES.items():
         names = {name for each in {file, library.beside} - {""} for name in declared(each)}
         assert names <= set(library.numbers) | library.own, file
-    calls = {p.name for p in (CSRC / "cuda").glob("*.c*") if re.search(r"_FUNCTIONS\(F\)|LIBRARY_ONCE", p.read_text())}
+    calls = {p.name for p in (CSRC / "cuda").rglob("*.c*") if re.search(r"_FUNCTIONS\(F\)|LIBRARY_ONCE", p.read_text())}
     assert calls == set(LIBRARIES), "a file that loads a library is to be a row of LIBRARIES"
 
 
@@ -239,9 +245,9 @@ def members(structure, text):
 
 def differences(file, library, tmp_path, text=None):
     """Sentences on what is not as in the headers. `text` instead of the file's own."""
-    own = (CSRC / "cuda" / file).read_text() if text is None else text
-    beside = (CSRC / "cuda" / library.beside).read_text() if library.beside else ""
-    choices = (CSRC / "cuda" / "blas_choice.h").read_text() if file == "blas.c" else ""
+    own = source(file).read_text() if text is None else text
+    beside = source(library.beside).read_text() if library.beside else ""
+    choices = source("blas_choice.h").read_text() if file == "blas.c" else ""
     known = {name for each in {file, library.beside} - {""} for name in declared(each)}
     checks = [(ours, real) for ours, real in library.numbers.items() if ours in known]
     checks += library.more
@@ -273,14 +279,14 @@ def test_numbers_and_structures(file, tmp_path):
 
 
 def test_a_wrong_number_is_found(tmp_path):
-    text = (CSRC / "cuda" / "driver.c").read_text()
+    text = source("driver.c").read_text()
     assert "CAPABILITY_MINOR = 76" in text
     found = differences("driver.c", LIBRARIES["driver.c"], tmp_path, text.replace("MINOR = 76", "MINOR = 77"))
     assert found == ["CAPABILITY_MINOR is 77, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR is 76"]
 
 
 def test_a_wrong_structure_is_found(tmp_path):
-    text = (CSRC / "cuda" / "dnn_conv.c").read_text()
+    text = source("dnn_conv.c").read_text()
     wrong = text.replace("    float time;\n    size_t workspace;", "    size_t workspace;\n    float time;")
     assert wrong != text
     found = differences("dnn_conv.c", LIBRARIES["dnn_conv.c"], tmp_path, wrong)
@@ -363,7 +369,7 @@ def wrong_prototypes(library, text, tmp_path):
 
 @pytest.mark.parametrize("file", LIBRARIES)
 def test_prototypes(file, tmp_path):
-    text = (CSRC / "cuda" / file).read_text()
+    text = source(file).read_text()
     assert wrong_prototypes(LIBRARIES[file], text, tmp_path) == []
 
 
@@ -377,6 +383,6 @@ def test_prototypes(file, tmp_path):
     ],
 )
 def test_a_wrong_prototype_is_found(ours, wrong, tmp_path):
-    text = (CSRC / "cuda" / "driver.c").read_text()
+    text = source("driver.c").read_text()
     assert text.count(ours) == 1
     assert len(wrong_prototypes(LIBRARIES["driver.c"], text.replace(ours, wrong), tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN (csrc/cuda/dnn.c), on a library of ours that convolves on the CPU (fake_dnn.c)."""
+"""Convolutions by cuDNN (csrc/cuda/libraries/dnn.c), on a library of ours that convolves on the CPU (fake_dnn.c)."""
 
 import copy
 import warnings

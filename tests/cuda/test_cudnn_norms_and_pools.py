@@ -1,4 +1,4 @@
-"""Batch norm and average pools by cuDNN (csrc/cuda/dnn_batchnorm.c, dnn_pool.c), on a library of ours that computes on
+"""Batch norm and average pools by cuDNN (dnn_batchnorm.c, dnn_pool.c), on a library of ours that computes on
 the CPU (fake_dnn_norms.c), and by our kernels, where it does not take them or is not there."""
 
 import copy

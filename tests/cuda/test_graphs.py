@@ -1,4 +1,4 @@
-"""CUDA graphs (csrc/cuda/replay.c) on the emulated GPU: a step that is started as a whole is that of its kernels."""
+"""CUDA graphs (replay.c) on the emulated GPU: a step that is started as a whole is that of its kernels."""
 
 import copy
 import gc

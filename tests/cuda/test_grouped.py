@@ -1,4 +1,4 @@
-"""Products of groups of rows on the emulated GPU: of 16-bit floats by steps of tensor cores (csrc/cuda/tensor.h).
+"""Products of groups of rows on the emulated GPU: of 16-bit floats by steps of tensor cores (tensor.h).
 
 The emulator gathers what the lanes of a warp have by the definition of such a step, and multiplies.
 """

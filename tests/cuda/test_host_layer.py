@@ -1,4 +1,4 @@
-"""The host layer (csrc/cuda/driver.c) without a driver, without memory, which is torch's to give, without waiting: a
+"""The host layer (driver.c) without a driver, without memory, which is torch's to give, without waiting: a
 step in which no size follows from data never does."""
 
 import copy

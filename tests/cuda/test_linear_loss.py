@@ -1,4 +1,4 @@
-"""The loss of a linear layer by parts of the rows (csrc/cuda/linear_loss.cu), on the emulated GPU."""
+"""The loss of a linear layer by parts of the rows (csrc/cuda/kernels/linear_loss.cu), on the emulated GPU."""
 
 import pytest
 import torch

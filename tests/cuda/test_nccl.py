@@ -1,4 +1,4 @@
-"""NCCL is found at run time (csrc/cuda/nccl.c): a sentence where it, or a function of it, is missing."""
+"""NCCL is found at run time (csrc/cuda/libraries/nccl.c): a sentence where it, or a function of it, is missing."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from ortmodule import _core
 
-HEADER = Path(__file__).parents[2] / "csrc/cuda/nccl.h"
+HEADER = Path(__file__).parents[2] / "csrc/cuda/libraries/nccl.h"
 FUNCTIONS = re.findall(r"F\((nccl\w+),", HEADER.read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Products by cuBLASLt (csrc/cuda/blas.c), on a library of ours that multiplies on the CPU (fake_blas.c)."""
+"""Products by cuBLASLt (csrc/cuda/libraries/blas.c), on a library of ours that multiplies on the CPU (fake_blas.c)."""
 
 import ctypes
 import math

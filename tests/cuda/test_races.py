@@ -13,7 +13,7 @@ import pytest
 from tests.cuda.nvidia import ROOT
 
 PROGRAM = """
-#include "cuda/kernel.h"
+#include "cuda/kernels/kernel.h"
 #include <stdio.h>
 
 typedef struct wrong_args {

@@ -1,4 +1,4 @@
-"""What NVIDIA's libraries refuse when they are started (csrc/cuda/refusals.c): something slower does it, with the same
+"""What NVIDIA's libraries refuse when they are started (refusals.c): something slower does it, with the same
 result; it is not asked for again, and the user is told once."""
 
 import os

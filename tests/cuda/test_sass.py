@@ -149,7 +149,7 @@ def test_what_is_slow_is_found(tmp_path, fault):
 ROUNDING = """
 #include <stdio.h>
 #include <string.h>
-#include "cuda/kernel.h"
+#include "cuda/kernels/kernel.h"
 
 /* What PTX says of cvt.rn.bf16.f32: the nearest of two neighbours, of both the one whose last bit is 0. */
 static unsigned nearest(unsigned u) {
@@ -217,12 +217,12 @@ def test_chains_round_products_and_sums_apart(chains, tmp_path):
 
 def built():
     """The kernels that this build has inside, a file each (scripts/test kernels)."""
-    return sorted(ROOT.glob("build/temp*/cuda/csrc/cuda/*.fatbin"))
+    return sorted(ROOT.glob("build/temp*/cuda/csrc/cuda/kernels/*.fatbin"))
 
 
 DIVIDES, LOCAL = "a division of 64 bits", "local memory is used"
 #: What families have, and why. nvcc divides in 32 bits where the upper halves are 0, and calls a subroutine otherwise:
-#: a division costs more than `quotient` of csrc/cuda/kernel.h only in code.
+#: a division costs more than `quotient` of csrc/cuda/kernels/kernel.h only in code.
 NO_STREAM = {DIVIDES: "a place is found once for a tile, a row or a sum of many elements"}
 EXEMPT = {
     **dict.fromkeys(["attention", "attention_grad", "batchnorm", "cumulative", "groupnorm", "grouped"], NO_STREAM),

@@ -1,4 +1,4 @@
-"""Scatters on the emulated GPU (csrc/cuda/scatter.cu): updates of one destination are taken in their order."""
+"""Scatters on the emulated GPU (csrc/cuda/kernels/scatter.cu): updates of one destination are taken in their order."""
 
 import pytest
 import torch

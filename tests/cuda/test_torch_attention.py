@@ -1,4 +1,4 @@
-"""Attention by torch's kernels on a GPU (csrc/cuda/torch_attention.cu), which a library of ours stands for."""
+"""Attention by torch's kernels on a GPU (csrc/cuda/kernels/torch_attention.cu), which a library of ours stands for."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Tuning on a GPU: of cuBLASLt's algorithms the one that is measured to be the fastest (csrc/cuda/blas_tune.c).
+"""Tuning on a GPU: of cuBLASLt's algorithms the one that is measured to be the fastest (blas_tune.c).
 
 Products are told apart by their sizes, and one that has run stays as it is: every test has sizes of its own.
 """

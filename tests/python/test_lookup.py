@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from ortmodule.engine.session import Session
 
-#: Every bfloat16 there is, and as many as are looked up (csrc/ops/lookup.h).
+#: Every bfloat16 there is, and as many as are looked up (csrc/ops/pointwise/lookup.h).
 ALL = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 LARGE = 2**18
 TORCH = {

@@ -175,13 +175,13 @@ def kernels(found, source, folder):
 def test_no_nvcc(setup, tmp_path):
     found = setup("build_ext", None, ORTMODULE_CUDA="1")
     with pytest.raises(ExecError, match="nvcc is not installed.*ORTMODULE_CUDA=0"):
-        kernels(found, Path("csrc/cuda/rows.cu"), tmp_path)
+        kernels(found, Path("csrc/cuda/kernels/rows.cu"), tmp_path)
 
 
 SPILLS = """
 import sys
 open(sys.argv[sys.argv.index("-o") + 1], "w").write("kernels")
-open(sys.argv[sys.argv.index("-MF") + 1], "w").write("x: csrc/cuda/rows.cu")
+open(sys.argv[sys.argv.index("-MF") + 1], "w").write("x: csrc/cuda/kernels/rows.cu")
 print("ptxas info    : Compiling entry function 'f' for 'sm_90'")
 print("    8 bytes stack frame, {} bytes spill stores, 0 bytes spill loads")
 print("ptxas info    : Used 255 registers")
@@ -189,9 +189,9 @@ print("ptxas info    : Used 255 registers")
 
 
 def test_a_kernel_that_spills_fails_the_build(setup, tmp_path):
-    source = Path("csrc/cuda/rows.cu")
+    source = Path("csrc/cuda/kernels/rows.cu")
     found = setup("build_ext", SPILLS.format(4), ORTMODULE_CUDA="1")
-    with pytest.raises(CompileError, match=r"a kernel of csrc/cuda/rows.cu does not fit into registers"):
+    with pytest.raises(CompileError, match=r"a kernel of csrc/cuda/kernels/rows.cu does not fit into registers"):
         kernels(found, source, tmp_path)
     assert not (tmp_path / source.with_suffix(".fatbin")).exists()
     found = setup("build_ext", SPILLS.format(0), ORTMODULE_CUDA="1")

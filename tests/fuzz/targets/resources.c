@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Of a plan under sanitizers. A node may become a list of 65536 (ops/sequence.c); folding may make FOLD_BYTES (graph/build.c)
+/* Of a plan under sanitizers. A node may become a list of 65536 (ops/movement/sequence.c); folding may make FOLD_BYTES (graph/build.c)
  * a node, of which the file has 20 bytes or more. */
 enum { BASE_BYTES = 128 << 20, BYTES_A_BYTE = 64 << 10 };
 static const double BASE_SECONDS = 1, SECONDS_A_BYTE = 1e-3;

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/activation.c."""
+"""Cases of csrc/ops/pointwise/activation.c."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/attention.c."""
+"""Cases of csrc/ops/attention/attention.c."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/binary.c."""
+"""Cases of csrc/ops/pointwise/binary.c."""
 
 import math
 

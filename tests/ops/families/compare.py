@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/compare.c."""
+"""Cases of csrc/ops/pointwise/compare.c."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/fused.c, fused_reduce.c and fused_rows.c: chains of pointwise nodes and reductions, of which
+"""Cases of csrc/ops/chains/fused.c, fused_reduce.c and fused_rows.c: chains of pointwise nodes and reductions, of which
 passes/pointwise_fusion.c and passes/row_fusion.c make one."""
 
 import torch

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/fused_attention.c: products around a softmax, of which a pass makes one operator."""
+"""Cases of csrc/ops/attention/fused_attention.c: products around a softmax, of which a pass makes one operator."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/rotary.c."""
+"""Cases of csrc/ops/attention/rotary.c."""
 
 import torch
 

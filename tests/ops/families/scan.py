@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/scan.c."""
+"""Cases of csrc/ops/reductions/scan.c."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/select.c."""
+"""Cases of csrc/ops/pointwise/select.c."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Cases of csrc/ops/unary.c."""
+"""Cases of csrc/ops/pointwise/unary.c."""
 
 import math
 

@@ -1,0 +1,191 @@
+/* torch_lib.c -- the one place that asks the dynamic linker about torch. */
+#include "core/torch_lib.h"
+
+#include "core/parallel.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+
+static torch_lib lib, cuda_lib;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* What a thread has switched on, as two words (torch_enter). */
+#define THREAD_STATE "_ZN3c104impl26raw_local_dispatch_key_setE"
+
+static const struct {
+    const char *name, *use;
+    size_t member;
+} symbols[] = {
+#define TORCH_LIB_ROW(result, name, parameters, use) {#name, use, offsetof(torch_lib, name)},
+    TORCH_LIB_FUNCTIONS(TORCH_LIB_ROW)
+#undef TORCH_LIB_ROW
+};
+
+/* Only what is loaded already: whether there is a torch is the program's business. */
+static void look_into(const char *soname, torch_lib *out) {
+    out->handle = dlopen(soname, RTLD_NOLOAD | RTLD_LAZY);
+    for (size_t i = 0; out->handle && i < sizeof symbols / sizeof symbols[0]; i++) {
+        void *found = dlsym(out->handle, symbols[i].name);
+        memcpy((char *)out + symbols[i].member, &found, sizeof found); /* ISO C has no cast between the two */
+    }
+}
+
+static void look_up(void) { look_into("libtorch_cpu.so", &lib); }
+
+const torch_lib *torch_lib_get(void) {
+    pthread_once(&once, look_up);
+    return &lib;
+}
+
+const torch_lib *torch_cuda_get(void) {
+    (void)pthread_mutex_lock(&lock);
+    if (!cuda_lib.handle) look_into("libtorch_cuda.so", &cuda_lib);
+    (void)pthread_mutex_unlock(&lock);
+    return &cuda_lib;
+}
+
+static bool is_gpus(const char *name) {
+    return strncmp(name, "aoti_torch_cuda_", 16) == 0 || strcmp(name, "aoti_torch_get_current_cuda_stream") == 0;
+}
+
+torch_symbol torch_lib_symbol(size_t i) {
+    const size_t count = sizeof symbols / sizeof symbols[0];
+    const torch_lib *t = i < count && is_gpus(symbols[i].name) ? torch_cuda_get() : torch_lib_get();
+    const char *name = i < count ? symbols[i].name : i == count ? THREAD_STATE : NULL;
+
+    return (torch_symbol){
+        .name = name,
+        .use = i < count ? symbols[i].use : FOR_CALLS,
+        .found = !name || (t->handle ? dlsym(t->handle, name) != NULL : i < count && is_gpus(name)),
+    };
+}
+
+bool torch_has_attention(bool cuda) {
+    const torch_lib *t = cuda ? torch_cuda_get() : torch_lib_get();
+    torch_quiet q;
+
+    if (cuda &&
+        (!t->aoti_torch_cuda__efficient_attention_forward || !t->aoti_torch_cuda__efficient_attention_backward ||
+         !t->aoti_torch_get_current_cuda_stream || !t->aoti_torch_device_type_cuda))
+        return false;
+    if (!cuda &&
+        (!t->aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu ||
+         !t->aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu_backward || !t->aoti_torch_device_type_cpu))
+        return false;
+    if (!t->aoti_torch_get_data_ptr || !t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object ||
+        !t->aoti_torch_get_numel || !t->aoti_torch_get_stride)
+        return false;
+    if (!torch_enter(t, &q)) return false; /* it would see the user's autocast and modes */
+    torch_leave(&q);
+    return true;
+}
+
+/* torch's number of an element type; the numbers are asked for, since only the functions' names are stable. */
+static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
+    int32_t (*const number[DTYPE_COUNT])(void) = {
+        [F32] = t->aoti_torch_dtype_float32,
+        [F64] = t->aoti_torch_dtype_float64,
+        [BF16] = t->aoti_torch_dtype_bfloat16,
+        [F16] = t->aoti_torch_dtype_float16,
+    };
+    if (!number[type]) return false;
+    *out = number[type]();
+    return true;
+}
+
+static aten tensor_on(const torch_lib *t, int32_t (*type_of_device)(void), int32_t index, dtype type, const void *data,
+                      int rank, const int64_t *dim, const int64_t *stride) {
+    aten x = NULL;
+    int32_t number;
+
+    if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object) return NULL;
+    if (!type_of_device || !torch_dtype(t, type, &number)) return NULL;
+    if (t->aoti_torch_create_tensor_from_blob((void *)(uintptr_t)data, rank, dim, stride, 0, number, type_of_device(),
+                                              index, &x))
+        return NULL;
+    return x;
+}
+
+aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
+                  const int64_t *stride) {
+    return tensor_on(t, t->aoti_torch_device_type_cpu, 0, type, data, rank, dim, stride);
+}
+
+aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *data, int rank, const int64_t *dim,
+                        const int64_t *stride) {
+    return tensor_on(t, t->aoti_torch_device_type_cuda, device, type, data, rank, dim, stride);
+}
+
+aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {
+    int64_t stride[MAX_RANK];
+    stride_contiguous(s, stride);
+    return torch_tensor(t, type, data, s->rank, s->dim, stride);
+}
+
+const void *torch_tensor_data(const torch_lib *t, aten x, const shape *s, const int64_t *stride) {
+    int64_t count, step;
+    void *data = NULL;
+
+    if (!x || t->aoti_torch_get_numel(x, &count) || count != shape_count(s)) return NULL;
+    for (int i = 0; i < s->rank; i++)
+        if (t->aoti_torch_get_stride(x, i, &step) || (s->dim[i] > 1 && step != stride[i])) return NULL;
+    return t->aoti_torch_get_data_ptr(x, &data) ? NULL : data;
+}
+
+void torch_tensor_free(const torch_lib *t, aten x) {
+    if (x) (void)t->aoti_torch_delete_tensor_object(x);
+}
+
+bool torch_has_narrow(dtype type) {
+#ifdef __x86_64__
+    if (type == BF16) return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (type == F16) return __builtin_cpu_supports("avx512fp16");
+#endif
+    (void)type;
+    return false;
+}
+
+/* torch keeps what a thread has switched on as two words, coded so that both are 0 in a thread as it begins.
+ * The symbol is a thread's own, so it is looked up on the thread that asks. */
+bool torch_enter(const torch_lib *t, torch_quiet *q) {
+    q->state = t->handle ? dlsym(t->handle, THREAD_STATE) : NULL;
+    if (!q->state) return false;
+    memcpy(q->saved, q->state, sizeof q->saved);
+    memset(q->state, 0, sizeof q->saved);
+    return true;
+}
+
+void torch_leave(const torch_quiet *q) {
+    if (q->state) memcpy(q->state, q->saved, sizeof q->saved);
+}
+
+bool torch_begin(torch_call *c, const torch_lib *t) {
+    *c = (torch_call){.t = t};
+    return torch_enter(t, &c->quiet);
+}
+
+void torch_end(torch_call *c) {
+    for (size_t i = 0; i < sizeof c->in / sizeof *c->in; i++) torch_tensor_free(c->t, c->in[i]);
+    for (size_t i = 0; i < sizeof c->out / sizeof *c->out; i++) torch_tensor_free(c->t, c->out[i]);
+    torch_leave(&c->quiet);
+}
+
+typedef struct copy {
+    const char *from;
+    char *to;
+} copy;
+
+static void copy_range(void *arg, int64_t first, int64_t last) {
+    const copy *k = arg;
+    memcpy(k->to + first, k->from + first, (size_t)(last - first));
+}
+
+bool torch_take(const torch_call *c, int i, dtype type, const shape *s, const int64_t *stride, void *to) {
+    copy k = {.from = torch_tensor_data(c->t, c->out[i], s, stride), .to = to};
+    if (!k.from) return false;
+    parallel_for(shape_count(s) * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
+    return true;
+}

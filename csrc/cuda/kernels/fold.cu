@@ -1,0 +1,257 @@
+/* fold.cu -- the rest of ops/reductions/reduce_kernel.c and ops/reductions/argreduce.c: maxima, products, norms, sums of integers, and where
+ * extremes are.
+ *
+ * A block has a result; its threads fold elements in steps, then one folds what they have, in order. Floats are folded
+ * as double, integers as 64 bits. */
+#include "cuda/kernels/kernel.h"
+
+typedef enum fold_kind {
+    FOLD_SUM,
+    FOLD_MAX,
+    FOLD_MIN,
+    FOLD_PROD,
+    FOLD_L1,
+    FOLD_SQUARE,
+    FOLD_EQUAL,   /* elements that equal the result's place in a second operand */
+    FOLD_NONZERO, /* product of those that are not 0 */
+    FOLD_EXP      /* log of the sum of exponentials */
+} fold_kind;
+
+typedef enum fold_finish { FINISH_NOTHING, FINISH_SQRT, FINISH_LOG } fold_finish;
+
+typedef struct fold_args {
+    const void *x, *second;
+    void *out;
+    int64_t outputs, length, kept[8], kept_step[8], gone[8], gone_step[8]; /* innermost dimensions first */
+    int32_t n_kept, n_gone, type, out_type, kind, finish;
+} fold_args;
+
+typedef struct arg_args {
+    const void *x;
+    int64_t *out;
+    int64_t lanes, length, inner;
+    int32_t type, largest, last;
+} arg_args;
+
+#ifdef ORT_HOST
+#include "ops/reductions/reduce_kernel.h"
+
+kernel_fn fold_sum_cuda, reduce_max_cuda, reduce_min_cuda, reduce_prod_cuda, reduce_l1_cuda, reduce_l2_cuda,
+    reduce_sum_square_cuda, reduce_log_sum_cuda, reduce_log_sum_exp_cuda, reduce_count_equal_cuda,
+    reduce_prod_nonzero_cuda, arg_max_cuda, arg_min_cuda;
+
+static status run(ctx *c, const call *k, fold_kind kind, fold_finish finish) {
+    static kernel of_floats = {.name = "fold_floats"}, of_integers = {.name = "fold_integers"};
+    const shape *s = &k->in[0].shape;
+    const unsigned axes = reduced_axes(k->node);
+    fold_args a = {.x = k->in[0].data, .out = k->out[0].data, .outputs = 1, .length = 1};
+    int64_t stride = 1;
+
+    for (int d = s->rank - 1; d >= 0; stride *= s->dim[d--]) {
+        const int64_t size = s->dim[d];
+        if (axes >> d & 1) {
+            a.length *= a.gone[a.n_gone] = size;
+            a.gone_step[a.n_gone++] = stride;
+        } else {
+            a.outputs *= a.kept[a.n_kept] = size;
+            a.kept_step[a.n_kept++] = stride;
+        }
+    }
+    a.second = k->n_in > 1 ? k->in[1].data : NULL;
+    a.type = k->in[0].type;
+    a.out_type = k->out[0].type;
+    a.kind = kind;
+    a.finish = finish;
+    return cuda_launch(c, k, dtype_is_float(k->in[0].type) ? &of_floats : &of_integers,
+                       geometry_rows(a.outputs, a.length), &a);
+}
+
+#define FOLD(name, kind, finish)                                                                                       \
+    status name(ctx *c, const call *k) { return run(c, k, kind, finish); }
+FOLD(fold_sum_cuda, FOLD_SUM, FINISH_NOTHING)
+FOLD(reduce_max_cuda, FOLD_MAX, FINISH_NOTHING)
+FOLD(reduce_min_cuda, FOLD_MIN, FINISH_NOTHING)
+FOLD(reduce_prod_cuda, FOLD_PROD, FINISH_NOTHING)
+FOLD(reduce_l1_cuda, FOLD_L1, FINISH_NOTHING)
+FOLD(reduce_l2_cuda, FOLD_SQUARE, FINISH_SQRT)
+FOLD(reduce_sum_square_cuda, FOLD_SQUARE, FINISH_NOTHING)
+FOLD(reduce_log_sum_cuda, FOLD_SUM, FINISH_LOG)
+FOLD(reduce_log_sum_exp_cuda, FOLD_EXP, FINISH_LOG)
+FOLD(reduce_count_equal_cuda, FOLD_EQUAL, FINISH_NOTHING)
+FOLD(reduce_prod_nonzero_cuda, FOLD_NONZERO, FINISH_NOTHING)
+
+static status run_arg(ctx *c, const call *k, bool largest) {
+    static kernel of_floats = {.name = "arg_floats"}, of_integers = {.name = "arg_integers"};
+    const shape *s = &k->in[0].shape;
+    arg_args a = {.x = k->in[0].data, .out = k->out[0].data, .type = k->in[0].type, .largest = largest};
+    int axis;
+
+    TRY(shape_axis(c, node_int(k->node, "axis"), s->rank, &axis));
+    a.length = s->rank ? s->dim[axis] : 1;
+    a.inner = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
+    a.lanes = tensor_count(&k->out[0]);
+    a.last = node_int(k->node, "select_last_index") != 0;
+    return cuda_launch(c, k, dtype_is_float(k->in[0].type) ? &of_floats : &of_integers,
+                       geometry_rows(a.lanes, a.length), &a);
+}
+
+status arg_max_cuda(ctx *c, const call *k) { return run_arg(c, k, true); }
+status arg_min_cuda(ctx *c, const call *k) { return run_arg(c, k, false); }
+#endif
+
+#ifdef ORT_DEVICE
+enum { MOST_FOLDED = 512 }; /* threads of geometry_rows */
+
+DEVICE int64_t place(int64_t i, int n, const int64_t *dim, const int64_t *step) {
+    int64_t offset = 0;
+    for (int d = 0; d < n; d++) {
+        offset += i % dim[d] * step[d];
+        i /= dim[d];
+    }
+    return offset;
+}
+
+DEVICE double start_float(int kind) {
+    return kind == FOLD_MAX                            ? -INFINITY
+           : kind == FOLD_MIN                          ? INFINITY
+           : kind == FOLD_PROD || kind == FOLD_NONZERO ? 1
+                                                       : 0;
+}
+
+/* Of an element; `shift` is what it is compared with, or less. */
+DEVICE double term_float(int kind, double x, double shift) {
+    switch (kind) {
+    case FOLD_L1: return fabs(x);
+    case FOLD_SQUARE: return x * x;
+    case FOLD_EQUAL: return x == shift;
+    case FOLD_NONZERO: return x == 0 ? 1 : x;
+    case FOLD_EXP: return exp(x - shift);
+    default: return x;
+    }
+}
+
+/* NaN wins. */
+DEVICE double join_float(int kind, double t, double x) {
+    switch (kind) {
+    case FOLD_MAX: return x > t || x != x ? x : t;
+    case FOLD_MIN: return x < t || x != x ? x : t;
+    case FOLD_PROD:
+    case FOLD_NONZERO: return t * x;
+    default: return t + x;
+    }
+}
+
+DEVICE int64_t start_integer(int kind) {
+    return kind == FOLD_MAX ? INT64_MIN : kind == FOLD_MIN ? INT64_MAX : kind == FOLD_PROD;
+}
+
+DEVICE int64_t term_integer(int kind, int64_t x, int64_t shift) {
+    (void)shift;
+    return kind == FOLD_L1       ? (int64_t)(x < 0 ? 0 - (uint64_t)x : (uint64_t)x)
+           : kind == FOLD_SQUARE ? (int64_t)((uint64_t)x * (uint64_t)x)
+                                 : x;
+}
+
+DEVICE int64_t join_integer(int kind, int64_t t, int64_t x) {
+    return kind == FOLD_MAX    ? (x > t ? x : t)
+           : kind == FOLD_MIN  ? (x < t ? x : t)
+           : kind == FOLD_PROD ? (int64_t)((uint64_t)t * (uint64_t)x)
+                               : (int64_t)((uint64_t)t + (uint64_t)x);
+}
+
+DEVICE void set_integer(void *p, int type, int64_t i, int64_t x) {
+    if (type == I64) ((int64_t *)p)[i] = x;
+    else if (type == I32) ((int32_t *)p)[i] = (int32_t)x;
+    else if (type == I16) ((int16_t *)p)[i] = (int16_t)x;
+    else ((uint8_t *)p)[i] = (uint8_t)x;
+}
+
+/* Joins what the threads of a block have, in order; every thread gets it. */
+#define JOIN_ALL(A, name, join)                                                                                        \
+    DEVICE A name(int kind, A mine, A start) {                                                                         \
+        SHARED(A, parts, MOST_FOLDED);                                                                                 \
+        __syncthreads();                                                                                               \
+        parts[threadIdx.x] = mine;                                                                                     \
+        __syncthreads();                                                                                               \
+        for (unsigned t = 0; t < blockDim.x; t++) start = join(kind, start, parts[t]);                                 \
+        return start;                                                                                                  \
+    }
+JOIN_ALL(double, join_floats, join_float)
+JOIN_ALL(int64_t, join_integers, join_integer)
+
+KERNEL(fold_floats, fold_args) {
+    FOR_BLOCKS(o, a.outputs) {
+        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
+        double shift = a.kind == FOLD_EQUAL ? number_f64(a.second, a.type, o) : 0, total;
+
+        if (a.kind == FOLD_EXP) {
+            total = start_float(FOLD_MAX);
+            FOR_THREADS(i, a.length)
+            total =
+                join_float(FOLD_MAX, total, number_f64(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step)));
+            shift = join_floats(FOLD_MAX, total, start_float(FOLD_MAX));
+            if (isinf(shift)) shift = 0;
+        }
+        total = start_float(a.kind);
+        FOR_THREADS(i, a.length) {
+            const double x = number_f64(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step));
+            total = join_float(a.kind, total, term_float(a.kind, x, shift));
+        }
+        total = join_floats(a.kind, total, start_float(a.kind));
+        if (a.finish == FINISH_SQRT) total = sqrt(total);
+        if (a.finish == FINISH_LOG) total = log(total) + (a.kind == FOLD_EXP ? shift : 0);
+        if (threadIdx.x == 0) set_number(a.out, a.out_type, o, total);
+    }
+}
+
+KERNEL(fold_integers, fold_args) {
+    FOR_BLOCKS(o, a.outputs) {
+        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
+        int64_t total = start_integer(a.kind);
+
+        FOR_THREADS(i, a.length) {
+            const int64_t x = integer_at(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step));
+            total = join_integer(a.kind, total, term_integer(a.kind, x, 0));
+        }
+        total = join_integers(a.kind, total, start_integer(a.kind));
+        if (threadIdx.x == 0) set_integer(a.out, a.out_type, o, total);
+    }
+}
+
+/* Does (x, at) come before (best, where)? NaN is beyond every number; of equals the first, or the last. */
+#define ARG(name, A, READ)                                                                                             \
+    DEVICE int name##_wins(const arg_args *a, A x, int64_t at, A best, int64_t where) {                                \
+        if (at < 0 || where < 0) return where < 0;                                                                     \
+        if (x != x || best != best) return x != x && (best == best || (a->last ? at > where : at < where));            \
+        if (x == best) return a->last ? at > where : at < where;                                                       \
+        return a->largest ? x > best : x < best;                                                                       \
+    }                                                                                                                  \
+    KERNEL(name, arg_args) {                                                                                           \
+        SHARED(A, bests, MOST_FOLDED);                                                                                 \
+        SHARED(int64_t, places, MOST_FOLDED);                                                                          \
+        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
+            const int64_t base = lane / a.inner * a.length * a.inner + lane % a.inner;                                 \
+            A best = 0;                                                                                                \
+            int64_t where = -1;                                                                                        \
+            FOR_THREADS(i, a.length) {                                                                                 \
+                const A x = (A)READ(a.x, a.type, base + i * a.inner);                                                  \
+                if (!name##_wins(&a, x, i, best, where)) continue;                                                     \
+                best = x;                                                                                              \
+                where = i;                                                                                             \
+            }                                                                                                          \
+            __syncthreads();                                                                                           \
+            bests[threadIdx.x] = best;                                                                                 \
+            places[threadIdx.x] = where;                                                                               \
+            __syncthreads();                                                                                           \
+            if (threadIdx.x != 0) continue;                                                                            \
+            for (unsigned t = 1; t < blockDim.x; t++) {                                                                \
+                if (!name##_wins(&a, bests[t], places[t], best, where)) continue;                                      \
+                best = bests[t];                                                                                       \
+                where = places[t];                                                                                     \
+            }                                                                                                          \
+            a.out[lane] = where;                                                                                       \
+        }                                                                                                              \
+    }
+ARG(arg_floats, double, number_f64)
+ARG(arg_integers, int64_t, integer_at)
+#endif

@@ -1,0 +1,242 @@
+/* linear_loss.cu -- twin of ops/losses/linear_loss.c: LinearCrossEntropy and its gradient.
+ *
+ * Parts of the rows, one after the other, are three products and the kernels of losses (loss.cu) between them. What all
+ * losses are divided by is computed first, from the labels alone. The logits of a part are sums of the product as they
+ * are; their gradient takes their place, and for 16-bit operands a rounded copy is what is multiplied. Lines of both are
+ * a multiple of 16 bytes long, which products like. */
+#include "cuda/kernels/loss.h"
+
+typedef struct bias_args {
+    const void *bias;
+    void *logits, *out; /* [rows, line]; the bias's gradient */
+    double *total;      /* [classes] */
+    int64_t rows, classes, line;
+    int32_t type, sums, first, last;
+} bias_args;
+
+#ifdef ORT_HOST
+#include "cuda/kernels/product.h"
+#include "cuda/libraries/blas.h"
+#include "ops/losses/linear_loss.h"
+
+#include <string.h>
+
+kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda;
+size_t linear_cross_entropy_cuda_workspace(const node *n);
+size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
+
+/* So many that reading and writing the weight's gradient once a part does not count. */
+enum { PART_ROWS = 1024, PLACE = 256, LINE = 8 };
+
+/* What the workspace is made of, in this order. */
+typedef enum place { AT_BLAS, AT_DIVISOR, AT_LOSSES, AT_LSE, AT_DBIAS, AT_LOGITS, AT_NARROW, PLACES } place;
+
+typedef struct linear {
+    const tensor *hidden, *weight, *bias; /* bias: NULL where there is none */
+    const tensor *to;                     /* the gradients of these three; any may be absent */
+    dtype type, sums;
+    int64_t samples, width, classes, line;
+    void *at[PLACES]; /* NULL when nothing runs */
+} linear;
+
+static dtype sum_type(dtype type) { return type == F64 ? F64 : F32; }
+static int64_t line_of(int64_t classes) { return (classes + LINE - 1) / LINE * LINE; }
+static const tensor *operand(const call *k, int i) {
+    return i < k->n_in && tensor_present(&k->in[i]) ? &k->in[i] : NULL;
+}
+
+static void *moved(const void *data, int64_t elements, dtype type) {
+    return data ? (char *)(uintptr_t)data + elements * (int64_t)dtype_size(type) : NULL;
+}
+
+/* Bytes of the places; returns all of them. */
+static size_t measure(dtype type, int64_t samples, int64_t width, int64_t classes, size_t bytes[PLACES]) {
+    const int64_t rows = samples < PART_ROWS ? samples : PART_ROWS, line = line_of(classes);
+    const int64_t most = rows > width ? rows : width; /* results have classes x this, or rows x width elements */
+    size_t all = 0;
+
+    bytes[AT_BLAS] = blas_workspace(most * (classes > width ? classes : width));
+    bytes[AT_DIVISOR] = 2 * sizeof(double);
+    bytes[AT_LOSSES] = bytes[AT_LSE] = (size_t)samples * sizeof(double);
+    bytes[AT_DBIAS] = (size_t)classes * sizeof(double);
+    bytes[AT_LOGITS] = (size_t)(rows * line) * dtype_size(sum_type(type));
+    bytes[AT_NARROW] = sum_type(type) == type ? 0 : (size_t)(rows * line) * dtype_size(type);
+    for (int i = 0; i < PLACES; i++) {
+        bytes[i] = (bytes[i] + PLACE - 1) / PLACE * PLACE;
+        all += bytes[i];
+    }
+    return all;
+}
+
+static size_t workspace_of(const value *hidden, const value *weight) {
+    size_t bytes[PLACES];
+    return measure(hidden->type, hidden->shape.dim[0], hidden->shape.dim[1], weight->shape.dim[0], bytes);
+}
+
+size_t linear_cross_entropy_cuda_workspace(const node *n) { return workspace_of(n->in[HIDDEN], n->in[WEIGHT]); }
+size_t linear_cross_entropy_grad_cuda_workspace(const node *n) {
+    return workspace_of(n->in[G_HIDDEN], n->in[G_WEIGHT]);
+}
+
+static linear linear_of(const call *k, int hidden, int bias, const tensor *to) {
+    const tensor *h = &k->in[hidden], *w = &k->in[hidden + 1];
+    linear l = {.hidden = h,
+                .weight = w,
+                .bias = operand(k, bias),
+                .to = to,
+                .type = h->type,
+                .sums = sum_type(h->type),
+                .samples = h->shape.dim[0],
+                .width = h->shape.dim[1],
+                .classes = w->shape.dim[0],
+                .line = line_of(w->shape.dim[0])};
+    size_t bytes[PLACES], at = 0;
+
+    (void)measure(l.type, l.samples, l.width, l.classes, bytes);
+    for (int i = 0; i < PLACES; at += bytes[i++]) l.at[i] = k->work ? (char *)k->work + at : NULL;
+    return l;
+}
+
+/* --- a part ------------------------------------------------------------------------------------------------------- */
+
+static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k) {
+    return (gemm){.type = l->type, .wide_c = l->sums != l->type, .m = m, .n = n, .k = k, .alpha = 1};
+}
+
+static bias_args bias_of(const linear *l, int64_t from, int64_t rows) {
+    return (bias_args){.logits = l->at[AT_LOGITS],
+                       .total = l->at[AT_DBIAS],
+                       .rows = rows,
+                       .classes = l->classes,
+                       .line = l->line,
+                       .type = l->type,
+                       .sums = l->sums,
+                       .first = from == 0,
+                       .last = from + rows == l->samples};
+}
+
+static status compute_logits(ctx *c, const call *k, const linear *l, int64_t from, int64_t rows) {
+    static kernel fill = {.name = "linear_loss_fill"};
+    gemm g = product_of(l, rows, l->classes, l->width);
+
+    g.a = moved(l->hidden->data, from * l->width, l->type), g.a_row = l->width, g.a_col = 1;
+    g.b = l->weight->data, g.b_row = 1, g.b_col = l->width; /* the weight is [classes, width] */
+    g.c = l->at[AT_LOGITS], g.c_row = l->line;
+    if (l->bias) {
+        bias_args a = bias_of(l, from, rows);
+        a.bias = l->bias->data;
+        g.beta = 1;
+        TRY(cuda_launch(c, k, &fill, geometry_over(rows * l->classes, 256 * 4, 256), &a));
+    }
+    return cuda_product(c, k, &g);
+}
+
+/* What the gradient of a part's logits adds to those of the operands. */
+static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t from, int64_t rows) {
+    static kernel columns = {.name = "linear_loss_columns"};
+    const void *gradient = l->at[l->sums == l->type ? AT_LOGITS : AT_NARROW];
+
+    if (tensor_present(&l->to[0])) {
+        gemm g = product_of(l, rows, l->width, l->classes);
+        g.a = gradient, g.a_row = l->line, g.a_col = 1;
+        g.b = l->weight->data, g.b_row = l->width, g.b_col = 1;
+        g.c = moved(l->to[0].data, from * l->width, l->sums), g.c_row = l->width;
+        TRY(cuda_product(c, k, &g));
+    }
+    if (tensor_present(&l->to[1])) {
+        gemm g = product_of(l, l->classes, l->width, rows);
+        g.a = gradient, g.a_row = 1, g.a_col = l->line;
+        g.b = moved(l->hidden->data, from * l->width, l->type), g.b_row = l->width, g.b_col = 1;
+        g.c = l->to[1].data, g.c_row = l->width;
+        g.beta = from > 0;
+        TRY(cuda_product(c, k, &g));
+    }
+    if (tensor_present(&l->to[2])) {
+        bias_args a = bias_of(l, from, rows);
+        a.out = l->to[2].data;
+        TRY(cuda_launch(c, k, &columns, geometry_over(l->classes, 64, 64), &a));
+    }
+    return OK;
+}
+
+/* Goes through all rows; `losses`: theirs and their lse, else lse is known. all->each: an upstream gradient a row. */
+static status each_part(ctx *c, const call *k, const linear *l, const loss_args *all, bool losses) {
+    const bool gradients = tensor_present(&l->to[0]) || tensor_present(&l->to[1]) || tensor_present(&l->to[2]);
+    const bool narrow = l->sums != l->type;
+
+    for (int64_t from = 0; from < l->samples; from += PART_ROWS) {
+        loss_args part = *all;
+        part.samples = l->samples - from < PART_ROWS ? l->samples - from : PART_ROWS;
+        part.x = l->at[AT_LOGITS];
+        part.line = l->line;
+        part.labels = moved(all->labels, from, (dtype)all->label_type);
+        part.lse = moved(all->lse, from, F64);
+        part.losses = moved(all->losses, from, F64);
+        if (all->each) part.dloss = moved(all->dloss, from, (dtype)all->dloss_type);
+        TRY(compute_logits(c, k, l, from, part.samples));
+        if (losses) TRY(loss_run(c, k, l->sums, &part));
+        if (!gradients) continue;
+        part.out = !narrow || tensor_present(&l->to[2]) ? l->at[AT_LOGITS] : NULL;
+        part.narrow = narrow ? l->at[AT_NARROW] : NULL;
+        part.narrow_type = l->type;
+        TRY(loss_grad_run(c, k, l->sums, &part));
+        TRY(spread_gradient(c, k, l, from, part.samples));
+    }
+    return OK;
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+static loss_args args_of(const call *k, const linear *l, int labels, int weights) {
+    loss_args a = loss_args_of(k, &SHAPE(l->samples, l->classes), labels, weights);
+    a.divisor = l->at[AT_DIVISOR];
+    return a;
+}
+
+status linear_cross_entropy_cuda(ctx *c, const call *k) {
+    const linear l = linear_of(k, HIDDEN, BIAS, &k->out[DHIDDEN]);
+    const tensor *up = operand(k, UPSTREAM);
+    loss_args all = args_of(k, &l, LABELS, CLASS_WEIGHTS), join = all;
+
+    all.losses = join.losses = l.at[AT_LOSSES];
+    all.lse = k->n_out > LSE && tensor_present(&k->out[LSE]) ? k->out[LSE].data : l.at[AT_LSE];
+    all.dloss = up ? up->data : moved(l.at[AT_DIVISOR], 1, F64);
+    all.dloss_type = up ? up->type : F64;
+    all.each = up != NULL;
+    join.out = k->out[LOSS].data;
+    join.divisor = NULL;
+    TRY(loss_divisor_run(c, k, &all));
+    TRY(each_part(c, k, &l, &all, true));
+    return loss_join_run(c, k, k->out[LOSS].type, &join);
+}
+
+status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
+    const linear l = linear_of(k, G_HIDDEN, G_BIAS, k->out);
+    loss_args all = args_of(k, &l, G_LABELS, G_CLASS_WEIGHTS);
+
+    all.lse = k->in[G_LSE].data;
+    all.dloss = k->in[DLOSS].data;
+    all.dloss_type = k->in[DLOSS].type;
+    TRY(loss_divisor_run(c, k, &all));
+    return each_part(c, k, &l, &all, false);
+}
+#endif
+
+#ifdef ORT_DEVICE
+KERNEL(linear_loss_fill, bias_args) {
+    FOR_EACH(i, a.rows * a.classes) {
+        const int64_t row = i / a.classes, column = i - row * a.classes;
+        set_number(a.logits, a.sums, row * a.line + column, number_f64(a.bias, a.type, column));
+    }
+}
+
+/* A thread has a column; parts add up in their order. */
+KERNEL(linear_loss_columns, bias_args) {
+    FOR_EACH(column, a.classes) {
+        double total = a.first ? 0 : a.total[column];
+        for (int64_t row = 0; row < a.rows; row++) total += number_f64(a.logits, a.sums, row * a.line + column);
+        a.total[column] = total;
+        if (a.last) set_number(a.out, a.sums, column, total);
+    }
+}
+#endif

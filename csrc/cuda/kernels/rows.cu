@@ -1,0 +1,168 @@
+/* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these.
+ *
+ * One block counts, in stretches. Rows are moved in pieces of up to 8 bytes. */
+#include "cuda/kernels/kernel.h"
+#include "cuda/kernels/stretches.h"
+
+typedef struct rows_args {
+    const uint8_t *live;
+    int64_t *out;
+    int64_t total, room, step; /* flags; places; what a count is rounded up to */
+} rows_args;
+
+typedef struct pack_args {
+    const int64_t *rows;
+    const void *from;
+    void *to;
+    int64_t places, total, width; /* of the list; rows among all; pieces of a row */
+    uint64_t filler;
+    int32_t repeat;
+} pack_args;
+
+#ifdef ORT_HOST
+#include "ops/movement/rows.h"
+
+#include <string.h>
+
+kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda;
+
+static rows_args args_of(const call *k) {
+    return (rows_args){.live = k->in[0].data,
+                       .out = k->out[0].data,
+                       .total = tensor_count(&k->in[0]),
+                       .room = tensor_count(&k->out[0])};
+}
+
+status row_count_cuda(ctx *c, const call *k) {
+    static kernel f = {.name = "row_count"};
+    rows_args a = args_of(k);
+
+    a.step = row_step(a.total);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+}
+
+status row_index_cuda(ctx *c, const call *k) {
+    static kernel f = {.name = "row_index"};
+    const rows_args a = args_of(k);
+    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+}
+
+/* Bytes of a piece: all of a row's are whole, and aligned. */
+static size_t piece_of(const void *from, const void *to, size_t row, size_t element) {
+    const uintptr_t all = (uintptr_t)from | (uintptr_t)to | row;
+    for (size_t piece = 8; piece > element; piece /= 2)
+        if (all % piece == 0) return piece;
+    return element;
+}
+
+static status run(ctx *c, const call *k, kernel kernels[9], int64_t blocks) {
+    const tensor *x = &k->in[0], *rows = &k->in[1];
+    const size_t element = dtype_size(x->type);
+    const int64_t bytes = shape_span(&x->shape, 1, x->shape.rank) * (int64_t)element;
+    const size_t piece = piece_of(x->data, k->out[0].data, (size_t)bytes, element);
+    pack_args a = {.rows = rows->data,
+                   .from = x->data,
+                   .to = k->out[0].data,
+                   .places = tensor_count(rows),
+                   .total = k->out[0].shape.dim[0],
+                   .width = bytes / (int64_t)piece};
+    unsigned char filler[8];
+
+    a.repeat = node_has(k->node, "repeat") && node_int(k->node, "repeat") != 0;
+    if (node_has(k->node, "filler")) dtype_set_value(x->type, filler, 0, node_float(k->node, "filler"));
+    else memset(filler, 0, sizeof filler);
+    for (size_t i = element; i < sizeof filler; i++) filler[i] = filler[i - element];
+    memcpy(&a.filler, filler, sizeof filler);
+    /* Which piece it is depends on addresses: at making a plan all are looked up. */
+    for (size_t other = element; k->cuda->dry && other <= 8; other *= 2)
+        TRY(cuda_launch(c, k, &kernels[other], (geometry){0, WARP}, &a));
+    return cuda_launch(c, k, &kernels[piece], geometry_rows(a.width ? blocks : 0, a.width), &a);
+}
+
+status pack_rows_cuda(ctx *c, const call *k) {
+    static kernel kernels[] = {[1] = {"pack_1"}, [2] = {"pack_2"}, [4] = {"pack_4"}, [8] = {"pack_8"}};
+    return run(c, k, kernels, k->out[0].shape.dim[0]);
+}
+
+status unpack_rows_cuda(ctx *c, const call *k) {
+    static kernel kernels[] = {[1] = {"unpack_1"}, [2] = {"unpack_2"}, [4] = {"unpack_4"}, [8] = {"unpack_8"}};
+    return run(c, k, kernels, k->out[0].shape.dim[0]);
+}
+#endif
+
+#ifdef ORT_DEVICE
+DEVICE int64_t count_live(const rows_args *a, int64_t begin, int64_t end) {
+    int64_t n = 0;
+    for (int64_t i = begin; i < end; i++) n += a->live[i] != 0;
+    return n;
+}
+
+KERNEL(row_count, rows_args) {
+    int64_t all;
+
+    (void)sum_before(count_live(&a, stretch_begin(a.total), stretch_end(a.total)), &all);
+    if (threadIdx.x != 0) return;
+    all = a.step ? (all + a.step - 1) / a.step * a.step : 0;
+    if (all == 0) all = a.step;
+    *a.out = all < a.total ? all : a.total;
+}
+
+/* What is left of the places repeats the last row, as -1 - r. Rows that there is no room for are left out: the plan was
+ * made for a guess, and the caller compares it with what RowCount found (ortmodule/engine/row_count_predictor.py). */
+KERNEL(row_index, rows_args) {
+    const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
+    int64_t found, all, last = 0;
+
+    found = sum_before(count_live(&a, begin, end), &all);
+    for (int64_t i = begin; i < end; i++)
+        if (a.live[i]) last = i;
+    last = largest_of(last);
+    for (int64_t i = begin; i < end; i++) {
+        if (!a.live[i]) continue;
+        if (found < a.room) a.out[found] = i;
+        found++;
+    }
+    for (int64_t i = all + threadIdx.x; i < a.room; i += STRETCHES) a.out[i] = -1 - last;
+}
+
+#define PACK(name, T)                                                                                                  \
+    KERNEL(name, pack_args) {                                                                                          \
+        FOR_BLOCKS(i, a.places) {                                                                                      \
+            const int64_t listed = a.rows[i], row = listed < 0 ? -1 - listed : listed;                                 \
+            const T *from = (const T *)a.from + row * a.width;                                                         \
+            T *to = (T *)a.to + i * a.width;                                                                           \
+            const int fills = listed < 0 && !a.repeat;                                                                 \
+            FOR_THREADS(j, a.width) to[j] = fills ? (T)a.filler : from[j];                                             \
+        }                                                                                                              \
+    }
+PACK(pack_1, uint8_t)
+PACK(pack_2, uint16_t)
+PACK(pack_4, uint32_t)
+PACK(pack_8, uint64_t)
+
+/* The first place at or behind `row`; rows stand in order, the repetitions behind them. */
+DEVICE int64_t place_of(const pack_args *a, int64_t row) {
+    int64_t low = 0, high = a->places;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (a->rows[middle] >= 0 && a->rows[middle] < row) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+#define UNPACK(name, T)                                                                                                \
+    KERNEL(name, pack_args) {                                                                                          \
+        FOR_BLOCKS(row, a.total) {                                                                                     \
+            const int64_t at = place_of(&a, row);                                                                      \
+            const int is_there = at < a.places && a.rows[at] == row;                                                   \
+            const T *from = (const T *)a.from + (is_there ? at : 0) * a.width;                                         \
+            T *to = (T *)a.to + row * a.width;                                                                         \
+            FOR_THREADS(j, a.width) to[j] = is_there ? from[j] : 0;                                                    \
+        }                                                                                                              \
+    }
+UNPACK(unpack_1, uint8_t)
+UNPACK(unpack_2, uint16_t)
+UNPACK(unpack_4, uint32_t)
+UNPACK(unpack_8, uint64_t)
+#endif

@@ -1,0 +1,227 @@
+/* scan.cu -- twin of ops/reductions/scan.c: products, log sums of exponentials and extremes along an axis, and their gradients.
+ *
+ * What may be put together in any grouping is shared out: a block has a lane, each thread a stretch of it; what the
+ * stretches leave is put together in order, then each thread goes through its stretch again. A product may not: zero
+ * times a stretch that overflows is no zero. There a thread has a lane, and its neighbours the next ones. */
+#include "cuda/kernels/kernel.h"
+
+typedef struct lanes_args {
+    const void *a, *b, *c;
+    void *out;
+    int64_t lanes, length, step; /* elements of a lane are `step` apart */
+} lanes_args;
+
+#ifdef ORT_HOST
+kernel_fn cum_prod_cuda, cum_prod_grad_cuda, log_cum_sum_exp_cuda, log_cum_sum_exp_grad_cuda, cum_arg_max_cuda,
+    cum_arg_min_cuda, prod_others_cuda;
+
+static status run(ctx *c, const call *k, kernel kernels[DTYPE_COUNT], bool shared_out) {
+    const shape *s = &k->in[0].shape;
+    const int64_t given = node_int(k->node, "axis");
+    const int axis = (int)(given < 0 ? given + s->rank : given);
+    lanes_args a = {.a = k->in[0].data, .out = k->out[0].data};
+
+    if (k->n_in == 3) a.b = k->in[1].data, a.c = k->in[2].data;
+    a.length = s->rank ? s->dim[axis] : 1;
+    a.step = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
+    a.lanes = shape_count(s) ? shape_count(s) / a.length : 0;
+    return cuda_launch(c, k, &kernels[k->in[0].type],
+                       shared_out ? geometry_rows(a.lanes, a.length) : geometry_over(a.lanes, WARP, WARP), &a);
+}
+
+#define ALONG(name, f, shared_out)                                                                                     \
+    status name(ctx *c, const call *k) {                                                                               \
+        static kernel kernels[DTYPE_COUNT] = {[F32] = {#f "_f32"}, [F64] = {#f "_f64"}, [I64] = {#f "_i64"}};          \
+        return run(c, k, kernels, shared_out);                                                                         \
+    }
+ALONG(cum_prod_cuda, cum_product, false)
+ALONG(cum_prod_grad_cuda, cum_product_grad, false)
+ALONG(prod_others_cuda, product_others, false)
+ALONG(log_cum_sum_exp_cuda, log_sum, true)
+ALONG(log_cum_sum_exp_grad_cuda, log_sum_grad, true)
+ALONG(cum_arg_max_cuda, cum_largest, true)
+ALONG(cum_arg_min_cuda, cum_smallest, true)
+#endif
+
+#ifdef ORT_DEVICE
+enum { MOST_STRETCHES = 512 };
+
+DEVICE int64_t lane_start(const lanes_args *a, int64_t lane) {
+    return lane / a->step * a->length * a->step + lane % a->step;
+}
+DEVICE int64_t first_of(const lanes_args *a, int64_t thread) { return a->length * thread / blockDim.x; }
+
+/* --- a thread has a lane ------------------------------------------------------------------------------------------ */
+
+#define PRODUCT(name, T, A)                                                                                            \
+    KERNEL(name, lanes_args) {                                                                                         \
+        FOR_EACH(lane, a.lanes) {                                                                                      \
+            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
+            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
+            A total = 1;                                                                                               \
+            for (int64_t i = 0; i < a.length; i++) {                                                                   \
+                total *= (A)x[i * a.step];                                                                             \
+                y[i * a.step] = (T)total;                                                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+PRODUCT(cum_product_f32, float, double)
+PRODUCT(cum_product_f64, double, double)
+PRODUCT(cum_product_i64, int64_t, uint64_t)
+
+#define PRODUCT_GRAD(name, T)                                                                                          \
+    KERNEL(name, lanes_args) {                                                                                         \
+        FOR_EACH(lane, a.lanes) {                                                                                      \
+            const int64_t start = lane_start(&a, lane), step = a.step;                                                 \
+            const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;            \
+            T *dx = (T *)a.out + start;                                                                                \
+            int64_t zero = 0;                                                                                          \
+            double total = 0, product;                                                                                 \
+            while (zero < a.length && x[zero * step] != 0) zero++;                                                     \
+            for (int64_t i = zero - 1; i >= 0; i--) {                                                                  \
+                total += (double)dy[i * step] * (double)y[i * step];                                                   \
+                dx[i * step] = (T)(total / (double)x[i * step]);                                                       \
+            }                                                                                                          \
+            if (zero == a.length) continue;                                                                            \
+            product = zero ? (double)y[(zero - 1) * step] : 1;                                                         \
+            total = (double)dy[zero * step] * product;                                                                 \
+            for (int64_t i = zero + 1; i < a.length; i++) {                                                            \
+                product *= (double)x[i * step];                                                                        \
+                total += (double)dy[i * step] * product;                                                               \
+                dx[i * step] = 0;                                                                                      \
+            }                                                                                                          \
+            dx[zero * step] = (T)total;                                                                                \
+        }                                                                                                              \
+    }
+PRODUCT_GRAD(cum_product_grad_f32, float)
+PRODUCT_GRAD(cum_product_grad_f64, double)
+
+#define OTHERS(name, T)                                                                                                \
+    KERNEL(name, lanes_args) {                                                                                         \
+        FOR_EACH(lane, a.lanes) {                                                                                      \
+            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
+            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
+            double before = 1, after = 1;                                                                              \
+            for (int64_t i = 0; i < a.length; i++) {                                                                   \
+                y[i * a.step] = (T)before;                                                                             \
+                before *= (double)x[i * a.step];                                                                       \
+            }                                                                                                          \
+            for (int64_t i = a.length - 1; i >= 0; i--) {                                                              \
+                y[i * a.step] = (T)((double)y[i * a.step] * after);                                                    \
+                after *= (double)x[i * a.step];                                                                        \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+OTHERS(product_others_f32, float)
+OTHERS(product_others_f64, double)
+
+/* --- a block has a lane ------------------------------------------------------------------------------------------- */
+
+/* log(exp(a) + exp(b)) */
+DEVICE double log_add(double a, double b) {
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    if (a != a || b != b) return NAN;
+    return isinf(high) ? high : high + log1p(exp(low - high));
+}
+
+#define LOG_SUM(name, T)                                                                                               \
+    KERNEL(name, lanes_args) {                                                                                         \
+        SHARED(double, sums, MOST_STRETCHES);                                                                          \
+        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
+        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
+            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
+            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
+            double total = -INFINITY;                                                                                  \
+            for (int64_t i = begin; i < end; i++) total = log_add(total, (double)x[i * a.step]);                       \
+            __syncthreads(); /* those of the lane before have been read */                                             \
+            sums[threadIdx.x] = total;                                                                                 \
+            __syncthreads();                                                                                           \
+            total = -INFINITY;                                                                                         \
+            for (unsigned t = 0; t < threadIdx.x; t++) total = log_add(total, sums[t]);                                \
+            for (int64_t i = begin; i < end; i++) {                                                                    \
+                total = log_add(total, (double)x[i * a.step]);                                                         \
+                y[i * a.step] = (T)total;                                                                              \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+LOG_SUM(log_sum_f32, float)
+LOG_SUM(log_sum_f64, double)
+
+/* What the elements behind `later` have summed up, seen from the one before, with sums `now`. */
+DEVICE double carried(double total, double now, double later) {
+    return total == 0 || isinf(now) ? 0 : total * exp(now - later);
+}
+
+#define LOG_SUM_GRAD(name, T)                                                                                          \
+    KERNEL(name, lanes_args) {                                                                                         \
+        SHARED(double, sums, MOST_STRETCHES);                                                                          \
+        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
+        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
+            const int64_t start = lane_start(&a, lane), step = a.step;                                                 \
+            const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;            \
+            T *dx = (T *)a.out + start;                                                                                \
+            double total = 0, later = 0;                                                                               \
+            for (int64_t i = end - 1; i >= begin; i--) {                                                               \
+                const double now = (double)y[i * step];                                                                \
+                total = (double)dy[i * step] + carried(total, now, later);                                             \
+                later = now;                                                                                           \
+            }                                                                                                          \
+            __syncthreads(); /* those of the lane before have been read */                                             \
+            sums[threadIdx.x] = total;                                                                                 \
+            __syncthreads();                                                                                           \
+            total = later = 0;                                                                                         \
+            for (int64_t t = (int64_t)blockDim.x - 1; t > (int64_t)threadIdx.x; t--) {                                 \
+                const int64_t first = first_of(&a, t);                                                                 \
+                if (first == first_of(&a, t + 1)) continue;                                                            \
+                /* An infinite sum within the stretch keeps out what is behind it. */                                  \
+                double through = total;                                                                                \
+                if (isinf((double)y[(first_of(&a, t + 1) - 1) * step])) through = 0;                                   \
+                total = sums[t] + carried(through, (double)y[first * step], later);                                    \
+                later = (double)y[first * step];                                                                       \
+            }                                                                                                          \
+            for (int64_t i = end - 1; i >= begin; i--) {                                                               \
+                const double now = (double)y[i * step], size = (double)x[i * step];                                    \
+                total = (double)dy[i * step] + carried(total, now, later);                                             \
+                dx[i * step] = size == -INFINITY ? 0 : (T)(total * exp(size - now));                                   \
+                later = now;                                                                                           \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+LOG_SUM_GRAD(log_sum_grad_f32, float)
+LOG_SUM_GRAD(log_sum_grad_f64, double)
+
+/* A NaN is better than all others, and than the one before. */
+#define EXTREME(name, T, better)                                                                                       \
+    KERNEL(name, lanes_args) {                                                                                         \
+        SHARED(int64_t, places, MOST_STRETCHES);                                                                       \
+        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
+        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
+            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
+            int64_t *y = (int64_t *)a.out + lane_start(&a, lane), found = begin;                                       \
+            for (int64_t i = begin; i < end; i++) {                                                                    \
+                const T v = x[i * a.step], best = x[found * a.step];                                                   \
+                if (v better best || v != v) found = i;                                                                \
+            }                                                                                                          \
+            __syncthreads(); /* those of the lane before have been read */                                             \
+            places[threadIdx.x] = begin < end ? found : -1;                                                            \
+            __syncthreads();                                                                                           \
+            found = 0;                                                                                                 \
+            for (unsigned t = 0; t < threadIdx.x; t++) {                                                               \
+                if (places[t] < 0) continue;                                                                           \
+                const T v = x[places[t] * a.step], best = x[found * a.step];                                           \
+                if (v better best || v != v) found = places[t];                                                        \
+            }                                                                                                          \
+            for (int64_t i = begin; i < end; i++) {                                                                    \
+                const T v = x[i * a.step], best = x[found * a.step];                                                   \
+                if (v better best || v != v) found = i;                                                                \
+                y[i * a.step] = found;                                                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+EXTREME(cum_largest_f32, float, >=)
+EXTREME(cum_largest_f64, double, >=)
+EXTREME(cum_largest_i64, int64_t, >=)
+EXTREME(cum_smallest_f32, float, <=)
+EXTREME(cum_smallest_f64, double, <=)
+EXTREME(cum_smallest_i64, int64_t, <=)
+#endif

@@ -1,0 +1,508 @@
+/* conv_kernel.c -- convolution as matrix products.
+ *
+ * The inputs that output pixel p sees, all channels and kernel elements of them, are column p of a matrix:
+ *
+ *     cols [in * kernel, pixels]          y = w cols       dcols = w' dy       dw = dy cols'
+ *
+ * cols is made in scratch memory, a chunk at a time: whole images while they are small, rows of one image when they are
+ * large. Adding dcols back to the pixels they came from gives dx. A 1x1 convolution's cols is x itself, so nothing is
+ * copied. With very few output channels a product has too few rows to be worth making columns for: there each kernel
+ * element is one scaled addition of a shifted image. Every sum has a fixed order, whatever the number of threads. */
+#include <string.h>
+
+#include "core/ints.h"
+#include "core/parallel.h"
+#include "core/size.h"
+#include "gemm/gemm.h"
+#include "ops/spatial/conv.h"
+
+enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8 };
+
+/* --- how the work is cut ------------------------------------------------------------------------------------------ */
+
+/* Columns are [channels of x * kernel elements, images * pixels]. */
+typedef struct chunk {
+    const conv *v;
+    char *cols, *dy;       /* dy: [channels, images * pixels], for weights */
+    int64_t image, images; /* first image, and how many */
+    int64_t line, lines;   /* first line of outputs (of w.out[2] pixels), and how many: all, if images > 1 */
+    const char *from;      /* x, for columns */
+    char *to;              /* dx, for adding columns */
+} chunk;
+
+static int64_t lines_of(const conv *v) { return size_mul(v->w.out[0], v->w.out[1]); }
+static int64_t rows_of(const conv *v) { return size_mul(v->groups, conv_depth(v)); }
+
+/* Largest chunk: images with all their lines, or lines of one image. Wide enough for a good product. */
+static chunk plan_chunks(const conv *v) {
+    const int64_t plane = volume(v->w.out), bytes = size_mul(rows_of(v), (int64_t)dtype_size(v->type));
+    const int64_t fit = bytes > 0 ? CHUNK_BYTES / bytes : 0, pixels = fit > CHUNK_PIXELS ? fit : CHUNK_PIXELS;
+    chunk k = {.v = v, .images = 1, .lines = lines_of(v)};
+
+    if (plane > pixels) k.lines = v->w.out[2] > pixels ? 1 : pixels / v->w.out[2];
+    else if (plane > 0) k.images = least(v->images, pixels / plane);
+    return k;
+}
+
+/* The next chunk of the convolution; false after the last. Begin with images == lines == 0 in `now`. */
+static bool next_chunk(const chunk *largest, chunk *now) {
+    const conv *v = largest->v;
+
+    if (now->line + now->lines < lines_of(v)) {
+        now->line += now->lines;
+    } else {
+        now->image += now->images;
+        now->line = 0;
+    }
+    now->images = least(largest->images, v->images - now->image);
+    now->lines = least(largest->lines, lines_of(v) - now->line);
+    return now->images > 0;
+}
+
+static int64_t pixels_of(const chunk *k) { return size_mul(k->lines, k->v->w.out[2]); } /* of one image */
+static int64_t width_of(const chunk *k) { return size_mul(k->images, pixels_of(k)); }   /* columns */
+
+/* A convolution over the pixels of x as they lie: one long line. */
+static conv as_line(const conv *v) {
+    conv flat = *v;
+    flat.w.in[0] = flat.w.in[1] = flat.w.out[0] = flat.w.out[1] = 1;
+    flat.w.in[2] = flat.w.out[2] = volume(v->w.in);
+    return flat;
+}
+
+static bool few_channels(const conv *v) {
+    return v->out < FEW_CHANNELS && (!conv_is_pointwise(v) || v->in < FEW_CHANNELS);
+}
+
+/* Columns of single elements are x itself; but where images are small, one product over several of them is better. */
+static bool is_copy_free(const conv *v) { return conv_is_pointwise(v) && volume(v->w.out) >= CHUNK_PIXELS; }
+
+size_t conv_scratch(const conv *v) {
+    if (is_copy_free(v) || few_channels(v)) return 0;
+    chunk k = plan_chunks(v);
+    const int64_t elements = size_mul(size_add(rows_of(v), size_mul(v->groups, v->out)), width_of(&k));
+    return (size_t)size_mul(elements, (int64_t)dtype_size(v->type));
+}
+
+/* --- columns ------------------------------------------------------------------------------------------------------ */
+
+/* One kernel element of one channel: where it looks along each axis. */
+typedef struct tap {
+    int64_t shift[SPATIAL], first[SPATIAL], last[SPATIAL]; /* input = output * stride + shift, for these outputs */
+} tap;
+
+static tap tap_at(const window *w, int64_t index) {
+    tap t;
+    for (int i = SPATIAL - 1; i >= 0; i--) {
+        int64_t at = index % w->kernel[i];
+        index /= w->kernel[i];
+        t.shift[i] = at * w->dilation[i] - w->before[i];
+        window_reach(w, i, at, &t.first[i], &t.last[i]);
+    }
+    return t;
+}
+
+/* Offset into an input plane of what the first output of a line sees, -1 where the line sees none. */
+static int64_t line_offset(const window *w, const tap *t, int64_t line) {
+    int64_t z = line / w->out[1], y = line % w->out[1];
+
+    if (z < t->first[0] || z >= t->last[0] || y < t->first[1] || y >= t->last[1]) return -1;
+    return ((z * w->stride[0] + t->shift[0]) * w->in[1] + y * w->stride[1] + t->shift[1]) * w->in[2];
+}
+
+/* A kernel element over the lines [line, line + lines) of outputs: `y` points to the first of them, x to a plane. */
+#define LINES(T)                                                                                                       \
+    /* y = x where it exists, 0 elsewhere */                                                                           \
+    static inline void look_##T(const window *w, const tap *t, int64_t line, int64_t lines, const T *x, T *y) {        \
+        const int64_t width = w->out[2], step = w->stride[2];                                                          \
+        for (int64_t l = line; l < line + lines; l++, y += width) {                                                    \
+            int64_t from = line_offset(w, t, l), first = from < 0 ? width : t->first[2];                               \
+            int64_t last = from < 0 ? width : t->last[2];                                                              \
+            const T *in = x + from + t->shift[2];                                                                      \
+            for (int64_t p = 0; p < first; p++) y[p] = 0;                                                              \
+            if (step == 1)                                                                                             \
+                for (int64_t p = first; p < last; p++) y[p] = in[p];                                                   \
+            else                                                                                                       \
+                for (int64_t p = first; p < last; p++) y[p] = in[p * step];                                            \
+            for (int64_t p = last; p < width; p++) y[p] = 0;                                                           \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* y += factor * x */                                                                                              \
+    static inline void gather_##T(const window *w, const tap *t, int64_t line, int64_t lines, T factor, const T *x,    \
+                                  T *y) {                                                                              \
+        const int64_t step = w->stride[2], first = t->first[2], last = t->last[2];                                     \
+        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
+            int64_t from = line_offset(w, t, l);                                                                       \
+            const T *in = x + from + t->shift[2];                                                                      \
+            if (from < 0) continue;                                                                                    \
+            if (step == 1)                                                                                             \
+                for (int64_t p = first; p < last; p++) y[p] += factor * in[p];                                         \
+            else                                                                                                       \
+                for (int64_t p = first; p < last; p++) y[p] += factor * in[p * step];                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* x += factor * y */                                                                                              \
+    static inline void scatter_##T(const window *w, const tap *t, int64_t line, int64_t lines, T factor, const T *y,   \
+                                   T *x) {                                                                             \
+        const int64_t step = w->stride[2], first = t->first[2], last = t->last[2];                                     \
+        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
+            int64_t to = line_offset(w, t, l);                                                                         \
+            T *out = x + to + t->shift[2];                                                                             \
+            if (to < 0) continue;                                                                                      \
+            if (step == 1)                                                                                             \
+                for (int64_t p = first; p < last; p++) out[p] += factor * y[p];                                        \
+            else                                                                                                       \
+                for (int64_t p = first; p < last; p++) out[p * step] += factor * y[p];                                 \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* sum of x * y */                                                                                                 \
+    static inline double dot_##T(const window *w, const tap *t, int64_t line, int64_t lines, const T *x, const T *y) { \
+        const int64_t step = w->stride[2];                                                                             \
+        double total = 0;                                                                                              \
+        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
+            int64_t from = line_offset(w, t, l);                                                                       \
+            const T *in = x + from + t->shift[2];                                                                      \
+            T sum = 0;                                                                                                 \
+            if (from < 0) continue;                                                                                    \
+            _Pragma("omp simd reduction(+ : sum)") for (int64_t p = t->first[2]; p < t->last[2]; p++) sum +=           \
+                y[p] * in[p * step];                                                                                   \
+            total += (double)sum;                                                                                      \
+        }                                                                                                              \
+        return total;                                                                                                  \
+    }
+
+LINES(float)
+LINES(double)
+
+#define COLUMNS(T)                                                                                                     \
+    /* Parts [begin, end) of rows of the chunk's cols: channel, kernel element, image. */                              \
+    SIMD static void make_columns_##T(void *arg, int64_t begin, int64_t end) {                                         \
+        const chunk *k = arg;                                                                                          \
+        const conv *v = k->v;                                                                                          \
+        const int64_t taps = conv_taps(v), channels = v->groups * v->in;                                               \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t row = part / k->images, image = k->image + part % k->images;                                 \
+            const tap t = tap_at(&v->w, row % taps);                                                                   \
+            look_##T(&v->w, &t, k->line, k->lines,                                                                     \
+                     (const T *)k->from + (image * channels + row / taps) * volume(v->w.in),                           \
+                     (T *)k->cols + part * pixels_of(k));                                                              \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* The same for patches, over lines of kernel elements: neighbours in x go to rows filled side by side. */         \
+    SIMD static void make_patches_##T(void *arg, int64_t begin, int64_t end) {                                         \
+        const chunk *k = arg;                                                                                          \
+        const conv *v = k->v;                                                                                          \
+        const window *w = &v->w;                                                                                       \
+        const int64_t across = w->kernel[2], down = conv_taps(v) / across, channels = v->groups * v->in;               \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t row = part / k->images, image = part % k->images, width = width_of(k);                       \
+            const tap t = tap_at(w, row % down * across);                                                              \
+            const T *x = (const T *)k->from + ((k->image + image) * channels + row / down) * volume(w->in);            \
+            T *y = (T *)k->cols + row * across * width + image * pixels_of(k);                                         \
+            for (int64_t l = 0; l < k->lines; l++, y += w->out[2]) {                                                   \
+                const T *in = x + line_offset(w, &t, k->line + l);                                                     \
+                for (int64_t p = 0; p < w->out[2]; p++)                                                                \
+                    for (int64_t i = 0; i < across; i++) y[i * width + p] = in[p * across + i];                        \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Planes [begin, end) of dx within the chunk's images. */                                                         \
+    SIMD static void add_columns_##T(void *arg, int64_t begin, int64_t end) {                                          \
+        const chunk *k = arg;                                                                                          \
+        const conv *v = k->v;                                                                                          \
+        const int64_t taps = conv_taps(v), plane = volume(v->w.in), channels = v->groups * v->in;                      \
+        for (int64_t part = begin; part < end; part++) {                                                               \
+            const int64_t image = part / channels, channel = part % channels;                                          \
+            const T *cols = (const T *)k->cols + channel * taps * width_of(k) + image * pixels_of(k);                  \
+            T *x = (T *)k->to + ((k->image + image) * channels + channel) * plane;                                     \
+            if (k->line == 0) memset(x, 0, (size_t)plane * sizeof(T));                                                 \
+            for (int64_t i = 0; i < taps; i++, cols += width_of(k)) {                                                  \
+                const tap t = tap_at(&v->w, i);                                                                        \
+                scatter_##T(&v->w, &t, k->line, k->lines, 1, cols, x);                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+COLUMNS(float)
+COLUMNS(double)
+
+/* Do windows lie side by side within x, as the patches of a vision transformer do? */
+static bool is_patches(const conv *v) {
+    for (int i = 0; i < SPATIAL; i++)
+        if (v->w.stride[i] != v->w.kernel[i] || v->w.dilation[i] != 1 || v->w.before[i] != 0 ||
+            v->w.out[i] * v->w.stride[i] > v->w.in[i])
+            return false;
+    return v->w.kernel[2] > 1;
+}
+
+static void make_columns(chunk *k) {
+    const int64_t parts = rows_of(k->v) * k->images, across = k->v->w.kernel[2];
+    const bool wide = k->v->type == F64;
+
+    if (is_patches(k->v))
+        parallel_for(parts / across, parallel_rows(pixels_of(k) * across),
+                     wide ? make_patches_double : make_patches_float, k);
+    else parallel_for(parts, parallel_rows(pixels_of(k)), wide ? make_columns_double : make_columns_float, k);
+}
+
+static void add_columns(chunk *k) {
+    int64_t planes = k->images * k->v->groups * k->v->in;
+    range_fn *body = k->v->type == F64 ? add_columns_double : add_columns_float;
+    parallel_for(planes, parallel_rows(pixels_of(k) * conv_taps(k->v)), body, k);
+}
+
+/* --- products ----------------------------------------------------------------------------------------------------- */
+
+static void *at(const void *base, int64_t element, dtype type) {
+    return (char *)(uintptr_t)base + element * (int64_t)dtype_size(type);
+}
+
+/* The chunk's first pixel in a tensor like y. */
+static void *first_pixel(const chunk *k, const void *y) {
+    const conv *v = k->v;
+    return at(y, k->image * v->groups * v->out * volume(v->w.out) + k->line * v->w.out[2], v->type);
+}
+
+/* What walks from image to image of a tensor like y, and from group to group. */
+static int64_t image_step(const conv *v) { return v->groups * v->out * volume(v->w.out); }
+static int64_t group_step(const conv *v) { return v->out * volume(v->w.out); }
+
+/* The matrix of columns, `width` of them in each row: from image to image they are so many elements apart, and from
+ * group to group, whose rows follow one another. */
+typedef struct columns {
+    const void *data;
+    int64_t width, image_step, group_step;
+} columns;
+
+static columns made_columns(const chunk *k) {
+    return (columns){k->cols, width_of(k), pixels_of(k), conv_depth(k->v) * width_of(k)};
+}
+
+/* The columns of single elements: x, of which the chunk is all images. */
+static columns columns_of_x(const chunk *k, const void *x) {
+    const int64_t plane = volume(k->v->w.in);
+    return (columns){x, plane, k->v->groups * k->v->in * plane, k->v->in * plane};
+}
+
+/* y = w cols, for each image and group */
+static void forward_product(const chunk *k, columns cols, const void *w, void *y, bool add) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .beta = add, .n_batch = 2, .batch = {k->images, v->groups}};
+
+    g.m = v->out;
+    g.n = pixels_of(k);
+    g.k = conv_depth(v);
+    g.a = w;
+    g.a_row = g.k;
+    g.a_col = 1;
+    g.a_step[1] = v->out * g.k;
+    g.b = cols.data;
+    g.b_row = cols.width;
+    g.b_col = 1;
+    g.b_step[0] = cols.image_step;
+    g.b_step[1] = cols.group_step;
+    g.c = first_pixel(k, y);
+    g.c_row = volume(v->w.out);
+    g.c_step[0] = image_step(v);
+    g.c_step[1] = group_step(v);
+    gemm_run(&g);
+}
+
+/* cols = w' dy */
+static void input_product(const chunk *k, const void *dy, const void *w, columns cols) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .n_batch = 2, .batch = {k->images, v->groups}};
+
+    g.m = conv_depth(v);
+    g.n = pixels_of(k);
+    g.k = v->out;
+    g.a = w;
+    g.a_row = 1;
+    g.a_col = g.m;
+    g.a_step[1] = v->out * g.m;
+    g.b = first_pixel(k, dy);
+    g.b_row = volume(v->w.out);
+    g.b_col = 1;
+    g.b_step[0] = image_step(v);
+    g.b_step[1] = group_step(v);
+    g.c = (void *)(uintptr_t)cols.data;
+    g.c_row = cols.width;
+    g.c_step[0] = cols.image_step;
+    g.c_step[1] = cols.group_step;
+    gemm_run(&g);
+}
+
+/* Lines [begin, end) of the chunk's dy, by channel and image. */
+static void collect_lines(void *arg, int64_t begin, int64_t end) {
+    const chunk *k = arg;
+    const int64_t bytes = pixels_of(k) * (int64_t)dtype_size(k->v->type), channels = k->v->groups * k->v->out;
+
+    for (int64_t part = begin; part < end; part++) {
+        const int64_t channel = part / k->images, image = part % k->images;
+        memcpy(k->dy + part * bytes, k->from + (image * channels + channel) * bytes, (size_t)bytes);
+    }
+}
+
+/* dw += dy cols'. The pixels of several images are one long sum, for which dy is collected: they must lie in line. */
+static void weight_product(const chunk *k, columns cols, const void *dy, void *dw) {
+    const conv *v = k->v;
+    gemm g = {.type = v->type, .alpha = 1, .beta = k->image > 0 || k->line > 0, .n_batch = 1, .batch = {v->groups}};
+
+    g.m = v->out;
+    g.n = conv_depth(v);
+    g.k = width_of(k);
+    g.a = first_pixel(k, dy);
+    g.a_row = volume(v->w.out);
+    g.a_col = 1;
+    if (k->images > 1) {
+        chunk lines = *k;
+        lines.from = first_pixel(k, dy);
+        parallel_for(k->images * v->groups * v->out, parallel_rows(pixels_of(k)), collect_lines, &lines);
+        g.a = k->dy;
+        g.a_row = g.k;
+    }
+    g.a_step[0] = v->out * g.a_row;
+    g.b = cols.data;
+    g.b_row = 1;
+    g.b_col = cols.width;
+    g.b_step[0] = cols.group_step;
+    g.c = dw;
+    g.c_row = g.n;
+    g.c_step[0] = v->out * g.n;
+    gemm_run(&g);
+}
+
+/* --- few channels: scaled additions of shifted images ------------------------------------------------------------- */
+
+typedef struct direct {
+    const conv *v;
+    const void *x, *w, *dy;
+    void *out;
+    bool add;
+} direct;
+
+#define DIRECT(T)                                                                                                      \
+    /* Planes [begin, end) of y. */                                                                                    \
+    SIMD static void direct_forward_##T(void *arg, int64_t begin, int64_t end) {                                       \
+        const direct *d = arg;                                                                                         \
+        const conv *v = d->v;                                                                                          \
+        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
+        for (int64_t o = begin; o < end; o++) {                                                                        \
+            const int64_t image = o / (v->groups * v->out), channel = o % (v->groups * v->out);                        \
+            const T *x = (const T *)d->x + (image * v->groups + channel / v->out) * v->in * in_plane;                  \
+            const T *w = (const T *)d->w + channel * v->in * taps;                                                     \
+            T *y = (T *)d->out + o * plane;                                                                            \
+            if (!d->add) memset(y, 0, (size_t)plane * sizeof(T));                                                      \
+            for (int64_t i = 0; i < v->in * taps; i++) {                                                               \
+                const tap t = tap_at(&v->w, i % taps);                                                                 \
+                gather_##T(&v->w, &t, 0, lines_of(v), w[i], x + i / taps * in_plane, y);                               \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Planes [begin, end) of dx. */                                                                                   \
+    SIMD static void direct_input_##T(void *arg, int64_t begin, int64_t end) {                                         \
+        const direct *d = arg;                                                                                         \
+        const conv *v = d->v;                                                                                          \
+        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
+        for (int64_t c = begin; c < end; c++) {                                                                        \
+            const int64_t image = c / (v->groups * v->in), group = c / v->in % v->groups;                              \
+            const T *dy = (const T *)d->dy + (image * v->groups + group) * v->out * plane;                             \
+            const T *w = (const T *)d->w + (group * v->out * v->in + c % v->in) * taps;                                \
+            T *x = (T *)d->out + c * in_plane;                                                                         \
+            memset(x, 0, (size_t)in_plane * sizeof(T));                                                                \
+            for (int64_t i = 0; i < v->out * taps; i++) {                                                              \
+                const tap t = tap_at(&v->w, i % taps);                                                                 \
+                scatter_##T(&v->w, &t, 0, lines_of(v), w[i / taps * v->in * taps + i % taps], dy + i / taps * plane,   \
+                            x);                                                                                        \
+            }                                                                                                          \
+        }                                                                                                              \
+    }                                                                                                                  \
+    /* Elements [begin, end) of dw. */                                                                                 \
+    SIMD static void direct_weight_##T(void *arg, int64_t begin, int64_t end) {                                        \
+        const direct *d = arg;                                                                                         \
+        const conv *v = d->v;                                                                                          \
+        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
+        for (int64_t e = begin; e < end; e++) {                                                                        \
+            const int64_t o = e / (v->in * taps), c = o / v->out * v->in + e / taps % v->in;                           \
+            const tap t = tap_at(&v->w, e % taps);                                                                     \
+            double total = 0;                                                                                          \
+            for (int64_t image = 0; image < v->images; image++)                                                        \
+                total +=                                                                                               \
+                    dot_##T(&v->w, &t, 0, lines_of(v), (const T *)d->x + (image * v->groups * v->in + c) * in_plane,   \
+                            (const T *)d->dy + (image * v->groups * v->out + o) * plane);                              \
+            ((T *)d->out)[e] = (T)total;                                                                               \
+        }                                                                                                              \
+    }
+
+DIRECT(float)
+DIRECT(double)
+
+/* --- the three ---------------------------------------------------------------------------------------------------- */
+
+void conv_forward(const conv *v, const void *x, const void *w, void *y, bool add, void *work) {
+    const conv flat = as_line(v);
+    const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
+    direct d = {.v = v, .x = x, .w = w, .out = y, .add = add};
+
+    if (few_channels(v)) {
+        parallel_for(v->images * v->groups * v->out, parallel_rows(volume(v->w.out) * conv_depth(v)),
+                     v->type == F64 ? direct_forward_double : direct_forward_float, &d);
+        return;
+    }
+    if (conv_is_pointwise(v)) {
+        forward_product(&all, columns_of_x(&all, x), w, y, add);
+        return;
+    }
+    for (chunk k = {.v = v, .cols = work, .from = x}; next_chunk(&largest, &k);) {
+        make_columns(&k);
+        forward_product(&k, made_columns(&k), w, y, add);
+    }
+}
+
+void conv_grad_input(const conv *v, const void *dy, const void *w, void *dx, void *work) {
+    const conv flat = as_line(v);
+    const chunk largest = plan_chunks(v), all = {.v = &flat, .images = v->images, .lines = 1};
+    direct d = {.v = v, .dy = dy, .w = w, .out = dx};
+
+    if (few_channels(v)) {
+        parallel_for(v->images * v->groups * v->in, parallel_rows(volume(v->w.out) * v->out * conv_taps(v)),
+                     v->type == F64 ? direct_input_double : direct_input_float, &d);
+        return;
+    }
+    if (conv_is_pointwise(v)) {
+        input_product(&all, dy, w, columns_of_x(&all, dx));
+        return;
+    }
+    for (chunk k = {.v = v, .cols = work, .to = dx}; next_chunk(&largest, &k);) {
+        input_product(&k, dy, w, made_columns(&k));
+        add_columns(&k);
+    }
+}
+
+void conv_grad_weight(const conv *v, const void *x, const void *dy, void *dw, void *work) {
+    const conv flat = as_line(v);
+    const int64_t count = v->groups * v->out * conv_depth(v);
+    const chunk largest = plan_chunks(v);
+    direct d = {.v = v, .x = x, .dy = dy, .out = dw};
+
+    if (count == 0) return;
+    if (v->images == 0 || volume(v->w.out) == 0) {
+        memset(dw, 0, (size_t)count * dtype_size(v->type));
+        return;
+    }
+    if (few_channels(v)) {
+        parallel_for(count, parallel_rows(volume(v->w.out) * v->images),
+                     v->type == F64 ? direct_weight_double : direct_weight_float, &d);
+        return;
+    }
+    if (is_copy_free(v)) {
+        for (chunk k = {.v = &flat, .images = 1, .lines = 1}; k.image < v->images; k.image++)
+            weight_product(&k, columns_of_x(&k, at(x, k.image * v->groups * v->in * volume(v->w.in), v->type)), dy, dw);
+        return;
+    }
+    for (chunk k = {.v = v, .cols = work, .from = x}; next_chunk(&largest, &k);) {
+        k.dy = k.cols + rows_of(v) * width_of(&k) * (int64_t)dtype_size(v->type);
+        make_columns(&k);
+        weight_product(&k, made_columns(&k), dy, dw);
+    }
+}
