@@ -11,7 +11,8 @@ CSRC = ROOT / "csrc"
 #: A folder may include itself and folders above it in this list. `ops/op.h` has the operator records, which everything
 #: below `graph` may see; the families in `ops/` come after `exec`.
 ORDER = [
-    "core", "optim", "gemm", "graph", "ops/op.h", "onnx", "shape", "grad", "passes", "plan", "exec", "ops", "cuda", "py",
+    "core", "optim", "gemm", "graph", "ops/op.h", "onnx", "shape", "grad", "passes", "plan", "exec", "ops", "cuda",
+    "py",
 ]  # fmt: skip
 RECORD_USERS = {"graph"}  # its sources emit nodes, so they read records
 SOURCES = sorted(p for p in CSRC.rglob("*.[ch]*") if p.suffix in {".c", ".h", ".cu", ".cuh"})
