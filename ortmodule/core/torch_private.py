@@ -1,6 +1,6 @@
 """All names of PyTorch's that are private and used here, each with what it is for and what happens without it.
 
-No other module of this package or of `ortmodule.optim` names one (tests/python/test_torch_private.py); those that the
+No other module of this package or of `ortmodule.optim` names one (tests/core/test_torch_private.py); those that the
 engine's C looks up in torch's libraries are in csrc/core/torch_lib.h. A version of PyTorch that lacks one is told of
 once, in a sentence (:func:`tell`), and in `explain()`.
 """

@@ -229,7 +229,7 @@ def case(draw):
     relabelled = any(which == LABELS for which, _, _ in chosen)
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         if relabelled and a is not None and a.isnan().any():
-            continue  # a label that counts only now (tests/python/test_between.py)
+            continue  # a label that counts only now (tests/runtime/test_between.py)
         assert same(a, b), f"{kind.__name__}, {told}: gradient {i} is {a}, in PyTorch {b}"
 
 

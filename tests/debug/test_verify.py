@@ -317,7 +317,7 @@ def findings(tmp_path_factory):
         spec = importlib.util.spec_from_file_location("ortmodule._core", sys.argv[1])
         sys.modules["ortmodule._core"] = core = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(core)
-        from tests.python.test_verify import find
+        from tests.debug.test_verify import find
         print(json.dumps(find(sys.argv[2:])))
     """
     run = subprocess.run(

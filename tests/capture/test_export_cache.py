@@ -66,7 +66,7 @@ def test_a_later_run_exports_nothing(folder, monkeypatch):
 
 def test_another_process(folder):
     assert run() == (0, 1)
-    text = "from tests.python.test_cache import run; print(run())"
+    text = "from tests.capture.test_export_cache import run; print(run())"
     environment = {**os.environ, "PYTHONPATH": PATH, "ORTMODULE_CACHE_DIR": str(folder)}
     done = subprocess.run([sys.executable, "-c", text], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split("\n")[-2] in ("(1, 0)", "(0, 1)"), done.stderr
@@ -169,7 +169,7 @@ def test_nothing_half_written_is_left(folder, monkeypatch, caplog):
 
 
 def test_two_processes_at_once(folder):
-    text = "from tests.python.test_cache import run\nprint([run(scale=float(s)) for s in range(1, 4)])"
+    text = "from tests.capture.test_export_cache import run\nprint([run(scale=float(s)) for s in range(1, 4)])"
     environment = {**os.environ, "PYTHONPATH": PATH, "ORTMODULE_CACHE_DIR": str(folder)}
     command = [sys.executable, "-c", text]
     both = [subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)]
