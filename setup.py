@@ -113,7 +113,7 @@ CFLAGS += ["-O1", "-g"] if SANITIZE or THREADS or DEBUG else ["-O3"]
 # Debian's libprotobuf-c.a is not position-independent. It goes into a shared object only because hiding its symbols
 # lets the linker resolve the library's references to itself.
 LDFLAGS = ["-fopenmp", "-l:libprotobuf-c.a", "-Wl,--exclude-libs,ALL", "-ldl", "-lm"]
-if SANITIZE or THREADS or DEBUG or switch("ORTMODULE_WERROR"):
+if SANITIZE or DEBUG or switch("ORTMODULE_WERROR"):
     CFLAGS += ["-Werror"]
 if DEBUG:
     CFLAGS += ["-DORT_VERIFY"]

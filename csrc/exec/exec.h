@@ -13,7 +13,7 @@ typedef struct run {
     const host *host;            /* for nodes that are not the engine's own, or NULL */
     const struct cuda_run *cuda; /* plans for a GPU: where (cuda/host/driver.h), else NULL; all memory is there */
     const void *constants;       /* plan->constant_bytes on that GPU */
-    double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL */
+    double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL; runs may share it */
 } run;
 
 /* Instructions [from, to). An error names the node. On a GPU they have been started, not finished. */

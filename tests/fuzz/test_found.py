@@ -1,9 +1,10 @@
 """What the fuzz targets have found, one test each (docs/fuzzing.md)."""
 
 import pytest
+import torch
 from onnx import TensorProto, helper
 
-from ortmodule import UnsupportedError
+from ortmodule import ORTModule, UnsupportedError
 from ortmodule.session import Session
 
 ONE = [True]
@@ -45,3 +46,22 @@ def test_list_of_many_parts():
     with pytest.raises(UnsupportedError, match="into 1000000 parts"):
         made.plan([("float32", (1_000_000,))], [False])
     assert made.plan([("float32", (100,))], [False])
+
+
+class Spread(torch.nn.Module):
+    def __init__(self, correction):
+        super().__init__()
+        self.correction = correction
+
+    def forward(self, x):
+        return torch.var(x, [1], correction=self.correction), torch.std(x, [1], correction=self.correction)
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3])
+@pytest.mark.parametrize("correction", [0, 1, 2, 3, 4])
+def test_correction_beyond_the_elements(elements, correction):
+    """The divisor is no less than zero: a variance was negative or zero."""
+    model = Spread(correction)
+    x = torch.arange(float(elements))[None]
+    for found, expected in zip(ORTModule(model)(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)

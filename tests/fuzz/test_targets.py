@@ -41,7 +41,8 @@ def test_a_fault_is_kept(tmp_path):
     (tmp_path / "target.c").write_text(
         '#include "fuzz.h"\n'
         "int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {\n"
-        "    return size > 2 && data[0] == 'x' && data[size] == 'y' ? 0 : 0;\n"
+        "    volatile uint8_t behind = size > 2 && data[0] == 'x' ? data[size] : 0;\n"
+        "    return behind * 0;\n"
         "}\n"
     )
     program, corpus = tmp_path / "target", tmp_path / "corpus"

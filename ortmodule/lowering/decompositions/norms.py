@@ -162,7 +162,7 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     count = 1
     for d in dim:
         count = count * x.shape[d]
-    divisor = torch.as_tensor(count).to(x.dtype) - correction
+    divisor = (torch.as_tensor(count).to(x.dtype) - correction).clamp(min=0)
     return squares / divisor, x.mean(dim, keepdim=keepdim)
 
 
