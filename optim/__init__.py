@@ -1,4 +1,4 @@
-"""Optimizers in one pass over memory, and what belongs to their step; installed as ``ortmodule.optim``."""
+"""Steps optimizers in one pass over memory; installed as ``ortmodule.optim``."""
 
 from ortmodule.optim.adasum import adasum_hook
 from ortmodule.optim.fp16_optimizer import FP16_Optimizer

@@ -1,4 +1,4 @@
-"""AdaSum (Maleki et al., 2021): gradients are added as far as they differ, averaged as far as they agree."""
+"""Combines gradients by AdaSum (Maleki et al., 2021): added where they differ, averaged where they agree."""
 
 # DistributedDataParallel compares the annotations of a hook: they are no strings here.
 from typing import Any

@@ -1,4 +1,4 @@
-"""Apex AMP's optimizers, at level O2: 16-bit weights in the model, float32 weights that the optimizer steps."""
+"""Makes the steps of Apex AMP's optimizers cheaper at level O2: 16-bit model weights, float32 master weights."""
 
 from __future__ import annotations
 

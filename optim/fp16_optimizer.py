@@ -1,4 +1,4 @@
-"""FP16_Optimizer: the overflow check and the gradient norm of mixed-precision optimizers, in one pass."""
+"""Checks overflow and computes the gradient norm of mixed-precision optimizers in one pass (FP16_Optimizer)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: list[tuple[Callable[[Any], bool], Callable[..., None]]] = [
 def FP16_Optimizer(optimizer: Any, **kwargs: Any) -> Any:  # noqa: N802, the name that scripts use
     """Makes the overflow check and the gradient norm of a mixed-precision optimizer cheaper, and returns it.
 
-    The optimizer itself is changed, so that whoever holds it already (DeepSpeed's engine, accelerate) profits, too.
+    The optimizer itself is changed, so libraries that hold it already (DeepSpeed's engine, accelerate) profit, too.
     What its methods return and which collectives they run stays the same. Call it on every rank, or on none.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the optimizers of this package have in common: all tensors of a step in one pass over memory."""
+"""Shares what the fused optimizers have in common: all tensors of a step in one pass over memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adagrad in one pass over the memory of all tensors."""
+"""Steps Adagrad in one pass over the memory of all tensors."""
 
 from __future__ import annotations
 

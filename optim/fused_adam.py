@@ -1,4 +1,4 @@
-"""Adam in one pass over the memory of all tensors."""
+"""Steps Adam in one pass over the memory of all tensors."""
 
 from __future__ import annotations
 

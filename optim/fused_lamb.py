@@ -1,4 +1,4 @@
-"""LAMB in two passes over the memory of all tensors."""
+"""Steps LAMB in two passes over the memory of all tensors."""
 
 from __future__ import annotations
 

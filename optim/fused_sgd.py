@@ -1,4 +1,4 @@
-"""Stochastic gradient descent in one pass over the memory of all tensors."""
+"""Steps stochastic gradient descent in one pass over the memory of all tensors."""
 
 from __future__ import annotations
 

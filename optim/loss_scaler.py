@@ -1,4 +1,4 @@
-"""Loss scaling for scripts that have none: float16 gradients are kept away from zero, steps that overflow left out."""
+"""Scales losses for scripts that do not: keeps float16 gradients from zero, leaves steps that overflow out."""
 
 from __future__ import annotations
 

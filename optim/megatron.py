@@ -1,4 +1,4 @@
-"""The FP16 optimizer that Megatron-LM's scripts use."""
+"""Makes the step of Megatron-LM's FP16 optimizer cheaper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing methods of another library's optimizer, without ever changing what they mean."""
+"""Replaces methods of another library's optimizer, without ever changing what they mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizers: ZeRO stages 0 to 3.
+"""Makes the steps of DeepSpeed's optimizers cheaper: ZeRO stages 0 to 3.
 
 They look at every gradient several times: for its largest and its smallest element, for its norm, and to unscale it.
 Here all gradients are read once. The library's own methods still run, with their collectives, on stand-ins of one

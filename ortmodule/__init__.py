@@ -1,4 +1,4 @@
-"""`model = ORTModule(model)`: PyTorch modules train through a C engine."""
+"""Trains PyTorch modules through a C engine: `model = ORTModule(model)`."""
 
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 

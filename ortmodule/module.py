@@ -1,8 +1,8 @@
-"""ORTModule: the wrapped module, which still is the user's module.
+"""Wraps a module, which still is the user's module.
 
 The object that `ORTModule(model)` returns is an instance of a class derived from both ORTModule and the model's own
-class, and shares the model's `__dict__`: parameters, submodules, hooks and attributes are the same ones, whoever looks.
-Only `forward` is another, and what belongs to the wrapper alone lives in a slot outside of that dictionary.
+class, and shares the model's `__dict__`: both have the same parameters, submodules, hooks and attributes. Only
+`forward` is another, and what belongs to the wrapper alone lives in a slot outside of that dictionary.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ORTModule(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not ORTModule:
-            # `type(wrapped)(config)`, as `from_pretrained` does: whoever asks for a model gets one.
+            # `type(wrapped)(config)`, as `from_pretrained` does: the caller wants a plain model.
             return cls._wrapped_class(*args, **kwargs)
         return _wrap(*args, **kwargs)
 

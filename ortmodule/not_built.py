@@ -1,4 +1,4 @@
-"""What an ImportError says when the compiled part, ortmodule._core, is not there or does not load."""
+"""Explains an ImportError of the compiled extension, ortmodule._core: it is not there or does not load."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A module and its loss as one module, for scripts that compute the loss outside."""
+"""Makes one module of a module and its loss, for scripts that compute the loss outside."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ def loggers_as_before():
     from ortmodule.core import logger
 
     known = (logger.LOGGER, logger.ENGINE)
-    before, everyone = [(each.level, list(each.handlers)) for each in known], logger._RANKS.everyone
+    before, all_ranks = [(each.level, list(each.handlers)) for each in known], logger._RANKS.all_ranks
     yield
     for each, (level, handlers) in zip(known, before, strict=True):
         each.setLevel(level)
         each.handlers[:] = handlers
-    logger._RANKS.everyone = everyone
+    logger._RANKS.all_ranks = all_ranks
 
 
 def pytest_addoption(parser):

@@ -13,7 +13,7 @@ from ortmodule.core import devices
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.verify import Before
 from ortmodule.host.opaque_regions import Passed
-from ortmodule.runtime.rng_replay import Draws, Redraw
+from ortmodule.runtime.rng_replay import ReplayMode, RngReplay
 from tests.models.compare import InDouble, step, to
 
 TIMES = 2  # PyTorch's own error: what the engine's may be
@@ -46,7 +46,7 @@ class Recorder:
 
         def after_forward(result):
             assert graph.session.known is None, "nodes that PyTorch runs draw numbers of their own"
-            draws = Draws(graph.capture.model)
+            draws = RngReplay(graph.capture.model)
             self.draws = draws.of(before.feeds(graph.session.inputs, call.tree), before.seed())
 
         return after_forward
@@ -70,7 +70,7 @@ def drawn(draws):
     """Inside, dropout in PyTorch drops what the engine dropped."""
     generator = devices.generators()
     try:
-        with Redraw(draws, Passed(None, [])):
+        with ReplayMode(draws, Passed(None, [])):
             yield
     finally:
         devices.set_generators(generator)
@@ -102,7 +102,7 @@ def check_run(module, model, feeds, results, dy, dtype, seed=0, narrowest=None, 
     """A run of an exported ``model`` (an onnx.ModelProto) with this ``seed``, in ``dtype``: ``results`` are its output
     and the gradients of ``feeds``, tensors by the names of its inputs: x0, x1, ... those of the operands, in order.
     ``narrowest``: the type in which the module rounds, if it is another."""
-    draws, sides = Draws(model).of(feeds, seed), [_named(feeds, results)]
+    draws, sides = RngReplay(model).of(feeds, seed), [_named(feeds, results)]
     for kind, mode in ((dtype, contextlib.nullcontext()), (torch.float64, Exactly())):
         copied = copy.deepcopy(module).to(kind) if any(True for _ in module.parameters()) else module
         parameters = dict(copied.named_parameters())

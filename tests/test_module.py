@@ -279,7 +279,7 @@ def test_chained(x):
         torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
 
 
-def test_traced_by_someone_else(model, x):
+def test_traced_by_another_library(model, x):
     wrapped = ORTModule(model)
     traced = torch.jit.trace(wrapped, x, check_trace=False)
     torch.testing.assert_close(traced(x), wrapped(x))

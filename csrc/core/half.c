@@ -1,3 +1,4 @@
+/* half.c -- loops over float16 numbers, and their forms for CPUs that convert them by an instruction. */
 #include "core/half.h"
 
 #include "core/dtype.h"

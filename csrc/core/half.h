@@ -1,5 +1,5 @@
-/* half.h -- many float16 numbers to float and back, by the CPU's own conversion where it has one: compilers do not use it
- * for vectors. Rounded to nearest even; of a NaN it is only certain that it stays one. */
+/* half.h -- many float16 numbers to float and back, by the CPU's own conversion where it has one.
+ * Compilers do not use it for vectors. Rounded to nearest even; of a NaN it is only certain that it stays one. */
 #ifndef ORT_CORE_HALF_H
 #define ORT_CORE_HALF_H
 

@@ -1,7 +1,7 @@
 /* host_call.c -- nodes that the host runs: a Python function, forward and backward.
  *
- * PythonOp is what a model has. What its results are like only the host can tell, so it becomes a HostCall with types
- * and shapes written into it; where even the host has to run it first, a HostProbe ends a prologue. The first result
+ * A model has PythonOp. Only the host knows the types and shapes of its results, so specialisation makes it a HostCall
+ * with these written into it; where the host has to run it to know them, a HostProbe ends a prologue. The first result
  * of all is a number without a meaning, for a caller that keeps the node. HostGrad is tied to its HostCall by their
  * number: all calls run in forward, in their order, as they may have effects. */
 #include "graph/host.h"

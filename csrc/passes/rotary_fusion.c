@@ -1,4 +1,4 @@
-/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, with x1 and x2 the halves of x's last axis  ->  Rotary, before a transpose of x */
+/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, x1 and x2 the halves of x's last axis  ->  Rotary, before a transpose of x */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"

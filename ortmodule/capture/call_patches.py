@@ -1,4 +1,4 @@
-"""Calls of torch that the tracer cannot record as they are, or that must not be made on parts of a batch."""
+"""Replaces calls of torch that the tracer cannot record, or that must not be made on slices of a batch."""
 
 from __future__ import annotations
 

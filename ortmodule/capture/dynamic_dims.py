@@ -1,6 +1,6 @@
-"""A graph that is known to hold for other sizes than it was traced at.
+"""Captures a graph that holds for other sizes than those it was traced at.
 
-A trace records what happened for one set of inputs. Two traces are made, on small parts of the caller's batch, with
+A trace records what happened for one set of inputs. Two traces are made, on small slices of the caller's batch, with
 different values and different sizes, and the graphs are compared. Equal graphs hold for any size of the dimensions
 that differed. Where they are not equal, or the second trace fails, fewer dimensions are varied; the ones that stay
 as they were are *pinned*: the graph serves only calls with these sizes there.

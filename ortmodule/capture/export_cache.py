@@ -1,10 +1,10 @@
-"""``ORTMODULE_CACHE_DIR``: exported graphs on disk.
+"""Keeps exported graphs on disk (``ORTMODULE_CACHE_DIR``).
 
 What forward does is found out by tracing it, in every run anew: its code may depend on anything, so nothing less says
 what it does now. What is kept is the work that follows, the export. Its key is all that goes in: the trace itself, with
 every constant, type, shape, name and scope (the model's code and configuration, its parameters' types and shapes, and
 what Python decided are in there), the opset, which sizes vary, torch's modes, the versions, and the source of what
-exports. A graph with a Python function in it, and one for which someone registered an own translation, is not kept.
+exports. A graph with a Python function in it, and one with translations that user code registered, is not kept.
 
 A file appears whole or not at all, and carries the checksum of its content; one that is damaged, or that another user
 may have written (``safe_files``), is made again. A folder that others can write is refused where the setting is read.

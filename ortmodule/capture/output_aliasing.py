@@ -1,4 +1,4 @@
-"""Results that share memory with another result, an input, or a tensor of the module.
+"""Finds results that share memory with another result, an input, or a tensor of the module.
 
 What the engine computes has memory of its own. But a caller of PyTorch's module who edits one of two results that are
 views of one tensor sees it in the other, and gradients of both go through that tensor. So where the tensors of both

@@ -1,7 +1,7 @@
-"""The parts of a module that PyTorch runs inside its graph: operators by kind, and submodules.
+"""Chooses what of a module PyTorch runs inside its graph: operators by kind, and submodules.
 
-Nobody says beforehand which they are. A capture or a graph fails, the smallest part that is to blame is left to
-PyTorch, and the capture is tried again, until it succeeds or nothing is to blame but the module itself.
+Which they are is found by trying. Where a capture or a graph fails, the smallest operator or submodule that is to blame
+is left to PyTorch, and the capture is tried again, until it succeeds or only the module itself is to blame.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WRITING = frozenset({"aten::batch_norm", "aten::instance_norm", "aten::native_b
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
-class Parts:
-    """What is left to PyTorch when a module is in one state; kept in its ``tree``."""
+class Partition:
+    """What PyTorch runs of a module in one state; kept in its ``tree``."""
 
     def __init__(self, tree: Tree, key: int, hooked: Iterable[str]) -> None:
         """``key``: the state's number. ``hooked``: submodules with hooks."""
@@ -39,8 +39,8 @@ class Parts:
         return {p: why for p, why in modules.items() if not any(p.startswith((f"{o}.", f"{o}:")) for o in modules)}
 
     def grow(self, error: Exception, captured: Capture | None = None) -> bool:
-        """Leaves one part more to PyTorch because of ``error``, which the capture raised or the engine, of a graph
-        that was ``captured``. False: no part is to blame."""
+        """Leaves one operator or submodule more to PyTorch because of ``error``, which the capture raised or the
+        engine, of a graph that was ``captured``. False: none is to blame."""
         if isinstance(error, CaptureError):
             return self._kind(error.kind) or self._submodule(error)
         text, tree = str(error), self.tree

@@ -1,4 +1,4 @@
-"""What Python learns from tensors while a module is traced.
+"""Records what Python learns from tensors while a module is traced, so that runs can compare it.
 
 A trace records tensor operations; whatever Python decides with a number taken out of a tensor (`if mask.all():`,
 `range(x.shape[1])`) is decided once, for ever. So every way out of a tensor is watched during a trace, and what was
@@ -47,8 +47,8 @@ from ortmodule.core.torch_private import (
     set_tracing_state,
 )
 
-#: What a value depends on: the most of what its operands do. FOREIGN: on what a part left to PyTorch computes.
-NOTHING, SIZE, DATA, RANDOM, FOREIGN = range(5)
+#: What a value depends on: the most of what its operands do. OPAQUE: on what a host node computes.
+NOTHING, SIZE, DATA, RANDOM, OPAQUE = range(5)
 
 _SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len"}
 _RANDOM = {
@@ -134,7 +134,7 @@ class Recorder:
             return
         self._seen.add(value.unique())
         if depends >= RANDOM:
-            what = "a random number" if depends == RANDOM else "what a part left to PyTorch computes"
+            what = "a random number" if depends == RANDOM else "what a submodule that PyTorch runs computes"
             raise NotTraceable(f"{_place()} decides something with {what}")
         if tensor.numel() > MOST_ELEMENTS:
             shape = untraced(lambda each: list(each.shape), tensor)
@@ -181,7 +181,7 @@ def _causes(node: TracedNode) -> _Causes:
     if kind in _RANDOM:
         return [], RANDOM
     if kind == "ortmodule::call":
-        return [], FOREIGN
+        return [], OPAQUE
     least = RANDOM if kind == "aten::dropout" and _drops(node) else NOTHING
     return [(value, False) for value in node.inputs()], least
 
@@ -227,13 +227,13 @@ def _takes_masks(node: TracedNode) -> bool:
 
 
 @contextmanager
-def secretly() -> Iterator[None]:
+def hidden_tracing() -> Iterator[None]:
     """Inside, in this thread, code that asks `torch.jit.is_tracing()` is told that it is not."""
-    _current.secret = True
+    _current.hidden = True
     try:
         yield
     finally:
-        _current.secret = False
+        _current.hidden = False
 
 
 @contextmanager
@@ -498,13 +498,13 @@ def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
     return _patch(owner, name, make)
 
 
-def _told() -> _Patch:
+def _tracing_flag() -> _Patch:
     """torch itself has to know; a module may do less when it is traced."""
 
     def make(original):
         def is_tracing():
-            secret = getattr(_current, "secret", False) and _active() is not None
-            return original() and not (secret and not _is_torch(sys._getframe(1).f_code.co_filename))
+            hidden = getattr(_current, "hidden", False) and _active() is not None
+            return original() and not (hidden and not _is_torch(sys._getframe(1).f_code.co_filename))
 
         return is_tracing
 
@@ -573,7 +573,7 @@ _PATCHES = [
     _of_numbers("__round__", lambda a, *digits: round(a.item(), *digits)),
     _of_numbers("__trunc__", int),
     _attribute_reads(),
-    _told(),
+    _tracing_flag(),
     *_checks(),
     _weighted(),
     _refused(torch.Tensor, "register_hook", "registers a hook on a gradient"),

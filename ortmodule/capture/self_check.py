@@ -1,7 +1,7 @@
-"""Does a captured graph compute what the module computes?
+"""Checks that a captured graph computes what the module computes.
 
-A trace can differ from the module without a sign: code that asks whether it is being traced, a change through a view,
-a mistake of the exporter. So before a graph is used it runs once, on the small inputs that it was traced on, beside the
+A trace can differ from the module without an error: code that asks whether it is traced, a change through a view, a
+mistake of the exporter. So before a graph is used it runs once, on the small inputs that it was traced on, beside the
 module in PyTorch, without dropout on either side, and the results are compared.
 """
 
@@ -59,10 +59,10 @@ def _difference(
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             alike = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
             args, kwargs = arguments.rebuild(alike)
-            with only_pytorch(), _KeepAll(filled) as draws:
+            with only_pytorch(), _KeepAll(filled) as recorder:
                 result = forward(*args, **kwargs)
                 sets = [slot.find() for slot in capture.trace.sets]
-                return [t.detach() for t in pytree.flatten((result, sets), results=True)[0]], draws.random
+                return [t.detach() for t in pytree.flatten((result, sets), results=True)[0]], recorder.random
 
     expected, random = in_pytorch()
     sources = [source for source in capture.trace.sources if source.kind != "number"]

@@ -1,4 +1,4 @@
-"""One trace of a module: a TorchScript graph, and how its inputs and outputs meet Python.
+"""Traces a module once: a TorchScript graph, and how its inputs and outputs meet Python.
 
 Every tensor that the module holds is an input of the graph (so no weight enters it), and everything that forward
 changes is an extra output. Tracing leaves the module, its buffers and all random generators as they were.
@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.output_aliasing import Sighting, sightings
-from ortmodule.capture.trace_mode import Saved, Watch
+from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable
@@ -43,7 +43,7 @@ from ortmodule.core.torch_private import (
     jit_pass_inline,
     jit_pass_lower_all_tuples,
 )
-from ortmodule.guards.global_reads import Around
+from ortmodule.guards.global_reads import GlobalState
 from ortmodule.guards.module_tree import Contents, Slot, Tree
 from ortmodule.host import autograd_functions
 from ortmodule.host.host_node import Node
@@ -160,11 +160,11 @@ def _record(
     high: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
     """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
-    saved, again = Saved(), False
+    saved, second = Saved(), False
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
         with (
-            tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.watch,
+            tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.mode,
             export.tracing(flat), recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
@@ -173,13 +173,13 @@ def _record(
                 numpy.random.seed(_NUMPY[high])
                 flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
-                flat.watch.check()
+                flat.mode.check()
             except Unflattenable as error:
                 failure = NotTraceable(f"forward returns {error}")
             except Exception as error:
-                failure = flat.watch.cause(error)
+                failure = flat.mode.cause(error)
             finally:
-                flat.watch.put_back()
+                flat.mode.put_back()
                 if failure is not None:
                     blame(failure, flat.regions)
                 flat.regions.forget()
@@ -187,9 +187,9 @@ def _record(
         if saved.keeps_from_now_on():
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        if not tree.adopt(flat.watch.outside.values(), again) or again:
+        if not tree.adopt(flat.mode.outside.values(), second) or second:
             break
-        again = True
+        second = True
     if failure is not None:
         try:
             raise failure
@@ -247,14 +247,14 @@ class _Flat(nn.Module):
         super().__init__()
         self.regions = regions
         regions.entered, regions.left = self._entered, self._left
-        regions.made = lambda tensors: self.watch.know(tensors)
+        regions.made = lambda tensors: self.mode.know(tensors)
         self.model = module  # a child only for the scopes in node names
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
         self.settled: list[tuple[Slot, Any]] = []
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.watch = scalar_guards.Recorder(), Watch()
+        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
 
     def state_dict(
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
@@ -274,18 +274,18 @@ class _Flat(nn.Module):
         with self.recorder.paused():
             self.before, self.containers = self.tree.contents(), self.tree.containers()
             hooks = self.tree.hooks()
-            generators, around = States(self.tree.modules.values()), Around(self.tree.modules.values())
-            self.watch.keep(parameters)
+            generators, global_state = States(self.tree.modules.values()), GlobalState(self.tree.modules.values())
+            self.mode.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors)
         try:
-            with self.watch.looking(tensors, parameters, self.copies.values()):
+            with self.mode.looking(tensors, parameters, self.copies.values()):
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
-                if name := around.changed():
+                if name := global_state.changed():
                     raise NotTraceable(f"forward changes {name}, which is around the module")
         finally:
             with self.recorder.paused():
-                around.put_back()
+                global_state.put_back()
         with self.recorder.paused():
             inside, left = pytree.flatten((args, kwargs))
             if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):

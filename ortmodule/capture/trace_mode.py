@@ -1,4 +1,4 @@
-"""What is watched, and what is kept, while a module is traced."""
+"""Watches a trace: writes, tensors from elsewhere, and what autograd saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortmodule.core.torch_private import get_tracing_state, set_tracing_state
 
 
 class Saved:
-    """What autograd saves while a module is traced: nothing, so that memory is used again, unless somebody asks."""
+    """What autograd saves in a trace: nothing, so that memory is used again, unless forward differentiates."""
 
     def __init__(self) -> None:
         self.keeps = self.asked = False
@@ -38,7 +38,7 @@ class Saved:
         return changes
 
 
-class Watch(TorchFunctionMode):
+class TraceMode(TorchFunctionMode):
     """Makes visible to the trace what it would not record.
 
     That is where autograd stops (inside `torch.no_grad()`, and at `tensor.data`), that an assignment to a part of a
@@ -190,7 +190,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def _without_changing_numbers(function: Any, args: tuple) -> Any:
-    """`n += 1`, which a tensor has as `add_`, leaves a number as it was for whoever has it, too."""
+    """`n += 1`, which a tensor has as `add_`, leaves a number as it was where it is used elsewhere."""
     name = getattr(function, "__name__", "")
     if not _is_in_place(name) or not args or not isinstance(args[0], torch.Tensor) or not is_number(args[0]):
         return function

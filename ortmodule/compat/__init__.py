@@ -1,4 +1,4 @@
-"""The import names of ONNX Runtime's ORTModule, for scripts that use them.
+"""Provides the import names of ONNX Runtime's ORTModule, for scripts that use them.
 
 ``python -m ortmodule.compat enable`` makes ``onnxruntime.training.ortmodule``, ``onnxruntime.training.optim`` and
 ``torch_ort`` importable, whether an ``onnxruntime`` is installed or not; ``disable`` undoes it, ``status`` tells.

@@ -1,4 +1,4 @@
-"""``python -m ortmodule.compat enable|disable|status``"""
+"""Switches the compatible import names: ``python -m ortmodule.compat enable|disable|status``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The original's switch for custom autograd functions, under its name."""
+"""Provides the original's switch for custom autograd functions, under its name."""
 
 from ortmodule.core.config import set_default
 

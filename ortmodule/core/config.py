@@ -1,4 +1,4 @@
-"""Settings: what a JSON file, the environment and `DebugOptions` say, in this order of precedence.
+"""Reads settings from a JSON file, the environment and `DebugOptions`, in this order of precedence.
 
 Every variable is declared once, in :data:`VARIABLES`: parsing, the errors, and `docs/configuration.md` come from there
 (``python -m scripts.settings_page docs/configuration.md`` writes the page). Values are read when a module is wrapped.

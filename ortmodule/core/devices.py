@@ -1,4 +1,4 @@
-"""CPU and GPUs: which tensors the engine can compute with, and what of PyTorch's state each kind of device has."""
+"""Says which tensors the engine can compute with, and what state of PyTorch each kind of device has."""
 
 from __future__ import annotations
 

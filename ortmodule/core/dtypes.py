@@ -1,4 +1,4 @@
-"""Element types that torch and the engine share."""
+"""Maps element types of torch to those of the engine."""
 
 import onnx
 import torch
@@ -30,7 +30,7 @@ ONNX_TYPES |= {torch.complex64: onnx.TensorProto.COMPLEX64, torch.complex128: on
 TORCH_TYPES = {ONNX_TYPES[dtype]: dtype for dtype in DTYPES}
 
 #: Complex numbers are pairs of these in a graph.
-PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+REAL_TYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def as_pairs(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Defines the exceptions that parts of the package raise for each other; what a user sees is in the README.
+"""Defines the exceptions that packages raise for each other; what a user sees is in the README.
 
 Each carries a sentence that names the thing. Those of the engine itself are `ortmodule.Error` and its subclasses.
 """

@@ -1,6 +1,6 @@
-"""A tensor whose values are computed when somebody looks at them.
+"""Defers the values of a tensor until the script reads them.
 
-To whoever has it, it is a tensor. What says nothing of its values (shape, type) is answered at once, `float()` and
+To the caller it is a tensor. What says nothing of its values (shape, type) is answered at once, `float()` and
 `detach()` are put off, too, and all else gets the plain tensor that it stands for: the same one every time, so that a
 change in place is seen by all that comes after. Gradients pass through.
 """
@@ -51,7 +51,7 @@ class Deferred(torch.Tensor):
         for argument in func._schema.arguments:
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(given.get(argument.name), Deferred):
-                raise RuntimeError(f"{func} cannot change scores in place that are not computed yet: clone them first")
+                raise RuntimeError(f"{func} cannot change logits in place that are not computed yet: clone them first")
         return func(*tree_map_only(Deferred, _memory, args), **tree_map_only(Deferred, _memory, kwargs))
 
 

@@ -1,8 +1,8 @@
-"""What ortmodule tells a person: one logger, warnings that come once, and a progress bar while it builds.
+"""Logs: one logger, warnings that come once, and a progress bar while a graph is built.
 
 Everything goes through ``logging.getLogger("ortmodule")``; what the engine does goes through its child
 ``ortmodule.engine``, whose level is another one. A :class:`LogLevel` decides both levels, whether ranks other than 0
-speak, and what of the exporter is heard.
+speak, and what of the exporter is shown.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def rank() -> int:
 
 
 class _Ranks(logging.Filter):
-    """Lets records pass on rank 0, on others if ``everyone`` speaks."""
+    """Lets records pass on rank 0, on the others if ``all_ranks``."""
 
-    everyone = False
+    all_ranks = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self.everyone or rank() == 0
+        return self.all_ranks or rank() == 0
 
 
 _RANKS = _Ranks()
@@ -83,14 +83,14 @@ class Log:
         self.name, self.level = name, level
         self._said: set[str] = set()
         if level != LogLevel.WARNING:
-            _RANKS.everyone = level <= LogLevel.DEVINFO
+            _RANKS.all_ranks = level <= LogLevel.DEVINFO
             for logger, value in zip((LOGGER, ENGINE), _LEVELS[level], strict=True):
                 logger.setLevel(value)
             if not LOGGER.hasHandlers():
                 LOGGER.addHandler(logging.StreamHandler())
 
     @property
-    def hears_exporter(self) -> bool:
+    def shows_exporter(self) -> bool:
         """Are remarks of tracer and exporter shown?"""
         return self.level <= LogLevel.DEVINFO
 
@@ -109,7 +109,7 @@ class Log:
         if text not in self._said:
             self._said.add(text)
             LOGGER.warning("%s: %s", self.name, text)
-            if self.level <= LogLevel.WARNING and (_RANKS.everyone or rank() == 0):
+            if self.level <= LogLevel.WARNING and (_RANKS.all_ranks or rank() == 0):
                 warnings.warn(f"ORTModule({self.name}): {text}", stacklevel=callers_level())
 
     @contextmanager

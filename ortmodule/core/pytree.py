@@ -1,4 +1,4 @@
-"""Python values <-> a flat list of tensors and a hashable structure.
+"""Flattens Python values to a list of tensors and a hashable structure, and builds them from these.
 
 Arguments and results of a module are nested Python values. :func:`flatten` takes the tensors out and describes the
 rest as tokens in prefix order; the tokens are hashable, so they are part of the key that finds a captured graph, and
@@ -179,7 +179,7 @@ class _Tensor(_Leaf):
 
 
 class _Deferred(_Leaf):
-    """Scores that another module gave back: arguments are what they stand for."""
+    """Logits that another module gave back: arguments are what they stand for."""
 
     @staticmethod
     def write(writer: _Writer, value: Deferred, cls: type) -> None:

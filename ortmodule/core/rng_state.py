@@ -1,4 +1,4 @@
-"""Generators of random numbers: torch's, Python's and NumPy's own, and those that a module holds."""
+"""Saves and restores generators of random numbers: torch's, Python's, NumPy's, and those that a module holds."""
 
 from __future__ import annotations
 

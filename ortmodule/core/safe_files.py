@@ -1,4 +1,4 @@
-"""Read and write files that no other user of the machine can have written.
+"""Reads and writes files that no other user of the machine can have written.
 
 What OpenSSH asks of its keys is asked of files that the engine keeps for later runs: a file, and each folder on the way
 to it, belongs to this user or to root, and only its owner can write it. As in Debian, a group that has the user's name

@@ -1,8 +1,8 @@
-"""What Python computes with sizes, while a module is traced.
+"""Computes sizes as Python would, while a module is traced.
 
-Without a trace the sizes of a tensor are Python's numbers; in a trace they are tensors of rank 0, whose fractions are
-float32. What Python does with such a number has to be what it does without a trace: `int(100 * 0.29)` is 28, and in
-float32 29. So a number is computed once more, from the traced graph, by Python.
+Without a trace the sizes of a tensor are Python's numbers; in a trace they are tensors of rank 0, and fractions of them
+are float32. Python has to get the same number with and without a trace: `int(100 * 0.29)` is 28, but 29 in float32. So
+the expression is found in the traced graph, and Python computes it once more.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _is_plain(constant: Any) -> bool:
 
 
 def number_of(tensor: torch.Tensor) -> float | int | bool | None:
-    """The value of a traced tensor that :func:`is_number`, as Python computes it; None: it is none, or nobody knows."""
+    """The value of a traced tensor that :func:`is_number`, as Python computes it; None: it is none, or not known."""
     if not is_number(tensor):
         return None
     known: dict[int, Any] = {}

@@ -1,7 +1,7 @@
-"""Dictionaries, lists and so on: is in them what was, and making it so again.
+"""Copies the contents of containers (dictionaries, lists and so on), compares them, and puts them back.
 
-By the methods of the built-in types alone. A class derived from one may make something else of a key (transformers'
-registries take a model, and keep the name of its class), or count what it is updated with.
+It calls the methods of the built-in types, not those of classes derived from them: such a class may store another key
+than it is given (transformers' registries take a model, and keep the name of its class), or count its updates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Says how far results may be apart, and what of that is rounding.
 
 Two right ways to compute something differ by roundings, which a module may magnify: a mean that cancels, a norm of
-something constant. How much it magnifies them shows when the module runs in PyTorch once more, on what is rounded once
-more: a result may be as far off as that moves it.
+something constant. To see how much, the module runs in PyTorch once more, on inputs and parameters that are rounded
+once more: a result may differ by as much as that changes it.
 """
 
 from __future__ import annotations

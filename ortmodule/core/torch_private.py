@@ -1,4 +1,4 @@
-"""All names of PyTorch's that are private and used here, each with what it is for and what happens without it.
+"""Lists PyTorch's private names that are used here, each with its purpose and what happens without it.
 
 No other module of this package or of `ortmodule.optim` names one (tests/core/test_torch_private.py); those that the
 engine's C looks up in torch's libraries are in csrc/core/torch_lib.h. A version of PyTorch that lacks one is told of
@@ -23,7 +23,7 @@ from ortmodule.core.errors import MissingPrivate
 CAPTURE = "PyTorch runs every module"
 #: It is not needed there: torch does not have what it is about.
 UNNEEDED = "nothing is to be done"
-SCORES = "scores are computed in forward, as with DEFER_LOGITS=0"
+LOGITS = "logits are computed in forward, as with DEFER_LOGITS=0"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Absent:
 
 
 TABLE: dict[str, Private] = {}
-_told = False
+_warned = False
 
 
 def _private(path: str, use: str, without: str = CAPTURE) -> Any:
@@ -82,9 +82,9 @@ def check_capture() -> None:
 
 def tell(warn: Callable[[str], None]) -> None:
     """Gives ``warn`` these sentences, once in a process. (What stops a capture is said as any reason for that.)"""
-    global _told
-    if not _told:
-        _told, stops = True, set(missing(CAPTURE))
+    global _warned
+    if not _warned:
+        _warned, stops = True, set(missing(CAPTURE))
         for sentence in missing():
             if sentence not in stops:
                 warn(sentence)
@@ -182,12 +182,12 @@ _raw_stream = _private(
     "a slower call of torch's is used" if torch.version.cuda else UNNEEDED,
 )  # fmt: skip
 make_wrapper_subclass = _private(
-    "torch.Tensor._make_wrapper_subclass", "scores that wait: a tensor without memory", SCORES
+    "torch.Tensor._make_wrapper_subclass", "logits that wait: a tensor without memory", LOGITS
 )
 DisableTorchFunctionSubclass = _private(
-    "torch._C.DisableTorchFunctionSubclass", "scores that wait: their own type", SCORES
+    "torch._C.DisableTorchFunctionSubclass", "logits that wait: their own type", LOGITS
 )
-tree_map_only = _private("torch.utils._pytree.tree_map_only", "scores that wait, among arguments", SCORES)
+tree_map_only = _private("torch.utils._pytree.tree_map_only", "logits that wait, among arguments", LOGITS)
 native_batch_norms = [
     _private(path, "is left to PyTorch where its indices or sizes would be trusted", UNNEEDED)
     for path in (

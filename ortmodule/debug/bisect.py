@@ -1,10 +1,10 @@
-"""Which operator computes something else than PyTorch?
+"""Finds the first operator that computes something else than PyTorch.
 
-The graph is cut in two. For results, the first part runs in the engine and its values at the cut are compared with
-those of `onnx_interpreter.py`; for gradients the second part runs, from its values at the cut, and the
-gradients that leave it are compared. All that one part tells the other passes through the cut, so halving finds the
-operator in as many runs as its position has digits. A part keeps the engine's fusions: of a fused operator the last
-node is named for results, the first for gradients.
+The graph is cut into two halves. For results, the first half runs in the engine, and its values at the cut are compared
+with those of `onnx_interpreter.py`; for gradients the second half runs from the interpreter's values at the cut, and
+the gradients that leave it are compared. All values go from one half to the other through the cut, so bisection finds
+the operator in log2(nodes) runs. Each half keeps the engine's fusions: for a fused operator the last node is named for
+results, the first for gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEAR = 8
 _SIZES = {"Shape", "Size"}
 
 
-def apart(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, least: float = 0.0) -> str:
+def difference(found: torch.Tensor, expected: torch.Tensor, scale: float = 0.0, least: float = 0.0) -> str:
     """How far two tensors are apart if it is too far, or an empty string.
 
     ``scale``: elements count as at least so large. ``least``: the tolerance, if that of the type is below.
@@ -72,7 +72,7 @@ class Case:
     feeds: dict[str, torch.Tensor]
     needs: dict[str, bool]
     seed: int
-    draws: Sequence[Any]  # of verify.Draw
+    values: Sequence[Any]  # of rng_replay.RandomValue
 
     @functools.cached_property
     def tolerance(self) -> float:
@@ -92,7 +92,7 @@ class _Cuts:
         self.nodes = [node for node in self.model.graph.node if node.op_type != "Constant"]
         self.constants = constants(self.model)
         self.outputs = [value.name for value in self.model.graph.output]
-        self.drawn = {draw.node.output[0]: draw.tensor for draw in case.draws}
+        self.drawn = {value.node.output[0]: value.tensor for value in case.values}
         self.values = {**self.constants, **case.feeds}
         self.unknown: list[str] = []
         self._evaluate()
@@ -161,7 +161,7 @@ class _Cuts:
             found = self.run_first(at, names)
         scales = self._scales(at)
         return any(
-            apart(ours, self.values[name], scales.get(name, 0.0), self.case.tolerance)
+            difference(ours, self.values[name], scales.get(name, 0.0), self.case.tolerance)
             for ours, name in zip(found, names, strict=True)
         )
 
@@ -207,7 +207,7 @@ class _Cuts:
             ours = found[name]
             if ours is not None and (theirs is not None or ours.any()):
                 theirs = torch.zeros_like(ours) if theirs is None else theirs
-                if apart(ours, theirs, scale, self.case.tolerance):
+                if difference(ours, theirs, scale, self.case.tolerance):
                     return True
             elif theirs is not None and theirs.any():
                 return True

@@ -1,4 +1,4 @@
-"""What became of a module: how it was captured, what runs, what it costs."""
+"""Explains what became of a module: how it was captured, what runs, what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``DebugOptions(save_onnx=True)``: a module's graphs as ONNX files, one set for training and one for inference.
+"""Saves a module's graphs as ONNX files, for training and for inference (``DebugOptions(save_onnx=True)``).
 
 ``torch_exported``: what the exporter made; ``post_processed``: specialised to the shapes of the first call;
 ``optimized_pre_grad``: after the passes that come before the gradient; ``optimized``: with the gradient, after all

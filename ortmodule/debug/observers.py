@@ -1,4 +1,4 @@
-"""What looks on while the engine runs: verification, statistics of memory and of input density.
+"""Lets observers see each run of the engine: verification, statistics of memory and of input density.
 
 An observer is told before each forward, and may return a function that is called with the result. Backward is watched
 through hooks on the autograd node that a forward leaves behind, so the way of a step itself knows nothing of observers.

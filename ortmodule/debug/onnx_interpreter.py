@@ -1,4 +1,4 @@
-"""What an exported graph means: its operators in PyTorch, one node after the other.
+"""Computes an exported graph in PyTorch, one node after the other.
 
 Slow, and independent of the engine: this is what the engine is compared with when something is wrong, operator by
 operator. Autograd goes through it. Random operators take their masks and numbers from the caller. An operator that is

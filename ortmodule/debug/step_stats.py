@@ -1,4 +1,4 @@
-"""Figures of every step: memory (``ORTMODULE_PRINT_MEMORY_STATS``), padding (``ORTMODULE_PRINT_INPUT_DENSITY``)."""
+"""Prints memory and padding of every step (``ORTMODULE_PRINT_MEMORY_STATS``, ``ORTMODULE_PRINT_INPUT_DENSITY``)."""
 
 from __future__ import annotations
 

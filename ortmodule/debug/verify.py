@@ -1,10 +1,10 @@
-"""``ORTMODULE_VERIFY``: PyTorch runs beside the engine, and what differs is traced to one operator.
+"""Verifies steps against PyTorch, and traces a difference to one operator (``ORTMODULE_VERIFY``).
 
 The engine runs as always. The same call then runs in PyTorch, on the inputs, buffers and random numbers that the engine
 had: every random ATen call gets what the engine drew for the node that stands for it. Outputs and buffers are compared
 at once, gradients when the user's backward has computed them. The module, its generators and hooks on parameters see
-nothing of it. Where they differ by more than a tolerance, PyTorch runs once more on what is rounded once more: what
-that moves as far is rounding (a mean that is nothing but what did not cancel).
+nothing of it. Where they differ by more than a tolerance, PyTorch runs once more on operands that are rounded once
+more: a difference as large as the one that this makes is rounding (as in a mean whose terms cancel).
 
 If something differs, the operator is looked for (:mod:`ortmodule.debug.bisect`).
 """
@@ -28,13 +28,13 @@ from ortmodule.core.logger import LOGGER, Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.tolerance import is_rounding, rounded
 from ortmodule.debug import bisect
-from ortmodule.debug.bisect import apart
+from ortmodule.debug.bisect import difference
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.autograd_bridge import backward_nodes
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.executable import draw_seed
-from ortmodule.runtime.rng_replay import Draw, Draws, drawn_again
+from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
 
 # --- one call ---------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Eager:
 
 
 def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, before: Before, forward: Callable,
-              draws: Sequence[Draw], moved: bool = False) -> Eager:  # fmt: skip
+              values: Sequence[RandomValue], moved: bool = False) -> Eager:  # fmt: skip
     """Runs ``forward`` as it would have run then, with what the engine drew. Raises Incomparable, what forward does.
 
     ``moved``: on inputs and parameters that are rounded once more.
@@ -97,9 +97,9 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
                     copy.copy_(then)
         args, kwargs = arguments.rebuild(given)
         devices.set_generators(before.generator)
-        if graph.draws:
+        if graph.is_random:
             draw_seed()
-        with only_pytorch(), drawn_again(tree, graph.capture.trace.nodes, draws):
+        with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values):
             results = tensors_of(graph, forward(*args, **kwargs))
         state = {slot.name: slot.find() for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
@@ -156,7 +156,7 @@ class Verifier:
         self.every, self.forward, self.log = every, forward, log
         self.calls = self.compared = self.gradients = 0
         self.findings: list[Finding] = []
-        self._draws: weakref.WeakKeyDictionary[CompiledGraph, Draws] = weakref.WeakKeyDictionary()
+        self._replays: weakref.WeakKeyDictionary[CompiledGraph, RngReplay] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def before_forward(self, graph: CompiledGraph, call: Any) -> Callable | None:
@@ -180,12 +180,12 @@ class Verifier:
 
     def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
-        if graph not in self._draws:
-            self._draws[graph] = Draws(model, graph.session.known)
+        if graph not in self._replays:
+            self._replays[graph] = RngReplay(model, graph.session.known)
         feeds = before.feeds(graph.session.inputs, tree)
-        draws = self._draws[graph].of(feeds, seed)
+        values = self._replays[graph].of(feeds, seed)
         try:
-            eager = run_eager(graph, tree, call.arguments, before, self.forward, draws)
+            eager = run_eager(graph, tree, call.arguments, before, self.forward, values)
         except Incomparable:
             raise
         except Exception as error:
@@ -193,8 +193,8 @@ class Verifier:
             return
         self.compared += 1
         found = tensors_of(graph, result)
-        case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, draws)
-        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, draws, moved=True))
+        case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
+        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, values, moved=True))
         differs = self._outputs(call, found, eager, before, case.tolerance, moved)
         if differs:
             self._report(differs, bisect.forward(case))
@@ -210,7 +210,7 @@ class Verifier:
             return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
 
         def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor]) -> str:
-            text = apart(ours, theirs, least=least)
+            text = difference(ours, theirs, least=least)
             return "" if text and moved.explains(ours, theirs, of) else text
 
         for i, (ours, theirs) in enumerate(zip(found, eager.results, strict=True)):
@@ -257,11 +257,11 @@ class Verifier:
                 continue
             name = graph.session.inputs[i]
             if ours is None or theirs is None:
-                # A gradient that nobody asked for is not computed; one of zeros is none.
+                # A gradient that was not asked for is not computed; one of zeros is none.
                 other = ours if theirs is None else theirs
                 text = "" if other is None or not other.any() or ours is None else "is there, but not in PyTorch"
             else:
-                text = apart(ours, theirs, scale, case.tolerance)
+                text = difference(ours, theirs, scale, case.tolerance)
                 if text and moved.explains(ours, theirs, lambda run, k=k: gradients(run)[k], graph.modes):
                     text = ""
             if text:

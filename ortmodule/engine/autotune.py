@@ -1,8 +1,8 @@
-"""``ORTMODULE_ENABLE_TUNING``: which way a matrix product goes fastest on this device is measured, and kept in a file.
+"""Measures which way a matmul goes fastest on this device, and keeps it in a file (``ORTMODULE_ENABLE_TUNING``).
 
 The engine has several ways to multiply and an order among them that holds for a kind of CPU. When tuning is on and a
 plan has been made, every class of its products (types, which operands are transposed, sizes rounded up to powers of
-two, threads) that nobody has measured yet runs each way on memory of its own, and the fastest is taken from then on, by
+two, threads) that is not measured yet runs each way on memory of its own, and the fastest is taken from then on, by
 all modules of the process. Ways differ in the order of their sums, so a choice may change the last bits of a result,
 and nothing else; the same file gives the same choices.
 

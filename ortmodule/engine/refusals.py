@@ -1,4 +1,4 @@
-"""What NVIDIA's libraries refused on a GPU, and something slower did: told once, listed by ``explain``."""
+"""Lists what NVIDIA's libraries refused on a GPU, and something slower did; `explain` shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Refusals:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._known = (_core.cuda_refusals(0) or (0,))[0]
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.count, self.list = 0, []
 
     def listen(self) -> None:
@@ -26,7 +26,7 @@ class Refusals:
         for library, sentence in new[1]:
             if sentence not in self.list:
                 self.list.append(sentence)
-            if library not in self._told:
-                self._told.add(library)
+            if library not in self._warned:
+                self._warned.add(library)
                 text = f"something slower runs what {library} refused: {sentence} (explain(model) lists all)"
                 self._log.warn_once(text)

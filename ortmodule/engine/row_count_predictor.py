@@ -1,12 +1,12 @@
-"""What data decided in earlier steps, so that a step on a GPU need not wait for what it decides in this one.
+"""Predicts sizes that data decides from earlier steps, so that a step on a GPU need not wait.
 
 How many rows matter (csrc/ops/movement/rows.c) is part of what a plan is for. A GPU knows the number when it gets to
 the step;
 a host that waited for it before it started anything would leave the GPU without work meanwhile. So where the last steps
 of the same shapes had the same numbers, a step begins with the plan for these, and asks, when all of its forward has
 been started, what the numbers are. They are bounds: with fewer rows the results are the same, with more the forward
-is done again before anybody has seen anything of it. Which plan a step takes depends on earlier numbers alone, never on
-how fast something was, so that the same seed gives the same bits.
+is done again before the caller has seen anything of it. Which plan a step takes depends on earlier numbers alone, never
+on how fast something was, so that the same seed gives the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Counts:
         self._last: OrderedDict[Hashable, tuple[tuple[int, ...], int]] = OrderedDict()
 
     def expected(self, step: Hashable) -> tuple[int, ...]:
-        """The numbers that such a step is going to have, probably; () where nobody knows."""
+        """The numbers that such a step is going to have, probably; () where that is not known."""
         numbers, times = self._last.get(step, ((), 0))
         return numbers if times >= STEADY else ()
 

@@ -1,4 +1,4 @@
-"""Plans and runs of one captured model: the thin layer between torch tensors and the C engine.
+"""Makes plans of one captured model and runs them: the thin layer between torch tensors and the C engine.
 
 A :class:`Session` holds a model (ONNX bytes, read once) and its plans, one for every combination of input types and
 shapes, inputs that need a gradient, and outputs that receive one. A :class:`Run` is one forward with the memory its
@@ -110,7 +110,7 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
 
 def tf32() -> int:
     """Where torch allows TF32, 1: products, 2: convolutions. Its kernels ask what ``fp32_precision`` says; the older
-    settings set that, too, and refuse to be read once somebody has set the new ones."""
+    settings set that, too, and refuse to be read once the new ones have been set."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     return (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
 

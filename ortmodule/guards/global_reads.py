@@ -1,4 +1,4 @@
-"""What forward reads from around its module: globals, attributes of global objects, classes and modules, closures.
+"""Finds what forward reads outside of its module: globals, attributes of global objects, classes and modules, closures.
 
 They are found in the code of its functions, not while it runs: a name that may be read is taken for one that is. What
 users write is followed everywhere; of libraries only the plain globals of their own files are.
@@ -127,7 +127,7 @@ def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:
             yield value, name
 
 
-class Around:
+class GlobalState:
     """What the methods of ``modules`` that users wrote may read and change around them, as it is now."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""What a captured graph assumes of Python: the attributes of modules that forward looked at.
+"""Guards what a captured graph assumes of Python: the attributes of modules that forward read.
 
 While a module is traced, every attribute that is read of it or of one of its submodules is noted
 (`scalar_guards.py`). A graph holds as long as these attributes have the values they had: numbers, strings and other
@@ -179,8 +179,8 @@ _HEAP_TYPE = 1 << 9  # a class that was made by a class statement
 Key = tuple[int, str]  # id of a module, name of an attribute
 
 #: What is a matter of the tree of modules, or of PyTorch's own machinery.
-APART = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
-APART |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
+MODULE_ATTRIBUTES |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
 
 
 class Attributes:
@@ -204,8 +204,8 @@ class Attributes:
                 continue
             module = self._modules[path]
             for each in list(module.__dict__) if name == "__dict__" else (name,):
-                apart = each in APART or each in module._parameters or each in module._modules
-                if not apart and each not in module._buffers:
+                skipped = each in MODULE_ATTRIBUTES or each in module._parameters or each in module._modules
+                if not skipped and each not in module._buffers:
                     self._read[identity, each] = module
                     kept[identity, each] = place
                 method = None if each in module.__dict__ else getattr(type(module), each, None)

@@ -1,8 +1,8 @@
-"""Forward hooks on submodules: which of them are a part of forward, and which have to run in PyTorch.
+"""Sorts forward hooks on submodules: those that are traced, and those that PyTorch has to run.
 
 A hook is *transparent* when all that it can touch are objects of the forward that calls it: what it is given, what a
-context variable holds while forward runs, constants. Such a hook is traced like the code around it, whoever put it
-there (transformers collects hidden states and attention this way). It is found by looking at the hook's code: no
+context variable holds while forward runs, constants. Such a hook is traced like the code around it, also one of a
+library's (transformers collects hidden states and attention this way). It is found by looking at the hook's code: no
 assignment but to local variables and items, no calls but of pure builtins, of functions that are transparent
 themselves and of methods that containers and tensors have, and nothing within its reach that outlives a forward and
 can be changed. Every other hook runs in PyTorch, with the submodule that it is on.

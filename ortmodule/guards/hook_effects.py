@@ -1,9 +1,10 @@
-"""May a hook that runs in PyTorch, inside a graph, change something that forward reads?
+"""Finds out whether a hook that PyTorch runs inside a graph may change something that forward reads.
 
-Such a hook runs at every step, but forward is traced without it: what a hook leaves in an attribute, a list or a
-dictionary, a graph would take as it was before the step, or miss. So what hooks reach (their closures, their objects,
-the globals that they name, of modules the attributes that they name) is compared with what forward reads. Whether a
-hook only looks at a container is not asked; an attribute it has to set, or to change in place.
+Such a hook runs at every step, but forward is traced without it. If the hook changes an attribute, a list or a
+dictionary that forward reads, the graph would not see the change. So the objects that a hook can reach (through its
+closure, its own object, the globals and the modules' attributes that its code names) are compared with what forward
+reads. A container counts as changed whenever a hook can reach it; an attribute only where a hook sets it or changes it
+in place.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
-from ortmodule.guards.guards import APART, Is, describe
+from ortmodule.guards.guards import MODULE_ATTRIBUTES, Is, describe
 from ortmodule.guards.module_tree import Tree, is_torchs
 
-#: Whoever names one of these may set any attribute that it names.
+#: Code that names one of these may set any attribute that it names.
 _SETTING = {"setattr", "delattr", "__setattr__", "__dict__", "vars", "register_buffer"}
 
 
@@ -64,13 +65,16 @@ class _Reached:
         while new := {(key, name) for key in self._modules for name in self._names} - done:
             done |= new
             for key, name in new:  # methods that they call, and what is in attributes
-                found = getattr(self._modules[key], name, None) if name not in APART else None
+                found = getattr(self._modules[key], name, None) if name not in MODULE_ATTRIBUTES else None
                 if not isinstance(found, (nn.Module, nn.Parameter)):
                     self._add(found)
 
     def has(self, key: int, name: str, value: Any) -> bool:
         """Is this attribute of a module one that they name, or is something in it that they have, too?"""
-        if isinstance(value, (nn.Module, nn.Parameter, types.MethodType, types.FunctionType)) or name in APART:
+        if (
+            isinstance(value, (nn.Module, nn.Parameter, types.MethodType, types.FunctionType))
+            or name in MODULE_ATTRIBUTES
+        ):
             return False
         if key in self._modules and name in self._names and (name in self._sets or self._changes(value)):
             return True

@@ -1,4 +1,4 @@
-"""What a module is made of: its submodules and every tensor they hold, found again on every call.
+"""Lists a module's submodules and every tensor they hold, found again on every call.
 
 A captured graph takes the module's tensors as inputs. They are looked up anew for every run, in the dictionaries that
 hold them, so that `.to()`, `load_state_dict(assign=True)` or a replaced buffer need no new capture. :meth:`Tree.key`
@@ -130,14 +130,14 @@ class Tree:
         every = (*self.parameters, *self.buffers, *self.plain, *self.outside)
         self.slots = {slot.name: slot for slot in every}
 
-    def adopt(self, tensors: Iterable[torch.Tensor], again: bool) -> bool:
+    def adopt(self, tensors: Iterable[torch.Tensor], second: bool) -> bool:
         """Makes slots of tensors that a trace met and that are none yet. Is there one that may be met again?
 
-        ``again``: the trace was the second one; what it did not meet is made anew by every forward, and no slot.
+        ``second``: the trace was the second one; what it did not meet is made anew by every forward, and no slot.
         """
         met = {id(tensor): tensor for tensor in tensors}
         known = {id(slot.get()) for slot in self.outside}
-        if again:
+        if second:
             lost = [slot for slot in self._candidates if id(slot.get()) not in met]
             self.outside = [slot for slot in self.outside if slot not in lost]
             self._fresh = max(self._fresh, len(lost))
@@ -294,7 +294,7 @@ class Tree:
                 hooks.clear()
                 hooks.update(then)
 
-    def foreign(self) -> str | None:
+    def unsupported_tensor(self) -> str | None:
         """The name of a tensor that the engine cannot use, with the reason, or None."""
         self.refresh()
         for slot in self.slots.values():

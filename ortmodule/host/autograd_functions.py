@@ -1,9 +1,9 @@
-"""Calls of custom autograd functions (`torch.autograd.Function`), met where they call the user's forward.
+"""Intercepts calls of custom autograd functions (`torch.autograd.Function`), where they call the user's forward.
 
 `Function.apply` cannot be replaced: user code keeps it (`swish = Swish.apply`), and since torch 2.14 it is a builtin.
-But each call asks the class for `setup_context` and then for `forward`, and the metaclass may answer for the class. So
-what is met is a call that has begun: the tracer has written its own node down, without results yet. The node of ours
-stands behind it, and when the trace is done takes its place (:func:`settle`).
+But each call asks the class for `setup_context` and then for `forward`, and the metaclass may answer for the class. By
+then the call has begun: the tracer has recorded a node of its own, without results yet. The host node is recorded
+behind it, and takes its place when the trace is done (:func:`settle`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When PyTorch runs the module instead of the engine, and how that is said."""
+"""Decides when PyTorch runs the module instead of the engine, and warns about it."""
 
 from __future__ import annotations
 

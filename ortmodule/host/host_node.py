@@ -1,11 +1,11 @@
-"""Nodes that PyTorch runs inside a graph: custom autograd functions, opaque submodules, ATen operators.
+"""Runs nodes that are Python code inside a graph: custom autograd functions, opaque submodules, ATen operators.
 
 The engine knows such a node by a number. It calls back with the operands' values (:class:`Calls`, one for a run), the
 node's Python code runs as in eager mode and leaves an autograd graph, and backward asks that graph for gradients.
 
-Sizes of results are what was seen before for operands of these sizes, or follow from what was seen for others, or are
-found by running. Whatever a plan assumes is compared when the node has run; what a node computed in a run is kept, so
-that another plan goes on from there and nothing runs twice.
+Sizes of results are those that were seen before for operands of these sizes, or follow from those seen for others, or
+are found by running the node. The sizes that a plan assumes are compared when the node has run; what a node computed in
+a run is kept, so that another plan goes on from there and nothing runs twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a trace leaves to PyTorch: calls that become nodes of their own (:mod:`ortmodule.host.host_node`).
+"""Leaves calls of a trace to PyTorch: each becomes a host node (:mod:`ortmodule.host.host_node`).
 
 While a module is traced, calls of custom autograd functions and of submodules that are to be opaque are not traced:
 they run as in eager mode, on copies, and one operator stands for them in the graph, `ortmodule::call`.
@@ -202,7 +202,7 @@ class Regions:
         raise AssertionError
 
     def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], there: set[int]) -> None:
-        """Parameters of other modules that it uses, and how many leaves it makes itself, which nobody else knows.
+        """Parameters of other modules that it uses, and how many leaves it makes itself, which only it knows.
 
         ``there``: the ids of the tensors from before it ran."""
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
@@ -315,7 +315,7 @@ def _methods_behind(error: BaseException, module: nn.Module) -> tuple[str, ...]:
         method = inspect.getattr_static(type(module), name, None)
         if not isinstance(method, types.FunctionType) or inspect.unwrap(method).__code__ is not code:
             continue
-        # A frame keeps what it was asked for, an error that it handles too: nobody else's is asked.
+        # A frame keeps what it was asked for, an error that it handles too: no other object's is asked.
         if frame.f_locals.get(code.co_varnames[0]) is module:
             found.insert(0, name)
     return tuple(found)
@@ -341,7 +341,7 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Inside, nothing is traced, and nobody is told that it were."""
+    """Inside, nothing is traced, and code that asks whether it is traced gets no."""
     state, exporting = get_tracing_state(), EXPORTER_GLOBALS.in_onnx_export
     set_tracing_state(None)
     EXPORTER_GLOBALS.in_onnx_export = False

@@ -1,8 +1,8 @@
-"""ATen operators that nothing says in ONNX: PyTorch runs them inside the graph, backward included.
+"""Leaves ATen operators without ONNX to PyTorch, inside the graph and backward included.
 
-Values that the engine has no type for (complex numbers, lists of tensors) stay between such operators: those that
-exchange them form one node. Numbers that an operator takes are computed again inside of the node, from the sizes and
-values of tensors, which are its operands.
+The engine has no type for some values (complex numbers, lists of tensors): the operators that exchange these form one
+host node. Numbers that an operator takes are computed once more inside of the node, from the sizes and values of
+tensors, which are the node's operands.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", 
 
 def leave_to_torch(graph: TracedGraph, opset: int, regions: Regions) -> None:
     """Operators of a trace that cannot be exported become nodes that PyTorch runs, in place."""
-    foreign = _foreign(graph, opset, regions.opaque.kinds)
-    if not foreign:
+    left = _not_in_onnx(graph, opset, regions.opaque.kinds)
+    if not left:
         return
     differentiable = _differentiable(graph, regions)
-    for members in _groups(list(graph.nodes()), foreign):
+    for members in _groups(list(graph.nodes()), left):
         _replace(graph, members, regions, differentiable)
     jit_pass_dce(graph)
 
@@ -48,7 +48,7 @@ def _differentiable(graph: TracedGraph, regions: Regions) -> set[int]:
     return found
 
 
-def _foreign(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[TracedNode]:
+def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[TracedNode]:
     """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
     untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not _is_engines(value)}
     unknown: dict[str, bool] = {}
@@ -93,10 +93,10 @@ def _stays_inside(value: TracedValue) -> bool:
 # --- which operators belong together ----------------------------------------------------------------------------------
 
 
-def _groups(nodes: list[TracedNode], foreign: set[TracedNode]) -> list[list[TracedNode]]:
+def _groups(nodes: list[TracedNode], left: set[TracedNode]) -> list[list[TracedNode]]:
     """Sets of nodes in program order, such that what is between them are tensors of the engine's types."""
     place = {node: i for i, node in enumerate(nodes)}
-    group = {node: {node} for node in nodes if node in foreign}
+    group = {node: {node} for node in nodes if node in left}
 
     def join(a: TracedNode, b: TracedNode) -> bool:
         group.setdefault(b, {b})

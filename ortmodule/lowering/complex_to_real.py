@@ -1,4 +1,4 @@
-"""Complex numbers of a trace as pairs of real ones, in a dimension more: the engine has no type for them.
+"""Replaces complex numbers of a trace by pairs of real ones: the engine has no type for them.
 
 Every complex value becomes what `torch.view_as_real` makes of it. What moves elements about does the same with pairs,
 arithmetic is composed of real operators, and whatever has no rule here (transforms, decompositions) gets complex
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ortmodule.core import devices
-from ortmodule.core.dtypes import PARTS, is_complex, is_tensor
+from ortmodule.core.dtypes import REAL_TYPES, is_complex, is_tensor
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import (
     ListType,
@@ -57,7 +57,7 @@ def _values(graph: TracedGraph) -> Iterable[TracedValue]:
 
 def _real(value: TracedValue) -> torch.dtype | None:
     """The type of its parts, if pairs can have them."""
-    return PARTS.get(value.type().dtype()) if value.type().sizes() is not None else None
+    return REAL_TYPES.get(value.type().dtype()) if value.type().sizes() is not None else None
 
 
 def _changes_some(node: TracedNode) -> bool:
@@ -70,7 +70,7 @@ def _changes_some(node: TracedNode) -> bool:
 
 def _become_pairs(value: TracedValue, like: TracedValue) -> None:
     """``value`` gets the type of the pairs of ``like``."""
-    sizes, dtype = like.type().sizes(), PARTS[like.type().dtype()]
+    sizes, dtype = like.type().sizes(), REAL_TYPES[like.type().dtype()]
     value.inferTypeFrom(torch.empty((*sizes, 2), dtype=dtype).requires_grad_(like.requires_grad()))
 
 
@@ -101,7 +101,7 @@ class _Pairs:
     def visit(self, node: TracedNode) -> None:
         kind = node.kind()
         if kind == "prim::Constant" or kind == "prim::ListConstruct":
-            return  # whoever uses it
+            return  # the nodes that use it
         if kind == "prim::ListUnpack" and next(node.inputs()).unique() in self.lists:
             for value in node.outputs():
                 _become_pairs(value, value)
@@ -148,7 +148,7 @@ class _Pairs:
             return False
         if listed and any(use.user.kind() != "prim::ListUnpack" for use in output.uses()):
             return False
-        # Whoever reads what was written later reads the result.
+        # Nodes that read later what was written read the result.
         moved = self.graph.insertNode(self.graph.create(node.kind().removesuffix("_"), new, 1))
         moved.copyMetadata(node)
         if listed:
@@ -191,10 +191,10 @@ class _Pairs:
         output = node.output()
         if _MISSING in arguments:
             return False
-        definition = _Definition(_ARITHMETIC[node.kind()], arguments, PARTS.get(output.type().dtype()))
+        definition = _Definition(_ARITHMETIC[node.kind()], arguments, REAL_TYPES.get(output.type().dtype()))
         try:
             traced = _trace(definition, tensors)
-        except _NotThis:
+        except _NoDefinition:
             return False
         if definition.gives_pairs != is_complex(output):
             return False
@@ -294,7 +294,7 @@ def _shifted(dim: int) -> int:
 _MISSING = object()
 
 
-class _NotThis(Exception):
+class _NoDefinition(Exception):
     """No definition of this form."""
 
 
@@ -353,7 +353,7 @@ def _both(function: Callable) -> Callable:
     def combined(a: Any, b: Any, alpha: Any = 1) -> Complex:
         a, b = (x if isinstance(x, Complex) else Complex(x, 0) for x in (a, b))
         if alpha != 1:
-            raise _NotThis
+            raise _NoDefinition
         parts = function(a.real, b.real), function(a.imaginary, b.imaginary)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             shape = next(part for part in parts if isinstance(part, torch.Tensor))
@@ -373,7 +373,7 @@ def _multiplied(a: Any, b: Any) -> Complex:
 
 def _divided(a: Any, b: Any, rounding: Any = None) -> Complex:
     if isinstance(b, Complex) or rounding is not None:
-        raise _NotThis
+        raise _NoDefinition
     return Complex(a.real / b, a.imaginary / b)
 
 
@@ -383,7 +383,7 @@ def _converted(x: Any, *rest: Any) -> Any:
 
 
 def _polar(size: torch.Tensor, angle: torch.Tensor) -> Complex:
-    """PyTorch's derivative takes the absolute value for positive, whatever it is."""
+    """PyTorch's derivative takes the absolute value for positive, also where it is not."""
     size, angle = torch.broadcast_tensors(size, angle)
     cos, sin = angle.cos(), angle.sin()
     real, imaginary, sign = size * cos, size * sin, size.sign()
@@ -402,7 +402,7 @@ def _from_complex(function: Callable) -> Callable:
 
     def checked(x: Any, *rest: Any) -> Any:
         if not isinstance(x, Complex):
-            raise _NotThis
+            raise _NoDefinition
         return function(x)
 
     return checked

@@ -1,4 +1,4 @@
-"""Operators of a trace, replaced by others that the exporter can say in ONNX.
+"""Replaces operators of a trace by others that the exporter can say in ONNX.
 
 Two sources: our own definitions (`definitions`), in terms of torch, for operators that the exporter translates
 wrongly or in a way that does not train; and torch's own decompositions for whatever the exporter does not know. A
@@ -88,7 +88,7 @@ def _all_out_of_place(graph: TracedGraph, but: Sequence[str]) -> None:
 
 def _out_of_place(graph: TracedGraph, node: TracedNode) -> None:
     """`x.f_(...)` becomes `x.copy_(x.f(...))`, which the exporter can say, also where x is a part of something. Of an
-    input it cannot; whoever reads that later reads the result anyway."""
+    input it cannot; nodes that read that later read the result anyway."""
     target, dtype = next(node.inputs()), dtype_of(node.output())
     with graph.insert_point_guard(node):
         computed = graph.insertNode(graph.create(node.kind().removesuffix("_"), list(node.inputs()), 1))
@@ -239,7 +239,7 @@ def _traced(node: TracedNode, arguments: list, tensors: Sequence[TracedValue]) -
     kinds = {n.kind() for n in graph.nodes()}
     if own is None and any(kind.startswith("prims::") for kind in kinds):
         return None
-    if node.kind() in kinds and not getattr(own, "again", False):
+    if node.kind() in kinds and not getattr(own, "recursive", False):
         return None
     return graph if len(list(graph.outputs())) == len(_outputs(node)) else None
 

@@ -1,4 +1,4 @@
-"""A TorchScript trace -> ONNX bytes. The only file that knows an exporter.
+"""Exports a TorchScript trace as ONNX bytes. The only file that knows an exporter.
 
 The exporter is the TorchScript path of `torch.onnx.export`: it takes tenths of a second and captures nearly everything
 that trains. It is entered with a trace that was made before (`trace.py`), so that two traces can be compared first and
@@ -111,25 +111,25 @@ def _first_line(error: Exception) -> str:
 
 
 class _Remarks(threading.local):
-    heard = False
+    shown = False
 
 
 _remarks = _Remarks()
 
 
 @contextmanager
-def heard(on: bool) -> Iterator[None]:
+def exporter_logs(on: bool) -> Iterator[None]:
     """Inside, in this thread, remarks of tracer and exporter are shown, or not."""
-    before, _remarks.heard = _remarks.heard, on
+    before, _remarks.shown = _remarks.shown, on
     try:
         yield
     finally:
-        _remarks.heard = before
+        _remarks.shown = before
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences tracer and exporter unless they are to be heard, and leaves torch's settings as they were.
+    """Silences tracer and exporter unless they are to be shown, and leaves torch's settings as they were.
 
     Shape inference over the whole graph is left out (it takes three quarters of an export, and the engine has its own),
     and so are torch's checks of its own passes.
@@ -140,7 +140,7 @@ def _quiet() -> Iterator[None]:
     nn.RNNBase.check_forward_args = _check_input
     try:
         with quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
-            if not _remarks.heard:
+            if not _remarks.shown:
                 warnings.simplefilter("ignore")
                 logger.setLevel(logging.ERROR)
             yield

@@ -1,11 +1,11 @@
-"""Writes through views, in a trace: operators without effects in their place.
+"""Replaces writes through views in a trace by operators without effects.
 
-A trace records `y.t().mul_(2)` as a product of a transposed tensor that nobody looks at; that y has changed it does not
-say. Here every tensor of a trace is known as a view of a *root*, by the steps that lead to it. A write goes into a copy
+A trace records `y.t().mul_(2)` as a multiplication whose result no node reads; that y has changed it does not say. Here
+every tensor of a trace is known as a view of a *root*, by the steps that lead to it. A write goes into a copy
 of the view, and the copy back into the root, step by step; what reads the root, or a view of it, from then on reads
 what there is after the write.
 
-Assignments to slices (`y[:, 0] = x`), whose other views nobody reads, stay: the exporter has them. A write that is not
+Assignments to slices (`y[:, 0] = x`), whose other views no node reads, stay: the exporter has them. A write that is not
 understood is refused.
 """
 

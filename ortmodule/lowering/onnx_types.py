@@ -1,4 +1,4 @@
-"""Types of operands in an exported graph, in the place of the exporter's own pass.
+"""Settles the types of operands in an exported graph, in the place of the exporter's own pass.
 
 The trace's operators have operands of the types that PyTorch computes with (`type_promotion.py`). What is left are the
 constants that translations bring along, as numbers of some type. The exporter would take every value of rank 0 for such

@@ -1,7 +1,7 @@
-"""ONNX for packed sequences (`torch.nn.utils.rnn.pack_padded_sequence`).
+"""Translates packed sequences to ONNX (`torch.nn.utils.rnn.pack_padded_sequence`).
 
 A recurrent layer of ONNX takes sequences side by side, each with its length. So what is packed is remembered beside the
-padded sequences that it was made of; a layer takes these, and its results are packed where somebody looks at them. How
+padded sequences that it was made of; a layer takes these, and its results are packed where a node reads them. How
 many rows there are, and how long the longest sequence is, data decides: both are what NonZero finds.
 """
 

@@ -1,4 +1,4 @@
-"""ONNX for operators that the TorchScript exporter does not know, where no other operator of torch says the same.
+"""Translates to ONNX the operators that the TorchScript exporter does not know and no decomposition covers.
 
 :func:`installed` puts them in place for the duration of one export; the exporter's own tables stay untouched. Two
 operators of the engine's own domain say what ONNX cannot: ``Embedding`` (no gradient for the padding row) and
@@ -223,11 +223,11 @@ def _convolution(g, x, weight, bias, stride, padding, dilation, transposed, outp
 
 
 @symbolic("aten::cross_entropy_loss", args="v v v i i f")
-def _cross_entropy(g, scores, labels, weight, reduction, ignore_index, label_smoothing):
+def _cross_entropy(g, logits, labels, weight, reduction, ignore_index, label_smoothing):
     """With smoothing; without it the exporter's own."""
     if not label_smoothing:
         return NotImplemented
-    operands = [scores, labels] if is_none(weight) else [scores, labels, weight]
+    operands = [logits, labels] if is_none(weight) else [logits, labels, weight]
     how = {"reduction_s": ("none", "mean", "sum")[reduction], "ignore_index_i": ignore_index}
     return _own(g, "SmoothedCrossEntropy", *operands, smoothing_f=label_smoothing, **how)
 

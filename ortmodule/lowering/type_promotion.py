@@ -1,4 +1,4 @@
-"""Operands of a trace in the types that PyTorch computes with.
+"""Casts operands of a trace to the types that PyTorch computes with.
 
 PyTorch decides the type of a result by categories: an integer tensor and a Python float make a float of the default
 type, a float64 tensor of rank 0 does not widen a float32 vector. ONNX has no such rules, and the exporter guesses them.

@@ -1,7 +1,7 @@
-"""Memory in a trace that nothing has written.
+"""Finds memory in a trace that nothing has written.
 
-Some of PyTorch's operators make a tensor of Python's numbers by themselves: they take memory, which the tracer records,
-and fill it behind its back. In a graph such a value would be whatever is there.
+Some operators of PyTorch make a tensor of Python's numbers: they allocate memory, which the tracer records, and fill
+it, which the tracer does not see. In a graph such a tensor would hold whatever its memory held before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bridge to autograd: one node for a whole graph, and what a forward keeps until its backward.
+"""Connects a graph to autograd: one node for it, and what a forward keeps until its backward.
 
 What backward reads is saved through autograd, so editing it raises PyTorch's own error. The memory of a forward belongs
 to its :class:`Pending`: several may wait for their backward.
@@ -16,7 +16,7 @@ from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime.executable import Executable, Flags
-from ortmodule.runtime.recompute import results_again
+from ortmodule.runtime.recompute import recomputed_results
 
 if TYPE_CHECKING:
     from ortmodule.runtime.compiled_graph import CompiledGraph
@@ -72,7 +72,7 @@ class Pending:
         self.shown: dict[int, torch.Tensor] = {}  # outputs that the caller sees in another way
         self.replaced = False  # what `run` was planned for is not so
         self.device = run.gpu or CPU
-        # Of what was written there are copies: it may be written again.
+        # Tensors that forward wrote are copied in `tensors`, and may be written again.
         versions = []
         for had, fed in zip(held, tensors, strict=True):
             if had is fed or not had.is_contiguous():
@@ -136,7 +136,7 @@ class Pending:
         return all_inputs, all_outputs
 
     def without_gradient(self, wanted: Flags) -> list[bool] | None:
-        """No gradient is not a gradient of zeros: inputs that only other outputs depend on; None: of all outputs."""
+        """Which inputs get None, not zeros: only outputs without a gradient depend on them. None: as planned."""
         executable = self.executable
         if wanted == executable.output_grads:
             return None
@@ -150,15 +150,15 @@ class Pending:
         graph, executable = self.graph, self.executable
         output_grads, wanted = self.arrived(grads)
         if self.run.calls is not None and (self.replaced or wanted != executable.output_grads):
-            found = self._foreign(wanted, self.again(wanted), output_grads, keep)
+            found = self._backward_with_host_nodes(wanted, self.rerun_forward(wanted), output_grads, keep)
         elif wanted != executable.output_grads and self.lacks(wanted):
-            found = self.again(wanted).backward(output_grads)
+            found = self.rerun_forward(wanted).backward(output_grads)
         else:
             inputs, outputs = self.spread(executable.reads_input, executable.reads_output, saved)
             if self.run.calls is None:
                 found = self.run.backward(output_grads, inputs, outputs, keep)
             else:
-                found = self._foreign(wanted, self.run, output_grads, keep, inputs, outputs)
+                found = self._backward_with_host_nodes(wanted, self.run, output_grads, keep, inputs, outputs)
             if wanted != executable.output_grads and (none := self.without_gradient(wanted)) is not None:
                 found = [None if flag else grad for flag, grad in zip(none, found, strict=True)]
         for i in graph.empty:  # the engine leaves out what is empty; its gradient is empty, not none
@@ -182,14 +182,16 @@ class Pending:
     def _forget(self) -> None:
         self.run = self.call = self.tensors = self.versions = None
 
-    def _foreign(self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence) -> list:
+    def _backward_with_host_nodes(
+        self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence
+    ) -> list:
         """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
         while True:
             try:
                 return run.backward(output_grads, *saved, keep=keep)
             except Mismatch:
                 self.graph.session.known.changed()
-                run, saved, self.replaced = self.again(wanted), (), True
+                run, saved, self.replaced = self.rerun_forward(wanted), (), True
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:
@@ -199,14 +201,14 @@ class Pending:
                     f"tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version {version}"
                 )
 
-    def again(self, wanted: Flags) -> Run:
+    def rerun_forward(self, wanted: Flags) -> Run:
         """The same forward, planned for gradients of other outputs."""
         self._check_versions()
         if self.run.calls is not None:
             return self.graph.executables.run_with(
                 self.call.shapes, wanted, self.tensors, self.run.seed, self.run.calls
             )[1]
-        if self.executable.defers:  # what is left out is another thing where the scores are seen
+        if self.executable.defers:  # passes leave out less where the logits are read
             executable, _ = self.graph.executables.planned(self.call.shapes, wanted, self.tensors, self.run.seed)
         else:
             executable = self.graph.executables.prepare(self.call.shapes, wanted, self.executable.sizes)
@@ -221,7 +223,7 @@ class Pending:
                 "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
                 "only that knows which random numbers it drew"
             )
-        results, stands = results_again(
+        results, stands = recomputed_results(
             graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
         )
         sources = [s for s in graph.capture.trace.sources if s.kind != "number"]

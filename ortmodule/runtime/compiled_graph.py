@@ -1,4 +1,4 @@
-"""A captured graph as a function of tensors that autograd knows (:mod:`ortmodule.runtime.autograd_bridge`).
+"""Runs a captured graph as a function of tensors that autograd knows.
 
 :class:`CompiledGraph` feeds the engine from the caller's tensors and the module's, and puts its outputs where Python
 expects them. Parameters are inputs of the autograd node, so hooks on them, `torch.autograd.grad` and
@@ -30,9 +30,9 @@ from ortmodule.guards.module_tree import Slot, Tree
 from ortmodule.host.host_node import DryCalls, Node
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
-from ortmodule.runtime.grad_buckets import Segment, Watch, chain, segments_of
+from ortmodule.runtime.grad_buckets import HookDetector, Segment, chain, segments_of
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
-from ortmodule.runtime.recompute import Modes
+from ortmodule.runtime.recompute import ModuleModes
 
 if TYPE_CHECKING:
     from ortmodule.runtime.dispatcher import Call
@@ -60,7 +60,7 @@ class CompiledGraph:
         tuning: Tuning | None = None,
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
-        self.modes = Modes(tree)
+        self.modes = ModuleModes(tree)
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
@@ -89,11 +89,11 @@ class CompiledGraph:
             self.session, tensors, self.needs, varying, self.pairs, self._segments, self._check_views
         )
         self.plans = self.executables.plans
-        self.draws = any(node.op_type in RANDOM for node in capture.model.graph.node)
+        self.is_random = any(node.op_type in RANDOM for node in capture.model.graph.node)
         self._reads = _Reads(self, trace)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)
-        self._watch = Watch()
+        self._hook_detector = HookDetector()
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         self._traced = tuple([t.shape for t in trace.tensors])
         #: Told of an error in backward; returns when PyTorch may compute the gradients.
@@ -249,7 +249,7 @@ class CompiledGraph:
         return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
 
     def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return self._hand_over == "1" or (saving_hooks() is None and self._watch.finds(leaves))
+        return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
 
     def _start_with_host(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
@@ -258,7 +258,7 @@ class CompiledGraph:
         calls, gpu = self.session.calls(), self.executables.gpu
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors)
-        seed = draw_seed() if self.draws else 0
+        seed = draw_seed() if self.is_random else 0
         # torch's generators cannot be read while they are part of a CUDA graph.
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE, Capture, capture
-from ortmodule.capture.partitioner import Parts
+from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CaptureError, Cause, NotInEngine, Unguardable
@@ -48,7 +48,7 @@ class Compiler:
         self.exports = 0
         self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
         self.cache = export_cache.Cache(owner.config.cache_dir) if owner.config.cache_dir else None
-        self._told: set[str] = set()  # submodules that PyTorch runs
+        self._warned: set[str] = set()  # submodules that PyTorch runs
 
     def compile(self, call: Call, part: int) -> CompiledGraph:
         """A new graph for ``call``, first among those of its key. ``part``: how much of the batch it is traced on.
@@ -64,21 +64,21 @@ class Compiler:
             self._count_values(call)
             variants = self.owner.graphs.setdefault(call.key, [])
             self._count_variants(call, variants)
-            heard = self.log.hears_exporter
-            with self.log.building(3) as begins, export.heard(heard), export_cache.using(self.cache):
+            shown = self.log.shows_exporter
+            with self.log.building(3) as begins, export.exporter_logs(shown), export_cache.using(self.cache):
                 return self._build(call, part, variants, begins)
 
     def leave_more(self, call: Call, error: Exception, graph: CompiledGraph) -> bool:
         """The engine refuses ``graph``: can another submodule be left to PyTorch, so that a new one is worth it?"""
-        return _parts(call).grow(error, graph.capture)
+        return _partition(call).grow(error, graph.capture)
 
     def _refuse_devices(self, call: Call) -> None:
-        foreign = call.tree.foreign()
-        if foreign is None:
+        refused = call.tree.unsupported_tensor()
+        if refused is None:
             named = [(slot.name, slot.get()) for slot in call.tree.slots.values()]
-            foreign = devices.refusal(named + [(f"input {i}", t) for i, t in enumerate(call.inputs)])
-        if foreign is not None:
-            raise NotInEngine(Cause.DEVICE, foreign, call.key)
+            refused = devices.refusal(named + [(f"input {i}", t) for i, t in enumerate(call.inputs)])
+        if refused is not None:
+            raise NotInEngine(Cause.DEVICE, refused, call.key)
 
     def _count_values(self, call: Call) -> None:
         """A number that is another one at every call would be captured at every call."""
@@ -104,8 +104,8 @@ class Compiler:
         *before, _ = call.tree.key()
         graph, wrong = self._checked(call, part, begins)
         if wrong:
-            # Some modules leave something out when they are traced: they need not know.
-            with scalar_guards.secretly(), contextlib.suppress(NotInEngine):
+            # Some modules leave something out when they are traced: the second trace hides that there is one.
+            with scalar_guards.hidden_tracing(), contextlib.suppress(NotInEngine):
                 graph, still = self._checked(call, part, begins)
                 wrong = wrong if still else ""
         if wrong:
@@ -135,8 +135,8 @@ class Compiler:
         """A graph, and what is wrong with it."""
         while True:
             begins("capture")
-            parts = _parts(call)
-            captured, guards = self._capture_and_guards(call, parts, part)
+            partition = _partition(call)
+            captured, guards = self._capture_and_guards(call, partition, part)
             start = time.perf_counter()
             begins("read")
             try:
@@ -149,12 +149,12 @@ class Compiler:
                 graph.plan_first(call.shapes)
                 return graph, wrong
             except ENGINE_ERRORS as error:
-                if not parts.grow(error, captured):
+                if not partition.grow(error, captured):
                     raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
 
-    def _capture_and_guards(self, call: Call, parts: Parts, part: int) -> tuple[Capture, Guards]:
+    def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
         try:
-            captured = self._captured_in_parts(call, parts, part)
+            captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
@@ -168,11 +168,11 @@ class Compiler:
         self.seconds["capture"] += captured.seconds
         return captured, guards
 
-    def _captured_in_parts(self, call: Call, parts: Parts, part: int) -> Capture:
-        """The module with as many parts left to PyTorch as it takes. Raises CaptureError."""
+    def _capture_partitioned(self, call: Call, partition: Partition, part: int) -> Capture:
+        """The module, captured with as much of it left to PyTorch as it takes. Raises CaptureError."""
         owner = self.owner
         while True:
-            modules = parts.modules()
+            modules = partition.modules()
             for path, reason in modules.items():
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             opaque = Opaque(modules, call.tree.kinds, owner.config.enable_custom_autograd)
@@ -191,13 +191,13 @@ class Compiler:
                     self._left(path, reason)
                 return captured
             except CaptureError as error:
-                if not parts.grow(error):
+                if not partition.grow(error):
                     raise
 
     def _left(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule, or a method, inside the graph."""
-        if path not in self._told and not any(text in reason for text in self.owner.fallback.silent):
-            self._told.add(path)
+        if path not in self._warned and not any(text in reason for text in self.owner.fallback.silent):
+            self._warned.add(path)
             what = f"the method {path.replace(':', '.')}" if ":" in path else f"the submodule {path}"
             self.log.warn_once(f"PyTorch runs {what} inside the graph: {reason}")
 
@@ -220,8 +220,8 @@ class Compiler:
             return None
 
 
-def _parts(call: Call) -> Parts:
-    return Parts(call.tree, call.state.key, call.state.hooked)
+def _partition(call: Call) -> Partition:
+    return Partition(call.tree, call.state.key, call.state.hooked)
 
 
 def _check_memory(captured: Capture, tree: Tree) -> None:

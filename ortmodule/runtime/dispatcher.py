@@ -1,4 +1,4 @@
-"""Runs calls of a wrapped module: finds the captured graph that holds for a call, and runs it; else PyTorch does.
+"""Runs calls of a wrapped module in the captured graph that holds for them, or else in PyTorch.
 
 The order of a call: what its arguments are (:func:`_arguments`), what the module is (:mod:`module_state`), a graph for
 both (:attr:`Dispatcher.graphs`), the run (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`). Where there is no

@@ -1,4 +1,4 @@
-"""From the shapes of a call to a run: plans of one captured graph, and what Python needs to know of each.
+"""Finds or makes the plan for the shapes of a call, and starts its run.
 
 An :class:`Executable` is one plan, made ready to run; :class:`Executables` finds or makes the one for a call, with the
 sizes that data decides (elements a mask selects), and starts it.

@@ -1,4 +1,4 @@
-"""Gradients that are handed over while backward goes on.
+"""Hands gradients over while backward goes on, in segments.
 
 One node in autograd's graph gives all gradients at once, when backward has run to its end: hooks on parameters, which
 start communication (DistributedDataParallel) or an optimizer's step, wait for it. So a large backward becomes a chain
@@ -7,7 +7,7 @@ Autograd calls the hooks of one node's parameters before it calls the next node.
 
 A :class:`Segment` ends where the engine needs neither some gradients nor their parameters any more: a hook may change
 both. What is under way (:class:`Pass`) travels with the token's gradient. So it belongs to one backward, and is gone
-when that ends early: because of an exception, or since nobody wants the other gradients.
+when that ends early: because of an exception, or since autograd was not asked for the other gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_LOOKS, LOOKS = 4, 16
 
 @dataclass
 class Segment:
-    """A part of a plan's backward."""
+    """A range of a plan's backward instructions whose gradients are handed over together."""
 
     first: int  # instructions
     last: int
@@ -75,9 +75,9 @@ def segments_of(plan: Any, leaves: Sequence[int], each: bool) -> list[Segment]:
     return found
 
 
-class Watch:
-    """Does somebody wait for gradients before backward is through? Looking at all parameters takes a while, so it is
-    done now and then: a hook is called in any case."""
+class HookDetector:
+    """Do hooks or collectives wait for gradients before backward is through? Looking at all parameters takes a while,
+    so it is done now and then: a hook is called in any case."""
 
     def __init__(self) -> None:
         self._steps, self._hooked = 0, False
@@ -99,7 +99,7 @@ def chain(pending: Pending, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tenso
     segments, made = pending.executable.segments, None
     for number in range(len(segments) - 1, -1, -1):
         own = [leaves[k] for k in segments[number].leaves]
-        made = (Link if number else Head).apply(pending, number, made, *own)
+        made = (LaterNode if number else FirstNode).apply(pending, number, made, *own)
     return made
 
 
@@ -107,7 +107,7 @@ def _token(pending: Pending) -> torch.Tensor:
     return torch.empty(0, dtype=torch.float32, device=pending.device)
 
 
-class Link(torch.autograd.Function):
+class LaterNode(torch.autograd.Function):
     """The node of a later segment: what it gives to the one before is a token."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class Link(torch.autograd.Function):
         return None, None, *token.under_way.hand_over(ctx)
 
 
-class Head(torch.autograd.Function):
+class FirstNode(torch.autograd.Function):
     """The node of the segment that runs first; the outputs come from it."""
 
     @staticmethod
@@ -189,7 +189,7 @@ class Pass:
             self.pending = pending = pending.taken()
         output_grads, wanted = pending.arrived(self.grads)
         if pending.lacks(wanted):
-            found = pending.again(wanted).backward(output_grads)
+            found = pending.rerun_forward(wanted).backward(output_grads)
             self.found = [found[i] for i in pending.graph.leaves]
             return
         self.none = pending.without_gradient(wanted)
@@ -200,7 +200,7 @@ class Pass:
         self.backward.run(segment.first, segment.last, segment.grads, inputs, outputs)
 
     def _taken(self, leaf: int) -> torch.Tensor | None:
-        """A gradient, which nobody else holds any longer: autograd need not copy it."""
+        """A gradient, to which the engine keeps no reference: autograd need not copy it."""
         grads, i = (
             (self.found, leaf) if self.found is not None else (self.backward.grads, self.pending.graph.leaves[leaf])
         )

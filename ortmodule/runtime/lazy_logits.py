@@ -1,12 +1,12 @@
-"""Scores of a loss that are not computed until somebody looks at them.
+"""Puts off the logits beside a loss until the script reads them.
 
-Models return their scores beside the loss, and a training step looks at the loss alone. So what a module gives back
-for them is a :class:`Deferred`: to whoever has it a tensor, with the values of its own forward whenever it is looked
-at, and with gradients. They are computed from hidden states that were kept, and the head's weights. These may change
-before anybody looks: an optimizer's step makes a copy first. Whoever changes them in another way is found out, since a
-digest of the weights is kept, and gets an exception, never numbers of other weights.
+Models return their logits beside the loss, and a training step reads the loss alone. So what a module gives back for
+them is a :class:`Deferred`: to the script a tensor, with the values of its own forward whenever it is read, and with
+gradients. They are computed from hidden states that were kept, and the head's weights. The weights may change before
+the logits are read: an optimizer's step makes a copy first. A digest of the weights finds any other change, which is an
+exception: logits never come from other weights than those of their forward.
 
-A call site that looks at its scores gets them computed with everything else from then on (:class:`Deferral`).
+A call site that reads its logits gets them computed with everything else from then on (:class:`Deferral`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.engine.session import Session
 from ortmodule.runtime.lm_head import Head, find_head, without_head
 
-#: Calls whose scores nobody looked at, before they are deferred.
+#: Calls whose logits were not read, before they are deferred.
 WATCHED = 2
 #: Weights of a head for which it is worth while.
 LEAST_WEIGHTS = 1 << 20
-#: Scores of one call site that wait at an optimizer's step: more are a collection, which somebody will look at.
+#: Logits of one call site that wait at an optimizer's step: more are a collection, which the script will read.
 MOST_WAITING = 2
-#: Passes that leave something out where nobody sees the scores.
+#: Passes that leave something out where only the loss reads the logits.
 GAINS = ("label_sparsity", "linear_loss", "padding_removal")
 
 
 class Deferral:
-    """What becomes of the scores of one graph: they are watched, then deferred, or computed since somebody looks."""
+    """What becomes of the logits of one graph: they are watched, then deferred, or computed since the script reads
+    them."""
 
     def __init__(self, head: Head, index: int, model: Any, forced: bool, session: Callable[[bytes], Session]) -> None:
         """``index``: of the output. ``forced``: without watching first, and gains or none. ``session``: of a graph."""
@@ -48,7 +49,7 @@ class Deferral:
 
     @functools.cached_property
     def session(self) -> Session:
-        """The graph with the hidden states for the scores."""
+        """The graph with the hidden states for the logits."""
         return self._make()
 
     def sessions(self) -> list[Session]:
@@ -60,18 +61,18 @@ class Deferral:
         return self.forced or any(name in fired for name in GAINS)
 
     def waits(self) -> bool:
-        """Has nobody looked at the scores for long enough?"""
+        """Have the logits not been read for long enough?"""
         return self._calls >= WATCHED and not self.touched
 
-    def watched(self, scores: torch.Tensor) -> torch.Tensor:
-        """Computed scores, of which is noted whether somebody looks at them."""
+    def watched(self, logits: torch.Tensor) -> torch.Tensor:
+        """Computed logits; a read of them is noted."""
         if self.touched:
-            return scores
+            return logits
         self._calls += 1
-        return Deferred(_Computed(self, scores), scores.dtype, scores.shape)
+        return Deferred(_Computed(self, logits), logits.dtype, logits.shape)
 
     def deferred(self, hidden: torch.Tensor, feeds: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Scores that are computed when somebody looks. ``feeds``: what the graph was fed, by name."""
+        """Logits that are computed when the script reads them. ``feeds``: what the graph was fed, by name."""
         weights = [feeds[name].detach() for name in self.head.weights]
         return Deferred(_Waiting(self, hidden, weights), *self.head.like(hidden, weights))
 
@@ -84,11 +85,11 @@ def deferral_of(
     model: Any, outputs: Sequence[str], candidates: Sequence[int], written: Sequence[str],
     tensors: dict[str, torch.Tensor], setting: str, session: Callable[[bytes], Session],
 ) -> Deferral | None:  # fmt: skip
-    """How scores among the ``candidates`` can be deferred: indices of ``outputs``, names; None: there are none.
+    """How logits among the ``candidates`` can be deferred: indices of ``outputs``, names; None: there are none.
 
     ``written``: inputs that forward changes. ``tensors``: the graph's inputs. ``setting``: of DEFER_LOGITS.
     """
-    if setting == "0" or torch_private.missing(torch_private.SCORES):
+    if setting == "0" or torch_private.missing(torch_private.LOGITS):
         return None
     for index in candidates:
         head = find_head(model, outputs[index], written)
@@ -104,7 +105,7 @@ def deferral_of(
 
 
 class _Computed:
-    """Scores that are there."""
+    """Logits that are computed already."""
 
     def __init__(self, deferral: Deferral, values: torch.Tensor) -> None:
         self.deferral, self._values = deferral, values
@@ -115,7 +116,7 @@ class _Computed:
 
 
 class _Waiting:
-    """Hidden states, and the weights that they meet when somebody looks."""
+    """Hidden states, and the weights that they are multiplied by when the logits are read."""
 
     def __init__(self, deferral: Deferral, hidden: torch.Tensor, weights: list[torch.Tensor]) -> None:
         self.deferral, self.hidden, self.weights = deferral, hidden, weights
@@ -131,8 +132,8 @@ class _Waiting:
             if self._values is None:
                 if [_core.digest(weight) for weight in self.weights] != self.digests:
                     raise RuntimeError(
-                        "these scores were not computed in their forward, since nobody had looked at any before, and "
-                        "weights that they depend on have changed since, outside of an optimizer's step: look at them "
+                        "these logits were not computed in their forward, since the script had read none before, and "
+                        "weights that they depend on have changed since, outside of an optimizer's step: read them "
                         "before, or set ORTMODULE_DEFER_LOGITS=0 (from now on this module computes them in forward)"
                     )
                 self._values = self.deferral.head.compute(self.hidden, self.weights)
@@ -158,7 +159,7 @@ _waiting: weakref.WeakSet[_Waiting] = weakref.WeakSet()
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The weights change after this, or after each call of a closure, which may leave scores of its own."""
+    """The weights change after this, or after each call of a closure, which may leave logits of its own."""
     _keep_weights()
     args = tuple(_kept_after(x) if callable(x) and x is not optimizer else x for x in args)
     return args, {name: _kept_after(x) if callable(x) else x for name, x in kwargs.items()}
@@ -175,7 +176,7 @@ def _kept_after(closure: Callable) -> Callable:
 
 
 _before_step.reads_gradients = False  # (optim/zero.py)
-#: From the beginning, since a step whose closure calls forward has begun when the first scores wait.
+#: From the beginning, since a step whose closure calls forward has begun when the first logits wait.
 register_optimizer_step_pre_hook(_before_step)
 
 

@@ -1,7 +1,7 @@
-"""The head of a model: what lies between its last hidden states and the scores that its loss looks at.
+"""Finds the head of a model: the nodes between its last hidden states and the logits.
 
 A head can be computed later, from the hidden states and its weights alone. So a graph can leave it to the loss, which
-needs fewer rows of the scores, or none of them as a whole (:mod:`ortmodule.core.lazy_tensor`).
+needs fewer rows of the logits, or none of them as a whole (:mod:`ortmodule.core.lazy_tensor`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = {*RANDOM, "PythonOp", "Dropout"}
 
 
 class Head:
-    """The nodes of ``model`` from the hidden states to the scores ``logits``, as a graph of their own."""
+    """The nodes of ``model`` from the hidden states to ``logits``, as a graph of their own."""
 
     def __init__(self, model: onnx.ModelProto, hidden: str, logits: str, nodes: Sequence[onnx.NodeProto]) -> None:
         self.hidden, self.logits = hidden, logits
@@ -48,14 +48,14 @@ class Head:
         return Session(self._part)
 
     def like(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.dtype, tuple[int, ...]]:
-        """Type and shape of the scores."""
+        """Type and shape of the logits."""
         tensors = self._in_order(hidden, weights)
         specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
         dtype, shape = self._session.plan(specs, (False,) * len(specs)).outputs[0]
         return getattr(torch, dtype), shape
 
     def compute(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The scores. ``weights``: in the order of :attr:`weights`, contiguous."""
+        """The logits. ``weights``: in the order of :attr:`weights`, contiguous."""
         tensors = self._in_order(hidden, weights)
         return self._session.run(tensors, (False,) * len(tensors)).outputs[0]
 
@@ -95,7 +95,7 @@ def find_head(model: onnx.ModelProto, logits: str, written: Iterable[str]) -> He
 
 
 def without_head(model: onnx.ModelProto, head: Head) -> bytes:
-    """The graph with the hidden states in place of the scores."""
+    """The graph with the hidden states in place of the logits."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for value in changed.graph.output:

@@ -1,4 +1,4 @@
-"""Follows what a wrapped module is from call to call: its tensors, flags, hooks and attributes."""
+"""Follows a wrapped module from call to call: its tensors, flags, hooks and attributes."""
 
 from __future__ import annotations
 

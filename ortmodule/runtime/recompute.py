@@ -1,4 +1,4 @@
-"""One forward once more, in PyTorch: for gradients that can be differentiated again.
+"""Runs a forward once more in PyTorch, for gradients that can be differentiated again.
 
 ``create_graph=True`` wants gradients as functions of what they depend on. The engine gives numbers, so the forward that
 belongs to them runs again in PyTorch: on the inputs, buffers and parameters that it had, in the modes that it ran in,
@@ -18,10 +18,10 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
 from ortmodule.guards.module_tree import Slot, Tree
 from ortmodule.host.fallback import only_pytorch
-from ortmodule.runtime.rng_replay import Draws, drawn_again
+from ortmodule.runtime.rng_replay import RngReplay, replaying
 
 
-class Modes:
+class ModuleModes:
     """How a module runs: training flags, autocast, the default type."""
 
     def __init__(self, tree: Tree) -> None:
@@ -46,7 +46,7 @@ class Modes:
                 module.__dict__["training"] = training
 
 
-def results_again(
+def recomputed_results(
     graph: Any, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
@@ -64,8 +64,8 @@ def results_again(
         raise RuntimeError(f"create_graph=True: the attribute {name} of the module was changed since its forward")
     feeds = dict(zip(graph.session.inputs, tensors, strict=True))
     try:
-        draws = Draws(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
-        masks = drawn_again(tree, graph.capture.trace.nodes, draws)
+        values = RngReplay(graph.capture.model, graph.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
+        masks = replaying(tree, graph.capture.trace.nodes, values)
         with tree.isolated() as copies, graph.modes.set(), only_pytorch(), masks:
             if generator is not None:
                 devices.set_generators(generator)

@@ -1,9 +1,9 @@
-"""What the engine drew, for PyTorch: the same masks and numbers when a module runs there once more.
+"""Gives PyTorch the masks and numbers that the engine drew, when a module runs there once more.
 
 The numbers of a random node are functions of the run's seed, of the node's place among the random nodes, and of an
-element's index. So they can be had again: :class:`Draws` runs the graph's random nodes alone. :class:`Redraw` gives
-them to PyTorch, one after the other, where it would draw its own. What nodes that PyTorch runs draw comes from torch's
-generator, in the order of forward, and so it does again.
+element's index. So they can be computed once more: :class:`RngReplay` runs the graph's random nodes alone.
+:class:`ReplayMode` gives them to PyTorch, one after the other, where it would draw its own. What host nodes draw comes
+from torch's generator, in the order of forward, and so it does in the replay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ortmodule.host.host_node import DryCalls, Known, Node
 from ortmodule.host.opaque_regions import Passed, recording
 
 # Random ATen calls -> the operators that stand for them.
-_DRAWS = {
+_OPERATORS = {
     "bernoulli_.float": ("Dropout",),
     "native_dropout": ("Dropout",),
     "bernoulli": ("Bernoulli",),
@@ -43,7 +43,7 @@ _DRAWS = {
 
 
 @dataclass
-class Draw:
+class RandomValue:
     """What one random node of the graph drew in one run."""
 
     node: onnx.NodeProto
@@ -51,7 +51,7 @@ class Draw:
     tensor: torch.Tensor  # the mask of a Dropout, else the numbers
 
 
-class Draws:
+class RngReplay:
     """The random nodes of a graph, and what they draw for a seed.
 
     ``known``: the nodes that PyTorch runs, if there are any. They do not run for this. Raises Incomparable when what is
@@ -84,7 +84,7 @@ class Draws:
             self.known = known
             self.session = Session(model.SerializeToString(), nodes=known.nodes if known is not None else ())
 
-    def of(self, feeds: dict[str, torch.Tensor], seed: int) -> list[Draw]:
+    def of(self, feeds: dict[str, torch.Tensor], seed: int) -> list[RandomValue]:
         """What the run with this seed drew. ``feeds``: the graph's inputs by name, as they were before it."""
         if self.session is None:
             return []
@@ -94,7 +94,7 @@ class Draws:
             found = self.session.run(tensors, [False] * len(tensors), seed=seed, calls=calls).outputs
         except NotKnown:
             raise Incomparable("how many numbers are drawn depends on what PyTorch computes") from None
-        return [Draw(node, ratio, tensor) for (node, ratio), tensor in zip(self.nodes, found, strict=True)]
+        return [RandomValue(node, ratio, tensor) for (node, ratio), tensor in zip(self.nodes, found, strict=True)]
 
 
 def _check_independent(model: onnx.ModelProto) -> None:
@@ -110,10 +110,10 @@ def _check_independent(model: onnx.ModelProto) -> None:
 
 
 @contextmanager
-def drawn_again(tree: Tree, nodes: Sequence[Node], draws: Sequence[Draw]) -> Iterator[None]:
-    """Inside, in this thread, forward draws what it drew: ``draws``, and from torch's generator in ``nodes``.
+def replaying(tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue]) -> Iterator[None]:
+    """Inside, in this thread, forward draws what it drew: ``values``, and from torch's generator in ``nodes``.
 
-    Raises Incomparable on leaving, see :class:`Redraw`, and at once for ``nodes`` of ATen's that draw.
+    Raises Incomparable on leaving, see :class:`ReplayMode`, and at once for ``nodes`` of ATen's that draw.
     """
     for name in {name for node in nodes if node.kind == "aten" for name in node.aten}:
         packet = getattr(torch.ops.aten, name.rpartition("::")[2], None)
@@ -121,20 +121,20 @@ def drawn_again(tree: Tree, nodes: Sequence[Node], draws: Sequence[Draw]) -> Ite
         if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
             raise Incomparable(f"PyTorch draws with {name}, which it runs inside the graph")
     passed = Passed(tree, nodes)
-    with recording(passed) if nodes else nullcontext(), Redraw(draws, passed):
+    with recording(passed) if nodes else nullcontext(), ReplayMode(values, passed):
         yield
 
 
-class Redraw(TorchDispatchMode):
-    """Inside, random ATen calls return ``draws``, in order; those in ``passed`` calls draw from torch's generator.
+class ReplayMode(TorchDispatchMode):
+    """Inside, random ATen calls return ``values``, in order; those in ``passed`` calls draw from torch's generator.
 
-    Another call, since the graph does not depend on its result, gets numbers that nobody else would. Raises
-    Incomparable on leaving if some of ``draws`` were not asked for, or more dropout was.
+    Another call, on whose result the graph does not depend, gets numbers of its own. Raises
+    Incomparable on leaving if some of ``values`` were not asked for, or more dropout was.
     """
 
-    def __init__(self, draws: Sequence[Draw], passed: Passed) -> None:
+    def __init__(self, values: Sequence[RandomValue], passed: Passed) -> None:
         super().__init__()
-        self.left, self.foreign, self.passed = list(draws), "", passed
+        self.left, self.unexpected, self.passed = list(values), "", passed
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -144,8 +144,8 @@ class Redraw(TorchDispatchMode):
         super().__exit__(*error)
         if error[0] is not None:
             return
-        if self.foreign:
-            raise Incomparable(f"PyTorch draws with {self.foreign} what the graph does not")
+        if self.unexpected:
+            raise Incomparable(f"PyTorch draws with {self.unexpected} what the graph does not")
         if self.left:
             raise Incomparable(f"PyTorch does not draw what {self.left[0].node.name} of the graph draws")
 
@@ -160,8 +160,8 @@ class Redraw(TorchDispatchMode):
         name = str(function).removeprefix("aten.").removesuffix(".default")
         found = self._next(name, args[0], bound.get("p"))
         if found is None:
-            if name not in ("rand", "rand_like", "uniform_") and not self.foreign:
-                self.foreign = name
+            if name not in ("rand", "rand_like", "uniform_") and not self.unexpected:
+                self.unexpected = name
             generator = devices.generators()
             try:
                 return function(*args, **kwargs)
@@ -177,7 +177,7 @@ class Redraw(TorchDispatchMode):
 
     def _next(self, name: str, first: Any, rate: float | None) -> torch.Tensor | None:
         """What the next draw drew, if a call with this first argument and rate is what it stands for."""
-        if not self.left or self.left[0].node.op_type not in _DRAWS.get(name, ()):
+        if not self.left or self.left[0].node.op_type not in _OPERATORS.get(name, ()):
             return None
         draw, sizes = self.left[0], first.shape if isinstance(first, torch.Tensor) else torch.Size(first)
         kept = {"bernoulli_.float": 1 - draw.ratio, "native_dropout": draw.ratio}.get(name)

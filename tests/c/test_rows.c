@@ -192,7 +192,7 @@ static value *pooled(graph *g, value *x, value *mask) {
     return NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), NODE(g, "Mul", x, factor), INT_LIST(g, 1));
 }
 
-TEST(tokens_that_nobody_sees_are_not_computed) {
+TEST(tokens_that_are_not_seen_are_not_computed) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
@@ -238,7 +238,7 @@ TEST(tokens_that_nobody_sees_are_not_computed) {
     ctx_release(&c);
 }
 
-TEST(tokens_that_somebody_sees_stay) {
+TEST(tokens_that_are_seen_stay) {
     for (int way = 0; way < 3; way++) { /* no mask; a look at all; so many that it does not pay */
         ctx c;
         ctx_init(&c);

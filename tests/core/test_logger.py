@@ -73,7 +73,7 @@ def test_one_summary_at_info(caplog):
 
 
 @pytest.mark.parametrize(
-    "level, python, engine, everyone, exporter",
+    "level, python, engine, all_ranks, exporter",
     [
         (LogLevel.FATAL, logging.CRITICAL, logging.CRITICAL, False, False),
         (LogLevel.ERROR, logging.ERROR, logging.ERROR, False, False),
@@ -82,10 +82,10 @@ def test_one_summary_at_info(caplog):
         (LogLevel.VERBOSE, logging.DEBUG, logging.DEBUG, True, True),
     ],
 )
-def test_levels(level, python, engine, everyone, exporter):
+def test_levels(level, python, engine, all_ranks, exporter):
     log = step(level, 1)._ortmodule.log
-    assert (LOGGER.level, ENGINE.level, logger._RANKS.everyone) == (python, engine, everyone)
-    assert log.hears_exporter == exporter
+    assert (LOGGER.level, ENGINE.level, logger._RANKS.all_ranks) == (python, engine, all_ranks)
+    assert log.shows_exporter == exporter
 
 
 @pytest.mark.parametrize("level, shown", [(LogLevel.WARNING, False), (LogLevel.INFO, True), (LogLevel.VERBOSE, True)])
@@ -105,8 +105,8 @@ def test_what_the_engine_does(level, shown, caplog):
     assert bool(plans) == shown and again == 2 * plans
 
 
-@pytest.mark.parametrize("level, heard", [(LogLevel.INFO, False), (LogLevel.DEVINFO, True)])
-def test_the_exporters_remarks(level, heard, caplog):
+@pytest.mark.parametrize("level, shown", [(LogLevel.INFO, False), (LogLevel.DEVINFO, True)])
+def test_the_exporters_remarks(level, shown, caplog):
     class Chatty(Net):
         def forward(self, ids, labels):
             if torch.jit.is_tracing():
@@ -118,7 +118,7 @@ def test_the_exporters_remarks(level, heard, caplog):
         model = ORTModule(Chatty(), DebugOptions(log_level=level))
         model(*batch())
     during = [w for w in caught if "a remark during capture" in str(w.message)]
-    assert bool(during) == heard
+    assert bool(during) == shown
 
 
 def test_the_environment_beats_the_argument(monkeypatch):

@@ -124,7 +124,7 @@ def test_batch_norm_in_evaluation(dnn, dtype):  # noqa: F811
 
 
 @pytest.mark.parametrize("frozen", [["weight"], ["bias"], ["weight", "bias"]], ids="+".join)
-def test_gradients_that_nobody_wants(dnn, frozen):  # noqa: F811
+def test_gradients_that_are_not_wanted(dnn, frozen):  # noqa: F811
     norm, x = parts(*NORMS[0], torch.float32)
     for name in frozen:
         getattr(norm.norm, name).requires_grad_(False)

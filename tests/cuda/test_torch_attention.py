@@ -105,7 +105,7 @@ def test_what_it_does_not_take(driver, fake, case):  # noqa: F811
     assert "torch=1" not in text and "torch=2" not in text
 
 
-def test_few_scores_are_taken_where_somebody_asks_for_it(driver, fake):  # noqa: F811
+def test_few_scores_are_taken_where_the_setting_asks_for_it(driver, fake):  # noqa: F811
     made, tensors, dy = made_of(attend, sizes(70, 24, 8), BF16)
     before = fake.fake_attentions()
     check(attend, tensors, dy, step(made, tensors, dy))

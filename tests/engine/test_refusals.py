@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, _core, explain
-from ortmodule.capture.partitioner import Parts
+from ortmodule.capture.partitioner import Partition
 from ortmodule.guards.module_tree import Tree
 from ortmodule.lowering import symbolics
 
@@ -75,9 +75,9 @@ def test_kinds_that_did_not_help_are_taken_back(monkeypatch):
 
     tree = Tree(nn.ModuleDict({"block": nn.Linear(2, 2)}))
     tree.kinds = frozenset({"aten::histc"})
-    parts = Parts(tree, 0, ())
-    assert parts.grow(error, captured)
-    assert tree.kinds == {"aten::histc", "aten::erf"} and not parts.modules()
-    assert parts.grow(error, captured)
-    assert tree.kinds == {"aten::histc"} and parts.modules() == {"block": "Erf of strings"}
-    assert not parts.grow(error, captured)
+    partition = Partition(tree, 0, ())
+    assert partition.grow(error, captured)
+    assert tree.kinds == {"aten::histc", "aten::erf"} and not partition.modules()
+    assert partition.grow(error, captured)
+    assert tree.kinds == {"aten::histc"} and partition.modules() == {"block": "Erf of strings"}
+    assert not partition.grow(error, captured)

@@ -144,7 +144,7 @@ class Unread(Between):
         return y.tanh().sum() if z.shape[0] < 100 else z.sum()
 
 
-def test_results_that_nobody_reads():
+def test_results_that_are_not_read():
     """There is nothing to run for them, in backward neither, and one backward is all there is without retain_graph."""
     eager, ours = Unread(torch.special.i1), ORTModule(Unread(torch.special.i1))
     ours.load_state_dict(eager.state_dict())

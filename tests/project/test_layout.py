@@ -1,4 +1,4 @@
-"""The rules of the tree that a compiler does not check."""
+"""Checks the rules of the tree that a compiler does not check: includes, imports, words, first lines."""
 
 import ast
 import re
@@ -107,3 +107,104 @@ def test_imports_stand_at_the_top(module):
     ]
     found = list(imports(ast.Module([node for node in inner if isinstance(node, (ast.Import, ast.ImportFrom))], [])))
     assert not found, f"{module} imports inside of a function: {found}"
+
+
+# --- words and first lines --------------------------------------------------------------------------------------------
+
+FOLDERS = ["ortmodule", "optim", "csrc", "docs", "scripts", "benchmarks", "examples", "tests"]
+#: Say who: the caller, user code, a hook, autograd, another library, a node.
+VAGUE = re.compile(
+    r"(?<![a-z])(nobody|somebody|whoever|anybody|everybody|someone|anyone|everyone|whatever[ _]it[ _]is)(?![a-z])", re.I
+)
+#: Lists of what others named.
+NOT_OURS = {"docs/models.md", "docs/ops_torch.md"}
+WRITTEN = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".c", ".h", ".cu", ".md", ".sh", ".toml", ".pyi", ""}
+    and path.is_file()
+    and path != Path(__file__).resolve()
+    and "__pycache__" not in path.parts
+]
+WRITTEN += [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*.toml")), ROOT / "setup.py"]
+
+
+def test_text_says_who():
+    found = []
+    for path in WRITTEN:
+        name = str(path.relative_to(ROOT))
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if name not in NOT_OURS and (vague := VAGUE.search(line)):
+                found.append(f"{name}:{number}: {vague[0]}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("line", ["# Nobody reads it.", "a tensor, whatever it is, ends here", "test_that_nobody_asks"])
+def test_a_vague_word_is_found(line):
+    assert VAGUE.search(line) and not VAGUE.search("whatever its shape is, a node's results are the caller's")
+
+
+MOST_WORDS = 20
+#: Nouns end as verbs do.
+NOUNS = re.compile(r"(Settings|Operators|Results|Tensors|Types|Values|Nodes|Gradients|Sizes|Errors|Figures)\b")
+
+
+def words_of(text: str) -> int:
+    return sum(bool(re.search(r"[^\W\d_]", word)) for word in text.split())
+
+
+def wrong_with_module(text: str) -> str:
+    """What is wrong with the first line of a Python module: it says what the module does, as "Runs the graph"."""
+    first, *rest = (ast.get_docstring(ast.parse(text)) or "").split("\n")
+    if rest and rest[0]:
+        return "the first sentence is not the first line"
+    if not first.endswith("."):
+        return "no sentence"
+    if words_of(first) > MOST_WORDS:
+        return f"{words_of(first)} words"
+    if not re.match(r"[A-Z][a-z]+s[:,]? ", first) or NOUNS.match(first):
+        return "does not begin with a verb, as in: Runs the graph"
+    return ""
+
+
+def wrong_with_source(name: str, text: str) -> str:
+    """What is wrong with the first line of a C file: `/* name.c -- what it is`, and a sentence at most."""
+    first = re.match(rf"/\* {re.escape(name)} -- (\S.*)", text)
+    if first is None:
+        return f"does not begin with /* {name} -- "
+    words = words_of(first[1].removesuffix("*/").partition(". ")[0])
+    return f"{words} words" if words > MOST_WORDS else ""
+
+
+@pytest.mark.parametrize(
+    "module",
+    sorted([*PACKAGE.rglob("*.py"), *(ROOT / "optim").glob("*.py")]),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_first_line_of_a_module(module):
+    assert not (wrong := wrong_with_module(module.read_text())), f"{module}: {wrong}"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: str(p.relative_to(CSRC)))
+def test_first_line_of_a_source(source):
+    assert not (wrong := wrong_with_source(source.name, source.read_text())), f"{source}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        ("no sentence", '"""Runs the graph"""'),
+        ("no sentence", "import ast"),
+        ("not the first line", '"""Runs the graph of a module, and what\nelse there is."""'),
+        ("21 words", f'"""Runs {"far " * 19}away."""'),
+        ("verb", '"""The graph of a module."""'),
+        ("verb", '"""Settings of a module."""'),
+    ],
+)
+def test_a_bad_first_line_is_found(wrong, text):
+    assert wrong in wrong_with_module(text)
+    assert not wrong_with_module('"""Runs a graph."""') and not wrong_with_source("a.c", "/* a.c -- runs a graph. */")
+    assert wrong_with_source("a.c", "/* b.c -- runs a graph. */") and wrong_with_source(
+        "a.c", f"/* a.c -- {'a ' * 21}*/"
+    )

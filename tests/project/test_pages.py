@@ -1,4 +1,4 @@
-"""What the written pages say, held against the tree: figures that stand in two pages, names of files and of tests."""
+"""Holds the written pages against the tree: figures that stand in two pages, names of files and modules."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+EXPLAIN = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "architecture").glob("*.md"))]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -86,12 +87,81 @@ def test_files_that_pages_name(page):
     """`file.c`, `folder/file.py` and links lead to something in the tree."""
     text = page.read_text()
     prose = "\n".join(line for line in text.splitlines() if not line.startswith("|"))
-    for name in re.findall(r"`([\w/.-]+\.(?:c|h|cu|py|md|json|toml))`", text if page.name == "passes.md" else prose):
-        assert name.rpartition("/")[2] in SOURCES | OTHERS, name
-        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
-            assert (ROOT / name).exists(), name
+    whole = page in EXPLAIN or page.name in ("passes.md", "glossary.md")
+    for name in re.findall(r"`([\w/.-]+\.(?:c|h|cu|py|md|json|toml))`", text if whole else prose):
+        assert is_there(name), name
+    for module in re.findall(r"`((?:ortmodule|optim)(?:\.\w+)+)`", text):
+        assert is_module(module), module
     for target in re.findall(r"\]\(([\w/.-]+)\)", text):
         assert (page.parent / target).exists(), target
+
+
+def is_there(name: str) -> bool:
+    """A file of the tree, named by the end of its path: `runtime/dispatcher.py`. In `csrc/` a folder between those that
+    are named may be left out: `ops/fused.c`."""
+    *folders, file = name.split("/")
+    if not folders:
+        return file in SOURCES | OTHERS
+    if folders[0] in FOLDERS and not name.endswith((".c", ".h", ".cu")):
+        return (ROOT / name).exists()
+    paths = [path.relative_to(ROOT).parts for folder in FOLDERS for path in (ROOT / folder).rglob(file)]
+    if name.endswith((".c", ".h", ".cu")):
+        return any(folders == [part for part in path[:-1] if part in folders] for path in paths)
+    return any(list(path[-len(folders) - 1 :]) == [*folders, file] for path in paths)
+
+
+def is_module(name: str) -> bool:
+    """A module or a package of ours, or a name in one."""
+    first, *rest = name.removeprefix("ortmodule.optim").removeprefix("ortmodule").lstrip(".").split(".")
+    folder = ROOT / ("optim" if name.startswith(("ortmodule.optim", "optim")) else "ortmodule")
+    path = folder / first
+    if not path.is_dir():
+        return path.with_suffix(".py").exists() or first in (folder / "__init__.py").read_text() or first == "_core"
+    return not rest or (path / rest[0]).is_dir() or (path / f"{rest[0]}.py").exists()
+
+
+def test_a_file_that_is_not_there_is_found():
+    assert is_there("runtime/dispatcher.py") and is_there("ops/fused.c") and is_there("csrc/graph/build.c")
+    assert not is_there("capture/dispatcher.py") and not is_there("plan/fused.c") and not is_there("reads.py")
+    assert is_module("ortmodule.runtime.dispatcher") and is_module("ortmodule.optim") and is_module("ortmodule.explain")
+    assert not is_module("ortmodule.runtime.runner") and not is_module("ortmodule.runner")
+
+
+# --- the architecture and the glossary --------------------------------------------------------------------------------
+
+MOST_WORDS = 1200
+
+
+@pytest.mark.parametrize("page", EXPLAIN, ids=lambda page: page.name)
+def test_pages_of_the_architecture_are_short(page):
+    assert len(page.read_text().split()) <= MOST_WORDS
+
+
+def test_the_overview_names_every_page():
+    overview, *pages = EXPLAIN
+    assert pages and all(f"(architecture/{page.name})" in overview.read_text() for page in pages)
+
+
+def test_the_overview_has_one_picture():
+    text = EXPLAIN[0].read_text().partition("## The tree")[0]
+    assert text.count("```") == 2
+
+
+def test_glossary():
+    """Every term stands once, with a sentence or two, and at a place that exists (test_files_that_pages_name)."""
+    rows = [row for _, rows in glossary() for row in rows]
+    terms = [term.strip() for row in rows for term in row["term"].split(",")]
+    assert len(rows) >= 60 and len(terms) == len(set(terms))
+    for row in rows:
+        assert row["meaning"].endswith(".") and row["meaning"].count(". ") <= 2, row["term"]
+        for package in re.findall(r"`((?:csrc|ortmodule)/[\w/]*/)`", row["where"]):
+            assert (ROOT / package).is_dir(), package
+
+
+def glossary():
+    found = tables((ROOT / "docs" / "glossary.md").read_text())
+    assert all(set(row) == {"term", "meaning", "where"} for _, rows in found for row in rows)
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,6 +1,7 @@
 """What changes between forward and backward, in every way that PyTorch has: compared with PyTorch.
 
-What differs is under autocast, of a weight only, and stands in docs/architecture.md ("Between forward and backward").
+What differs is under autocast, of a weight only, and stands in docs/architecture/memory.md ("Between forward and
+backward").
 """
 
 import pytest

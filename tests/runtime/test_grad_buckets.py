@@ -91,25 +91,25 @@ def name_of(loss):
 # --- when -------------------------------------------------------------------------------------------------------------
 
 
-def test_only_where_somebody_waits(monkeypatch):
+def test_only_where_hooks_wait(monkeypatch):
     """Without hooks it is one node; with a hook, or a process group, a chain; the setting beats both."""
     x = rows(5, WIDTH)
     ours = wrapped(stack(), monkeypatch)
     assert name_of(ours(x)[0]) == "BridgeBackward"
     handle = ours.added.register_post_accumulate_grad_hook(lambda p: None)
-    assert name_of(ours(x)[0]) == "HeadBackward"
+    assert name_of(ours(x)[0]) == "FirstNodeBackward"
     handle.remove()
     assert name_of(ours(x)[0]) == "BridgeBackward"
     handle = ours.added.register_hook(lambda grad: None)
-    assert name_of(ours(x)[0]) == "HeadBackward"
+    assert name_of(ours(x)[0]) == "FirstNodeBackward"
     handle.remove()
     with monkeypatch.context() as patched:
         patched.setattr(torch.distributed, "is_initialized", lambda: True)
-        assert name_of(ours(x)[0]) == "HeadBackward"
+        assert name_of(ours(x)[0]) == "FirstNodeBackward"
     ours = wrapped(stack(), monkeypatch, "0")
     ours.added.register_hook(lambda grad: None)
     assert name_of(ours(x)[0]) == "BridgeBackward"
-    assert name_of(wrapped(stack(), monkeypatch, "1")(x)[0]) == "HeadBackward"
+    assert name_of(wrapped(stack(), monkeypatch, "1")(x)[0]) == "FirstNodeBackward"
 
 
 def test_hooks_that_come_later_are_seen(monkeypatch):
@@ -117,7 +117,7 @@ def test_hooks_that_come_later_are_seen(monkeypatch):
     for _ in range(grad_buckets.FIRST_LOOKS + 1):
         ours(x)
     ours.added.register_hook(lambda grad: None)
-    assert "HeadBackward" in [name_of(ours(x)[0]) for _ in range(grad_buckets.LOOKS)]
+    assert "FirstNodeBackward" in [name_of(ours(x)[0]) for _ in range(grad_buckets.LOOKS)]
 
 
 def test_few_gradients_are_one_segment(monkeypatch):
@@ -239,7 +239,7 @@ def test_same_bits(pair):
         for model, given in zip(pair, x, strict=True):
             loss = model(given * 1.0)[0]
             loss.backward()  # accumulates
-        assert name_of(loss) == "HeadBackward"
+        assert name_of(loss) == "FirstNodeBackward"
         assert torch.equal(x[0].grad, x[1].grad)
         assert_same(grads(one), grads(chain))
     assert chain.added.grad is not None
@@ -359,7 +359,7 @@ def test_second_order(monkeypatch):
     ours = wrapped(eager, monkeypatch, "1")
     for model in (eager, ours):
         loss = model(x)[0]
-        assert model is eager or name_of(loss) == "HeadBackward"
+        assert model is eager or name_of(loss) == "FirstNodeBackward"
         parameters = [p for n, p in model.named_parameters() if n != "unused"]
         found = torch.autograd.grad(loss, parameters, create_graph=True)
         sum(g.pow(2).sum() for g in found).backward()

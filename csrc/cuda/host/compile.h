@@ -1,5 +1,5 @@
-/* compile.h -- chains as kernels of their own, compiled when a plan is made and kept for the life of the process; with a
- * folder for them they are kept on disk, too. */
+/* compile.h -- chains as kernels of their own, compiled when a plan is made and kept for the life of the process.
+ * With a folder for them they are kept on disk, too. */
 #ifndef ORT_CUDA_COMPILE_H
 #define ORT_CUDA_COMPILE_H
 

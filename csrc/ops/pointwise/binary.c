@@ -1,5 +1,5 @@
-/* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean; of our domain
- * FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot Huber.
+/* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean.
+ * Of our domain FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot Huber.
  *
  * Gradients, before un-broadcasting:
  *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not

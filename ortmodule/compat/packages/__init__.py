@@ -1,1 +1,1 @@
-"""Packages under the names of ONNX Runtime; found by the finder of :mod:`ortmodule.compat`."""
+"""Holds packages under the names of ONNX Runtime, for the finder of :mod:`ortmodule.compat`."""

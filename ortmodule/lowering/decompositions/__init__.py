@@ -1,4 +1,4 @@
-"""Operators of torch in terms of others: `table.py` says what a definition is, the other files hold them."""
+"""Defines operators of torch by others; `table.py` says what a definition is."""
 
 from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions import indices, layers, norms, order, pointwise, ranks, spatial, statistics

@@ -1,4 +1,4 @@
-"""Operators with indices that may come twice."""
+"""Defines operators whose indices may come twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortmodule.lowering.decompositions.layers import index_add
 from ortmodule.lowering.decompositions.table import defines, dtype_of
 
 
-@defines("aten::index", again=True)
+@defines("aten::index", recursive=True)
 def _index(x, indices):
     """By several tensors: by one, the number of an element among all that they choose from."""
     if sum(i is not None for i in indices) < 2:
@@ -38,7 +38,7 @@ def _index(x, indices):
     return taken.movedim(list(range(rank)), list(range(first, first + rank))) if first and rank else taken
 
 
-@defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", again=True)
+@defines("aten::index_put", "aten::_index_put_impl", "aten::_unsafe_index_put", recursive=True)
 def _index_put(x, indices, values, accumulate=False, unsafe=False):
     if not accumulate:
         return _assigned(x, indices, values)
@@ -145,7 +145,7 @@ def _index_copy(x, dim, index, source):
     return x.scatter(dim, index.reshape(shape).expand_as(source), source)
 
 
-@defines("aten::scatter_reduce", again=True)
+@defines("aten::scatter_reduce", recursive=True)
 def _scatter_reduce(x, dim, index, source, reduce, include_self=True):
     """With the elements of x, or with what changes nothing in their place."""
     if x.dim() == 0:

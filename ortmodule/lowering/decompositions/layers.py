@@ -1,4 +1,4 @@
-"""Attention, losses, pools and other layers."""
+"""Defines attention, losses, pools and other layers by other operators."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def _repeat_interleave(x, repeats, dim=None, output_size=None):
 
 
 @defines("aten::cross_entropy_loss")
-def _cross_entropy(scores, target, weight, reduction, ignore_index, label_smoothing):
+def _cross_entropy(logits, target, weight, reduction, ignore_index, label_smoothing):
     """Soft targets; class indices stay one operator. What is counted need not fit 16 bits."""
     if not target.is_floating_point():
         raise Keep
-    axis = 1 if scores.dim() > 1 else 0
-    classes = torch.as_tensor(scores.shape[axis]).to(torch.promote_types(scores.dtype, torch.float32))
-    log_p = scores.log_softmax(axis)
+    axis = 1 if logits.dim() > 1 else 0
+    classes = torch.as_tensor(logits.shape[axis]).to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = logits.log_softmax(axis)
     if weight is not None:
-        weighted = log_p * weight.reshape([-1 if d == axis else 1 for d in range(scores.dim())])
+        weighted = log_p * weight.reshape([-1 if d == axis else 1 for d in range(logits.dim())])
     else:
         weighted = log_p
     target = target * (1 - label_smoothing) + label_smoothing / classes
     each = -(weighted * target).sum(axis)
     if reduction != 1:
         return each if reduction == 0 else each.sum()
-    return (each.sum() / (scores.numel() / classes)).to(each.dtype)
+    return (each.sum() / (logits.numel() / classes)).to(each.dtype)
 
 
 @defines("aten::binary_cross_entropy")
@@ -92,7 +92,7 @@ def _reduced(each, reduction):
     return each if reduction == 0 else each.sum() if reduction == 2 else each.mean()
 
 
-@defines("aten::smooth_l1_loss", again=True)
+@defines("aten::smooth_l1_loss", recursive=True)
 def _smooth_l1_loss(x, target, reduction=1, beta=1.0):
     if beta != 0:
         raise Keep
@@ -243,7 +243,7 @@ def _last_nan_or_largest(x):
     return torch.where(nan < 0, x.argmax(-1, keepdim=True), nan)
 
 
-@defines("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d", again=True)
+@defines("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d", recursive=True)
 def _avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor=None):
     """Sums of windows, by a divisor that is not their size; without a batch."""
     if x.dim() == 2:
@@ -278,7 +278,7 @@ def _fold(x, size, kernel, dilation, padding, stride):
     return image.narrow(-2, padding[0], size[0]).narrow(-1, padding[1], size[1])
 
 
-@defines("aten::one_hot", again=True)
+@defines("aten::one_hot", recursive=True)
 def _one_hot(x, classes=-1):
     if classes < 0:
         raise Leave("as many classes as there are in the data")

@@ -1,4 +1,4 @@
-"""Norms, distances, normalisations."""
+"""Defines norms, distances and normalisations by other operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions.table import defines, dtype_of, sloped
 
 
-@defines("aten::norm", again=True)
+@defines("aten::norm", recursive=True)
 def _norm(x, p=None, dim=None, keepdim=False, dtype=None):
     p = 2.0 if p is None else p
     if not isinstance(p, (int, float)):
@@ -175,9 +175,9 @@ def _root(x):
 # --- normalisations ---------------------------------------------------------------------------------------------------
 
 
-@defines("aten::batch_norm", again=True)
+@defines("aten::batch_norm", recursive=True)
 def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn):
-    """Without running statistics it moves some that nobody sees."""
+    """Without running statistics it moves temporary ones, which are not returned."""
     if mean is not None:
         raise Keep
     like = x if weight is None else weight
@@ -185,7 +185,7 @@ def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps, cudnn)
     return F.batch_norm(x, zeros, ones, weight, bias, True, momentum, eps)
 
 
-@defines("aten::instance_norm", again=True)
+@defines("aten::instance_norm", recursive=True)
 def _instance_norm(x, weight, bias, mean, variance, own, momentum, eps, cudnn):
     """By running statistics it is a batch's."""
     if own:

@@ -1,4 +1,4 @@
-"""Extremes, order, clamping."""
+"""Defines extremes, order and clamping by other operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ortmodule.core.errors import Keep
 from ortmodule.lowering.decompositions.table import CLAMP_SHARES, defines, shared, sloped
 
 
-@defines("aten::max", again=True)
+@defines("aten::max", recursive=True)
 def _max(x, dim=None, keepdim=False):
     return _extreme(x, dim, keepdim, torch.argmax)
 
 
-@defines("aten::min", again=True)
+@defines("aten::min", recursive=True)
 def _min(x, dim=None, keepdim=False):
     return _extreme(x, dim, keepdim, torch.argmin)
 
@@ -83,7 +83,7 @@ def _kthvalue(x, k, dim=-1, keepdim=False):
     return picked(x, index, dim, keepdim)
 
 
-@defines("aten::sort", again=True)
+@defines("aten::sort", recursive=True)
 def _sort(x, *arguments):
     """The engine's order is stable."""
     if isinstance(arguments[0], (bool, type(None))) and len(arguments) == 3:
@@ -98,9 +98,9 @@ def _argsort(x, *arguments):
     return torch.sort(x, dim, descending)[1]
 
 
-@defines("aten::clamp", again=True)
+@defines("aten::clamp", recursive=True)
 def _clamp(x, low=None, high=None):
-    """By tensors: where x is at its bound the gradient is its own; of a NaN nobody has one."""
+    """By tensors: where x is at its bound the gradient is its own; a NaN gives none to either."""
     if not isinstance(low, torch.Tensor) and not isinstance(high, torch.Tensor):
         return _clamp_by_numbers(x, low, high)
     if CLAMP_SHARES and x.is_floating_point():  # integers have no gradient
@@ -155,12 +155,12 @@ def _clamp_shared(x, low, high):
     return value + torch.where(rest.isnan(), rest, -0.0) if rest.is_floating_point() else value
 
 
-@defines("aten::clamp_min", again=True)
+@defines("aten::clamp_min", recursive=True)
 def _clamp_min(x, low):
     return _clamp(x, low)
 
 
-@defines("aten::clamp_max", again=True)
+@defines("aten::clamp_max", recursive=True)
 def _clamp_max(x, high):
     return _clamp(x, None, high)
 

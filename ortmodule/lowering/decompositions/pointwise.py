@@ -1,4 +1,4 @@
-"""Pointwise operators and shapes."""
+"""Defines pointwise operators and shapes by other operators."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _rounded(x, *arguments):
     return x + 0
 
 
-@defines("aten::any", again=True)
+@defines("aten::any", recursive=True)
 def _any(x, *arguments):
     if x.dtype == torch.bool:
         raise Keep
     return (x != 0).any(*arguments)
 
 
-@defines("aten::all", again=True)
+@defines("aten::all", recursive=True)
 def _all(x, *arguments):
     if x.dtype == torch.bool:
         raise Keep
@@ -138,7 +138,7 @@ def _sinc(x):
     return sloped(torch.where(angle == 0, 1, angle.sin() / angle), (x, slope))
 
 
-@defines("aten::round", again=True)
+@defines("aten::round", recursive=True)
 def _round(x, decimals=0):
     """To decimals, of 16-bit numbers in float32."""
     if not x.is_floating_point():
@@ -191,7 +191,7 @@ def _nan_to_num(x, nan=None, highest=None, lowest=None):
     return torch.where(x == -math.inf, limits.min if lowest is None else lowest, x)
 
 
-@defines("aten::prelu", again=True)
+@defines("aten::prelu", recursive=True)
 def _prelu(x, weight):
     if weight.dim():
         raise Keep
@@ -203,7 +203,7 @@ def _heaviside(x, values):
     return torch.where(x == 0, values, (x > 0).to(x.dtype))
 
 
-@defines("aten::softplus", again=True)
+@defines("aten::softplus", recursive=True)
 def _softplus(x, beta=1, threshold=20):
     if beta == 1 and threshold == 20:
         raise Keep
@@ -225,14 +225,14 @@ def _hardshrink(x, lambd=0.5):
     return torch.where((x > lambd) | (x < -lambd), x, torch.where(x.isnan(), x.detach(), 0))
 
 
-@defines("aten::softmax", again=True)
+@defines("aten::softmax", recursive=True)
 def _softmax(x, dim, dtype=None):
     if dtype is None or x.dtype == dtype_of(dtype):
         raise Keep
     return x.to(dtype_of(dtype)).softmax(dim)
 
 
-@defines("aten::log_softmax", again=True)
+@defines("aten::log_softmax", recursive=True)
 def _log_softmax(x, dim, dtype=None):
     if dtype is None or x.dtype == dtype_of(dtype):
         raise Keep
@@ -246,7 +246,7 @@ def _safe_softmax(x, dim, dtype=None):
     return x.masked_fill(nothing, 0).softmax(dim).masked_fill(nothing, 0)
 
 
-@defines("aten::cumsum", again=True)
+@defines("aten::cumsum", recursive=True)
 def _cumsum(x, dim, dtype=None):
     if dtype is not None or x.dtype != torch.int32:
         raise Keep
@@ -280,7 +280,7 @@ def _isclose(a, b, rtol=1e-05, atol=1e-08, equal_nan=False):
     return same | (((a - b).abs() <= atol + (rtol * b).abs()) & b.isfinite())
 
 
-@defines("aten::sum", again=True)
+@defines("aten::sum", recursive=True)
 def _sum_of_all(x, dim=None, keepdim=False, dtype=None):
     """No dimension is every dimension."""
     if dim != [] or keepdim:
@@ -288,7 +288,7 @@ def _sum_of_all(x, dim=None, keepdim=False, dtype=None):
     return x.sum(dtype=None if dtype is None else dtype_of(dtype))
 
 
-@defines("aten::permute", again=True)
+@defines("aten::permute", recursive=True)
 def _permute(x, dims):
     if all(d >= 0 for d in dims):
         raise Keep
@@ -303,7 +303,7 @@ def _movedim(x, source, destination):
     return x.permute([placed[d] if d in placed else next(rest) for d in range(x.dim())])
 
 
-@defines("aten::masked_select", again=True)
+@defines("aten::masked_select", recursive=True)
 def _masked_select(x, mask):
     if tuple(map(int, x.shape)) == tuple(map(int, mask.shape)):
         raise Keep

@@ -1,4 +1,4 @@
-"""Operators along a dimension, of a tensor that has none; parts of tensors, and tensors of parts."""
+"""Defines operators along a dimension for tensors that have none, and those that cut and join tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _of_one(kind: str) -> None:
             return tuple(r.reshape(()) for r in results)
         return results.reshape(shape[0])
 
-    defines(f"aten::{kind}", again=True)(define)
+    defines(f"aten::{kind}", recursive=True)(define)
 
 
 for _kind in ("gather", "index_select", "index_add", "index_copy", "scatter", "scatter_add"):
@@ -45,7 +45,7 @@ def _index_of_one(kind: str) -> None:
             return x * 1
         return x * 1, torch.zeros((), dtype=torch.int64)
 
-    defines(f"aten::{kind}", again=True)(define)
+    defines(f"aten::{kind}", recursive=True)(define)
 
 
 for _kind in ("median", "nanmedian", "kthvalue", "mode", "cummax", "cummin"):
@@ -111,7 +111,7 @@ def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     return flat.reshape(moved.shape).permute([order.index(d) for d in range(x.dim())])
 
 
-@defines("aten::roll", again=True)
+@defines("aten::roll", recursive=True)
 def _roll(x, shifts, dims=()):
     if x.dim() == 0:
         return x * 1

@@ -1,4 +1,4 @@
-"""Pools and resizing with the argument forms that the exporter does not take."""
+"""Defines pools and resizing for the forms of arguments that the exporter does not take."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _max_pool(n, indices):
 
 
 for _n in (1, 2, 3):
-    defines(f"aten::max_pool{_n}d", again=True)(_max_pool(_n, False))
-    defines(f"aten::max_pool{_n}d_with_indices", again=True)(_max_pool(_n, True))
+    defines(f"aten::max_pool{_n}d", recursive=True)(_max_pool(_n, False))
+    defines(f"aten::max_pool{_n}d_with_indices", recursive=True)(_max_pool(_n, True))
 
 
 @defines("aten::max_unpool2d", "aten::max_unpool3d", sizes=True)
@@ -104,4 +104,4 @@ def _layer_by_layer(kind):
 
 
 for _kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-    defines(f"aten::{_kind}", again=True)(_layer_by_layer(_kind))
+    defines(f"aten::{_kind}", recursive=True)(_layer_by_layer(_kind))

@@ -1,4 +1,4 @@
-"""Quantiles, integrals by trapezoids, covariances, losses over several labels."""
+"""Defines quantiles, integrals by trapezoids, covariances, losses over several labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of torch in terms of others, where the exporter translates them wrongly or in a way that does not train.
+"""Registers definitions of operators that the exporter translates wrongly, or in a way that does not train.
 
 A definition takes the operator's arguments in the order of its schema and returns its result. It is traced
 (`decompose.py`) on tensors like the operator's operands, so it may look at ranks and types; a size that it takes as a
@@ -21,12 +21,12 @@ _library.impl("sloped", lambda value, x, slope: value.clone(), "CompositeExplici
 DEFINITIONS: dict[str, Callable] = {}
 
 
-def defines(*kinds: str, again: bool = False, sizes: bool = False) -> Callable:
-    """``again``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are computed
-    from sizes come as they are in the trace."""
+def defines(*kinds: str, recursive: bool = False, sizes: bool = False) -> Callable:
+    """``recursive``: the definition uses the operator itself, in a form that it keeps. ``sizes``: numbers that are
+    computed from sizes come as they are in the trace."""
 
     def register(function):
-        function.again, function.sizes = again, sizes
+        function.recursive, function.sizes = recursive, sizes
         DEFINITIONS.update(dict.fromkeys(kinds, function))
         return function
 

@@ -1,4 +1,4 @@
-"""`torch_ort`, which is ortmodule."""
+"""Stands for `torch_ort`, which is ortmodule."""
 
 import random
 

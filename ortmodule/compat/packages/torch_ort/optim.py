@@ -1,4 +1,4 @@
-"""`torch_ort.optim`, which is `ortmodule.optim`."""
+"""Stands for `torch_ort.optim`, which is `ortmodule.optim`."""
 
 from ortmodule.optim import AdamWMode, DynamicLossScaler, FP16_Optimizer, FusedAdam, StaticLossScaler
 

@@ -1,1 +1,1 @@
-"""`onnxruntime.training`, which is ortmodule."""
+"""Stands for `onnxruntime.training`, which is ortmodule."""

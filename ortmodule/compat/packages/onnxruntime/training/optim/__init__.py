@@ -1,4 +1,4 @@
-"""`onnxruntime.training.optim`, which is `ortmodule.optim`."""
+"""Stands for `onnxruntime.training.optim`, which is `ortmodule.optim`."""
 
 from ortmodule.optim import AdamWMode, DynamicLossScaler, FP16_Optimizer, FusedAdam, StaticLossScaler
 

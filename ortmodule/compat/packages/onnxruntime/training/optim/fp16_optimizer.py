@@ -1,4 +1,4 @@
-"""`onnxruntime.training.optim.fp16_optimizer`, which is `ortmodule.optim.fp16_optimizer`."""
+"""Stands for `onnxruntime.training.optim.fp16_optimizer`, which is `ortmodule.optim.fp16_optimizer`."""
 
 from ortmodule.optim.fp16_optimizer import FP16_Optimizer
 

@@ -1,4 +1,4 @@
-"""`onnxruntime.training.optim.fused_adam`, which is `ortmodule.optim.fused_adam`."""
+"""Stands for `onnxruntime.training.optim.fused_adam`, which is `ortmodule.optim.fused_adam`."""
 
 from ortmodule.optim.fused_adam import AdamWMode, FusedAdam
 

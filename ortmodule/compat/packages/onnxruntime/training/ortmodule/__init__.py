@@ -1,4 +1,4 @@
-"""`onnxruntime.training.ortmodule`, which is ortmodule."""
+"""Stands for `onnxruntime.training.ortmodule`, which is ortmodule."""
 
 from ortmodule import DebugOptions, LogLevel, ORTModule
 

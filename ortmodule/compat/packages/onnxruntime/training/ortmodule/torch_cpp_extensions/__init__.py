@@ -1,1 +1,1 @@
-"""There is nothing to compile."""
+"""Stands for `torch_cpp_extensions`, where there is nothing to compile."""

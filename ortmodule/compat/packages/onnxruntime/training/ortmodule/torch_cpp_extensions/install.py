@@ -1,4 +1,4 @@
-"""``python -m onnxruntime.training.ortmodule.torch_cpp_extensions.install``: accepted, and does nothing."""
+"""Accepts ``python -m onnxruntime.training.ortmodule.torch_cpp_extensions.install``, and does nothing."""
 
 
 def build_torch_cpp_extensions():
