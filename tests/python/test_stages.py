@@ -19,8 +19,11 @@ def test_a_stage_that_is_not_there():
     assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
 
 
-READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts")
-FILES = ("setup.py", "pyproject.toml", "README.md", "MANIFEST.in")
+READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts", ".github")
+FILES = (
+    "setup.py", "pyproject.toml", "README.md", "MANIFEST.in", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
 
 
 def test_what_has_passed_is_known_by_all_that_tests_read(tmp_path):
