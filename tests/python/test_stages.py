@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests import stages
+from tests.selection import FAMILIES, FAST, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +18,24 @@ def test_a_stage_that_is_not_there():
     known = subprocess.run([ROOT / "scripts" / "test", "--stages"], capture_output=True, text=True).stdout.split()
     assert f"there is no stage pytets; the stages are: {', '.join(known)}" in done.stderr
     assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
+
+
+def test_fast_is_a_sample_of_every_kind(request):
+    """Of all tests that are collected here: of each file that --fast names, and of each family of operators."""
+    items = request.session.items
+    chosen = sample(items)
+    here = {item.nodeid.partition("::")[0] for item in items}
+    assert {item.nodeid.partition("::")[0] for item in chosen} == here & FAST.keys()
+    assert all((ROOT / file).exists() for file in FAST)
+    families = {item.nodeid.partition("[")[2].partition("-")[0] for item in chosen if FAMILIES in item.nodeid}
+    assert families == {i.nodeid.partition("[")[2].partition("-")[0] for i in items if FAMILIES in i.nodeid}
+
+
+def test_fast_runs_stages_that_there_are():
+    text = (ROOT / "scripts" / "test").read_text()
+    known = subprocess.run([ROOT / "scripts" / "test", "--stages"], capture_output=True, text=True).stdout.split()
+    (named,) = re.findall(r'--fast\) STAGES\+="(.*?) "', text)
+    assert set(named.split()) <= set(known)
 
 
 READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts", ".github")
