@@ -27,6 +27,7 @@ class FusedOptimizer(Optimizer, ABC):
     _step_supports_amp_scaling = True  # GradScaler leaves unscaling and the test for overflow to `step`
 
     _rule: str  #: its name in the engine
+    _clipped: tuple[Any, list[tuple[torch.Tensor, int]]] | None
     _states: tuple[str, ...]  #: names of the state's tensors, in the rule's order
     _needed: tuple[str, ...]  #: what the state of a parameter that has been stepped must have
     _group_needs: tuple[str, ...]  #: what a group of a state dict must have
@@ -177,10 +178,10 @@ class FusedOptimizer(Optimizer, ABC):
             self._clipped = (so_far / self._factor * factor, [(g, g._version) for g in grads])
         return norm.float() if isinstance(norm, torch.Tensor) else torch.tensor(norm, dtype=torch.float32)
 
-    def _sum_of_squares(self, gradients: list[torch.Tensor]) -> float | torch.Tensor:
+    def _sum_of_squares(self, gradients: list[Any]) -> float | torch.Tensor:
         """A number, or on a GPU a float64 scalar there; of shards what all of them have together."""
         total = self._sum([g for g in gradients if not hasattr(g, "to_local")])
-        kinds: dict[Any, list[torch.Tensor]] = {}
+        kinds: dict[Any, list[Any]] = {}
         for g in gradients:
             if hasattr(g, "to_local"):
                 kinds.setdefault((g.device_mesh, g.placements), []).append(g)
@@ -222,7 +223,7 @@ class FusedOptimizer(Optimizer, ABC):
         """The gradients are not going to be used, so what was to be done to them is not to be done to others."""
         self._factor = 1.0  # of the gradients that the next step reads
         #: A further factor, of these gradients alone.
-        self._clipped: tuple[float | torch.Tensor, list[tuple[torch.Tensor, int]]] | None = None
+        self._clipped = None
 
     def _gradients(self) -> list[torch.Tensor]:
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -335,7 +336,7 @@ def _has_exact(p: torch.Tensor, group: dict[str, Any]) -> bool:
     return bool(group["master_weights"]) and p.dtype in NARROW
 
 
-def _local(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+def _local(tensor: Any, like: Any = None) -> torch.Tensor:
     """The shard of a DTensor that this process has; ``like``: cut as this one is. Other tensors as they are."""
     if not hasattr(tensor, "to_local"):
         return tensor

@@ -23,7 +23,7 @@ class StandIn:
         object.__setattr__(self, "_target", target)
         self.__dict__.update(attributes)
 
-    @property
+    @property  # type: ignore[misc]  # it is read alone
     def __class__(self) -> type:  # for isinstance and super
         return type(self._target)
 

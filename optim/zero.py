@@ -49,7 +49,7 @@ class _Finder:
                 execute(module)
                 _accept(module)
 
-            spec.loader.exec_module = exec_module
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # DeepSpeed's, when it is imported
         return spec
 
 

@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -32,10 +32,10 @@ class _Forward:
 
     def __init__(self, original: Any) -> None:
         @functools.wraps(original)
-        def forward(self, *args, **kwargs):
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             return self._ortmodule(args, kwargs)
 
-        forward.__signature__ = inspect.signature(original)
+        forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # inspect reads it
         del forward.__wrapped__  # or who unwraps it would get past the engine
         self.function = forward
 
@@ -62,6 +62,8 @@ class ORTModule(nn.Module):
     """
 
     __slots__ = ("_ortmodule",)
+    _ortmodule: Dispatcher
+    _wrapped_class: ClassVar[type[nn.Module]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not ORTModule:
@@ -93,7 +95,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
     dispatcher = Dispatcher(model, debug_options, config, Attachments(Observers.of, Saver.of, explain))
     try:
-        wrapped = object.__new__(_class_for(model))
+        wrapped: Any = object.__new__(_class_for(model))
     except TypeError as error:
         if not dispatcher.fallback.at_wrapping(str(error)):
             raise
@@ -106,7 +108,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
 def _class_for(model: nn.Module) -> type:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a ScriptModule cannot be wrapped: pass the module that it was made from")
-    return _wrapped_class(type(model))
+    return _wrapped_class(type(model))  # type: ignore[arg-type]  # torch annotates __hash__ in its own way
 
 
 def _described(value: Any) -> str:
@@ -114,7 +116,7 @@ def _described(value: Any) -> str:
 
 
 @functools.cache
-def _wrapped_class(cls: type) -> type:
+def _wrapped_class(cls: Any) -> type:
     """A class that is both; the same one for every module of ``cls``."""
     body = {
         "__doc__": cls.__doc__,

@@ -70,7 +70,8 @@ hash_of() { find "$@" -type f ! -path '*/__pycache__/*' ! -name '*.so' -print0 |
 # All that a test may read, and what it runs in: Python, its packages (torch among them), the compiler.
 hash_of_sources() {
     {
-        hash_of csrc ortmodule optim tests examples benchmarks docs scripts setup.py pyproject.toml README.md MANIFEST.in
+        hash_of csrc ortmodule optim tests examples benchmarks docs scripts .github setup.py pyproject.toml README.md \
+            MANIFEST.in CONTRIBUTING.md CHANGELOG.md SECURITY.md .pre-commit-config.yaml
         "$VENV/bin/python" -VV
         "$VENV/bin/python" -m pip freeze --exclude-editable
         gcc --version
@@ -110,7 +111,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
 }

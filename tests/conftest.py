@@ -1,6 +1,7 @@
 """Options and settings of the whole suite.
 
 --full                exhaustive: every architecture, long random search
+--fast                a sample of every kind (tests/selection.py), without files: of those that it is from
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
 --share I/N           only one of N parts, of about one size
 --ran FILE            adds to the file which tests were collected, run and skipped (tests/stages.py)
@@ -18,6 +19,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+
+from tests.selection import FAST, sample
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
@@ -55,6 +58,7 @@ def loggers_as_before():
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="the exhaustive form: all architectures, long random search")
+    parser.addoption("--fast", action="store_true", help="a sample of every kind of test")
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
     parser.addoption("--ran", metavar="FILE", help="add to FILE which tests were collected, run and skipped")
     parser.addoption("--share", metavar="I/N", help="only one of N parts of the tests")
@@ -62,6 +66,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.getoption("--fast") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [str(config.rootpath / file) for file in FAST]
     config.addinivalue_line("markers", "full: only with --full")
     config.addinivalue_line("markers", "emulated: run on the emulated GPU, too, as all of tests/cuda and tests/gpu")
     config.addinivalue_line("markers", "emulated_full: there only with --full")
@@ -109,6 +115,10 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _is_left_out(config, item)]
+    if config.getoption("--fast"):
+        chosen = sample(items)
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
     if config.getoption("--share"):
         first, step = map(int, config.getoption("--share").split("/"))
         ours = [item for item in items if zlib.crc32(_indivisible(item).encode()) % step == first - 1]

@@ -41,8 +41,9 @@ _UNCHECKED = frozenset({
 
 
 def _instance_norm(
-    x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
-):
+    x: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
+    use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Any:  # fmt: skip
     """With changes of the running statistics that a trace shows."""
     if running_mean is None or not use_input_stats:
         return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)

@@ -42,7 +42,7 @@ class _Failed(Exception):
     submodule: str | None = None
 
 
-def _blaming(error: Exception, submodule: str | None) -> Exception:
+def _blaming(error: CaptureError | _Failed, submodule: str | None) -> Exception:
     # (No frame may know the exception that it raises: tensors would live on.)
     error.submodule = submodule
     return error
@@ -177,7 +177,8 @@ def _most_that_vary(
     ``second``: makes one. All groups of dimensions, then one fewer: features come last, and can seldom vary.
     """
     groups = dims.groups(sizes)
-    other, varied = None, frozenset()
+    other = None
+    varied: frozenset[Dim] = frozenset()
     for n in range(len(groups), 0, -1):
         varied = frozenset().union(*groups[:n])
         if (other := second(varied)) is not None:

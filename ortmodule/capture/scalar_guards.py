@@ -126,7 +126,7 @@ class Recorder:
         finally:
             self._paused = before
 
-    def read(self, tensor: torch.Tensor, least: int = SIZE) -> None:
+    def read(self, tensor: Any, least: int = SIZE) -> None:
         """Python sees the elements of ``tensor``. Reads that depend on less than ``least`` are not kept."""
         value = get_value_trace(tensor)
         depends = self.depends(value)
@@ -451,7 +451,7 @@ def _read_lists(recorder: Recorder, function: Any, args: tuple, kwargs: dict[str
 @functools.cache
 def _lists_of(name: str) -> frozenset[int | str]:
     """The places and names of an operator's parameters that are lists of so many numbers, for which one may stand."""
-    found = []
+    found: list[int | str] = []
     for schema in schemas_for_operator(f"aten::{name}"):
         for i, argument in enumerate(schema.arguments):
             found += (i, argument.name) if argument.N is not None else ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -196,7 +197,7 @@ class _KeepAll(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping it would first import it, for a second
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self._replaced and any(memory_of(t) in self._replaced for t in _tensors(args)):
             raise _Elsewhere
         if torch.Tag.nondeterministic_seeded not in function.tags:

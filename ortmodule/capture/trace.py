@@ -259,7 +259,8 @@ class _Flat(nn.Module):
     def state_dict(
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict:
-        destination, pairs = {} if destination is None else destination, {}
+        destination = {} if destination is None else destination
+        pairs: dict[Any, Any] = {}
         for slot in self.tree.slots.values():
             tensor = slot.get() if keep_vars else slot.get().detach()
             if self.exported and tensor.is_complex():  # the same tensor gives the same pairs
@@ -348,7 +349,8 @@ class _Flat(nn.Module):
         known = {id(t): Source("input", i) for i, t in enumerate(tensors)}
         known |= {id(t): Source("state", slot.name) for slot, t in zip(self.tree.parameters, parameters, strict=True)}
         known |= {id(t): Source("state", name) for name, t in self.copies.items()}
-        self.sources, outputs = [], []
+        self.sources: list[Source] = []
+        outputs: list[torch.Tensor] = []
         for tensor in leaves:
             if id(tensor) not in known:
                 known[id(tensor)] = Source("number" if is_number(tensor) else "graph", len(outputs))
@@ -433,9 +435,10 @@ class _Flat(nn.Module):
 
     def _writes(self, tensors: Sequence, changed: Sequence[bool]) -> list[torch.Tensor]:
         """New contents of the inputs, buffers and plain tensors that forward changed."""
-        self.writes, outputs = [], []
+        self.writes: list[Any] = []
+        outputs: list[torch.Tensor] = []
 
-        def add(target, tensor, replaces):
+        def add(target: Any, tensor: torch.Tensor, replaces: Any) -> None:
             if tensor.requires_grad:
                 raise NotTraceable(
                     f"forward changes {target.kind} {target.key} in place; the result carries a gradient"
@@ -471,6 +474,8 @@ _TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], 
 
 def difference(first: Trace, second: Trace) -> str:
     """Where two traces disagree, or an empty string."""
+    a: Any
+    b: Any
     for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
         for one, other in zip(a, b, strict=False):
             if one.place != other.place or not one.is_value(other.value):
@@ -500,6 +505,8 @@ def difference(first: Trace, second: Trace) -> str:
 
 def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
     """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
+    one: Any
+    other: Any
     for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
         for one, other in zip(a, b, strict=False):
             if one.place != other.place or not one.is_value(other.value):

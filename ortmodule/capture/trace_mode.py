@@ -119,7 +119,7 @@ class TraceMode(TorchFunctionMode):
         for parameter, contents in self._changed.values():
             parameter.detach().copy_(contents)
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if get_tracing_state() is None:
             return function(*args, **(kwargs or {}))
         if not self._looks:
@@ -141,7 +141,7 @@ class TraceMode(TorchFunctionMode):
             for each in result:
                 self._made(each)
 
-    def _call(self, function, args, kwargs):
+    def _call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:

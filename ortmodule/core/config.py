@@ -453,7 +453,7 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config is a Config, not {type(config).__name__}")
     debug, config = debug or DebugOptions(), config or Config()
-    values = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path} | _DEFAULTS
+    values: dict[str, Any] = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path} | _DEFAULTS
     values |= {
         name: value
         for name, variable in VARIABLES.items()

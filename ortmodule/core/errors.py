@@ -6,7 +6,10 @@ Each carries a sentence that names the thing. Those of the engine itself are `or
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ortmodule.core.traced_types import TracedNode
 
 
 class Cause(Enum):
@@ -43,6 +46,9 @@ class MissingPrivate(RuntimeError):
 class NotTraceable(Exception):
     """The module does something that a graph cannot repeat; the sentence says what, and where."""
 
+    node: TracedNode  # of the trace, where one is to blame
+    submodule: str | None
+
 
 class CaptureError(Exception):
     """The module cannot be captured; the sentence says why. ``submodule``: the path of the one that is to blame."""
@@ -50,7 +56,8 @@ class CaptureError(Exception):
     def __init__(self, reason: str, kind: str = "") -> None:
         """``kind``: of the ATen operator that the exporter does not translate."""
         super().__init__(reason)
-        self.kind, self.submodule = kind, None
+        self.kind = kind
+        self.submodule: str | None = None
 
 
 class ExportError(Exception):

@@ -23,7 +23,8 @@ class Deferred(torch.Tensor):
         return make_wrapper_subclass(cls, tuple(shape), dtype=dtype)
 
     def __init__(self, source: Any, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        self._source, self._plain = source, None
+        self._source = source
+        self._plain: Any = None
 
     def materialised(self) -> torch.Tensor:
         """The plain tensor that this one is; a touch."""
@@ -44,7 +45,7 @@ class Deferred(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What gets past `__torch_function__`, from C++: autograd has seen it already."""
         kwargs = kwargs or {}
         given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs

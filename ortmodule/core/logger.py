@@ -70,7 +70,7 @@ LOGGER.addFilter(_RANKS)
 ENGINE.addFilter(_RANKS)
 
 
-class _Bar(tqdm):
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     """A progress bar without a thread that looks after it."""
 
     monitor_interval = 0

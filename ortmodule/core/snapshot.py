@@ -15,7 +15,7 @@ import numpy
 KINDS = (OrderedDict, dict, list, set, deque, bytearray)
 
 
-def _kind(container: Any) -> type:
+def _kind(container: Any) -> Any:
     return next(kind for kind in KINDS if isinstance(container, kind))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -92,13 +92,25 @@ def tell(warn: Callable[[str], None]) -> None:
 
 # --- traces: the graphs that TorchScript's tracer makes ---------------------------------------------------------------
 
-TracedGraph = _private("torch._C.Graph", "a trace")
-TracedNode = _private("torch._C.Node", "an operator of a trace")
-TracedValue = _private("torch._C.Value", "what operators of a trace are given and give")
-TensorType = _private("torch._C.TensorType", "element type and sizes of a traced tensor")
-ListType = _private("torch._C.ListType", "the type of traced lists")
-OptionalType = _private("torch._C.OptionalType", "the type of traced arguments that may be None")
-TupleType = _private("torch._C.TupleType", "the type of traced tuples")
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+    from ortmodule.core.traced_types import GraphContext as GraphContext
+    from ortmodule.core.traced_types import ListType as ListType
+    from ortmodule.core.traced_types import OptionalType as OptionalType
+    from ortmodule.core.traced_types import TensorType as TensorType
+    from ortmodule.core.traced_types import TracedGraph as TracedGraph
+    from ortmodule.core.traced_types import TracedNode as TracedNode
+    from ortmodule.core.traced_types import TracedValue as TracedValue
+    from ortmodule.core.traced_types import TupleType as TupleType
+else:
+    TracedGraph = _private("torch._C.Graph", "a trace")
+    TracedNode = _private("torch._C.Node", "an operator of a trace")
+    TracedValue = _private("torch._C.Value", "what operators of a trace are given and give")
+    TensorType = _private("torch._C.TensorType", "element type and sizes of a traced tensor")
+    ListType = _private("torch._C.ListType", "the type of traced lists")
+    OptionalType = _private("torch._C.OptionalType", "the type of traced arguments that may be None")
+    TupleType = _private("torch._C.TupleType", "the type of traced tuples")
 get_trace_graph = _private("torch.jit._get_trace_graph", "traces a module without a copy of it")
 get_tracing_state = _private("torch._C._get_tracing_state", "the trace that a thread is in")
 set_tracing_state = _private("torch._C._set_tracing_state", "leaves and enters a trace")
@@ -120,9 +132,10 @@ _private(
     CHECK, "is met in a trace: a condition on sizes is a tensor there", "modules that check sizes so are PyTorch's"
 )
 _DISPATCH = "torch.utils._python_dispatch.TorchDispatchMode"
-TorchDispatchMode = _private(_DISPATCH, "sees each operator while a graph is checked")
-if not TABLE[_DISPATCH].found:
-    TorchDispatchMode = object  # a base of classes
+if not TYPE_CHECKING:
+    TorchDispatchMode = _private(_DISPATCH, "sees each operator while a graph is checked")
+    if not TABLE[_DISPATCH].found:
+        TorchDispatchMode = object  # a base of classes
 
 # --- the exporter: a trace as ONNX ------------------------------------------------------------------------------------
 
@@ -138,7 +151,8 @@ register_symbolics = _private(f"{_EXPORTER}.utils._trigger_symbolic_function_reg
 symbolic_registry = _private(f"{_EXPORTER}.registration.registry", "which operators the exporter translates")
 _PARAMETERS = f"{_EXPORTER}.utils._params_dict"
 _private(_PARAMETERS, "the parameters of an export: a translation's context has them")
-GraphContext = _private(f"{_EXPORTER}.jit_utils.GraphContext", "what a translation is given")
+if not TYPE_CHECKING:
+    GraphContext = _private(f"{_EXPORTER}.jit_utils.GraphContext", "what a translation is given")
 prepare_onnx_paddings = _private(f"{_EXPORTER}.symbolic_opset11._prepare_onnx_paddings", "pads in ONNX's order")
 generic_rnn = _private(f"{_EXPORTER}.symbolic_opset9._generic_rnn", "translates recurrent layers")
 get_const = _private(f"{_EXPORTER}.symbolic_helper._get_const", "the number that a traced value is")

@@ -79,7 +79,7 @@ def _without_copies(data: bytes) -> bytes:
     """Without the copies that only kernels need."""
     model = onnx.load_model_from_string(data)
     kept = {value.name for value in model.graph.output}
-    source = {}
+    source: dict[str, str] = {}
     for node in model.graph.node:
         for i, name in enumerate(node.input):
             node.input[i] = source.get(name, name)

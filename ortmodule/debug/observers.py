@@ -29,7 +29,8 @@ class Observers:
     @staticmethod
     def of(owner: Dispatcher) -> Observers | None:
         """Those that the module's settings ask for, or None."""
-        config, log, found = owner.config, owner.log, []
+        config, log = owner.config, owner.log
+        found: list[Observer] = []
         # The first is told of a forward first, and of its result last.
         if config.verify:
             found.append(Verifier(config.verify, owner.forward, log))

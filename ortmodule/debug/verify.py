@@ -116,11 +116,10 @@ class _Moved:
     """The same call in PyTorch on what is rounded once more, made when it is first asked for."""
 
     def __init__(self, run: Callable[[], Eager]) -> None:
-        self._run, self._made, self._failed = run, None, False
+        self._run, self._failed = run, False
+        self._made: Eager | None = None
 
-    def explains(
-        self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor], modes: Any = None
-    ) -> bool:
+    def explains(self, ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any], modes: Any = None) -> bool:
         """Is ``ours`` as far from ``theirs`` as one rounding moves that? ``of``: the tensor in a run. ``modes``: those
         that forward ran in, if they are not the present ones."""
         try:
@@ -209,7 +208,7 @@ class Verifier:
         if len(found) != len(eager.results):
             return f"there are {len(eager.results)} tensors in PyTorch's result, {len(found)} in the engine's"
 
-        def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[[Eager], torch.Tensor]) -> str:
+        def differs(ours: torch.Tensor, theirs: torch.Tensor, of: Callable[..., Any]) -> str:
             text = difference(ours, theirs, least=least)
             return "" if text and moved.explains(ours, theirs, of) else text
 

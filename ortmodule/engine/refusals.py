@@ -14,7 +14,8 @@ class Refusals:
         self._log = log
         self._known = (_core.cuda_refusals(0) or (0,))[0]
         self._warned: set[str] = set()
-        self.count, self.list = 0, []
+        self.count = 0
+        self.list: list[str] = []
 
     def listen(self) -> None:
         """After a step: what is new. One warning for each library."""

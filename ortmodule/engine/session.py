@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ MOST_PLANS = 128
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
 #: For :class:`Run`: its first input says where it runs.
-OF_INPUTS = "of inputs"
+OF_INPUTS: Any = "of inputs"
 
 
 def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
@@ -39,7 +40,7 @@ def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None
     return _core.empty(torch.Tensor, spec[0], spec[1])
 
 
-def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[torch.Tensor | None]:
+def _all_empty(specs: Iterable[tuple | None], gpu: torch.device) -> list[Any]:
     return [None if spec is None else _empty(spec, gpu) for spec in specs]
 
 
@@ -115,7 +116,7 @@ def tf32() -> int:
     return (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
 
 
-def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[int, ...]:
+def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[Any, ...]:
     """On a GPU: the stream, where torch allows TF32, whether kernels may be started as CUDA graphs, and where the seed
     lies, if not on the host."""
     if gpu is None:
@@ -142,7 +143,7 @@ class Run:
         plan: _core.Plan,
         inputs: Sequence[torch.Tensor],
         seed: int,
-        gpu: torch.device | str | None = OF_INPUTS,
+        gpu: torch.device | None = OF_INPUTS,
         calls: Calls | None = None,
         graphs: bool = False,
         seed_there: torch.Tensor | None = None,
@@ -155,7 +156,10 @@ class Run:
         self.gpu = gpu = gpu_of(inputs) if gpu is OF_INPUTS else gpu
         if calls is not None:
             calls.device = gpu
-        self.writes, how, room = {}, (), plan.arena_bytes
+        self.writes: dict[int, torch.Tensor] = {}
+        self._arena: torch.Tensor | None
+        how: tuple[Any, ...] = ()
+        room = plan.arena_bytes
         if gpu is None:
             self.outputs = plan.empty_outputs(torch.Tensor)
             self._arena = _core.empty(torch.Tensor, "uint8", (room,)) if room else None
@@ -384,7 +388,7 @@ class Session:
             plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan
 
-    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], int]:
+    def next_size(self, prologue: _core.Plan, tensors: Sequence[torch.Tensor], seed: int) -> Callable[[], Any]:
         """Runs a plan that is a ``prologue``. The result says the next size that data decides; on a GPU it waits for
         the number when it is called, and not for what was started since."""
         may_read(gpu_of(tensors), prologue)

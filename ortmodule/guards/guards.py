@@ -38,7 +38,7 @@ class Is:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Is) and self.value is other.value
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # there is no hash
 
 
 @dataclass
@@ -232,7 +232,8 @@ class Attributes:
 
     def watched(self) -> tuple[list[dict | list], list[tuple[type, str, Any]]]:
         """Containers whose contents matter, and attributes of classes with their values."""
-        containers, classes = {}, {}
+        containers: dict[int, dict | list] = {}
+        classes: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         for description in self.now.values():
             containers |= {id(c): c for c in (description.containers if description else ())}
         for (_, name), module in self._read.items():

@@ -24,9 +24,9 @@ from torch import nn
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.guards.guards import is_plain
 
-_PURE = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
-         "range", "reversed", "set", "sorted", "str", "sum", "tuple", "zip")  # fmt: skip
-_PURE = {name: getattr(builtins, name) for name in _PURE}
+_NAMES = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
+          "range", "reversed", "set", "sorted", "str", "sum", "tuple", "zip")  # fmt: skip
+_PURE = {name: getattr(builtins, name) for name in _NAMES}
 _OF_CONTAINERS = frozenset().union(*map(dir, (dict, list, tuple, set, str)))
 _OF_TENSORS = frozenset({"shape", "dtype", "device", "ndim", "T", "mT", "float", "double", "half", "bfloat16"})
 #: Instructions that change, import or make something beside local variables, by how they begin.

@@ -33,7 +33,7 @@ def conflict(tree: Tree, hooked: Iterable[str], read: Iterable[tuple[int, str]])
     ``read``: the attributes that forward looked at, by the ids of their modules.
     """
     paths = {id(module): path for path, module in tree.modules.items()}
-    places = []
+    places: list[Any] = []
     for path in hooked:
         module = tree.modules[path]
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule import _core
-from ortmodule.core.errors import Unguardable
+from ortmodule.core.errors import NotInEngine, Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import put_back, same_items, snapshot
@@ -32,8 +32,9 @@ _numbers = itertools.count()
 #: Classes of tensors that a graph can take in; others need PyTorch.
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-_GLOBAL_HOOKS += ("_global_backward_pre_hooks",)
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
+)  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: What else is known of hooks, by their keys.
 _MARKS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
@@ -43,12 +44,21 @@ _INNER = ("_parameters", "_buffers", "_modules")
 _APART = frozenset(vars(nn.Module()))
 
 
+class Holder(Protocol):
+    """A dictionary or a list."""
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __setitem__(self, key: Any, value: Any, /) -> None: ...
+    def __contains__(self, key: Any, /) -> bool: ...
+    def pop(self, key: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A place that holds a tensor: an entry of a module's parameters, buffers or attributes."""
 
     name: str
-    holder: dict[str, Any] | list
+    holder: Holder
     key: str | int
 
     def get(self) -> torch.Tensor:
@@ -103,7 +113,7 @@ class Tree:
         self.refresh()
         self.graphs: dict[tuple, list] = {}  # what was captured of this tree
         self.values: dict[tuple, int] = {}
-        self.refused: dict[object, Exception] = {}
+        self.refused: dict[object, NotInEngine] = {}
         self.failures: dict[tuple, int] = {}
         self.opaque: dict[int, dict[str, str]] = {}  # submodules that PyTorch runs, and why, by :meth:`number`
         self.kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
@@ -364,7 +374,8 @@ class Tree:
 
     def contents(self) -> dict[str, Contents]:
         """What every module holds, by its path."""
-        names, known = self.names(), {}
+        names = self.names()
+        known: dict[Any, Any] = {}
         return {path: Contents(module, names, known) for path, module in self.modules.items()}
 
 

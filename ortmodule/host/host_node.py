@@ -25,7 +25,8 @@ from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, Raised
 MOST_KNOWN = 4096  # sizes that are remembered
 
 #: Type and shape; of an operand that is a number also its value, where that is known.
-Spec = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
+Result = tuple[str, tuple[int, ...]]
+Spec = Result | tuple[str, tuple[int, ...], int]
 
 
 @dataclass
@@ -125,7 +126,7 @@ def leaves_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     return {id(variable): variable for variable in variables if variable is not None}
 
 
-def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
+def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
     return tuple([(DTYPES.get(t.dtype, str(t.dtype)), tuple(t.shape)) for t in tensors])
 
 
@@ -149,12 +150,12 @@ def _without_values(operands: tuple[Spec, ...]) -> tuple[Spec, ...]:
 class _Rule:
     """Sizes of results as sizes of operands, where all that was seen agrees."""
 
-    def __init__(self, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> None:
+    def __init__(self, operands: tuple[Spec, ...], results: tuple[Result, ...]) -> None:
         self.types = [(dtype, len(shape)) for dtype, shape in results]
         self.same = [[{("is", size), *_equal(operands, size)} for size in shape] for _, shape in results]
         self.seen = 1
 
-    def see(self, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> bool:
+    def see(self, operands: tuple[Spec, ...], results: tuple[Result, ...]) -> bool:
         """False when there is no such rule."""
         if self.types != [(dtype, len(shape)) for dtype, shape in results]:
             return False
@@ -164,7 +165,7 @@ class _Rule:
         self.seen += 1
         return all(options for dims in self.same for options in dims)
 
-    def results(self, operands: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
+    def results(self, operands: tuple[Spec, ...]) -> tuple[Any, ...] | None:
         shapes = [tuple(_size(options, operands) for options in dims) for dims in self.same]
         if any(None in shape for shape in shapes):
             return None
@@ -191,13 +192,13 @@ class Known:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
-        self.results: dict[tuple, tuple[Spec, ...] | None] = {}  # by node and operands; None: these do not tell
+        self.results: dict[tuple, tuple[Result, ...] | None] = {}  # by node and operands; None: these do not tell
         self.rules: dict[int, _Rule | None] = {}
         self.none: dict[int, frozenset[int]] = {}  # operands that get no gradient
         self.plans: list[dict] = []  # what was planned with it
         self._lock = threading.Lock()
 
-    def learn(self, number: int, operands: tuple[Spec, ...], results: tuple[Spec, ...]) -> None:
+    def learn(self, number: int, operands: tuple[Spec, ...], results: tuple[Result, ...]) -> None:
         key = number, operands
         if self.results.get(key) == results:
             return
@@ -240,7 +241,7 @@ class _Done:
     leaves: list[torch.Tensor]
     outputs: list[torch.Tensor]
     operands: tuple[Spec, ...]
-    results: tuple[Spec, ...]
+    results: tuple[Result, ...]
 
 
 class Calls:
@@ -276,7 +277,9 @@ class Calls:
         guessed, self.guess, self.guessed = self.guessed, False, False
         return guessed
 
-    def forward(self, number: int, given: list[torch.Tensor], expected: tuple[Spec, ...] | None) -> list[torch.Tensor]:
+    def forward(
+        self, number: int, given: list[torch.Tensor], expected: tuple[Result, ...] | None
+    ) -> list[torch.Tensor]:
         done = self.done.get(number)
         if done is None:
             done = self.done[number] = self._run(self.known.nodes[number], given)
@@ -342,7 +345,9 @@ class Calls:
 class DryCalls(Calls):
     """Functions and submodules do not run: of their results there are only the sizes, as far as they are known."""
 
-    def forward(self, number: int, given: list[torch.Tensor], expected: tuple[Spec, ...] | None) -> list[torch.Tensor]:
+    def forward(
+        self, number: int, given: list[torch.Tensor], expected: tuple[Result, ...] | None
+    ) -> list[torch.Tensor]:
         if self.known.nodes[number].kind == "aten":
             return super().forward(number, given, expected)
         if expected is None:

@@ -126,7 +126,7 @@ class Regions:
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
         followed = dict(self.tree.followed.get(path, {}))
 
-        def function(*args, **kwargs):
+        def function(*args: Any, **kwargs: Any) -> Any:
             with without(module._forward_hooks, followed):
                 return original(module, *args, **kwargs)
 
@@ -306,7 +306,8 @@ def _check_type(name: str, tensor: torch.Tensor) -> None:
 
 def _methods_behind(error: BaseException, module: nn.Module) -> tuple[str, ...]:
     """The methods of ``module``, but forward, that ``error`` comes through, the innermost first."""
-    found, step = [], error.__traceback__
+    found: list[str] = []
+    step = error.__traceback__
     while step is not None:
         frame, step = step.tb_frame, step.tb_next
         code, name = frame.f_code, frame.f_code.co_name
@@ -410,8 +411,8 @@ def _methods(regions: Regions | Passed) -> list[tuple[type, str, Callable, Calla
 def recording(regions: Regions | Passed) -> Iterator[None]:
     """Inside, in this thread, calls of functions, submodules and their methods go to ``regions``, when it is active."""
     # A layer of transformers begins a checkpoint in a `__call__` of its own.
-    callers = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
-    callers = [(cls, vars(cls)["__call__"]) for cls in callers if issubclass(cls, nn.Module)]
+    owners = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
+    callers = [(cls, vars(cls)["__call__"]) for cls in owners if issubclass(cls, nn.Module)]
 
     def met(cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, Callable | None] | None:
         regions = _active()

@@ -172,7 +172,7 @@ def _argument(value: TracedValue, tensors: list[TracedValue], sizes: bool) -> An
 
 
 #: Arithmetic of sizes.
-_NUMBERS = {
+_NUMBERS: dict[str, Any] = {
     "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul, "aten::neg": operator.neg,
     "aten::floor_divide": operator.floordiv, "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod,
     "aten::Int": int, "prim::NumToTensor": lambda x: x, "aten::floor": math.floor,

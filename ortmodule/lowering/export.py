@@ -11,7 +11,7 @@ import io
 import logging
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ def tracing(module: nn.Module) -> Iterator[None]:
 
 def export(
     graph: TracedGraph, results: Sequence[torch.Tensor], module: nn.Module, tensors: Sequence[torch.Tensor],
-    varied: set[tuple[int, int]], opset: int,
+    varied: Set[tuple[int, int]], opset: int,
 ) -> onnx.ModelProto:  # fmt: skip
     """``graph``, traced from ``module(*tensors)`` with these results, as ONNX without weights. Consumes ``graph``.
 
@@ -137,7 +137,7 @@ def _quiet() -> Iterator[None]:
     logger = logging.getLogger("torch.onnx")
     level, cache = logger.level, torch.is_autocast_cache_enabled()
     check_input = nn.RNNBase.check_forward_args
-    nn.RNNBase.check_forward_args = _check_input
+    nn.RNNBase.check_forward_args = _check_input  # type: ignore[method-assign, assignment]  # while it is traced
     try:
         with quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
             if not _remarks.shown:
@@ -145,7 +145,7 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(logging.ERROR)
             yield
     finally:
-        nn.RNNBase.check_forward_args = check_input
+        nn.RNNBase.check_forward_args = check_input  # type: ignore[method-assign]  # put back
         logger.setLevel(level)
         torch.set_autocast_cache_enabled(cache)
 

@@ -18,13 +18,13 @@ from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace import Source
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
-from ortmodule.core.dtypes import as_pairs
+from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine, NotKnown
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, without_dead
 from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import DTYPES, Run, Session, is_captured, overwrite
+from ortmodule.engine.session import Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Slot, Tree
 from ortmodule.host.host_node import DryCalls, Node

@@ -230,7 +230,8 @@ def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor],
 
     Raises NotInEngine for a value that a graph cannot take in.
     """
-    tensors, tokens = [], []
+    tensors: list[torch.Tensor] = []
+    tokens: list[Any] = []
     for value in (*args, *kwargs.values()):
         cls = type(value)
         if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ortmodule import _core
+from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.row_count_predictor import Counts
-from ortmodule.engine.session import DTYPES, ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, run_planned
+from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, run_planned
 from ortmodule.host.host_node import Calls
 from ortmodule.runtime.grad_buckets import Segment
 from ortmodule.runtime.lazy_logits import Deferral
@@ -160,7 +161,7 @@ class Executables:
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
     ) -> tuple[Executable, Run]:
         """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
-        found = None
+        found: Any = None
 
         def plan(sizes: tuple[int, ...]) -> _core.Plan:
             nonlocal found

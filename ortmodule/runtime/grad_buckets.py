@@ -96,7 +96,8 @@ class HookDetector:
 
 def chain(pending: Pending, leaves: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The differentiable outputs of ``pending``. What runs first in backward is made last."""
-    segments, made = pending.executable.segments, None
+    segments = pending.executable.segments
+    made: Any = None
     for number in range(len(segments) - 1, -1, -1):
         own = [leaves[k] for k in segments[number].leaves]
         made = (LaterNode if number else FirstNode).apply(pending, number, made, *own)
@@ -124,7 +125,7 @@ class LaterNode(torch.autograd.Function):
         return _token(pending)
 
     @staticmethod
-    def backward(ctx: Any, token: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, token: Any) -> tuple[torch.Tensor | None, ...]:
         return None, None, *token.under_way.hand_over(ctx)
 
 
@@ -176,7 +177,7 @@ class Pass:
                 with torch.enable_grad():
                     found = self.pending.eager_backward(self.grads)
                 self.found = [None if grad is None else grad.detach() for grad in found]
-        token = None
+        token: Any = None
         if number + 1 < len(segments):
             token = _token(self.pending)
             token.under_way = self

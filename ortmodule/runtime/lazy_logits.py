@@ -167,7 +167,7 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict
 
 def _kept_after(closure: Callable) -> Callable:
     @functools.wraps(closure)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         result = closure(*args, **kwargs)
         _keep_weights()
         return result

@@ -149,7 +149,7 @@ class ReplayMode(TorchDispatchMode):
         if self.left:
             raise Incomparable(f"PyTorch does not draw what {self.left[0].node.name} of the graph draws")
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in function.tags or self.passed.depth:
             return function(*args, **kwargs)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import stages
+from tests.selection import FAMILIES, FAST, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +36,29 @@ def test_a_share_that_ends_early_has_failed(dies):
         assert done.returncode == 0 and counted == {"passed": "6", "skipped": "2"}
 
 
-READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts")
-FILES = ("setup.py", "pyproject.toml", "README.md", "MANIFEST.in")
+def test_fast_is_a_sample_of_every_kind(request):
+    """Of all tests that are collected here: of each file that --fast names, and of each family of operators."""
+    items = request.session.items
+    chosen = sample(items)
+    here = {item.nodeid.partition("::")[0] for item in items}
+    assert {item.nodeid.partition("::")[0] for item in chosen} == here & FAST.keys()
+    assert all((ROOT / file).exists() for file in FAST)
+    families = {item.nodeid.partition("[")[2].partition("-")[0] for item in chosen if FAMILIES in item.nodeid}
+    assert families == {i.nodeid.partition("[")[2].partition("-")[0] for i in items if FAMILIES in i.nodeid}
+
+
+def test_fast_runs_stages_that_there_are():
+    text = (ROOT / "scripts" / "test").read_text()
+    known = subprocess.run([ROOT / "scripts" / "test", "--stages"], capture_output=True, text=True).stdout.split()
+    (named,) = re.findall(r'--fast\) STAGES\+="(.*?) "', text)
+    assert set(named.split()) <= set(known)
+
+
+READ = ("csrc", "ortmodule", "optim", "tests", "examples", "benchmarks", "docs", "scripts", ".github")
+FILES = (
+    "setup.py", "pyproject.toml", "README.md", "MANIFEST.in", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
 
 
 def test_what_has_passed_is_known_by_all_that_tests_read(tmp_path):

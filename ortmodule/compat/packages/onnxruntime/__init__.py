@@ -1,6 +1,7 @@
 """Stands for ONNX Runtime where it is not installed: only `onnxruntime.training` is here, and it is ortmodule."""
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 try:
     __version__ = version("ortmodule")
@@ -8,5 +9,5 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0.0.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     raise AttributeError(f"onnxruntime.{name} is not here: this is ortmodule's stand-in, install onnxruntime for it")

@@ -10,7 +10,7 @@ from ortmodule import DebugOptions, LogLevel, ORTModule
 __all__ = ["DebugOptions", "LogLevel", "ORTModule", "set_seed"]
 
 
-def set_seed(seed):
+def set_seed(seed: int) -> None:
     """Seeds every generator that a training draws from; the engine draws from torch's."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)

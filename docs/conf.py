@@ -1,0 +1,68 @@
+"""Settings of the documentation site: ``scripts/docs`` builds it from these pages and the public docstrings."""
+
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))
+
+import ortmodule  # noqa: E402
+
+project = "ortmodule"
+author = "the ortmodule developers"
+project_copyright = author
+version = release = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["requirements.txt"]
+source_suffix = {".md": "markdown"}
+myst_heading_anchors = 3
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+
+html_theme = "furo"
+html_title = f"ortmodule {version}"
+html_show_sourcelink = False
+html_copy_source = False
+
+#: Pages that are files of the tree's root; the file in docs/ of that name only says so.
+OF_THE_ROOT = {
+    "start": "README.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "security": "SECURITY.md",
+}
+PLACES = {name: page for page, name in OF_THE_ROOT.items()}
+LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|#)([^)\s]+)\)")
+
+
+def read(app: object, page: str, source: list[str]) -> None:
+    """Puts a file of the root into its page, and turns links within the tree into links within the site."""
+    if page in OF_THE_ROOT:
+        source[0] = (ROOT / OF_THE_ROOT[page]).read_text()
+    folder = ROOT if page in OF_THE_ROOT else DOCS
+    source[0] = LINK.sub(lambda link: linked(link[1], link[2], folder), source[0])
+
+
+def linked(text: str, target: str, folder: Path) -> str:
+    """A link to a page of the site; of a file that is none, its path."""
+    path, _, anchor = target.partition("#")
+    path = (folder / path).resolve()
+    if path.parent == DOCS and path.suffix == ".md":
+        return f"[{text}]({path.name}{'#' * bool(anchor)}{anchor})"
+    if path.parent == ROOT and path.name in PLACES:
+        return f"[{text}]({PLACES[path.name]}.md)"
+    if path.parent == ROOT and path.name == "LICENSE":
+        return text
+    assert path.exists(), f"{target} is not there"
+    name = str(path.relative_to(ROOT))
+    return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
+
+
+def setup(app) -> None:
+    assert Path(ortmodule.__file__).is_relative_to(ROOT), "another ortmodule is documented"
+    app.connect("source-read", read)

@@ -1,0 +1,334 @@
+"""The C engine (csrc/py): models, plans, optimizer steps, and what the process knows of CPUs, GPUs and libraries."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict, final
+
+import torch
+from typing_extensions import Buffer
+
+#: ("float32", (2, 3)): the type of elements, and the sizes.
+_Spec: TypeAlias = tuple[str, tuple[int, ...]]
+_Tensors: TypeAlias = Sequence[torch.Tensor]
+_Some: TypeAlias = Sequence[torch.Tensor | None]
+#: An object that runs the nodes of Python's: ortmodule/host/host_node.py.
+_Host: TypeAlias = object
+#: (device, stream, learning rate, scale, overflow, clipping factor, room for sums) of a step on a GPU.
+_Place: TypeAlias = tuple[
+    int, int, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
+]
+
+class _Operator(TypedDict):
+    name: str
+    domain: str
+    since: int
+    dtypes: list[str]
+    has_kernel: bool
+    has_cuda: bool
+    has_grad: bool
+    has_lower: bool
+    no_grad: bool
+    flags: int
+    checked: int
+    owned: int
+    plain: int
+
+class _Memory(TypedDict):
+    used: int
+    kept: int
+    peak: int
+
+class _Chains(TypedDict):
+    compiled: int
+    read: int
+    reason: str
+
+#: Whether this build emulates a GPU, whose memory is the CPU's.
+emulated: Final[bool]
+#: How many sums a tensor's squares are added up in on a GPU: room for them is the caller's.
+cuda_sum_parts: Final[int]
+
+class Error(RuntimeError):
+    """The engine failed."""
+
+class UnsupportedError(Error):
+    """A graph is well-formed, but only PyTorch can compute it."""
+
+class InvalidModelError(Error, ValueError):
+    """Bytes are not an ONNX model."""
+
+@final
+class Model:
+    """An ONNX model that was read once, from which plans are made; raises InvalidModelError, UnsupportedError."""
+
+    def __init__(self, data: Buffer) -> None:
+        """Reads the bytes of an ONNX model."""
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs."""
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that were read."""
+    def plan(
+        self,
+        inputs: Sequence[_Spec],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+        disabled_passes: int = 0,
+        sizes: Sequence[int] = (),
+        host: _Host | None = None,
+        padding_unseen: bool = False,
+        device: int = -1,
+    ) -> Plan:
+        """A plan for these types and shapes; a ``device`` of -1 is the CPU, ``output_grads=None`` inference."""
+
+@final
+class Plan:
+    """Instructions over one arena, for fixed shapes. Made by :meth:`Model.plan`."""
+
+    @property
+    def outputs(self) -> list[_Spec]:
+        """Type and shape of each output."""
+    @property
+    def output_grads(self) -> list[_Spec | None]:
+        """Of each output's gradient, or None."""
+    @property
+    def input_grads(self) -> list[_Spec | None]:
+        """Of each input's gradient, or None."""
+    @property
+    def differentiates(self) -> bool:
+        """Whether any input gets a gradient."""
+    @property
+    def gradient_lives(self) -> list[tuple[int, int] | None]:
+        """(first, last) instruction that uses the memory of each input's gradient, or None."""
+    @property
+    def writes(self) -> list[tuple[int, _Spec]]:
+        """Inputs whose memory forward changes: (index, type and shape)."""
+    @property
+    def reads_input(self) -> list[bool]:
+        """For each input: does backward read it?"""
+    @property
+    def reads_output(self) -> list[bool]:
+        """For each output: does backward read it?"""
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena that a run needs."""
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the constants that a plan for a GPU keeps there."""
+    @property
+    def graphs(self) -> tuple[int, int, int]:
+        """(recorded, updated, started): how often a CUDA graph was made, replaced an older one, and ran."""
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that the plan itself takes."""
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """(forward, backward) instructions."""
+    @property
+    def fired(self) -> dict[str, int]:
+        """{name of a pass: how often it changed something}."""
+    @property
+    def foreign(self) -> set[str]:
+        """ATen operators that instructions run through torch."""
+    @property
+    def prologue(self) -> bool:
+        """Whether this only computes the next size that data decides."""
+    @property
+    def bounded(self) -> bool:
+        """Whether that size is a bound: a plan for a larger one is right, too."""
+    @property
+    def probe(self) -> bool:
+        """Whether it is a prologue for what the host does not know yet."""
+    @property
+    def random(self) -> bool:
+        """Whether a run needs a seed."""
+    def forward(
+        self,
+        arena: torch.Tensor | None,
+        inputs: _Tensors,
+        outputs: _Tensors,
+        writes: _Tensors,
+        seed: int,
+        host: _Host | None = None,
+        stream: int = 0,
+        tf32: int = 0,
+        graphs: bool = False,
+        seed_at: int = 0,
+        /,
+    ) -> None:
+        """Fills ``outputs`` and ``writes``; what follows ``stream`` is for plans on a GPU."""
+    def backward(
+        self,
+        arena: torch.Tensor | None,
+        inputs: _Some,
+        outputs: _Some,
+        output_grads: _Some,
+        input_grads: _Some,
+        seed: int,
+        host: _Host | None = None,
+        stream: int = 0,
+        tf32: int = 0,
+        graphs: bool = False,
+        seed_at: int = 0,
+        /,
+    ) -> None:
+        """Fills ``input_grads``, after forward with the same arena; entries that it does not read may be None."""
+    def backward_part(
+        self,
+        first: int,
+        last: int,
+        arena: torch.Tensor | None,
+        inputs: _Some,
+        outputs: _Some,
+        output_grads: _Some,
+        input_grads: _Some,
+        seed: int,
+        host: _Host | None = None,
+        stream: int = 0,
+        tf32: int = 0,
+        graphs: bool = False,
+        seed_at: int = 0,
+        /,
+    ) -> None:
+        """Instructions [first, last) of backward, after all before them."""
+    def reads(self, first: int, last: int, /) -> tuple[list[int], list[int]]:
+        """Indices of the inputs and of the outputs that instructions [first, last) use."""
+    def empty_outputs(self, tensor_type: type[torch.Tensor], /) -> list[torch.Tensor]:
+        """A new tensor for each output, not filled."""
+    def empty_input_grads(self, tensor_type: type[torch.Tensor], /) -> list[torch.Tensor | None]:
+        """For each input a new tensor for its gradient, not filled, or None."""
+    def keep(self, memory: torch.Tensor, stream: int = 0, /) -> None:
+        """A tensor of ``constant_bytes`` on the plan's GPU, which gets its constants."""
+    def profile(self, on: bool, /) -> None:
+        """Measures each instruction from now on, or stops."""
+    def code(self) -> list[tuple[str, str, Literal["forward", "backward"], float, _Spec | None]]:
+        """(operator, name, part, seconds, type and shape) of each instruction, in the order of execution."""
+    def text(self) -> str:
+        """The graph, one node a line."""
+    def onnx(self) -> bytes:
+        """The graph as the bytes of an ONNX model."""
+
+@final
+class Number:
+    """An int64 on its way from a GPU. Made by :func:`read`."""
+
+    def value(self) -> int:
+        """The number; waits until it is there, not for what the stream was given since."""
+
+@final
+class Watch:
+    """Remembers what dicts and lists contain, attributes of classes, and the classes of objects."""
+
+    def __new__(
+        cls,
+        containers: list[Any],
+        exact: list[Any],
+        names: list[tuple[Any, str, Any]],
+        objects: list[tuple[Any, type]],
+        tensor_classes: tuple[type, ...],
+        /,
+    ) -> Watch:
+        """In ``containers`` a tensor of one of these classes may be replaced by one of its kind, in ``exact`` not."""
+    def changed(self) -> bool:
+        """Is anything not as it was when this was made?"""
+
+# --- memory of tensors ------------------------------------------------------------------------------------------------
+
+def empty(tensor_type: type[torch.Tensor], dtype: str, sizes: Sequence[int], /) -> torch.Tensor:
+    """A new CPU tensor with memory of its own, not filled; no ATen operator runs."""
+
+def zero(tensor: torch.Tensor, /) -> None:
+    """All bytes of a contiguous tensor become 0."""
+
+def copy(to: torch.Tensor, source: torch.Tensor, /) -> None:
+    """The bytes of one contiguous tensor into another of the same size."""
+
+def digest(tensor: torch.Tensor, /) -> int:
+    """64 bits of a contiguous tensor's bytes, others when they have changed."""
+
+def memory() -> _Memory:
+    """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
+
+def read(tensor: torch.Tensor, device: int, stream: int = 0, /) -> Number:
+    """An int64 scalar of a GPU's, on its way to the host as soon as the stream gets there."""
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+def optimize(
+    rule: str,
+    rows: Sequence[Sequence[torch.Tensor | None]],
+    settings: Sequence[float],
+    grad_factor: float,
+    clear_gradients: bool,
+    place: _Place | None = None,
+    /,
+) -> None:
+    """One step of all rows (parameter, gradient, step, float32 weights, states) by adam, sgd, adagrad or lamb."""
+
+def sums_of_squares(tensors: _Tensors, /) -> list[float]:
+    """The sum of the squares of each tensor on the CPU."""
+
+def cuda_sums_of_squares(
+    tensors: _Tensors, sums: torch.Tensor, room: torch.Tensor, device: int, stream: int, /
+) -> None:
+    """The same of tensors on a GPU, into a float64 tensor there."""
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+def tune(plan: Plan, seconds: float = 0.0, /) -> list[tuple[str, str, dict[str, float]]]:
+    """(class of products, fastest way, {way: seconds}) of each that was measured, at most so long for a class."""
+
+def tuning_set(product_class: str, way: str, /) -> None:
+    """Products of that class go that way from now on, where they can; ValueError for other names."""
+
+def tuning_clear() -> None:
+    """The table of ways is empty again, and that of cuBLASLt's algorithms."""
+
+def tuning_uses() -> dict[str, int]:
+    """{way: how many products of this process went it because the table says so}."""
+
+def cuda_tune(
+    plan: Plan, tf32: int, seconds: float = 0.0, memory: torch.Tensor | None = None, stream: int = 0, /
+) -> tuple[int, list[tuple[str, str, dict[str, float]]]]:
+    """Bytes needed, and (product, algorithm, {answer: seconds}) of each product that was measured in ``memory``."""
+
+def cuda_tuning_set(device: int, product: str, algorithm: str, /) -> None:
+    """That product is computed so from now on; ValueError for texts that are none of :func:`cuda_tune`'s."""
+
+def cuda_place(device: int, /) -> str:
+    """What algorithms hold for: the GPU's model and the version of cuBLASLt."""
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+def operators() -> list[_Operator]:
+    """One record for each operator."""
+
+def passes() -> dict[str, int]:
+    """{name: the bit that disables it}, in the order in which they run."""
+
+def optional_passes() -> int:
+    """The bits of all passes without which results are right."""
+
+def torch_symbols() -> list[tuple[str, str, bool]]:
+    """(name, what it is for, whether torch's libraries have it)."""
+
+def nccl_version() -> int:
+    """22809 is NCCL 2.28.9; Error with the reason where it cannot be used."""
+
+def cuda_devices() -> int:
+    """How many GPUs there are; Error with the reason where none can be used."""
+
+def cuda_chains(folder: str = ..., /) -> _Chains:
+    """Fused chains compiled for GPUs and read from ``folder``, where they are kept from now on ("": nowhere)."""
+
+def cuda_captured(stream: int, /) -> bool:
+    """Whether that stream is being captured into a CUDA graph."""
+
+def cuda_graphs() -> tuple[int, int]:
+    """CUDA graphs that the plans of this process keep, and about how many kernels these start."""
+
+def cuda_refusals(known: int, /) -> tuple[int, list[tuple[str, str]]] | None:
+    """How many of them there are, and (library, sentence) of those since ``known``; None where there are no more."""
