@@ -8,6 +8,7 @@
 #include "cuda/fault.h"
 #include "cuda/kernel.h"
 #include "cuda/philox.h"
+#include "cuda/pieces.h"
 #include "cuda/steps.h"
 
 #define HEADER(name)                                                                                                   \
@@ -22,6 +23,7 @@ HEADER(elements)
 HEADER(fault)
 HEADER(kernel)
 HEADER(philox)
+HEADER(pieces)
 HEADER(steps)
 
 static const char of_math[] = "#define INFINITY __int_as_float(0x7f800000)\n"
@@ -34,16 +36,10 @@ static const char of_stdint[] = "typedef signed char int8_t;\ntypedef unsigned c
                                 "#define INT32_MIN (-2147483647 - 1)\n#define INT32_MAX 2147483647\n"
                                 "#define INT64_MIN (-9223372036854775807L - 1)\n";
 
-const char *const nvrtc_headers[] = {cuda_header_chain,
-                                     cuda_header_elements,
-                                     cuda_header_fault,
-                                     cuda_header_kernel,
-                                     cuda_header_philox,
-                                     cuda_header_steps,
-                                     of_math,
-                                     of_stdint,
-                                     NULL};
-const char *const nvrtc_header_names[] = {"cuda/chain.h",  "cuda/elements.h", "cuda/fault.h",
-                                          "cuda/kernel.h", "cuda/philox.h",   "cuda/steps.h",
-                                          "math.h",        "stdint.h",        NULL};
+const char *const nvrtc_headers[] = {
+    cuda_header_chain,  cuda_header_elements, cuda_header_fault, cuda_header_kernel, cuda_header_philox,
+    cuda_header_pieces, cuda_header_steps,    of_math,           of_stdint,          NULL};
+const char *const nvrtc_header_names[] = {
+    "cuda/chain.h",  "cuda/elements.h", "cuda/fault.h", "cuda/kernel.h", "cuda/philox.h",
+    "cuda/pieces.h", "cuda/steps.h",    "math.h",       "stdint.h",      NULL};
 _Static_assert(sizeof nvrtc_headers / sizeof *nvrtc_headers == NVRTC_HEADERS + 1, "nvrtc.h counts them");
