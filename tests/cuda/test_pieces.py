@@ -12,10 +12,10 @@ from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
-#: Less than a piece; pieces that begin at every place of a row; more than a block of 512 threads has at a time.
-WIDTHS = [1, 7, 8, 65, 264, 4099]
+#: Rows and their length: less than a piece; pieces that begin at every place of a row; more than a block of 512 threads
+#: has at a time; so many rows that their sums have parts.
+SHAPES = [(5, 1), (5, 7), (5, 8), (5, 65), (5, 264), (3, 4099), (200, 72)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-ROWS = 5
 #: Roundings that are no error where PyTorch has fewer by chance; of float64 PyTorch's own is what is compared with.
 FEW = dict.fromkeys(TYPES, 4) | {torch.float64: 64}
 
@@ -83,11 +83,11 @@ def test_rows(driver, name, dtype):  # noqa: F811
     """As exact as PyTorch's, in the same bits wherever the operands lie."""
     torch.manual_seed(0)
     ours = module = None
-    for width in WIDTHS:
+    for rows, width in SHAPES:
         if ours is None or isinstance(module, Norm):
             module = MODULES[name](width).to(dtype)
             ours = ORTModule(copy.deepcopy(module))
-        x, weight = (torch.randn(ROWS, width, dtype=dtype) for _ in range(2))
+        x, weight = (torch.randn(rows, width, dtype=dtype) for _ in range(2))
         expected = results(module, x, weight)
         exact = results(copy.deepcopy(module).double(), x.double(), weight.double())
         found = results(ours, x, weight)
