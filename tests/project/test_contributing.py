@@ -49,7 +49,7 @@ def test_excerpts_are_in_the_tree(file, lines):
 
 def test_a_line_that_is_not_there_is_found():
     with pytest.raises(AssertionError, match="has no `{OURS"):
-        test_excerpts_are_in_the_tree("csrc/ops/unary.c", '    {OURS("Erfx", pointwise_grad_x, erfx)},')
+        test_excerpts_are_in_the_tree("csrc/ops/pointwise/unary.c", '    {OURS("Erfx", pointwise_grad_x, erfx)},')
 
 
 def test_each_example_names_all_its_files():

@@ -253,7 +253,9 @@ size_t chain_text(const chain_program *p, char *to, size_t room) {
     put(&w, "        const int64_t first = group * AT_ONCE, left = a.space.count - first;\n");
     for (int i = 0; i < p->n_steps; i++)
         if (is_dropout(&p->steps[i]))
-            put(&w, "        const uint32_t kept%d = kept_bits(seed, a.param[%d][1], first);\n", i, i);
+            put(&w,
+                "        const uint32_t kept%d = kept_bits(seed, word_in(a.param[%d][1], 0), word_in(a.param[%d][1], 1), first);\n",
+                i, i, i);
     put(&w, "        if (aligned && left >= AT_ONCE) {\n            const int place = 0;\n            (void)place;\n");
     put_body(&w, p, true);
     put(&w, "        } else NOT_UNROLLED for (int place = 0; place < AT_ONCE && place < left; place++) {\n");

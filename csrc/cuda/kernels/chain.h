@@ -68,30 +68,6 @@ DEVICE uint32_t word_in(double parameter, int which) {
     return v.u[which];
 }
 
-#ifdef IS_CHAIN
-/* Of elements [first, first + AT_ONCE) of this lane's those that a dropout keeps, a bit each. A counter's words are of
- * elements 16 apart (philox.h), a lane's elements lie together: so the warp, whose lanes all call this, draws for
- * all of its elements, and each lane takes its own. */
-DEVICE uint32_t kept_bits(uint64_t seed, double parameter, int64_t first) {
-    const uint32_t key = word_in(parameter, 0), least = word_in(parameter, 1);
-    const int lane = threadIdx.x % WARP, from = lane * AT_ONCE;
-    uint32_t mine = 0, kept = 0;
-
-    UNROLL for (int turn = 0; turn < AT_ONCE / 4; turn++) {
-        uint32_t word[4];
-        draw(seed, key, (uint64_t)(first - from) / 4 + turn * WARP + lane, word);
-        UNROLL for (int i = 0; i < 4; i++) {
-            const uint32_t all = __ballot_sync(0xffffffffu, word[i] >= least);
-            if (from / 128 == turn && from % 64 / 16 == i) mine = all;
-        }
-    }
-    UNROLL for (int j = 0; j < AT_ONCE; j++) {
-        const int place = from % 16 + j;
-        kept |= (mine >> (from / 64 % 2 * 16 + place / 2 + 8 * (place % 2)) & 1) << j;
-    }
-    return kept;
-}
-#endif
 #endif
 
 #endif

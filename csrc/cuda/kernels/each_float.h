@@ -1,8 +1,9 @@
 /* each_float.h -- includes the file TEMPLATE once for each float type, for kernels; then forgets TEMPLATE.
  *
  * T is an element in memory, A what is computed with (float for the 16-bit types), GET and PUT go from T to A and back,
- * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; NARROW is there for the 16-bit types; SUM and MOST are block_sum and block_max of A,
- * NUMBER_AT reads an A from an element of any float type. */
+ * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; TYPE is T among the dtypes; NARROW is there for the 16-bit types; SUM and MOST are block_sum and block_max of A,
+ * NUMBER_AT reads an A from an element of any float type; TAKE, GIVE, READ_PIECE and WRITE_PIECE
+ * are those of cuda/pieces.h. */
 #define JOIN_NAMES(f, suffix) f##_##suffix
 
 #define A float
@@ -12,34 +13,44 @@
 #define LOG logf
 #define SQRT sqrtf
 #define NUMBER_AT number_f32
+#define TAKE take_float
+#define GIVE give_float
+#define READ_PIECE read_float
+#define WRITE_PIECE write_float
 
 #define T float
+#define TYPE F32
 #define NAME(f) JOIN_NAMES(f, f32)
 #define GET(x) (x)
 #define PUT(x) (x)
 #include TEMPLATE
 #undef T
+#undef TYPE
 #undef NAME
 #undef GET
 #undef PUT
 
 #define NARROW
 #define T bf16
+#define TYPE BF16
 #define NAME(f) JOIN_NAMES(f, bf16)
 #define GET(x) bf16_to_f32(x)
 #define PUT(x) f32_to_bf16(x)
 #include TEMPLATE
 #undef T
+#undef TYPE
 #undef NAME
 #undef GET
 #undef PUT
 
 #define T f16
+#define TYPE F16
 #define NAME(f) JOIN_NAMES(f, f16)
 #define GET(x) f16_to_f32(x)
 #define PUT(x) f32_to_f16(x)
 #include TEMPLATE
 #undef T
+#undef TYPE
 #undef NAME
 #undef GET
 #undef PUT
@@ -51,6 +62,10 @@
 #undef LOG
 #undef SQRT
 #undef NUMBER_AT
+#undef TAKE
+#undef GIVE
+#undef READ_PIECE
+#undef WRITE_PIECE
 
 #define A double
 #define SUM block_sum_f64
@@ -59,13 +74,19 @@
 #define LOG log
 #define SQRT sqrt
 #define NUMBER_AT number_f64
+#define TAKE take_double
+#define GIVE give_double
+#define READ_PIECE read_double
+#define WRITE_PIECE write_double
 
 #define T double
+#define TYPE F64
 #define NAME(f) JOIN_NAMES(f, f64)
 #define GET(x) (x)
 #define PUT(x) (x)
 #include TEMPLATE
 #undef T
+#undef TYPE
 #undef NAME
 #undef GET
 #undef PUT
@@ -77,6 +98,10 @@
 #undef LOG
 #undef SQRT
 #undef NUMBER_AT
+#undef TAKE
+#undef GIVE
+#undef READ_PIECE
+#undef WRITE_PIECE
 
 #undef TEMPLATE
 #undef JOIN_NAMES

@@ -225,7 +225,7 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
 #ifdef ORT_DEVICE
 KERNEL(linear_loss_fill, bias_args) {
     FOR_EACH(i, a.rows * a.classes) {
-        const int64_t row = i / a.classes, column = i - row * a.classes;
+        const int64_t row = quotient(i, a.classes), column = i - row * a.classes;
         set_number(a.logits, a.sums, row * a.line + column, number_f64(a.bias, a.type, column));
     }
 }

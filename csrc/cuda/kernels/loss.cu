@@ -1,9 +1,13 @@
 /* loss.cu -- twin of ops/losses/loss.c: CrossEntropy, Nll and their gradients.
  *
- * A block has a sample: its classes are `inner` apart. Losses of samples are kept in float64, and a single block adds
- * them up: their order depends on their number alone. A label that is no class is reported, and makes NaN. */
+ * A block has a sample: its classes are `inner` apart, and a thread takes eight neighbours at a time. Losses of samples are
+ * kept in float64, and a single block adds them up: their order depends on their number alone. A label that is no class is
+ * reported, and makes NaN. */
 #ifndef T
 #include "cuda/kernels/loss.h"
+
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
 
 #ifdef ORT_HOST
 #include <string.h>
@@ -36,12 +40,12 @@ loss_args loss_args_of(const call *k, const shape *s, int labels, int weights) {
 
 status loss_run(ctx *c, const call *k, dtype type, const loss_args *a) {
     static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy);
-    return cuda_launch(c, k, &rows[type], geometry_rows(a->samples, a->classes), a);
+    return cuda_launch(c, k, &rows[type], geometry_pieces(a->samples, a->classes), a);
 }
 
 status loss_grad_run(ctx *c, const call *k, dtype type, const loss_args *a) {
     static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(cross_entropy_grad);
-    return cuda_launch(c, k, &rows[type], geometry_rows(a->samples, a->classes), a);
+    return cuda_launch(c, k, &rows[type], geometry_pieces(a->samples, a->classes), a);
 }
 
 status loss_join_run(ctx *c, const call *k, dtype type, const loss_args *a) {
@@ -134,6 +138,12 @@ DEVICE double share_of(const loss_args *a, int64_t i) {
     return a->smoothing / (double)a->classes * (a->weights ? number_f64(a->weights, a->weight_type, i) : 1);
 }
 
+/* Where the classes of a sample begin, and as pieces: where they lie together as elements of the tensor. */
+DEVICE int64_t start_of(const loss_args *a, int64_t sample) {
+    return quotient(sample, a->inner) * a->line + remainder_of(sample, a->inner);
+}
+DEVICE int64_t begin_of(const loss_args *a, int64_t sample) { return a->inner == 1 ? sample * a->line : 0; }
+
 /* One block: what the loss is divided by, before there are losses; and 1, which is the gradient that arrives there. */
 KERNEL(loss_divisor, loss_args) {
     double weight = 0;
@@ -154,10 +164,24 @@ KERNEL(loss_divisor, loss_args) {
 
 #else /* the template */
 
+/* Elements i + j of a sample's, from `begin` on; those outside are 0. */
+DEVICE void NAME(take)(const loss_args *a, int64_t sample, int64_t i, int64_t begin, A x[AT_ONCE]) {
+    const int64_t start = start_of(a, sample) - begin * a->inner, end = begin + a->classes;
+    if (a->inner == 1 && is_piece(a->x, TYPE, i, begin, end)) {
+        READ_PIECE(a->x, TYPE, i, x);
+        return;
+    }
+    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+        const int is_there = i + j >= begin && i + j < end;
+        x[j] = is_there ? GET(((const T *)a->x)[start + (i + j) * a->inner]) : 0;
+    }
+}
+
 KERNEL(NAME(cross_entropy), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const T *x = (const T *)a.x + quotient(sample, a.inner) * a.line + remainder_of(sample, a.inner);
-        A most = -(A)INFINITY, total = 0;
+        const int64_t begin = begin_of(&a, sample), end = begin + a.classes;
+        const int many = ARE_MANY(begin, end);
+        A most = -(A)INFINITY, total = 0, x[AT_ONCE] = {0};
         int64_t label;
         const double weight = label_at(&a, sample, &label);
 
@@ -170,26 +194,34 @@ KERNEL(NAME(cross_entropy), loss_args) {
             }
             continue;
         }
-        FOR_THREADS(i, a.classes) {
-            const A v = GET(x[i * a.inner]);
-            most = v > most ? v : most;
-        }
-        most = MOST(most);
-        FOR_THREADS(i, a.classes) total += EXP(GET(x[i * a.inner]) - most);
-        total = SUM(total);
         double shares = 0, shared = 0;
-        if (a.smoothing > 0) {
-            FOR_THREADS(i, a.classes) {
-                shares += share_of(&a, i);
-                shared += share_of(&a, i) * (double)(GET(x[i * a.inner]) - most);
+        NOT_UNROLLED for (int pass = 0; pass < (a.smoothing > 0 ? 3 : 2); pass++) {
+            FOR_PIECES(i, begin, end) {
+                if (pass == 0 || many) NAME(take)(&a, sample, i, begin, x);
+                if (pass == 0) {
+                    EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
+                } else if (pass == 1) {
+                    EACH_OF(j, i, begin, end) total += EXP(x[j] - most);
+                } else {
+                    EACH_OF(j, i, begin, end) {
+                        const double share = share_of(&a, i + j - begin);
+                        shares += share;
+                        shared += share * (double)(x[j] - most);
+                    }
+                }
             }
+            if (pass == 0) most = MOST(most);
+            else if (pass == 1) total = SUM(total);
+        }
+        if (a.smoothing > 0) {
             shares = block_sum_f64(shares);
             shared = block_sum_f64(shared);
         }
         if (threadIdx.x == 0) {
             const double lse = (double)most + log((double)total);
             a.lse[sample] = lse;
-            a.losses[sample] = (1 - a.smoothing) * weight * (lse - (double)GET(x[label * a.inner]));
+            a.losses[sample] = (1 - a.smoothing) * weight *
+                               (lse - (double)GET(((const T *)a.x)[start_of(&a, sample) + label * a.inner]));
             if (a.smoothing > 0) a.losses[sample] += shares * log((double)total) - shared;
         }
     }
@@ -215,8 +247,7 @@ KERNEL(NAME(cross_entropy_join), loss_args) {
 
 KERNEL(NAME(cross_entropy_grad), loss_args) {
     FOR_BLOCKS(sample, a.samples) {
-        const int64_t start = quotient(sample, a.inner) * a.line + remainder_of(sample, a.inner);
-        const T *x = (const T *)a.x + start;
+        const int64_t start = start_of(&a, sample), begin = begin_of(&a, sample), end = begin + a.classes;
         int64_t label;
         const double own = (1 - a.smoothing) * label_at(&a, sample, &label);
         const double up = number_f64(a.dloss, a.dloss_type, a.each ? sample : 0) / *a.divisor;
@@ -228,13 +259,23 @@ KERNEL(NAME(cross_entropy_grad), loss_args) {
         const A scale = (A)((own + shares) * up);
         const A high = (A)a.lse[sample], low = (A)(a.lse[sample] - (double)high);
 
-        FOR_THREADS(i, a.classes) {
-            const A p = EXP(GET(x[i * a.inner]) - high - low);
-            A v = (p - (i == label ? 1 : 0)) * scale;
-            if (a.smoothing > 0) v = p * scale - (A)((share_of(&a, i) + (i == label ? own : 0)) * up);
-            if (label == -1) v = 0;
-            if (a.out) ((T *)a.out)[start + i * a.inner] = PUT(v);
-            if (a.narrow) set_number(a.narrow, a.narrow_type, start + i * a.inner, v);
+        FOR_PIECES(i, begin, end) {
+            A x[AT_ONCE];
+            NAME(take)(&a, sample, i, begin, x);
+            EACH_OF(j, i, begin, end) {
+                const int64_t own_class = i + j - begin;
+                const A p = EXP(x[j] - high - low);
+                A v = (p - (own_class == label ? 1 : 0)) * scale;
+                if (a.smoothing > 0)
+                    v = p * scale - (A)((share_of(&a, own_class) + (own_class == label ? own : 0)) * up);
+                x[j] = label == -1 ? 0 : v;
+            }
+            if (a.out && a.inner == 1 && is_piece(a.out, TYPE, i, begin, end)) {
+                WRITE_PIECE(a.out, TYPE, i, x);
+            } else if (a.out) {
+                EACH_OF(j, i, begin, end)((T *)a.out)[start + (i + j - begin) * a.inner] = PUT(x[j]);
+            }
+            if (a.narrow) GIVE(a.narrow, a.narrow_type, i, begin, end, x);
         }
     }
 }

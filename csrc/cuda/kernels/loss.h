@@ -6,8 +6,8 @@
 
 typedef struct loss_args {
     const void *x, *labels, *weights, *dloss; /* weights may be absent */
-    void *out, *narrow;                       /* the loss, or dx, which may be x; dx in a 16-bit type; or absent */
-    double *lse, *losses, *divisor;           /* [samples], [samples]; a number, may be absent */
+    void *out, *narrow;             /* the loss, or dx, which may be x; dx in a 16-bit type, inner 1; or absent */
+    double *lse, *losses, *divisor; /* [samples], [samples]; a number, may be absent */
     double smoothing;
     int64_t samples, classes, inner, line, ignored; /* line: from one batch of `inner` samples to the next */
     int32_t label_type, weight_type, dloss_type, narrow_type, ignores, each, mean, node;

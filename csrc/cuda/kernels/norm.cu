@@ -1,11 +1,15 @@
 /* norm.cu -- twin of ops/norms/norm.c: LayerNormalization, RMSNormalization, FusedNorm and their gradients, over the last
  * axes.
  *
- * A block has a row. The gradients of scale and bias are sums over rows: a block adds up 32 columns of one part of the
- * rows, whose number depends on the shape alone, and a second kernel the parts, in order. They read dy, so they come
- * before dx, which may take its place. */
+ * A block has a row, whose threads take eight neighbours at a time, and keep them where that is all they have. The
+ * gradients of scale and bias are sums over rows: a block adds up 64 columns of one part of the rows, whose number
+ * depends on the shape alone, and a second kernel the parts, in order. They read dy, so they come before dx, which may
+ * take its place. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
+
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
 
 typedef struct norm_args {
     const void *x, *dy, *scale, *bias;
@@ -23,7 +27,7 @@ typedef struct norm_args {
     int32_t centred, drops, scale_type, bias_type, from, to; /* from: of x, or of dy; to: of `narrow` */
 } norm_args;
 
-enum { LANES = 8 }; /* rows that a block of columns reads at a time */
+enum { COLUMNS = 64, LANES = 32 }; /* of a block: columns, and rows that it reads at a time */
 
 #ifdef ORT_HOST
 #include "ops/pointwise/dropout.h"
@@ -66,7 +70,7 @@ static norm_args forward_args(const call *k, bool centred) {
 
 static status run_forward(ctx *c, const call *k, dtype type, const norm_args *a) {
     static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(norm_rows);
-    return cuda_launch(c, k, &kernels[type], geometry_rows(a->rows, a->width), a);
+    return cuda_launch(c, k, &kernels[type], geometry_pieces(a->rows, a->width), a);
 }
 
 status layer_norm_cuda(ctx *c, const call *k) {
@@ -128,12 +132,12 @@ static status run_backward(ctx *c, const call *k, bool centred) {
     a.centred = centred;
     a.partial = k->work;
     if (is_wanted(k, 1) || is_wanted(k, 2)) {
-        int64_t groups = (a.width + WARP - 1) / WARP;
-        TRY(cuda_launch(c, k, &columns[type], geometry_over(groups * a.parts, 1, WARP * LANES), &a));
+        int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
+        TRY(cuda_launch(c, k, &columns[type], geometry_over(groups * a.parts, 1, COLUMNS / ROW_PIECE * LANES), &a));
         TRY(cuda_launch(c, k, &join[type], geometry_over(a.width, 128, 128), &a));
     }
     if (!is_wanted(k, 0)) return OK;
-    return cuda_launch(c, k, &rows[type], geometry_rows(a.rows, a.width), &a);
+    return cuda_launch(c, k, &rows[type], geometry_pieces(a.rows, a.width), &a);
 }
 
 status layer_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, true); }
@@ -156,118 +160,139 @@ DEVICE A NAME(rounded)(int type, A x) {
     return x;
 }
 
-/* A row of x, of which a dropout may have left some, and the other operand. With dropout a thread takes the elements of
- * one counter's random words, which are 16 apart. */
-DEVICE void NAME(add_row)(const norm_args *a, int64_t row) {
-    const T *other = (const T *)a->other;
-    T *sum = (T *)a->sum;
-    const int64_t begin = row * a->width, end = begin + a->width, first = begin / 64;
+/* x of elements [begin, end) from i, of which a dropout may have left some, and the other operand -> the sum, and it. */
+DEVICE void NAME(add)(const norm_args *a, uint64_t seed, int64_t i, int64_t begin, int64_t end, A sum[AT_ONCE]) {
+    A x[AT_ONCE], other[AT_ONCE];
 
-    if (!a->drops) {
-        FOR_THREADS(i, a->width) {
-            const int64_t at = begin + i;
-            sum[at] = PUT(NUMBER_AT(a->x, a->from, at) + GET(other[at]));
-        }
-        return;
+    TAKE(a->x, a->from, i, begin, end, x);
+    TAKE(a->other, TYPE, i, begin, end, other);
+    if (a->drops) {
+        const uint32_t kept = kept_bits(seed, a->key, a->threshold, i);
+        UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] =
+            NAME(rounded)(a->from, x[j] * (kept >> j & 1 ? (A)a->factor : 0));
     }
-    const uint64_t seed = a->seed_at ? *a->seed_at : a->seed;
-    FOR_THREADS(i, ((end + 63) / 64 - first) * 16) {
-        const int64_t place = (first + i / 16) * 64 + i % 16;
-        uint32_t word[4];
-        draw(seed, a->key, counter_of(place), word);
-        for (int j = 0; j < 4; j++) {
-            const int64_t at = place + 16 * j;
-            if (at < begin || at >= end) continue;
-            const A kept = NUMBER_AT(a->x, a->from, at) * (word[j] >= a->threshold ? (A)a->factor : 0);
-            sum[at] = PUT(NAME(rounded)(a->from, kept) + GET(other[at]));
-        }
-    }
+    UNROLL for (int j = 0; j < AT_ONCE; j++) sum[j] = GET(PUT(x[j] + other[j]));
+    GIVE(a->sum, TYPE, i, begin, end, sum);
 }
 
 /* y may lie where x or the sum does. */
 KERNEL(NAME(norm_rows), norm_args) {
-    FOR_BLOCKS(row, a.rows) {
-        const T *x = (const T *)(a.other ? a.sum : a.x) + row * a.width;
-        A m = 0, r = 0;
+    const uint64_t seed = a.seed_at ? *a.seed_at : a.seed;
+    const void *from = a.other ? a.sum : a.x;
 
-        if (a.other) {
-            NAME(add_row)(&a, row);
-            __syncthreads();
-        }
-        if (a.centred) {
-            double total = 0; /* so that nothing is left of a row whose elements are the same */
-            FOR_THREADS(i, a.width) total += (double)GET(x[i]);
-            m = (A)(block_sum_f64(total) / (double)a.width);
-        }
-        FOR_THREADS(i, a.width) r += (GET(x[i]) - m) * (GET(x[i]) - m);
-        r = 1 / SQRT(SUM(r) / (A)a.width + (A)a.epsilon);
-        if (threadIdx.x == 0) {
-            if (a.means) ((A *)a.means)[row] = m;
-            if (a.inverses) ((A *)a.inverses)[row] = r;
-        }
-        FOR_THREADS(i, a.width) {
-            const int64_t at = row * a.width + i;
-            A v = (GET(x[i]) - m) * r * NUMBER_AT(a.scale, a.scale_type, i);
-            if (a.bias) v += NUMBER_AT(a.bias, a.bias_type, i);
-            if (a.narrow && a.to == BF16) ((bf16 *)a.narrow)[at] = f32_to_bf16((float)v);
-            else if (a.narrow) ((f16 *)a.narrow)[at] = f32_to_f16((float)v);
-            if (a.out) ((T *)a.out)[at] = PUT(v);
+    FOR_BLOCKS(row, a.rows) {
+        const int64_t begin = row * a.width, end = begin + a.width;
+        const int many = ARE_MANY(begin, end);
+        A m = 0, r = 0, x[AT_ONCE] = {0}, y[AT_ONCE];
+        double total = 0; /* so that nothing is left of a row whose elements are the same */
+
+        NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
+            FOR_PIECES(i, begin, end) {
+                if (pass == 0 && a.other) NAME(add)(&a, seed, i, begin, end, x);
+                else if (pass == 0 || many) TAKE(from, TYPE, i, begin, end, x);
+                if (pass == 0) {
+                    EACH_OF(j, i, begin, end) total += (double)x[j];
+                    continue;
+                }
+                if (pass == 1) {
+                    EACH_OF(j, i, begin, end) r += (x[j] - m) * (x[j] - m);
+                    continue;
+                }
+                TAKE(a.scale, a.scale_type, i - begin, 0, a.width, y);
+                UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] = (x[j] - m) * r * y[j];
+                if (a.bias) {
+                    A bias[AT_ONCE];
+                    TAKE(a.bias, a.bias_type, i - begin, 0, a.width, bias);
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] += bias[j];
+                }
+                if (a.narrow) GIVE(a.narrow, a.to == BF16 ? BF16 : F16, i, begin, end, y);
+                if (a.out) GIVE(a.out, TYPE, i, begin, end, y);
+            }
+            if (pass == 0 && a.centred) m = (A)(block_sum_f64(total) / (double)a.width);
+            if (pass != 1) continue;
+            r = 1 / SQRT(SUM(r) / (A)a.width + (A)a.epsilon);
+            if (threadIdx.x == 0) {
+                if (a.means) ((A *)a.means)[row] = m;
+                if (a.inverses) ((A *)a.inverses)[row] = r;
+            }
         }
     }
 }
 
 KERNEL(NAME(norm_grad_rows), norm_args) {
     FOR_BLOCKS(row, a.rows) {
-        const int64_t first = row * a.width;
-        const T *x = (const T *)a.x + first, *other = (const T *)a.other;
-        T *dx = (T *)a.out;
+        const int64_t begin = row * a.width, end = begin + a.width;
+        const int many = ARE_MANY(begin, end);
         const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
-        A sum = 0, dot = 0;
+        A sum = 0, dot = 0, x[AT_ONCE] = {0}, g[AT_ONCE] = {0}, other[AT_ONCE];
 
-        FOR_THREADS(i, a.width) {
-            const A g = NUMBER_AT(a.dy, a.from, first + i) * NUMBER_AT(a.scale, a.scale_type, i);
-            sum += g;
-            dot += g * ((GET(x[i]) - m) * r);
-        }
-        dot = SUM(dot) / (A)a.width;
-        sum = SUM(sum) / (A)a.width;
-        if (!a.centred) sum = 0;
-        FOR_THREADS(i, a.width) {
-            const A g = NUMBER_AT(a.dy, a.from, first + i) * NUMBER_AT(a.scale, a.scale_type, i);
-            const A d = r * (g - sum - (GET(x[i]) - m) * r * dot);
-            dx[first + i] = other ? PUT(GET(PUT(d)) + GET(other[first + i])) : PUT(d);
+        NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
+            FOR_PIECES(i, begin, end) {
+                if (pass == 0 || many) {
+                    TAKE(a.scale, a.scale_type, i - begin, 0, a.width, other);
+                    TAKE(a.dy, a.from, i, begin, end, g);
+                    TAKE(a.x, TYPE, i, begin, end, x);
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                        g[j] *= other[j];
+                        x[j] = (x[j] - m) * r;
+                    }
+                }
+                if (pass == 0) {
+                    EACH_OF(j, i, begin, end) {
+                        sum += g[j];
+                        dot += g[j] * x[j];
+                    }
+                } else {
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) g[j] = r * (g[j] - sum - x[j] * dot);
+                    if (a.other) {
+                        TAKE(a.other, TYPE, i, begin, end, other);
+                        UNROLL for (int j = 0; j < AT_ONCE; j++) g[j] = GET(PUT(g[j])) + other[j];
+                    }
+                    GIVE(a.out, TYPE, i, begin, end, g);
+                }
+            }
+            if (pass == 1) break;
+            dot = SUM(dot) / (A)a.width;
+            sum = SUM(sum) / (A)a.width;
+            if (!a.centred) sum = 0;
         }
     }
 }
 
-/* Columns of a part of the rows: a thread for each column in each of LANES lanes of rows. */
+/* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
 KERNEL(NAME(norm_grad_columns), norm_args) {
-    SHARED(A, scales, WARP * LANES);
-    SHARED(A, biases, WARP * LANES);
-    const int64_t groups = (a.width + WARP - 1) / WARP;
-    const int lane = threadIdx.x / WARP;
+    SHARED(A, scales, COLUMNS * LANES);
+    SHARED(A, biases, COLUMNS * LANES);
+    const int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
+    const int lane = threadIdx.x / (COLUMNS / AT_ONCE), first = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;
 
     FOR_BLOCKS(task, groups * a.parts) {
-        const int64_t part = quotient(task, groups), i = (task - part * groups) * WARP + threadIdx.x % WARP;
+        const int64_t part = quotient(task, groups), column = (task - part * groups) * COLUMNS;
         const int64_t begin = quotient(a.rows * part, a.parts), end = quotient(a.rows * (part + 1), a.parts);
-        A dscale = 0, dbias = 0;
+        A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0};
 
-        for (int64_t row = begin + lane; row < end && i < a.width; row += LANES) {
+        for (int64_t row = begin + lane; row < end; row += LANES) {
             const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
-            const A d = NUMBER_AT(a.dy, a.from, row * a.width + i);
-            dscale += d * ((GET(((const T *)a.x)[row * a.width + i]) - m) * r);
-            dbias += d;
-        }
-        scales[threadIdx.x] = dscale;
-        biases[threadIdx.x] = dbias;
-        __syncthreads();
-        if (lane == 0 && i < a.width) {
-            for (int other = 1; other < LANES; other++) {
-                dscale += scales[threadIdx.x + WARP * other];
-                dbias += biases[threadIdx.x + WARP * other];
+            const int64_t start = row * a.width, at = start + column + first;
+            A x[AT_ONCE], d[AT_ONCE];
+            TAKE(a.dy, a.from, at, start, start + a.width, d);
+            TAKE(a.x, TYPE, at, start, start + a.width, x);
+            UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                dscale[j] += d[j] * ((x[j] - m) * r);
+                dbias[j] += d[j];
             }
-            ((A *)a.partial)[2 * part * a.width + i] = dscale;
-            ((A *)a.partial)[(2 * part + 1) * a.width + i] = dbias;
+        }
+        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+            scales[lane * COLUMNS + first + j] = dscale[j];
+            biases[lane * COLUMNS + first + j] = dbias[j];
+        }
+        __syncthreads();
+        FOR_THREADS(i, 2 * COLUMNS) {
+            const int64_t which = i / COLUMNS, own = i % COLUMNS;
+            const A *parts = which ? biases : scales;
+            A total = 0;
+            for (int other = 0; other < LANES; other++) total += parts[other * COLUMNS + own];
+            if (column + own < a.width) ((A *)a.partial)[(2 * part + which) * a.width + column + own] = total;
         }
         __syncthreads();
     }

@@ -6,6 +6,9 @@
 #ifndef T
 #include "cuda/kernels/kernel.h"
 
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
+
 enum { MOST_ROWS = 48, CHUNK = 8192 };
 
 /* Which chunks of a launch are whose: those of row i are first[i] to first[i + 1]. */
@@ -351,45 +354,62 @@ DEVICE void lamb_scale(const update_args *a, int row, double *f) {
         __VA_ARGS__                                                                                                    \
     }
 
-/* An element's values; READ and WRITE are of any type, or of the one that all have. */
-#define READ_ELEMENT(A, READ)                                                                                          \
-    A p = row.exact ? (A)row.exact[i] : READ(row.p, a.type, i);                                                        \
-    const A g = READ(row.g, a.grad_type, i);                                                                           \
-    A s[3] = {row.s[0] ? READ(row.s[0], a.state_type, i) : 0, row.s[1] ? READ(row.s[1], a.state_type, i) : 0,          \
-              row.s[2] ? READ(row.s[2], a.state_type, i) : 0};
-#define WRITE_STATES(WRITE)                                                                                            \
-    if (row.s[0]) WRITE(row.s[0], a.state_type, i, s[0]);                                                              \
-    if (row.s[1]) WRITE(row.s[1], a.state_type, i, s[1]);                                                              \
-    if (row.s[2]) WRITE(row.s[2], a.state_type, i, s[2]);
+/* A piece's values, of a tensor's own type, of which there may be more than one, and those of one element. */
+#define READ_VALUES(A, TAKE_OF)                                                                                        \
+    A ps[AT_ONCE], gs[AT_ONCE], states[3][AT_ONCE];                                                                    \
+    if (row.exact) TAKE_OF(row.exact, F32, i, begin, end, ps);                                                         \
+    else TAKE_OF(row.p, OWN_TYPE(a.type), i, begin, end, ps);                                                          \
+    TAKE_OF(row.g, OWN_TYPE(a.grad_type), i, begin, end, gs);                                                          \
+    UNROLL for (int k = 0; k < 3; k++) {                                                                               \
+        if (row.s[k]) {                                                                                                \
+            TAKE_OF(row.s[k], OWN_TYPE(a.state_type), i, begin, end, states[k]);                                       \
+        } else {                                                                                                       \
+            UNROLL for (int j = 0; j < AT_ONCE; j++) states[k][j] = 0;                                                 \
+        }                                                                                                              \
+    }
+#define READ_ELEMENT(A)                                                                                                \
+    A p = ps[j];                                                                                                       \
+    const A g = gs[j];                                                                                                 \
+    A s[3] = {states[0][j], states[1][j], states[2][j]};
+#define WRITE_ELEMENT                                                                                                  \
+    ps[j] = p;                                                                                                         \
+    UNROLL for (int k = 0; k < 3; k++) states[k][j] = s[k];
+#define WRITE_STATES(GIVE_OF)                                                                                          \
+    UNROLL for (int k = 0; k < 3; k++) if (row.s[k])                                                                   \
+        GIVE_OF(row.s[k], OWN_TYPE(a.state_type), i, begin, end, states[k]);
 
 /* Where the step is left out gradients are cleared nevertheless. */
-#define UPDATE(name, A, SQRT_OF, READ, WRITE, FACTORS_OF, SCALE, NAMES, ELEMENT, WRITES_STATES)                        \
+#define UPDATE(name, A, SQRT_OF, TAKE_OF, GIVE_OF, FACTORS_OF, SCALE, NAMES, ELEMENT, WRITES_STATES)                   \
     KERNEL(name, update_args) {                                                                                        \
         FOR_CHUNKS(FACTORS_OF, SCALE, {                                                                                \
             NAMES(A)                                                                                                   \
-            for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {                                          \
+            FOR_PIECES(i, begin, end) {                                                                                \
                 if (!skip) {                                                                                           \
-                    READ_ELEMENT(A, READ)                                                                              \
-                    ELEMENT(A, SQRT_OF)                                                                                \
-                    WRITES_STATES(WRITE)                                                                               \
-                    if (row.exact) row.exact[i] = (float)p;                                                            \
-                    WRITE(row.p, a.type, i, p);                                                                        \
-                }                                                                                                      \
-                if (a.clear) set_number(row.g, a.grad_type, i, 0);                                                     \
-            }                                                                                                          \
-        })                                                                                                             \
+                    READ_VALUES(A, TAKE_OF)                                                                             \
+                    EACH_OF(j, i, begin, end) {                                                                        \
+                        READ_ELEMENT(A)                                                                                \
+                        ELEMENT(A, SQRT_OF)                                                                            \
+                        WRITE_ELEMENT                                                                                  \
+                    }                                                                                                  \
+                    WRITES_STATES(GIVE_OF)                                                                             \
+                    if (row.exact) GIVE_OF(row.exact, F32, i, begin, end, ps);                                         \
+                    GIVE_OF(row.p, OWN_TYPE(a.type), i, begin, end, ps);                                               \
+    }                                                                                                                  \
+    if (a.clear) {                                                                                                     \
+        const A none[AT_ONCE] = {0};                                                                                   \
+        GIVE_OF(row.g, OWN_TYPE(a.grad_type), i, begin, end, none);                                                    \
+    }                                                                                                                  \
+    }                                                                                                                  \
+    })                                                                                                                 \
     }
-#define MEASURE(name, A, SQRT_OF, READ, WRITE, FACTORS_OF, NAMES, ELEMENT)                                             \
+#define MEASURE(name, A, SQRT_OF, TAKE_OF, GIVE_OF, FACTORS_OF, NAMES, ELEMENT)                                        \
     KERNEL(name, update_args) {                                                                                        \
         FOR_CHUNKS(FACTORS_OF, NOTHING, {                                                                              \
             NAMES(A)                                                                                                   \
             double weights = 0, steps = 0;                                                                             \
-            for (int64_t i = begin + threadIdx.x; i < end && !skip; i += blockDim.x) {                                 \
-                READ_ELEMENT(A, READ)                                                                                  \
-                ELEMENT(A, SQRT_OF)                                                                                    \
-                WRITE_STATES(WRITE)                                                                                    \
-            }                                                                                                          \
-            weights = block_sum_f64(weights);                                                                          \
+            if (!skip)                                                                                                 \
+                FOR_PIECES(i, begin, end){READ_VALUES(A, TAKE_OF) EACH_OF(j, i, begin, end){READ_ELEMENT(A) ELEMENT(   \
+                    A, SQRT_OF) WRITE_ELEMENT} WRITE_STATES(GIVE_OF)} weights = block_sum_f64(weights);                \
             steps = block_sum_f64(steps);                                                                              \
             if (threadIdx.x == 0) {                                                                                    \
                 a.room[2 * chunk] = weights;                                                                           \
@@ -399,19 +419,21 @@ DEVICE void lamb_scale(const update_args *a, int row, double *f) {
     }
 
 /* The kernels of all rules, for elements that are read so. */
-#define RULES(FULL, A, SQRT_OF, READ, WRITE)                                                                           \
-    UPDATE(FULL(adam), A, SQRT_OF, READ, WRITE, adam_factors, NOTHING, ADAM_NAMES, ADAM_ELEMENT, WRITE_STATES)         \
-    UPDATE(FULL(sgd), A, SQRT_OF, READ, WRITE, sgd_factors, NOTHING, SGD_NAMES, SGD_ELEMENT, WRITE_STATES)             \
-    UPDATE(FULL(adagrad), A, SQRT_OF, READ, WRITE, adagrad_factors, NOTHING, ADAGRAD_NAMES, ADAGRAD_ELEMENT,           \
+#define RULES(FULL, A, SQRT_OF, TAKE_OF, GIVE_OF)                                                                      \
+    UPDATE(FULL(adam), A, SQRT_OF, TAKE_OF, GIVE_OF, adam_factors, NOTHING, ADAM_NAMES, ADAM_ELEMENT, WRITE_STATES)    \
+    UPDATE(FULL(sgd), A, SQRT_OF, TAKE_OF, GIVE_OF, sgd_factors, NOTHING, SGD_NAMES, SGD_ELEMENT, WRITE_STATES)        \
+    UPDATE(FULL(adagrad), A, SQRT_OF, TAKE_OF, GIVE_OF, adagrad_factors, NOTHING, ADAGRAD_NAMES, ADAGRAD_ELEMENT,      \
            WRITE_STATES)                                                                                               \
-    MEASURE(FULL(lamb_measure), A, SQRT_OF, READ, WRITE, lamb_factors, LAMB_MEASURE_NAMES, LAMB_MEASURE_ELEMENT)       \
-    UPDATE(FULL(lamb), A, SQRT_OF, READ, WRITE, lamb_factors, lamb_scale, LAMB_NAMES, LAMB_ELEMENT, NOTHING)
+    MEASURE(FULL(lamb_measure), A, SQRT_OF, TAKE_OF, GIVE_OF, lamb_factors, LAMB_MEASURE_NAMES, LAMB_MEASURE_ELEMENT)  \
+    UPDATE(FULL(lamb), A, SQRT_OF, TAKE_OF, GIVE_OF, lamb_factors, lamb_scale, LAMB_NAMES, LAMB_ELEMENT, NOTHING)
 
 /* Types differ, or there are exact weights. */
 #define MIXED_F32(f) f##_mixed_f32
 #define MIXED_F64(f) f##_mixed_f64
-RULES(MIXED_F32, float, sqrtf, number_f32, set_number)
-RULES(MIXED_F64, double, sqrt, number_f64, set_number)
+#define OWN_TYPE(type) type
+RULES(MIXED_F32, float, sqrtf, take_float, give_float)
+RULES(MIXED_F64, double, sqrt, take_double, give_double)
+#undef OWN_TYPE
 
 KERNEL(squares_join, squares_args) {
     FOR_EACH(i, a.cut.n) {
@@ -422,16 +444,15 @@ KERNEL(squares_join, squares_args) {
     }
 }
 
-#define READ_ONE(at, type, i) GET(((const T *)(at))[i])
-#define WRITE_ONE(at, type, i, x) ((T *)(at))[i] = PUT(x)
-
+/* All are of one type. */
+#define OWN_TYPE(type) TYPE
 #define TEMPLATE "cuda/kernels/optim.cu"
 #include "cuda/kernels/each_float.h"
 #endif
 
 #else /* the template */
 
-RULES(NAME, A, SQRT, READ_ONE, WRITE_ONE)
+RULES(NAME, A, SQRT, TAKE, GIVE)
 
 KERNEL(NAME(squares), squares_args) {
     FOR_BLOCKS(chunk, a.cut.first[a.cut.n]) {
@@ -441,9 +462,10 @@ KERNEL(NAME(squares), squares_args) {
         const int64_t end = begin + row.each < row.count ? begin + row.each : row.count;
         double total = 0;
 
-        for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-            const double x = GET(((const T *)row.x)[i]);
-            total += x * x;
+        FOR_PIECES(i, begin, end) {
+            A x[AT_ONCE];
+            TAKE(row.x, TYPE, i, begin, end, x);
+            EACH_OF(j, i, begin, end) total += (double)x[j] * x[j];
         }
         total = block_sum_f64(total);
         if (threadIdx.x == 0) a.room[(int64_t)at * SUM_PARTS + part] = total;

@@ -32,8 +32,34 @@ DEVICE uint32_t word_of(uint64_t seed, uint32_t key, int64_t position) {
     uint32_t word[4];
 
     draw(seed, key, counter_of(position), word);
-    return word[position % 64 / 16];
+    const int which =
+        (int)(position % 64 / 16); /* chosen by comparing, since an index would put the words into memory */
+    return which == 0 ? word[0] : which == 1 ? word[1] : which == 2 ? word[2] : word[3];
 }
+
+#ifdef AT_ONCE
+/* Of elements [first, first + AT_ONCE) of this lane's those whose word is at least so, a bit each. A counter's words are
+ * of elements 16 apart, a lane's elements lie together: so the warp, whose lanes all call this and whose first element is
+ * a multiple of 64, draws for all of its elements, and each lane takes its own. */
+DEVICE uint32_t kept_bits(uint64_t seed, uint32_t key, uint32_t least, int64_t first) {
+    const int lane = threadIdx.x % WARP, from = lane * AT_ONCE;
+    uint32_t mine = 0, kept = 0;
+
+    UNROLL for (int turn = 0; turn < AT_ONCE / 4; turn++) {
+        uint32_t word[4];
+        draw(seed, key, (uint64_t)(first - from) / 4 + turn * WARP + lane, word);
+        UNROLL for (int i = 0; i < 4; i++) {
+            const uint32_t all = __ballot_sync(0xffffffffu, word[i] >= least);
+            if (from / 128 == turn && from % 64 / 16 == i) mine = all;
+        }
+    }
+    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+        const int place = from % 16 + j;
+        kept |= (mine >> (from / 64 % 2 * 16 + place / 2 + 8 * (place % 2)) & 1) << j;
+    }
+    return kept;
+}
+#endif
 #endif
 
 #endif

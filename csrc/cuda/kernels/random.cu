@@ -304,8 +304,9 @@ KERNEL(NAME(dropout), dropout_args) {
 
     if (a.rows) {
         FOR_EACH(i, a.count) {
-            const int64_t listed = a.rows[i / a.width], row = listed < 0 ? -1 - listed : listed;
-            const int keeps = word_of(seed, a.key, row * a.width + i % a.width) >= a.threshold;
+            const int64_t place = quotient(i, a.width), listed = a.rows[place];
+            const int64_t row = listed < 0 ? -1 - listed : listed;
+            const int keeps = word_of(seed, a.key, row * a.width + i - place * a.width) >= a.threshold;
             ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (keeps ? scale : 0));
         }
         return;

@@ -1,7 +1,8 @@
 /* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these.
  *
- * One block counts, in stretches. Rows are moved in pieces of up to 8 bytes. */
+ * One block counts, in stretches. Rows are moved in pieces of up to 16 bytes. */
 #include "cuda/kernels/kernel.h"
+#include "cuda/kernels/pieces.h"
 #include "cuda/kernels/stretches.h"
 
 typedef struct rows_args {
@@ -50,12 +51,12 @@ status row_index_cuda(ctx *c, const call *k) {
 /* Bytes of a piece: all of a row's are whole, and aligned. */
 static size_t piece_of(const void *from, const void *to, size_t row, size_t element) {
     const uintptr_t all = (uintptr_t)from | (uintptr_t)to | row;
-    for (size_t piece = 8; piece > element; piece /= 2)
+    for (size_t piece = 16; piece > element; piece /= 2)
         if (all % piece == 0) return piece;
     return element;
 }
 
-static status run(ctx *c, const call *k, kernel kernels[9], int64_t blocks) {
+static status run(ctx *c, const call *k, kernel kernels[17], int64_t blocks) {
     const tensor *x = &k->in[0], *rows = &k->in[1];
     const size_t element = dtype_size(x->type);
     const int64_t bytes = shape_span(&x->shape, 1, x->shape.rank) * (int64_t)element;
@@ -74,18 +75,20 @@ static status run(ctx *c, const call *k, kernel kernels[9], int64_t blocks) {
     for (size_t i = element; i < sizeof filler; i++) filler[i] = filler[i - element];
     memcpy(&a.filler, filler, sizeof filler);
     /* Which piece it is depends on addresses: at making a plan all are looked up. */
-    for (size_t other = element; k->cuda->dry && other <= 8; other *= 2)
+    for (size_t other = element; k->cuda->dry && other <= 16; other *= 2)
         TRY(cuda_launch(c, k, &kernels[other], (geometry){0, WARP}, &a));
     return cuda_launch(c, k, &kernels[piece], geometry_rows(a.width ? blocks : 0, a.width), &a);
 }
 
 status pack_rows_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {[1] = {"pack_1"}, [2] = {"pack_2"}, [4] = {"pack_4"}, [8] = {"pack_8"}};
+    static kernel kernels[] = {
+        [1] = {"pack_1"}, [2] = {"pack_2"}, [4] = {"pack_4"}, [8] = {"pack_8"}, [16] = {"pack_16"}};
     return run(c, k, kernels, k->out[0].shape.dim[0]);
 }
 
 status unpack_rows_cuda(ctx *c, const call *k) {
-    static kernel kernels[] = {[1] = {"unpack_1"}, [2] = {"unpack_2"}, [4] = {"unpack_4"}, [8] = {"unpack_8"}};
+    static kernel kernels[] = {
+        [1] = {"unpack_1"}, [2] = {"unpack_2"}, [4] = {"unpack_4"}, [8] = {"unpack_8"}, [16] = {"unpack_16"}};
     return run(c, k, kernels, k->out[0].shape.dim[0]);
 }
 #endif
@@ -125,20 +128,45 @@ KERNEL(row_index, rows_args) {
     for (int64_t i = all + threadIdx.x; i < a.room; i += STRETCHES) a.out[i] = -1 - last;
 }
 
-#define PACK(name, T)                                                                                                  \
-    KERNEL(name, pack_args) {                                                                                          \
+/* 16 bytes, of which a filler is 8 twice. */
+typedef struct sixteen {
+    uint32_t word[4];
+} sixteen;
+#define PIECE_OF_SIZE(size, T)                                                                                         \
+    DEVICE T read_piece_##size(const void *p, int64_t i) { return ((const T *)p)[i]; }                                 \
+    DEVICE void write_piece_##size(void *p, int64_t i, T x) { ((T *)p)[i] = x; }                                       \
+    DEVICE T fill_##size(uint64_t x) { return (T)x; }
+PIECE_OF_SIZE(1, uint8_t)
+PIECE_OF_SIZE(2, uint16_t)
+PIECE_OF_SIZE(4, uint32_t)
+PIECE_OF_SIZE(8, uint64_t)
+DEVICE sixteen read_piece_16(const void *p, int64_t i) {
+    sixteen x;
+    read_16((const sixteen *)p + i, x.word);
+    return x;
+}
+DEVICE void write_piece_16(void *p, int64_t i, sixteen x) { write_16((sixteen *)p + i, x.word); }
+DEVICE sixteen fill_16(uint64_t x) {
+    const uint32_t low = (uint32_t)x, high = (uint32_t)(x >> 32);
+    const sixteen twice = {{low, high, low, high}};
+    return twice;
+}
+
+#define PACK(size)                                                                                                     \
+    KERNEL(pack_##size, pack_args) {                                                                                   \
         FOR_BLOCKS(i, a.places) {                                                                                      \
             const int64_t listed = a.rows[i], row = listed < 0 ? -1 - listed : listed;                                 \
-            const T *from = (const T *)a.from + row * a.width;                                                         \
-            T *to = (T *)a.to + i * a.width;                                                                           \
+            const int64_t from = row * a.width, to = i * a.width;                                                      \
             const int fills = listed < 0 && !a.repeat;                                                                 \
-            FOR_THREADS(j, a.width) to[j] = fills ? (T)a.filler : from[j];                                             \
+            FOR_THREADS(j, a.width)                                                                                    \
+            write_piece_##size(a.to, to + j, fills ? fill_##size(a.filler) : read_piece_##size(a.from, from + j));     \
         }                                                                                                              \
     }
-PACK(pack_1, uint8_t)
-PACK(pack_2, uint16_t)
-PACK(pack_4, uint32_t)
-PACK(pack_8, uint64_t)
+PACK(1)
+PACK(2)
+PACK(4)
+PACK(8)
+PACK(16)
 
 /* The first place at or behind `row`; rows stand in order, the repetitions behind them. */
 DEVICE int64_t place_of(const pack_args *a, int64_t row) {
@@ -151,18 +179,19 @@ DEVICE int64_t place_of(const pack_args *a, int64_t row) {
     return low;
 }
 
-#define UNPACK(name, T)                                                                                                \
-    KERNEL(name, pack_args) {                                                                                          \
+#define UNPACK(size)                                                                                                   \
+    KERNEL(unpack_##size, pack_args) {                                                                                 \
         FOR_BLOCKS(row, a.total) {                                                                                     \
-            const int64_t at = place_of(&a, row);                                                                      \
+            const int64_t at = place_of(&a, row), to = row * a.width;                                                  \
             const int is_there = at < a.places && a.rows[at] == row;                                                   \
-            const T *from = (const T *)a.from + (is_there ? at : 0) * a.width;                                         \
-            T *to = (T *)a.to + row * a.width;                                                                         \
-            FOR_THREADS(j, a.width) to[j] = is_there ? from[j] : 0;                                                    \
+            const int64_t from = (is_there ? at : 0) * a.width;                                                        \
+            FOR_THREADS(j, a.width)                                                                                    \
+            write_piece_##size(a.to, to + j, is_there ? read_piece_##size(a.from, from + j) : fill_##size(0));         \
         }                                                                                                              \
     }
-UNPACK(unpack_1, uint8_t)
-UNPACK(unpack_2, uint16_t)
-UNPACK(unpack_4, uint32_t)
-UNPACK(unpack_8, uint64_t)
+UNPACK(1)
+UNPACK(2)
+UNPACK(4)
+UNPACK(8)
+UNPACK(16)
 #endif

@@ -1,12 +1,14 @@
 /* softmax.cu -- twin of ops/reductions/softmax.c and ops/attention/attention.c: Softmax, LogSoftmax, MaskedSoftmax and their gradients, the
  * first and the third with dropout, too.
  *
- * A block has a row: `length` elements, `inner` apart. It is read once for its maximum, once for the sum, and once more
- * for the result, which may take its place. Dropout comes with the result: there a thread has the elements of a row that
- * its counters have words for (cuda/kernels/philox.h). */
+ * A block has a row: `length` elements, `inner` apart, of which a thread takes eight neighbours at a time. They are read
+ * once for their maximum, once for the sum, and once more for the result, which may take their place; or only once, where
+ * a thread has no more than eight. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
-#include "cuda/kernels/philox.h"
+
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
 
 typedef struct softmax_args {
     const void *a, *b; /* x; or dy and y */
@@ -40,7 +42,7 @@ static status run(ctx *c, const call *k, kernel kernels[DTYPE_COUNT]) {
     a.length = s->rank ? s->dim[axis] : 1;
     a.inner = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
     a.rows = shape_count(s) / a.length;
-    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_rows(a.rows, a.length), &a);
+    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_pieces(a.rows, a.length), &a);
 }
 
 #define ALONG_AXIS(name)                                                                                               \
@@ -86,7 +88,7 @@ static void add_dropout(const call *k, softmax_args *a) {
 }
 
 static status start(ctx *c, const call *k, kernel kernels[DTYPE_COUNT], const softmax_args *a) {
-    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_rows(a->rows, a->length), a);
+    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_pieces(a->rows, a->length), a);
 }
 
 status masked_softmax_cuda(ctx *c, const call *k) {
@@ -126,6 +128,8 @@ status softmax_dropout_grad_cuda(ctx *c, const call *k) {
 #endif
 
 #ifdef ORT_DEVICE
+#include "cuda/kernels/philox.h"
+
 /* Where a row begins. */
 DEVICE int64_t start_of(const softmax_args *a, int64_t row) {
     return quotient(row, a->inner) * a->length * a->inner + remainder_of(row, a->inner);
@@ -141,14 +145,22 @@ DEVICE int64_t mask_of(const softmax_args *a, int64_t row) {
     return offset;
 }
 
-/* Counter n of a row: of the first that has words for it, how many there are, and its first element, which may be before
- * the row. */
-DEVICE int64_t first_counter(const softmax_args *a, int64_t row) { return row * a->length / 64 * 16; }
-DEVICE int64_t counters_of(const softmax_args *a, int64_t row) {
-    return ((row + 1) * a->length + 63) / 64 * 16 - first_counter(a, row);
-}
-DEVICE int64_t element_of(const softmax_args *a, int64_t row, int64_t counter) {
-    return counter / 16 * 64 + place_of((int)(counter % 16)) - row * a->length;
+/* The elements of a row as pieces: [begin, begin + length), of the tensor where they lie together, else of the row. */
+DEVICE int64_t begin_of(const softmax_args *a, int64_t row) { return a->inner == 1 ? row * a->length : 0; }
+
+/* Of elements i + j of a row, of which some may be outside, those that are allowed, a bit each. */
+DEVICE uint32_t allowed_of(const softmax_args *a, const uint8_t *mask, int64_t i) {
+    uint8_t flags[AT_ONCE];
+    uint32_t allowed = 0;
+
+    if (!mask) return ~0u;
+    if (a->column == 1 && i >= 0 && i + AT_ONCE <= a->length && IS_ALIGNED(mask + i, U8)) {
+        read_uint8_t(mask, U8, i, flags);
+        UNROLL for (int j = 0; j < AT_ONCE; j++) allowed |= (uint32_t)(flags[j] != 0) << j;
+        return allowed;
+    }
+    EACH_OF(j, i, 0, a->length) allowed |= (uint32_t)(mask[(i + j) * a->column] != 0) << j;
+    return allowed;
 }
 
 #define TEMPLATE "cuda/kernels/softmax.cu"
@@ -157,150 +169,154 @@ DEVICE int64_t element_of(const softmax_args *a, int64_t row, int64_t counter) {
 
 #else /* the template */
 
-KERNEL(NAME(softmax), softmax_args) {
-    FOR_BLOCKS(row, a.rows) {
-        const T *x = (const T *)a.a + start_of(&a, row);
-        T *y = (T *)a.out + start_of(&a, row);
-        A most = -(A)INFINITY, total = 0;
-
-        FOR_THREADS(i, a.length) {
-            const A v = GET(x[i * a.inner]);
-            most = v > most ? v : most;
-        }
-        most = MOST(most);
-        FOR_THREADS(i, a.length) total += EXP(GET(x[i * a.inner]) - most);
-        total = SUM(total);
-        FOR_THREADS(i, a.length) y[i * a.inner] = PUT(EXP(GET(x[i * a.inner]) - most) / total);
+/* Elements i + j of a row, from `begin` on; those outside are 0, or stay. */
+DEVICE void NAME(take)(const softmax_args *a, const void *p, int64_t row, int64_t i, int64_t begin, A x[AT_ONCE]) {
+    const int64_t start = start_of(a, row) - begin * a->inner, end = begin + a->length;
+    if (a->inner == 1 && is_piece(p, TYPE, i, begin, end)) {
+        READ_PIECE(p, TYPE, i, x);
+        return;
+    }
+    UNROLL for (int j = 0; j < AT_ONCE; j++) {
+        const int is_there = i + j >= begin && i + j < end;
+        x[j] = is_there ? GET(((const T *)p)[start + (i + j) * a->inner]) : 0;
     }
 }
+DEVICE void NAME(give)(const softmax_args *a, void *p, int64_t row, int64_t i, int64_t begin, const A x[AT_ONCE]) {
+    const int64_t start = start_of(a, row) - begin * a->inner, end = begin + a->length;
+    if (a->inner == 1 && is_piece(p, TYPE, i, begin, end)) {
+        WRITE_PIECE(p, TYPE, i, x);
+        return;
+    }
+    EACH_OF(j, i, begin, end)((T *)p)[start + (i + j) * a->inner] = PUT(x[j]);
+}
+
+/* As NAME(take) of x, with -inf in the place of what is not allowed. */
+DEVICE void NAME(take_allowed)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, A x[AT_ONCE]) {
+    const uint32_t allowed = allowed_of(a, a->mask ? a->mask + mask_of(a, row) : 0, i - begin);
+
+    NAME(take)(a, a->a, row, i, begin, x);
+    UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = allowed >> j & 1 ? x[j] : -(A)INFINITY;
+}
+
+/* Safe: nothing allowed, or nothing but -inf, is zeros. The result before dropout is written where backward wants it;
+ * results of narrow types are dropped as they are stored. */
+DEVICE void NAME(softmax_row)(const softmax_args *a, int64_t row, int safe, int drops) {
+    const int64_t begin = begin_of(a, row), end = begin + a->length;
+    const int many = ARE_MANY(begin, end);
+    A most = -(A)INFINITY, total = 0, x[AT_ONCE] = {0};
+
+    NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
+        FOR_PIECES(i, begin, end) {
+            if (pass == 0 || many) NAME(take_allowed)(a, row, i, begin, x);
+            if (pass == 0) {
+                EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
+                continue;
+            }
+            if (pass == 1 || many) {
+                UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = EXP(x[j] - most);
+            }
+            if (pass == 1) {
+                EACH_OF(j, i, begin, end) total += x[j];
+                continue;
+            }
+            UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] /= total;
+            if (a->out) NAME(give)(a, a->out, row, i, begin, x);
+            if (drops) {
+                const uint32_t kept = kept_bits(a->seed_at ? *a->seed_at : a->seed, a->key, a->threshold, i);
+                UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = GET(PUT(x[j])) * (kept >> j & 1 ? (A)a->factor : 0);
+                NAME(give)(a, a->dropped, row, i, begin, x);
+            }
+        }
+        if (pass == 0) {
+            most = MOST(most);
+            if (safe && most == -(A)INFINITY) most = 0;
+        } else if (pass == 1) {
+            total = SUM(total);
+            if (safe && total == 0) total = 1;
+        }
+    }
+}
+
+KERNEL(NAME(softmax), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softmax_row)(&a, row, 0, 0); }
+KERNEL(NAME(masked_softmax), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softmax_row)(&a, row, 1, 0); }
+KERNEL(NAME(softmax_dropout), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softmax_row)(&a, row, a.safe, 1); }
 
 KERNEL(NAME(log_softmax), softmax_args) {
     FOR_BLOCKS(row, a.rows) {
-        const T *x = (const T *)a.a + start_of(&a, row);
-        T *y = (T *)a.out + start_of(&a, row);
-        A most = -(A)INFINITY, total = 0;
+        const int64_t begin = begin_of(&a, row), end = begin + a.length;
+        const int many = ARE_MANY(begin, end);
+        A most = -(A)INFINITY, total = 0, x[AT_ONCE] = {0};
 
-        FOR_THREADS(i, a.length) {
-            const A v = GET(x[i * a.inner]);
-            most = v > most ? v : most;
+        NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
+            FOR_PIECES(i, begin, end) {
+                if (pass == 0 || many) NAME(take)(&a, a.a, row, i, begin, x);
+                if (pass == 0) {
+                    EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
+                } else if (pass == 1) {
+                    EACH_OF(j, i, begin, end) total += EXP(x[j] - most);
+                } else {
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = x[j] - most - total;
+                    NAME(give)(&a, a.out, row, i, begin, x);
+                }
+            }
+            if (pass == 0) most = MOST(most);
+            else if (pass == 1) total = LOG(SUM(total));
         }
-        most = MOST(most);
-        FOR_THREADS(i, a.length) total += EXP(GET(x[i * a.inner]) - most);
-        total = LOG(SUM(total));
-        FOR_THREADS(i, a.length) y[i * a.inner] = PUT(GET(x[i * a.inner]) - most - total);
     }
 }
 
-/* Nothing allowed, or nothing but -inf: zeros. */
-KERNEL(NAME(masked_softmax), softmax_args) {
-    FOR_BLOCKS(row, a.rows) {
-        const T *x = (const T *)a.a + row * a.length;
-        T *y = (T *)a.out + row * a.length;
-        const uint8_t *mask = a.mask ? a.mask + mask_of(&a, row) : 0;
-        A most = -(A)INFINITY, total = 0;
-
-        FOR_THREADS(i, a.length) {
-            const A v = !mask || mask[i * a.column] ? GET(x[i]) : -(A)INFINITY;
-            most = v > most ? v : most;
-        }
-        most = MOST(most);
-        if (most == -(A)INFINITY) most = 0;
-        FOR_THREADS(i, a.length) total += !mask || mask[i * a.column] ? EXP(GET(x[i]) - most) : 0;
-        total = SUM(total);
-        if (total == 0) total = 1;
-        FOR_THREADS(i, a.length) y[i] = PUT((!mask || mask[i * a.column] ? EXP(GET(x[i]) - most) : 0) / total);
-    }
+/* dy, of which a dropout may have left some, as it would have been stored. */
+DEVICE void NAME(take_dy)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, int drops, A dy[AT_ONCE]) {
+    NAME(take)(a, a->a, row, i, begin, dy);
+    if (!drops) return;
+    const uint32_t kept = kept_bits(a->seed_at ? *a->seed_at : a->seed, a->key, a->threshold, i);
+    UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] = GET(PUT(dy[j] * (kept >> j & 1 ? (A)a->factor : 0)));
 }
 
-/* The result before dropout is written where backward wants it. Results of narrow types are dropped as they are stored. */
-KERNEL(NAME(softmax_dropout), softmax_args) {
-    const uint64_t seed = a.seed_at ? *a.seed_at : a.seed;
-    const A factor = (A)a.factor;
+DEVICE void NAME(softmax_grad_row)(const softmax_args *a, int64_t row, int drops) {
+    const int64_t begin = begin_of(a, row), end = begin + a->length;
+    const int many = ARE_MANY(begin, end);
+    A dot = 0, dy[AT_ONCE] = {0}, y[AT_ONCE] = {0};
 
-    FOR_BLOCKS(row, a.rows) {
-        const T *x = (const T *)a.a + row * a.length;
-        T *y = a.out ? (T *)a.out + row * a.length : 0, *dropped = (T *)a.dropped + row * a.length;
-        const uint8_t *mask = a.mask ? a.mask + mask_of(&a, row) : 0;
-        A most = -(A)INFINITY, total = 0;
-
-        FOR_THREADS(i, a.length) {
-            const A v = !mask || mask[i * a.column] ? GET(x[i]) : -(A)INFINITY;
-            most = v > most ? v : most;
-        }
-        most = MOST(most);
-        if (a.safe && most == -(A)INFINITY) most = 0;
-        FOR_THREADS(i, a.length) total += !mask || mask[i * a.column] ? EXP(GET(x[i]) - most) : 0;
-        total = SUM(total);
-        if (a.safe && total == 0) total = 1;
-        FOR_THREADS(n, counters_of(&a, row)) {
-            const int64_t counter = first_counter(&a, row) + n, first = element_of(&a, row, counter);
-            uint32_t word[4];
-            draw(seed, a.key, (uint64_t)counter, word);
-            for (int j = 0; j < 4; j++) {
-                const int64_t i = first + 16 * j;
-                if (i < 0 || i >= a.length) continue;
-                const T weight = PUT((!mask || mask[i * a.column] ? EXP(GET(x[i]) - most) : 0) / total);
-                if (y) y[i] = weight;
-                dropped[i] = PUT(GET(weight) * (word[j] >= a.threshold ? factor : 0));
+    NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
+        FOR_PIECES(i, begin, end) {
+            if (pass == 0 || many) {
+                NAME(take_dy)(a, row, i, begin, drops, dy);
+                NAME(take)(a, a->b, row, i, begin, y);
+            }
+            if (pass == 0) {
+                EACH_OF(j, i, begin, end) dot += dy[j] * y[j];
+            } else {
+                UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] = y[j] * (dy[j] - dot);
+                NAME(give)(a, a->out, row, i, begin, dy);
             }
         }
+        if (pass == 0) dot = SUM(dot);
     }
 }
 
-/* What arrives before dropout waits in the result's place, written and read by one thread. */
-KERNEL(NAME(softmax_dropout_grad), softmax_args) {
-    const uint64_t seed = a.seed_at ? *a.seed_at : a.seed;
-    const A factor = (A)a.factor;
-
-    FOR_BLOCKS(row, a.rows) {
-        const T *dy = (const T *)a.a + row * a.length, *y = (const T *)a.b + row * a.length;
-        T *dx = (T *)a.out + row * a.length;
-        const int64_t counters = counters_of(&a, row);
-        A dot = 0;
-
-        FOR_THREADS(n, counters) {
-            const int64_t counter = first_counter(&a, row) + n, first = element_of(&a, row, counter);
-            uint32_t word[4];
-            draw(seed, a.key, (uint64_t)counter, word);
-            for (int j = 0; j < 4; j++) {
-                const int64_t i = first + 16 * j;
-                if (i < 0 || i >= a.length) continue;
-                dx[i] = PUT(GET(dy[i]) * (word[j] >= a.threshold ? factor : 0));
-                dot += GET(dx[i]) * GET(y[i]);
-            }
-        }
-        dot = SUM(dot);
-        FOR_THREADS(n, counters) {
-            const int64_t first = element_of(&a, row, first_counter(&a, row) + n);
-            for (int j = 0; j < 4; j++) {
-                const int64_t i = first + 16 * j;
-                if (i >= 0 && i < a.length) dx[i] = PUT(GET(y[i]) * (GET(dx[i]) - dot));
-            }
-        }
-    }
-}
-
-KERNEL(NAME(softmax_grad), softmax_args) {
-    FOR_BLOCKS(row, a.rows) {
-        const T *dy = (const T *)a.a + start_of(&a, row), *y = (const T *)a.b + start_of(&a, row);
-        T *dx = (T *)a.out + start_of(&a, row);
-        A dot = 0;
-
-        FOR_THREADS(i, a.length) dot += GET(dy[i * a.inner]) * GET(y[i * a.inner]);
-        dot = SUM(dot);
-        FOR_THREADS(i, a.length) dx[i * a.inner] = PUT(GET(y[i * a.inner]) * (GET(dy[i * a.inner]) - dot));
-    }
-}
+KERNEL(NAME(softmax_grad), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softmax_grad_row)(&a, row, 0); }
+KERNEL(NAME(softmax_dropout_grad), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softmax_grad_row)(&a, row, 1); }
 
 KERNEL(NAME(log_softmax_grad), softmax_args) {
     FOR_BLOCKS(row, a.rows) {
-        const T *dy = (const T *)a.a + start_of(&a, row), *y = (const T *)a.b + start_of(&a, row);
-        T *dx = (T *)a.out + start_of(&a, row);
-        A total = 0;
+        const int64_t begin = begin_of(&a, row), end = begin + a.length;
+        const int many = ARE_MANY(begin, end);
+        A total = 0, dy[AT_ONCE] = {0}, y[AT_ONCE];
 
-        FOR_THREADS(i, a.length) total += GET(dy[i * a.inner]);
-        total = SUM(total);
-        FOR_THREADS(i, a.length) dx[i * a.inner] = PUT(GET(dy[i * a.inner]) - EXP(GET(y[i * a.inner])) * total);
+        NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
+            FOR_PIECES(i, begin, end) {
+                if (pass == 0 || many) NAME(take)(&a, a.a, row, i, begin, dy);
+                if (pass == 0) {
+                    EACH_OF(j, i, begin, end) total += dy[j];
+                } else {
+                    NAME(take)(&a, a.b, row, i, begin, y);
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] -= EXP(y[j]) * total;
+                    NAME(give)(&a, a.out, row, i, begin, dy);
+                }
+            }
+            if (pass == 0) total = SUM(total);
+        }
     }
 }
 #endif
