@@ -252,6 +252,12 @@ def digest(tensor: torch.Tensor, /) -> int:
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
 
+def memory_limits() -> dict[str, int]:
+    """Bytes that this process may use at all ("most"), and besides what is in use now ("room")."""
+
+def fail_memory(count: int, /) -> None:
+    """For tests: so many blocks of memory can be had from now on, then none; -1: any number."""
+
 def read(tensor: torch.Tensor, device: int, stream: int = 0, /) -> Number:
     """An int64 scalar of a GPU's, on its way to the host as soon as the stream gets there."""
 

@@ -218,12 +218,12 @@ def test_chains_round_products_and_sums_apart(chains, tmp_path):
 def built():
     """The kernels that the newest build has inside, a file each (scripts/test kernels)."""
     made = max(ROOT.glob("build/temp*/cuda*/images.h"), key=lambda path: path.stat().st_mtime)
-    return sorted(made.parent.glob("csrc/cuda/*.fatbin"))
+    return sorted(made.parent.glob("csrc/cuda/kernels/*.fatbin"))
 
 
 DIVIDES, LOCAL = "a division of 64 bits", "local memory is used"
 #: What kernels of families have, by a pattern of their names, and why. nvcc divides in 32 bits where the upper halves
-#: are 0, and calls a subroutine otherwise: a division costs more than `quotient` of csrc/cuda/kernels/kernel.h only in code.
+#: are 0, and calls a subroutine otherwise: a division costs more than `quotient` of kernel.h only in code.
 NO_STREAM = {DIVIDES: ("", "a place is found once for a tile, a row or a sum of many elements")}
 EXEMPT = {
     **dict.fromkeys(["attention", "attention_grad", "batchnorm", "cumulative", "groupnorm", "grouped"], NO_STREAM),

@@ -5,7 +5,7 @@ import torch
 from onnx import TensorProto, helper
 
 from ortmodule import ORTModule, UnsupportedError
-from ortmodule.session import Session
+from ortmodule.engine.session import Session
 
 ONE = [True]
 

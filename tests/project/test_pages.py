@@ -121,7 +121,7 @@ def is_module(name: str) -> bool:
 
 
 def test_a_file_that_is_not_there_is_found():
-    assert is_there("runtime/dispatcher.py") and is_there("ops/fused.c") and is_there("csrc/graph/build.c")
+    assert is_there("runtime/dispatcher.py") and is_there("ops/chains/fused.c") and is_there("csrc/graph/build.c")
     assert not is_there("capture/dispatcher.py") and not is_there("plan/fused.c") and not is_there("reads.py")
     assert is_module("ortmodule.runtime.dispatcher") and is_module("ortmodule.optim") and is_module("ortmodule.explain")
     assert not is_module("ortmodule.runtime.runner") and not is_module("ortmodule.runner")

@@ -9,7 +9,7 @@ enum { ROW_PIECE = 8 };
 #endif
 
 #ifdef ORT_HOST
-#include "cuda/driver.h"
+#include "cuda/host/driver.h"
 
 /* Blocks that have a row each, whose threads take ROW_PIECE elements at a time. */
 static inline geometry geometry_pieces(int64_t rows, int64_t width) {
