@@ -17,9 +17,10 @@ version = release = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").re
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["requirements.txt"]
+default_role = "code"  # `name` in docstrings
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 3
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -63,6 +64,13 @@ def linked(text: str, target: str, folder: Path) -> str:
     return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
 
 
+def whole(app: object, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+    """Napoleon takes what stands before a colon in the first line for the type of an attribute: that line is empty."""
+    if what == "attribute" and lines:
+        lines.insert(0, "\\ ")
+
+
 def setup(app) -> None:
     assert Path(ortmodule.__file__).is_relative_to(ROOT), "another ortmodule is documented"
     app.connect("source-read", read)
+    app.connect("autodoc-process-docstring", whole, priority=100)
