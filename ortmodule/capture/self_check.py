@@ -25,7 +25,7 @@ from ortmodule.engine.session import Session
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 
-# How far results may be apart, relative to their largest element.
+# How far results may differ, relative to their largest element.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Operators whose results have sizes that values decide.
 _SIZED_BY_DATA = frozenset(("NonZero", "Compress", "Unique"))
@@ -92,11 +92,11 @@ def _difference(
         return ""
     least = _narrowest(capture.model, dict(zip(session.inputs, feeds, strict=True)))
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
-        if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):
+        if source.kind == "graph" and (text := _tensor_difference(found[source.key], tensor, least)):
             moved = in_pytorch(rounded)[0]
             if len(moved) == len(expected) and is_rounding(found[source.key], tensor, moved[i]):
                 continue
-            return f"tensor {i} of the result {apart}"
+            return f"tensor {i} of the result {text}"
     return ""
 
 
@@ -164,7 +164,7 @@ def _other_kind(found: torch.Tensor, expected: torch.Tensor, sized: bool = True)
     return "is {}, not {}".format(*kinds)
 
 
-def _apart(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
+def _tensor_difference(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
     if kinds := _other_kind(found, expected):
         return kinds
     tolerance = _TOLERANCE.get(expected.dtype)
