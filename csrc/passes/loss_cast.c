@@ -1,8 +1,8 @@
 /* loss_cast.c -- CrossEntropy(Cast(x, from 16 bits to float32), labels)  ->  CrossEntropy(x, labels, wide)
  *
- * Models widen their scores before the loss. It computes in float32 anyway: it reads the scores as they are, leaves its
+ * Models widen their logits before the loss. It computes in float32 anyway: it reads the logits as they are, leaves its
  * result in float32, and its gradient comes in their type, rounded once as the cast's would be. So nothing of the size
- * of the scores is there in float32. */
+ * of the logits is there in float32. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"

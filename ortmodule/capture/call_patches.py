@@ -58,7 +58,7 @@ def _instance_norm(
 REPLACED = {F.instance_norm: _instance_norm}
 
 
-#: Where they are told that the gradient of their table is a sparse tensor.
+#: The place of the argument that asks for a sparse gradient of their table.
 _SPARSE = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
 
 

@@ -228,7 +228,7 @@ def _takes_masks(node: TracedNode) -> bool:
 
 @contextmanager
 def hidden_tracing() -> Iterator[None]:
-    """Inside, in this thread, code that asks `torch.jit.is_tracing()` is told that it is not."""
+    """Inside, in this thread, `torch.jit.is_tracing()` is false for user code."""
     _current.hidden = True
     try:
         yield

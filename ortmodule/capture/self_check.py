@@ -91,11 +91,11 @@ def _difference(
         return ""
     least = _narrowest(capture.model, dict(zip(session.inputs, feeds, strict=True)))
     for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
-        if source.kind == "graph" and (apart := _apart(found[source.key], tensor, least)):
+        if source.kind == "graph" and (text := _tensor_difference(found[source.key], tensor, least)):
             moved = in_pytorch(rounded)[0]
             if len(moved) == len(expected) and is_rounding(found[source.key], tensor, moved[i]):
                 continue
-            return f"tensor {i} of the result {apart}"
+            return f"tensor {i} of the result {text}"
     return ""
 
 
@@ -163,7 +163,7 @@ def _other_kind(found: torch.Tensor, expected: torch.Tensor, sized: bool = True)
     return "is {}, not {}".format(*kinds)
 
 
-def _apart(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
+def _tensor_difference(found: torch.Tensor, expected: torch.Tensor, least: float) -> str:
     if kinds := _other_kind(found, expected):
         return kinds
     tolerance = TOLERANCE.get(expected.dtype)

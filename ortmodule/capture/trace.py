@@ -228,7 +228,7 @@ def blame(failure: Exception, regions: Regions) -> None:
 
 @dataclass
 class _Before:
-    """What the module held when a submodule began to run by itself."""
+    """What the module held when PyTorch began to run an opaque submodule."""
 
     contents: dict[str, Contents]
     containers: list[tuple[Any, Any]]
@@ -310,7 +310,7 @@ class _Flat(nn.Module):
         return tuple(outputs)
 
     def _entered(self) -> _Before:
-        """A submodule is about to run by itself."""
+        """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
         return _Before(self.tree.contents(), self.tree.containers(), versions)

@@ -131,7 +131,7 @@ class TraceMode(TorchFunctionMode):
         return result
 
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are results of the graph's."""
+        """Notes tensors as results of the graph."""
         self._known |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
 
     def _made(self, result: Any) -> None:
@@ -182,7 +182,7 @@ class TraceMode(TorchFunctionMode):
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Where it lies; 0: nowhere that could be told."""
+    """The address of its memory; 0: it has none, or none that is known."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -326,7 +326,7 @@ class Config:
     )
     enable_mem_efficient_grad_mgmt: str = _setting(
         AUTO_FLAG, "auto",
-        "gradients of parameters are handed over while backward goes on. `auto`: in parts of about 25 MB, "
+        "gradients of parameters are handed over while backward goes on. `auto`: in segments of about 25 MB, "
         "where parameters have hooks or `torch.distributed` is initialised; `1`: each as soon as it is "
         "computed; `0`: together at its end",
     )

@@ -1,6 +1,6 @@
 """Lets observers see each run of the engine: verification, statistics of memory and of input density.
 
-An observer is told before each forward, and may return a function that is called with the result. Backward is watched
+An observer is called before each forward, and may return a function that is called with the result. Backward is watched
 through hooks on the autograd node that a forward leaves behind, so the way of a step itself knows nothing of observers.
 """
 
@@ -31,7 +31,7 @@ class Observers:
         """Those that the module's settings ask for, or None."""
         config, log = owner.config, owner.log
         found: list[Observer] = []
-        # The first is told of a forward first, and of its result last.
+        # The first observer sees a forward first, and its result last.
         if config.verify:
             found.append(Verifier(config.verify, owner.forward, log))
         if config.print_input_density:
@@ -41,12 +41,12 @@ class Observers:
         return Observers(found) if found else None
 
     def run(self, graph: Any, call: Any) -> Any:
-        """Runs ``graph``, and tells the observers."""
+        """Runs ``graph``, and calls the observers before and after it."""
         after = [observer.before_forward(graph, call) for observer in self.observers]
         result = graph(call)
-        for told in reversed(after):
-            if told is not None:
-                told(result)
+        for after_forward in reversed(after):
+            if after_forward is not None:
+                after_forward(result)
         return result
 
     def one(self, cls: type) -> Any:

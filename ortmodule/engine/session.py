@@ -248,10 +248,10 @@ class Run:
 
 
 class Backward:
-    """A backward of ``run`` in parts. ``grads``: of the inputs, as far as it has come."""
+    """A backward of ``run``, segment by segment. ``grads``: of the inputs, as far as it has come."""
 
     def __init__(self, run: Run, output_grads: Sequence[torch.Tensor | None], keep: bool) -> None:
-        """As in :meth:`Run.backward`. The run has no nodes of PyTorch's, and is told how it goes on by each part."""
+        """As in :meth:`Run.backward`. The run has no host nodes; the caller runs the segments in order."""
         self._run = run
         self._arena, self._output_grads = run.begin(output_grads, keep)
         self.grads: list[torch.Tensor | None] = [None] * len(run.plan.reads_input)
@@ -321,7 +321,7 @@ class Session:
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
-        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: is told of plans."""
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
         self.graphs, self.tuning = graphs, tuning

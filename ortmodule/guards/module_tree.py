@@ -65,7 +65,7 @@ class Slot:
         return self.holder[self.key]
 
     def find(self, missing: Any = None) -> Any:
-        """What is there, if anything is. The holder is a dictionary, or a scripted module's."""
+        """The tensor in this place, or ``missing``. The holder is a dictionary, or a scripted module's."""
         if self.key not in self.holder:
             return missing
         return self.holder[self.key]
@@ -177,7 +177,7 @@ class Tree:
         return found | {id(slot.get()): slot.name for slot in (*self.parameters, *self.buffers)}
 
     def is_current(self) -> bool:
-        """Are these still the module's parts, and the tensors where they were?"""
+        """Are the submodules the same, and the tensors in the same places?"""
         for module, cls in self._types:
             if type(module) is not cls:
                 return False
@@ -274,7 +274,7 @@ class Tree:
                 for path, m in self.modules.items() for name in _HOOKS}  # fmt: skip
 
     def busy_hooks(self, module: nn.Module, path: str) -> bool:
-        """Would PyTorch, running ``module`` by itself, leave out what hooks inside of it do for this forward?"""
+        """Would PyTorch, running ``module`` as a host node, leave out what hooks inside of it do for this forward?"""
         followed = self.followed.get(path, {})
         hooks = [h for h in module._forward_hooks.items() if h[0] not in followed]
         hooks += [h for part in module.modules() if part is not module for h in part._forward_hooks.items()]
@@ -373,7 +373,7 @@ class Tree:
         return [(c, snapshot(c)) for c in found.values()]
 
     def contents(self) -> dict[str, Contents]:
-        """What every module holds, by its path."""
+        """The contents of every module, by its path."""
         names = self.names()
         known: dict[Any, Any] = {}
         return {path: Contents(module, names, known) for path, module in self.modules.items()}

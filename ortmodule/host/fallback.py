@@ -39,7 +39,7 @@ class Fallback:
     """Which calls PyTorch runs, by policy."""
 
     def __init__(self, policies: frozenset[str], retry: bool, log: Log, silent: Sequence[str] = ()) -> None:
-        """``silent``: reasons that contain one of these are not told."""
+        """``silent``: reasons that contain one of these are not warned about."""
         self.silent = silent
         self.policies, self.retry, self.log = policies, retry, log
         #: The policies that force PyTorch, if there are any.

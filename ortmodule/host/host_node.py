@@ -148,7 +148,7 @@ def _without_values(operands: tuple[Spec, ...]) -> tuple[Spec, ...]:
 
 
 class _Rule:
-    """Sizes of results as sizes of operands, where all that was seen agrees."""
+    """Sizes of results as functions of the operands' sizes, where all pairs that were seen agree."""
 
     def __init__(self, operands: tuple[Spec, ...], results: tuple[Result, ...]) -> None:
         self.types = [(dtype, len(shape)) for dtype, shape in results]
@@ -226,7 +226,7 @@ class Known:
         return rule.results(operands), True
 
     def changed(self) -> None:
-        """Plans assume something that is not so."""
+        """Drops the plans, which assume something that a run found to be different."""
         for plans in self.plans:
             plans.clear()
 
@@ -273,7 +273,7 @@ class Calls:
         return results, tuple([i not in none for i in range(len(operands))])
 
     def without_guesses(self) -> bool:
-        """A plan could not be made: because of a guess? Then there will be no more of them."""
+        """Was a guess the reason that a plan could not be made? Then no more guesses are made."""
         guessed, self.guess, self.guessed = self.guessed, False, False
         return guessed
 

@@ -52,7 +52,7 @@ class Place(str):
 
 
 class Opaque:
-    """What is to be left to PyTorch: submodules by path, with the reasons; kinds of ATen operators.
+    """Says what PyTorch runs: submodules by path, with the reasons; kinds of ATen operators.
 
     A path with the name of a method (`model:positions`) is that method alone.
     """
@@ -248,12 +248,12 @@ class Regions:
         set_value_trace(operand, value)
 
     def forget(self) -> None:
-        """What would keep frames and traced tensors alive."""
+        """Drops references that would keep frames and traced tensors alive."""
         self.blamed = self.tokens = None
         self.entered = self.left = self.made = None
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
-        """The innermost submodule that an error comes through is where it is from."""
+        """Notes the innermost submodule that an error comes through, as its origin."""
         if self.stack and (self.blamed is None or self.blamed[0] is not error):
             place = Place(self.stack[-1])
             place.methods = _methods_behind(error, module)
@@ -399,7 +399,7 @@ def _method_call(original: Callable, names: dict[int, str]) -> Callable:
 
 
 def _methods(regions: Regions | Passed) -> list[tuple[type, str, Callable, Callable]]:
-    """Methods of classes that are met: (the class, the name, what it is, what meets it)."""
+    """Methods of classes that are intercepted: (the class, the name, the method, its replacement)."""
     names: dict[tuple[type, str], dict[int, str]] = {}
     for module, name, label in regions.methods:
         owner = next(cls for cls in type(module).__mro__ if name in vars(cls))

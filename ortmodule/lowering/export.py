@@ -40,7 +40,7 @@ CAPTURING = threading.RLock()
 
 @contextmanager
 def tracing(module: nn.Module) -> Iterator[None]:
-    """Around a trace: nodes get scopes, code that asks is told that it is being exported, nothing is printed."""
+    """Around a trace: nodes get scopes, `torch.onnx.is_in_onnx_export()` is true, nothing is printed."""
     setup_trace_module_map(module, False)
     before, EXPORTER_GLOBALS.in_onnx_export = EXPORTER_GLOBALS.in_onnx_export, True
     try:

@@ -57,7 +57,7 @@ _SAME_ORDER = {
 }  # fmt: skip
 _END = 2**63 - 1
 _COMPUTED = object()
-_PARTS = {"unbind", "chunk", "split", "split_with_sizes"}
+_SPLITS = {"unbind", "chunk", "split", "split_with_sizes"}
 
 
 def without_view_writes(graph: TracedGraph) -> None:
@@ -133,7 +133,7 @@ class _Walk:
         self.now: dict[int, TracedValue] = {}  # roots: what holds their elements
         self.writes: dict[int, int] = {}
         self.given = {value.unique() for value in graph.inputs()}
-        self.again: dict[tuple, TracedValue] = {}  # views of roots as they are now
+        self.rebuilt: dict[tuple, TracedValue] = {}  # views of roots as they are now
 
     def run(self) -> frozenset[int]:
         nodes = [*self.graph.nodes(), self.graph.return_node()]
@@ -170,13 +170,13 @@ class _Walk:
         values = [self.now[alias.root]]
         for n in range(1, len(alias.steps) + 1):
             key = alias.steps[:n], alias.root, self.writes[alias.root]
-            if key not in self.again:
-                self.again[key] = self._made_again(alias.steps[n - 1], values[-1], node)
-            values.append(self.again[key])
+            if key not in self.rebuilt:
+                self.rebuilt[key] = self._rebuilt_view(alias.steps[n - 1], values[-1], node)
+            values.append(self.rebuilt[key])
             self.aliases[values[-1].unique()] = _Alias(alias.root, alias.steps[:n], self.writes[alias.root])
         return values
 
-    def _made_again(self, step: _Step, base: TracedValue, node: TracedNode) -> TracedValue:
+    def _rebuilt_view(self, step: _Step, base: TracedValue, node: TracedNode) -> TracedValue:
         values = [base, *list(step.node.inputs())[1:]]
         made = self._insert(step.node.kind(), values, node, step.node.outputsSize())
         for new, old in zip(made.outputs(), step.node.outputs(), strict=True):
@@ -199,7 +199,7 @@ class _Walk:
         """Notes what the results of ``node`` are views of, and what it writes."""
         if node.kind() == "prim::ListUnpack":
             made = node.input().node()
-            if made.kind().removeprefix("aten::") in _PARTS:
+            if made.kind().removeprefix("aten::") in _SPLITS:
                 base = self._alias(made.inputsAt(0))
                 for i, value in enumerate(node.outputs()):
                     steps = (*base.steps, _Step(made, node, i))
@@ -254,7 +254,7 @@ class _Walk:
             made = self._insert(step.node.kind(), [part, *numbers], node)
         elif kind in ("permute", "movedim") and (back := _order_back(step.node, base)) is not None:
             made = self._insert("aten::permute", [part, self.graph.insertConstant(back)], node)
-        elif kind in _PARTS and step.unpack is not None:
+        elif kind in _SPLITS and step.unpack is not None:
             made = self._joined(node, step, base, part)
         elif kind in _SAME_ORDER and _same_type(step.node.output(), base) or _is_whole(step.node):
             made = self._insert("aten::reshape_as", [part, base], node)

@@ -96,7 +96,7 @@ class CompiledGraph:
         self._hook_detector = HookDetector()
         self._seen: set[tuple] = set()  # shapes for which views have been compared
         self._traced = tuple([t.shape for t in trace.tensors])
-        #: Told of an error in backward; returns when PyTorch may compute the gradients.
+        #: Called with an error in backward; returns when PyTorch may compute the gradients.
         self.failed: Callable[[Exception], None] = _raise
         self.prediction: Flags = self._first_prediction([t.dim() for t in trace.outputs])
         # A checkpoint runs forward again, and wants the same tensors saved whatever has happened between.
@@ -174,7 +174,7 @@ class CompiledGraph:
         return self.prediction if saving_hooks() is None else self._all_grads
 
     def _segments(self, plan: Any) -> list[Segment]:
-        """In which gradients may be handed over while backward goes on."""
+        """The segments in which gradients may be handed over while backward goes on."""
         if self._hand_over == "0" or self.capture.trace.nodes or self.empty or not plan.differentiates:
             return []
         return segments_of(plan, self.leaves, each=self._hand_over == "1")
@@ -285,7 +285,7 @@ class CompiledGraph:
         self._seen.add(sizes)
 
     def _check_memory(self, inputs: Sequence[torch.Tensor]) -> None:
-        """What forward changes must not share memory with an input."""
+        """Checks that no tensor that forward changes shares memory with an input."""
         for target in self._written:
             written = inputs[target] if isinstance(target, int) else target.get()
             for i, tensor in enumerate(inputs):
@@ -294,7 +294,8 @@ class CompiledGraph:
                     raise NotInEngine(Cause.DATA, reason)
 
     def _write(self, run: Run, inputs: Sequence, fed: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Puts what forward changes in its place, at once, as PyTorch does. Returns what the graph was fed."""
+        """Writes the new contents to the tensors that forward changes, at once, as PyTorch does. Returns the graph's
+        inputs as they were."""
         changes = [(self.feeds[i], tensor, False) for i, tensor in run.writes.items()]
         changes += [(t, run.outputs[w.output], w.replaces) for t, w in self.writes if w.output is not None]
         fed = list(fed)
@@ -329,7 +330,7 @@ class CompiledGraph:
 
 
 class _Reads:
-    """What Python read of data and sizes in the trace: would it decide the same now?"""
+    """Compares the numbers that Python read from data and sizes in the trace with those of a run."""
 
     def __init__(self, graph: CompiledGraph, trace: Any) -> None:
         self._trace, self._session = trace, graph.session

@@ -81,7 +81,7 @@ class Compiler:
             raise NotInEngine(Cause.DEVICE, refused, call.key)
 
     def _count_values(self, call: Call) -> None:
-        """A number that is another one at every call would be captured at every call."""
+        """Counts values of Python numbers: one that changes at every call would be captured at every call."""
         if call.key in self.owner.graphs:
             return
         kind, values = (call.arguments.without_numbers(), call.key[1:]), call.tree.values
@@ -100,7 +100,7 @@ class Compiler:
     def _build(
         self, call: Call, part: int, variants: list[CompiledGraph], begins: Callable[[str], None]
     ) -> CompiledGraph:
-        """A checked graph, first among ``variants``. ``begins`` is told of every phase."""
+        """A checked graph, first among ``variants``. ``begins`` is called with the name of every phase."""
         *before, _ = call.tree.key()
         graph, wrong = self._checked(call, part, begins)
         if wrong:
@@ -209,7 +209,7 @@ class Compiler:
         self.owner.fallback.done(reason)
 
     def _guards_of_failure(self, call: Call) -> Guards | None:
-        """What has to change before it is worth another attempt; None: nothing, there were enough of them."""
+        """The guards that have to break before another attempt; None: no more attempts are made."""
         tree = call.tree
         tree.failures[call.key] = tree.failures.get(call.key, 0) + 1
         if tree.failures[call.key] > MOST_FAILURES:
@@ -225,7 +225,7 @@ def _partition(call: Call) -> Partition:
 
 
 def _check_memory(captured: Capture, tree: Tree) -> None:
-    """A tensor that forward changes has to be alone in its memory: to a graph, the others would stay as they are."""
+    """Refuses a tensor that forward changes and that shares memory: a graph would not change the other tensors."""
     tree.refresh()
     for write in captured.trace.writes:
         if write.target.kind == "state" and not write.replaces:

@@ -38,7 +38,7 @@ _structures: dict[tuple, pytree.Structure] = {}
 
 
 class Attachments(NamedTuple):
-    """What the debug package looks on with; each is made for one dispatcher."""
+    """The observers of the debug package; each is made for one dispatcher."""
 
     observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
@@ -221,7 +221,7 @@ class Call:
         return self.forward(*args, **kwargs)
 
     def move(self, state: ModuleState) -> None:
-        """The module has another state now, which is nothing to the call but another key."""
+        """The module has another state now, which gives the call another key."""
         self.state, self.key = state, (*self.key[:-2], state.key, state.hooked)
 
 

@@ -60,7 +60,7 @@ class Executables:
         self.varying, self._pairs, self._segments, self._check = varying, pairs, segments, check
         self.plans: OrderedDict[tuple, Executable] = OrderedDict()
         self.deferral: Deferral | None = None  # of logits
-        #: Do shapes and gradients alone decide about the plan?
+        #: Does the plan depend on shapes and gradients alone?
         self.plain = self.gpu is None and session.known is None
         self._counts = Counts(MOST_PLANS)
 
@@ -118,7 +118,7 @@ class Executables:
     def _start_on_gpu(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
     ) -> tuple[Executable, Run]:
-        """With the numbers of rows that earlier steps had, where they have been the same for a while."""
+        """A run with the row counts of earlier steps, where these have been the same for a while."""
         step, seed, known, graphs = (shapes, grads), None, (), self.session.graphs
         guess = self._counts.expected(step)
         plans = [self.prepare(shapes, grads, guess[:k]) for k in range(len(guess) + 1)]

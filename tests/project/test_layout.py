@@ -208,3 +208,51 @@ def test_a_bad_first_line_is_found(wrong, text):
     assert wrong_with_source("a.c", "/* b.c -- runs a graph. */") and wrong_with_source(
         "a.c", f"/* a.c -- {'a ' * 21}*/"
     )
+
+
+#: Words for which docs/glossary.md has others.
+RETIRED = [
+    "foreign",
+    "heard",
+    "secretly",
+    "told",
+    "again",
+    "apart",
+    "Around",
+    "Parts",
+    "PARTS",
+    "SCORES",
+    "Draws",
+    "Redraw",
+    "PATIENCE",
+]
+#: Attributes of C's, and of others.
+KEPT = {"plan.foreign"}
+
+
+def names_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) not in KEPT:
+            yield node.attr
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_names_are_those_of_the_glossary(module):
+    found = sorted({name for name in names_in(ast.parse(module.read_text())) if name.strip("_") in RETIRED})
+    assert not found, f"{module}: {found}"
+
+
+def test_a_class_name_stands_once():
+    """Names for one file, with an underscore, aside."""
+    found: dict[str, Path] = {}
+    for module in [*PACKAGE.rglob("*.py"), *(ROOT / "optim").glob("*.py")]:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert node.name not in found, f"{node.name} in {module} and {found[node.name]}"
+                found[node.name] = module
