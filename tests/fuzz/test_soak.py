@@ -30,12 +30,12 @@ def loaded():
 def test_what_wears_out_is_told(capsys):
     module = loaded()
     soak = module.Soak.__new__(module.Soak)
-    soak.counts, soak.wrong = {"step": 10}, []
+    soak.counts, soak.wrong, soak.seconds = {"step": 10}, [], 1
     steady = [(n, 100 << 20, 6, 3) for n in range(10)]
     soak.samples = steady
-    assert soak.report(1) == 0
+    assert soak.report() == 0
     for worse in ((10, 500 << 20, 6, 3), (10, 100 << 20, 7, 3), (10, 100 << 20, 6, 4)):
         soak.samples, soak.wrong = [*steady, worse], []
-        assert soak.report(1) == 1
+        assert soak.report() == 1
     said = capsys.readouterr().out
     assert "memory grows" in said and "file descriptors are lost" in said and "threads are left" in said
