@@ -1,5 +1,6 @@
 """Settings of the documentation site: ``scripts/docs`` builds it from these pages and the public docstrings."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -45,18 +46,20 @@ def read(app: object, page: str, source: list[str]) -> None:
     """Puts a file of the root into its page, and turns links within the tree into links within the site."""
     if page in OF_THE_ROOT:
         source[0] = (ROOT / OF_THE_ROOT[page]).read_text()
-    folder = ROOT if page in OF_THE_ROOT else DOCS
-    source[0] = LINK.sub(lambda link: linked(link[1], link[2], folder), source[0])
+    here = (DOCS / page).parent
+    folder = ROOT if page in OF_THE_ROOT else here
+    source[0] = LINK.sub(lambda link: linked(link[1], link[2], folder, here), source[0])
 
 
-def linked(text: str, target: str, folder: Path) -> str:
-    """A link to a page of the site; of a file that is none, its path."""
+def linked(text: str, target: str, folder: Path, here: Path) -> str:
+    """A link to a page of the site; of a file that is none, its path. ``folder``: where the page is written, ``here``:
+    where it is in the site."""
     path, _, anchor = target.partition("#")
     path = (folder / path).resolve()
-    if path.parent == DOCS and path.suffix == ".md":
-        return f"[{text}]({path.name}{'#' * bool(anchor)}{anchor})"
+    if path.is_relative_to(DOCS) and path.suffix == ".md":
+        return f"[{text}]({os.path.relpath(path, here)}{'#' * bool(anchor)}{anchor})"
     if path.parent == ROOT and path.name in PLACES:
-        return f"[{text}]({PLACES[path.name]}.md)"
+        return f"[{text}]({os.path.relpath(DOCS / PLACES[path.name], here)}.md)"
     if path.parent == ROOT and path.name == "LICENSE":
         return text
     assert path.exists(), f"{target} is not there"

@@ -89,11 +89,16 @@ int nvrtcCreateProgram(void **out, const char *text, const char *name, int n_hea
     return SUCCESS;
 }
 
+/* The folders of `name` are made, too. */
 static int write_text(const char *folder, const char *name, const char *text) {
     char path[LONGEST];
     FILE *f;
 
     (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    for (char *end = path + strlen(folder) + 1; (end = strchr(end, '/')); *end++ = '/') {
+        *end = 0;
+        (void)mkdir(path, 0700);
+    }
     if (!(f = fopen(path, "w"))) return 0;
     const int done = fputs(text, f) >= 0;
     return fclose(f) == 0 && done;
@@ -119,8 +124,7 @@ static int compile_in(program *p, const char *folder) {
     Dl_info driver;
     int done = 1;
 
-    (void)snprintf(path, sizeof path, "%s/cuda", folder);
-    done = mkdir(path, 0700) == 0 && dladdr((void *)(uintptr_t)fake_hold, &driver) != 0;
+    done = dladdr((void *)(uintptr_t)fake_hold, &driver) != 0;
     for (int i = 0; done && i < p->n_headers; i++) /* the others are the compiler's own */
         if (strchr(p->names[i], '/')) done = write_text(folder, p->names[i], p->headers[i]);
     done = done && write_text(folder, "emulate.h", fake_emulate_h) && write_text(folder, "chain.c", p->text);

@@ -87,7 +87,7 @@ def test_a_network(dnn):
 
 def test_a_step_is_recorded(dnn, driver, monkeypatch):  # noqa: F811
     """As a CUDA graph, of forward and of backward; replays read what lies in the input and the weights then."""
-    monkeypatch.setattr("ortmodule.session._empty", Cached().empty)
+    monkeypatch.setattr("ortmodule.engine.session._empty", Cached().empty)
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
     ours, x, before = ORTModule(copy.deepcopy(eager)), torch.randn(2, 2, 5, 6), driver.fake_graphs()

@@ -45,7 +45,7 @@ def site(tmp_path_factory):
 
 
 def test_links_lead_somewhere(site):
-    pages = {path: Page(path) for path in site.glob("*.html")}
+    pages = {path: Page(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
         for link in page.links:
             target, _, anchor = link.partition("#")
@@ -58,8 +58,8 @@ def test_links_lead_somewhere(site):
 
 
 def test_every_page_is_there(site):
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (site / f"{page.stem}.html").exists(), page.name
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).exists(), page
     for name, sentence in (("start", "Two commands"), ("contributing", "Add a pass"), ("changelog", "Unreleased")):
         assert sentence in (site / f"{name}.html").read_text()
 
