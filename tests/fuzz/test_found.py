@@ -65,3 +65,24 @@ def test_correction_beyond_the_elements(elements, correction):
     x = torch.arange(float(elements))[None]
     for found, expected in zip(ORTModule(model)(x), model(x), strict=True):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("count, correction", [(1, 2), (2, 3), (3, 2), (2, 2)])
+def test_the_gradient_of_a_correction_beyond_the_elements(count, correction):
+    """PyTorch's variance there is infinite or NaN, and its derivative divides by a negative number."""
+    x = torch.randn(4, count, generator=torch.Generator().manual_seed(0))
+    grads = []
+    for wrap in (lambda module: module, ORTModule):
+        leaf = x.clone().requires_grad_()
+        wrap(Variance(correction))(leaf).sum().backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(grads[1], grads[0], equal_nan=True)
+
+
+class Variance(torch.nn.Module):
+    def __init__(self, correction):
+        super().__init__()
+        self.correction = correction
+
+    def forward(self, x):
+        return torch.var(x, [1], correction=self.correction)

@@ -162,8 +162,11 @@ def _moments(x, dim=None, correction=1, keepdim=False):
     count = 1
     for d in dim:
         count = count * x.shape[d]
-    divisor = (torch.as_tensor(count).to(x.dtype) - correction).clamp(min=0)
-    return squares / divisor, x.mean(dim, keepdim=keepdim)
+    divisor = torch.as_tensor(count).to(x.dtype) - correction
+    variance = squares / divisor.clamp(min=0)
+    if correction > 1:  # beyond the elements PyTorch's derivative divides by a negative number
+        variance = sloped(variance.detach(), (squares, 1 / divisor))
+    return variance, x.mean(dim, keepdim=keepdim)
 
 
 def _root(x):
