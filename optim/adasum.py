@@ -8,7 +8,10 @@ from torch import distributed
 from torch.futures import Future
 
 
-def adasum_hook(process_group: Any, bucket: distributed.GradBucket) -> Future[torch.Tensor]:
+def adasum_hook(
+    process_group: Any,
+    bucket: distributed.GradBucket,  # type: ignore[name-defined]  # torch's stubs lack it
+) -> Future[torch.Tensor]:
     """A communication hook of DistributedDataParallel: ``ddp.register_comm_hook(None, adasum_hook)``.
 
     Gradients a and b of one parameter become (1 - ab / 2aa) a + (1 - ab / 2bb) b; more than two processes do so in
