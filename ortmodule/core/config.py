@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -468,7 +468,7 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
     for name, value in values.items():
         if not VARIABLES[name].exists and value != VARIABLES[name].default:
             warn_once(f"{PREFIX}{name} ({sources[name]}) is accepted, but has no effect yet: {VARIABLES[name].doc}")
-    return replace(Config(), **{name.lower(): value for name, value in values.items()})
+    return Config(**{name.lower(): value for name, value in values.items()})
 
 
 def _from_environment() -> dict[str, tuple[str, str]]:

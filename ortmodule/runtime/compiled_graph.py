@@ -213,9 +213,7 @@ class CompiledGraph:
             self._check_memory(inputs)
         if self.views:
             self._check_bases(inputs)
-        grads = None
-        if self.differentiable:
-            grads = self.prediction if saving_hooks() is None else self._all_grads
+        grads = self._predicted() if self.differentiable else None
         generator, executables = None, self.executables
         executable = executables.plans.get((shapes, grads, (), False)) if executables.plain else None
         if executable is not None and not executable.plan.prologue:

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
-from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE, Capture, capture
+from ortmodule.capture.dynamic_dims import Capture, capture
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices
 from ortmodule.core.config import Config
@@ -28,9 +28,6 @@ from ortmodule.runtime.compiled_graph import CompiledGraph, overlap
 
 if TYPE_CHECKING:
     from ortmodule.runtime.dispatcher import Call, Dispatcher
-    from ortmodule.runtime.module_state import ModuleState
-
-__all__ = ["ROWS", "SMALL", "WHOLE", "Compiler"]
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
 MOST_VARIANTS = 12
@@ -113,7 +110,7 @@ class Compiler:
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         captured = graph.capture
         captured.trace.tensors = captured.trace.outputs = captured.sample = None
-        state = self._state()
+        state = self.owner.state()
         if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
             call.move(state)  # forward puts hooks on submodules, and capturing it has done that now
             variants = self.owner.graphs.setdefault(call.key, [])
@@ -126,10 +123,6 @@ class Compiler:
         config = self.owner.config
         # Observers watch one node of autograd's.
         return replace(config, enable_mem_efficient_grad_mgmt="0") if self.owner.observers else config
-
-    def _state(self) -> ModuleState:
-        state = self.owner.states.latest
-        return state if state is not None and state.holds() else self.owner.look()
 
     def _checked(self, call: Call, part: int, begins: Callable[[str], None]) -> tuple[CompiledGraph, str]:
         """A graph, and what is wrong with it."""

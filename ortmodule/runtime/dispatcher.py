@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NotInEngine, Raised, Unflattenable
@@ -26,7 +27,7 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
 from ortmodule.runtime.compiled_graph import CompiledGraph
-from ortmodule.runtime.compiler import ROWS, SMALL, WHOLE, Compiler
+from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 
 _NOTHING = object()
@@ -94,11 +95,7 @@ class Dispatcher:
 
     def _in_engine(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         inputs, arguments = _arguments(args, kwargs if len(kwargs) < 2 else self._in_order(kwargs))
-        state = self.states.latest
-        # As ModuleState.holds(), without a call.
-        if state is None or state.watch.changed() or state.polled or (state.reach and not state.reach.holds()):
-            with self._lock:
-                state = self.look()
+        state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs)
@@ -120,10 +117,18 @@ class Dispatcher:
         names = sorted(self._names & kwargs.keys())
         return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in self._names}
 
-    def look(self) -> ModuleState:
-        """The module's state of now, and what was captured of it."""
-        state = self.states.look()
-        self.graphs, self.fallback.refused = state.tree.graphs, state.tree.refused
+    def state(self) -> ModuleState:
+        """What the module is now, with what was captured of it; looked at again only when something has changed."""
+        state = self.states.latest
+        if (
+            state is None
+            or state.watch.changed()
+            or state.polled
+            or (state.reach is not None and not state.reach.holds())
+        ):
+            with self._lock:
+                state = self.states.look()
+                self.graphs, self.fallback.refused = state.tree.graphs, state.tree.refused
         return state
 
     def _known(self, call: Call) -> tuple[Any, int]:

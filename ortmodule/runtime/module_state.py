@@ -26,10 +26,6 @@ class ModuleState(NamedTuple):
     key: int  # stands for what the tree says of its tensors and training flags
     epoch: int  # another one after every change
 
-    def holds(self) -> bool:
-        """Is the module as it was?"""
-        return not (self.watch.changed() or self.polled or (self.reach is not None and not self.reach.holds()))
-
 
 class ModuleStates:
     """The state of one module, looked at again when something has changed."""
