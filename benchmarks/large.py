@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from benchmarks.train import status_bytes
 BATCHES = 8  # again and again; each is seen once before anything is measured
 TRACED = 3  # steps
 MULTIPLE = 8  # of a number of samples that is looked for
+MOST_KERNELS, MOST_NAME = 40, 160  # in a list of what takes longest; characters of a name
 
 
 def peak(device):
@@ -98,18 +100,28 @@ def share_of_time(spans):
     return covered / (until - min(start for start, _ in spans)) if spans else None
 
 
-def traced(loop, batches):
-    """The share of time in which the GPU works; None on a CPU."""
-    if loop.device == "cpu":
-        return None
+def kernels_of(events, steps, most=MOST_KERNELS):
+    """What of ``events`` (name, start, end in microseconds) takes longest: [name, how often a step, seconds a step]."""
+    times = defaultdict(list)
+    for name, start, end in events:
+        times[name[:MOST_NAME]].append(end - start)
+    longest = sorted(times.items(), key=lambda each: -sum(each[1]))[:most]
+    return [[name, len(each) / steps, sum(each) / steps / 1e6] for name, each in longest]
+
+
+def traced(device, step, steps=TRACED, most=MOST_KERNELS):
+    """Of ``step(i)`` on a GPU: the share of time in which it works, and :func:`kernels_of`. (None, []) on a CPU."""
+    if device == "cpu":
+        return None, []
     from torch.profiler import DeviceType, ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        for i in range(TRACED):
-            loop.step(batches[i % BATCHES])
-        finished(loop.device)
-    events = [e for e in trace.events() if e.device_type == DeviceType.CUDA]
-    return share_of_time([(e.time_range.start, e.time_range.end) for e in events])
+        for i in range(steps):
+            step(i)
+        finished(device)
+    found = [e for e in trace.events() if e.device_type == DeviceType.CUDA]
+    events = [(e.name, e.time_range.start, e.time_range.end) for e in found]
+    return share_of_time([(start, end) for _, start, end in events]), kernels_of(events, steps, most)
 
 
 def ran_by(model):
@@ -168,12 +180,15 @@ def measure(row, args):
         loss = loop.step(batches[i % BATCHES])
         clock.mark()
     step, last = middle(clock.seconds()), loss.item()
+    most = peak(args.device)
+    busy, kernels = traced(args.device, lambda i: loop.step(batches[i % BATCHES]))
     return {
         "step": step,
         "first_step": first,
-        "peak_bytes": peak(args.device),
+        "peak_bytes": most,
         "first_peak_bytes": first_peak,
-        "busy": traced(loop, batches),
+        "busy": busy,
+        "kernels": kernels,
         "loss": last,
         "seconds": time.perf_counter() - start,
         "ran": ran_by(loop.model),

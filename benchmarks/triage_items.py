@@ -186,7 +186,9 @@ def measured(settings, ours, eager, inputs, context=contextlib.nullcontext):
         y.backward(torch.ones_like(y))
 
     mine, theirs = seconds(settings, lambda: step(ours), lambda: step(eager))
-    return {"ours": mine, "eager": theirs}
+    sides = {"ours": ours, "eager": eager}
+    kernels = {name: large.traced(settings.device, lambda i, m=m: step(m), 3, 8)[1] for name, m in sides.items()}
+    return {"ours": mine, "eager": theirs, "kernels": kernels}
 
 
 def beside_eager(settings, module, inputs, dtype):
@@ -536,6 +538,7 @@ def step(settings, name):
     args.steps, args.batch = settings.size(10, 2), settings.size(SAMPLES[name], 2)
     found = large.measure(row, args)
     fields = {"state": "ok", "ours": found["step"]["median"], "peak": found["peak_bytes"], "loss": found["loss"]}
+    fields["kernels"] = found["kernels"]
     fields |= {"first_step": found["first_step"], "first_peak": found["first_peak_bytes"], "busy": found["busy"]}
     busy = "" if found["busy"] is None else f", GPU busy {found['busy']:.0%}"
     fields["said"] = f"loss {found['loss']:.3f}, first step {found['first_step']:.1f} s{busy}"

@@ -325,10 +325,11 @@ static PyObject *get_fired(PyObject *object, void *unused) {
 
 static PyObject *get_foreign(PyObject *object, void *unused) {
     const plan *p = plan_of(object);
+    const bool on_cpu = ((const plan_object *)object)->device == ON_CPU; /* a GPU's plan calls its own libraries */
     PyObject *set = PySet_New(NULL);
 
     (void)unused;
-    for (int t = 0; set && t < p->n_code; t++) {
+    for (int t = 0; set && on_cpu && t < p->n_code; t++) {
         const node *n = p->code[t].node;
         const char *aten = n->op->foreign ? n->op->foreign(n) : NULL;
         PyObject *name = aten ? PyUnicode_FromString(aten) : NULL;

@@ -155,7 +155,9 @@ def _narrowest(model: onnx.ModelProto, feeds: dict[str, torch.Tensor]) -> float:
 
 
 def _other_kind(found: torch.Tensor, expected: torch.Tensor, sized: bool = True) -> str:
-    """How types or sizes differ (``sized``), or types or ranks."""
+    """How devices, types or sizes differ (``sized``), or types or ranks."""
+    if found.device != expected.device:
+        return f"is on {found.device}, not on {expected.device}"
     shapes = [t.shape if sized else t.dim() for t in (found, expected)]
     if shapes[0] == shapes[1] and found.dtype == expected.dtype:
         return ""

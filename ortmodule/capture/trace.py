@@ -303,7 +303,7 @@ class _Flat(nn.Module):
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(scalar_guards.SIZE), self.recorder.of(scalar_guards.DATA)):
-                outputs += [torch.stack([_double(r.tensor) for r in read])] if read else []
+                outputs += [_vector([r.tensor for r in read])] if read else []
             outputs += self.regions.tokens
         if not outputs:
             raise NotTraceable("forward computes nothing")
@@ -461,9 +461,12 @@ class _Flat(nn.Module):
         return outputs
 
 
-def _double(tensor: torch.Tensor) -> torch.Tensor:
-    """For a vector of reads; numbers are float64 in a graph, and would be rounded on any other way."""
-    return (tensor if is_number(tensor) else tensor.detach()).to(torch.float64)
+def _vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What was read, in one tensor. Numbers are float64 in a graph, and would be rounded on any other way. A module on
+    a GPU reads there, and sizes on the CPU; the graph has one device."""
+    place = next((t.device for t in reads if t.device.type != "cpu"), reads[0].device)
+    wide = [(t if is_number(t) else t.detach()).to(torch.float64) for t in reads]
+    return torch.stack([t if t.device == place else t.to(place) for t in wide])
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

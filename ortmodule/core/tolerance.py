@@ -19,7 +19,7 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     up = torch.nextafter(tensor, torch.full_like(tensor, torch.inf))
-    return torch.where(torch.arange(tensor.numel()).reshape(tensor.shape) % 2 == 0, up, tensor)
+    return torch.where(torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 == 0, up, tensor)
 
 
 def is_rounding(found: torch.Tensor, expected: torch.Tensor, moved: torch.Tensor) -> bool:

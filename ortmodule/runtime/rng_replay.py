@@ -15,6 +15,7 @@ from typing import Any
 
 import onnx
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ortmodule.core import devices
 from ortmodule.core.errors import Incomparable, NotKnown
@@ -121,7 +122,9 @@ def replaying(tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue]) 
         if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
             raise Incomparable(f"PyTorch draws with {name}, which it runs inside the graph")
     passed = Passed(tree, nodes)
-    with recording(passed) if nodes else nullcontext(), ReplayMode(values, passed):
+    # A fused kernel draws inside what the graph has a mask for; attention one operator at a time asks for the mask.
+    one_by_one = sdpa_kernel(SDPBackend.MATH) if values else nullcontext()
+    with one_by_one, recording(passed) if nodes else nullcontext(), ReplayMode(values, passed):
         yield
 
 

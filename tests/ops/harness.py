@@ -135,21 +135,21 @@ def output_types(case, tensors, outputs):
         return [narrow if y.dtype == torch.float32 else y.dtype for y in outputs]
 
 
-def reference(case, tensors, wrt=(), wide=True):
+def reference(case, tensors, wrt=(), wide=True, device="cpu"):
     """PyTorch's answer, and the gradients of the outputs it is for. Narrow types are computed in float32 from the same
-    numbers and rounded once, or, if not `wide`, as PyTorch computes them."""
-    leaves = [x if x is None else (widen(x) if wide else x).detach().clone() for x in tensors]
+    numbers and rounded once, or, if not `wide`, as PyTorch computes them. `device`: where it is computed."""
+    leaves = [x if x is None else (widen(x) if wide else x).detach().clone().to(device) for x in tensors]
     for i in wrt:
         leaves[i].requires_grad_()
     found = wanted_outputs(case, leaves)
-    outputs = [y.detach().to(d) for y, d in zip(found, output_types(case, tensors, found), strict=True)]
+    outputs = [y.detach().to("cpu", d) for y, d in zip(found, output_types(case, tensors, found), strict=True)]
     dys, grads = upstream(outputs) if wrt else [], [None] * len(tensors)
-    reached = [(y, dy.to(y.dtype)) for y, dy in zip(found, dys, strict=False) if dy is not None and y.requires_grad]
+    reached = [(y, dy.to(y.device, y.dtype)) for y, dy in zip(found, dys, strict=False) if dy is not None and y.requires_grad]
     if reached:
         ys, upstreams = zip(*reached, strict=True)
         known = torch.autograd.grad(ys, [leaves[i] for i in wrt], upstreams, allow_unused=True)
         for i, g in zip(wrt, known, strict=True):
-            grads[i] = None if g is None else g.to(tensors[i].dtype)
+            grads[i] = None if g is None else g.to("cpu", tensors[i].dtype)
     return Result(outputs, grads), dys
 
 
@@ -195,7 +195,7 @@ class Trial:
         needs_grad = [training and i in self.wrt for i in self.fed]
         dys = [dy is not None for dy in self.dys] if training else None
         sizes, calls, given = (), self.session.calls(), [tensors[i].contiguous().to(DEVICE) for i in self.fed]
-        gpu = gpu_of(given)
+        gpu = gpu_of(given or [torch.empty(0, device=DEVICE)])
         while (plan := self.session.plan(specs, needs_grad, dys, sizes, calls, gpu)).prologue:
             if plan.probe:
                 self.probes.append(plan)
@@ -295,10 +295,13 @@ class Trial:
 
     def check_rounding(self, training=True):
         """Results and gradients where PyTorch's own are inexact: ours may be off the float64 ones four times as far as
-        those that PyTorch computes in the same type, or as far as is tolerated anyway."""
+        those that PyTorch computes in the same type on the same device, or as far as is tolerated anyway."""
         exact, _ = reference(self.case, [x.double() if x is not None and x.is_floating_point() else x
                                          for x in self.tensors], self.wrt)  # fmt: skip
         ours, theirs = self.run(training=training), self.expected
+        if DEVICE.type != "cpu":
+            with contextlib.suppress(RuntimeError):  # a reference may make tensors on the CPU
+                theirs, _ = reference(self.case, self.tensors, self.wrt, device=DEVICE)
         if self.dtype in ("bfloat16", "float16"):
             with contextlib.suppress(RuntimeError):  # PyTorch has no kernel for the narrow type
                 theirs, _ = reference(self.case, self.tensors, self.wrt, wide=False)
