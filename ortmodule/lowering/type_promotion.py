@@ -13,7 +13,7 @@ import torch
 
 from ortmodule.core.dtypes import dtype_of
 from ortmodule.core.size_expr import ARITHMETIC
-from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode, TracedValue
+from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
 
 # Operands have the type of the result.
 _ARITHMETIC = frozenset(
@@ -49,6 +49,7 @@ def promote(graph: TracedGraph) -> None:
             found = {dtype_of(value) for value in node.outputs()}
             wanted = found.pop() if len(found) == 1 else None
         else:
+            _cast_as_computed(graph, node)
             continue
         if takes_a_wide_factor(node):
             _cast_operands(graph, node, torch.float32)
@@ -189,10 +190,43 @@ def _example(value: TracedValue) -> torch.Tensor | float | None:
     return torch.empty([1] * rank, dtype=dtype)
 
 
-def _cast_operands(graph: TracedGraph, node: TracedNode, wanted: torch.dtype) -> None:
+#: Types that autocast casts between.
+_CAST_BY_AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
+#: Operators whose result has another type than their operand, because that is what they are for.
+_CONVERSIONS = frozenset(("aten::to", "aten::_to_copy", "aten::type_as"))
+
+
+def _cast_as_computed(graph: TracedGraph, node: TracedNode) -> None:
+    """Casts operands of an operator that autocast knows nothing of, and of whose parts it knows one: a square is a power,
+    a cross entropy has a softmax, which a GPU's autocast computes in float32. The trace shows that by the result's type.
+    """
+    kind = node.kind()
+    found = {dtype_of(value) for value in node.outputs()} if kind.startswith("aten::") else set()
+    if len(found) != 1 or not found <= _CAST_BY_AUTOCAST or kind in _CONVERSIONS or _is_told_its_type(node):
+        return
+    (wanted,) = found
+    given = {dtype_of(value) for _, _, value in _operands(node)} & _CAST_BY_AUTOCAST
+    if given and given != found and (len(given) == 1 or wanted is torch.float32):
+        _cast_operands(graph, node, wanted, _CAST_BY_AUTOCAST)
+
+
+def _is_told_its_type(node: TracedNode) -> bool:
+    names = (
+        [argument.name for argument in parse_schema(node.schema()).arguments] if node.schema() != "(no schema)" else []
+    )
+    given = dict(zip(names, node.inputs(), strict=False))
+    return "dtype" in given and not given["dtype"].node().mustBeNone()
+
+
+def _cast_operands(
+    graph: TracedGraph, node: TracedNode, wanted: torch.dtype, of: frozenset[torch.dtype] | None = None
+) -> None:
+    """``of``: only operands of these types."""
     for user, i, value in _operands(node):
         if node.kind() in _RECURRENT and dtype_of(value) == torch.int64:
             continue  # the batch sizes of a packed sequence
+        if of is not None and dtype_of(value) not in of:
+            continue
         # Constants of rank 0 are Python numbers: the exporter gives them the type of the other operand.
         if dtype_of(value) in (None, wanted) or value.node().kind() == "prim::Constant" and value.type().dim() == 0:
             continue

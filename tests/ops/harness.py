@@ -144,7 +144,9 @@ def reference(case, tensors, wrt=(), wide=True, device="cpu"):
     found = wanted_outputs(case, leaves)
     outputs = [y.detach().to("cpu", d) for y, d in zip(found, output_types(case, tensors, found), strict=True)]
     dys, grads = upstream(outputs) if wrt else [], [None] * len(tensors)
-    reached = [(y, dy.to(y.device, y.dtype)) for y, dy in zip(found, dys, strict=False) if dy is not None and y.requires_grad]
+    reached = [
+        (y, dy.to(y.device, y.dtype)) for y, dy in zip(found, dys, strict=False) if dy is not None and y.requires_grad
+    ]
     if reached:
         ys, upstreams = zip(*reached, strict=True)
         known = torch.autograd.grad(ys, [leaves[i] for i in wrt], upstreams, allow_unused=True)
