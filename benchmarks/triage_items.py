@@ -296,13 +296,16 @@ class Attention(nn.Module):
 
     def forward(self, q, k, v):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if k.shape[1] != q.shape[1]:  # as models repeat them
+            k, v = (t[:, :, None].expand(-1, -1, q.shape[1] // k.shape[1], -1, -1).flatten(1, 2) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.rate, is_causal=True)
         return y.transpose(1, 2)
 
 
-def attention_inputs(settings):
-    batch, length, heads, width = settings.size((8, 1024, 16, 64), (1, 24, 2, 8))
-    return [torch.randn(batch, length, heads, width) for _ in range(3)]
+def attention_inputs(settings, shared=1):
+    """``shared``: so many heads have the same keys and values."""
+    batch, length, heads, width = settings.size((8, 1024, 16, 64), (1, 24, 4, 8))
+    return [torch.randn(batch, length, heads // n, width) for n in (1, shared, shared)]
 
 
 class Loss(nn.Module):
@@ -319,6 +322,8 @@ def operator(settings, name):
         return nn.LayerNorm(width), [torch.randn(tokens, width)]
     if name == "attention":
         return Attention(0.0), attention_inputs(settings)
+    if name == "attention-grouped":
+        return Attention(0.0), attention_inputs(settings, shared=4)
     if name == "embedding":
         ids = torch.randint(0, vocabulary, (tokens,))
         ids[: tokens // 8] = 2  # as [MASK] has: its row gets many gradients
@@ -382,7 +387,7 @@ def adam(settings, name):
 
 
 for _dtype in ("float32", "bfloat16"):
-    for _name in ("linear", "layer-norm", "attention", "embedding", "cross-entropy"):
+    for _name in ("linear", "layer-norm", "attention", "attention-grouped", "embedding", "cross-entropy"):
         item(f"{_name} {_dtype}")(plain)
     item(f"attention-dropout {_dtype}")(attention_dropout)
     item(f"adam {_dtype}")(adam)

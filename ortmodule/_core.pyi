@@ -336,5 +336,8 @@ def cuda_captured(stream: int, /) -> bool:
 def cuda_graphs() -> tuple[int, int]:
     """CUDA graphs that the plans of this process keep, and about how many kernels these start."""
 
+def cuda_attention_forget() -> None:
+    """Kernels of torch's for attention that have failed are asked again."""
+
 def cuda_refusals(known: int, /) -> tuple[int, list[tuple[str, str]]] | None:
     """How many of them there are, and (library, sentence) of those since ``known``; None where there are no more."""

@@ -83,6 +83,12 @@ bool torch_has_attention(bool cuda) {
     return true;
 }
 
+bool torch_has_flash_attention(void) {
+    const torch_lib *t = torch_cuda_get();
+    return t->aoti_torch_cuda__flash_attention_forward && t->aoti_torch_cuda__flash_attention_backward &&
+           t->aoti_torch_new_uninitialized_tensor && t->aoti_torch_dtype_uint64 && torch_has_attention(true);
+}
+
 /* torch's number of an element type; the numbers are asked for, since only the functions' names are stable. */
 static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
     int32_t (*const number[DTYPE_COUNT])(void) = {
@@ -96,13 +102,12 @@ static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
     return true;
 }
 
-static aten tensor_on(const torch_lib *t, int32_t (*type_of_device)(void), int32_t index, dtype type, const void *data,
-                      int rank, const int64_t *dim, const int64_t *stride) {
+/* `number`: torch's, of the type. */
+static aten tensor_on(const torch_lib *t, int32_t (*type_of_device)(void), int32_t index, int32_t number,
+                      const void *data, int rank, const int64_t *dim, const int64_t *stride) {
     aten x = NULL;
-    int32_t number;
 
-    if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object) return NULL;
-    if (!type_of_device || !torch_dtype(t, type, &number)) return NULL;
+    if (!t->aoti_torch_create_tensor_from_blob || !t->aoti_torch_delete_tensor_object || !type_of_device) return NULL;
     if (t->aoti_torch_create_tensor_from_blob((void *)(uintptr_t)data, rank, dim, stride, 0, number, type_of_device(),
                                               index, &x))
         return NULL;
@@ -111,12 +116,22 @@ static aten tensor_on(const torch_lib *t, int32_t (*type_of_device)(void), int32
 
 aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
                   const int64_t *stride) {
-    return tensor_on(t, t->aoti_torch_device_type_cpu, 0, type, data, rank, dim, stride);
+    int32_t number;
+    if (!torch_dtype(t, type, &number)) return NULL;
+    return tensor_on(t, t->aoti_torch_device_type_cpu, 0, number, data, rank, dim, stride);
 }
 
 aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *data, int rank, const int64_t *dim,
                         const int64_t *stride) {
-    return tensor_on(t, t->aoti_torch_device_type_cuda, device, type, data, rank, dim, stride);
+    int32_t number;
+    if (!torch_dtype(t, type, &number)) return NULL;
+    return tensor_on(t, t->aoti_torch_device_type_cuda, device, number, data, rank, dim, stride);
+}
+
+aten torch_words_there(const torch_lib *t, int device, const void *data, int64_t count) {
+    static const int64_t one = 1;
+    if (!t->aoti_torch_dtype_uint64) return NULL;
+    return tensor_on(t, t->aoti_torch_device_type_cuda, device, t->aoti_torch_dtype_uint64(), data, 1, &count, &one);
 }
 
 aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s) {

@@ -18,6 +18,9 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
 #define FOR_CONVOLUTIONS "large convolutions on the CPU: products over columns are used, which are slower"
 #define FOR_ATTENTION "attention of long sequences on the CPU: the engine's own kernel is used, which is slower"
 #define FOR_GPU_ATTENTION "attention of long sequences on a GPU: the engine's own kernels are used, which are slower"
+#define FOR_FLASH                                                                                                         \
+    "attention of 16-bit floats on a GPU by flash attention or cuDNN: torch's memory-efficient attention is used, which " \
+    "is slower, or the engine's own kernels"
 #define FOR_TENSORS "torch's functions on memory of the engine: its own kernels are used, which are slower"
 #define FOR_CALLS                                                                                                      \
     "torch's functions out of reach of a user's autocast: the engine's own kernels are used, which are slower"
@@ -88,7 +91,30 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
        int64_t longest_q, int64_t longest_k, aten lse, double dropout, aten seed, aten offset, int64_t mask,           \
        int32_t with_dbias, const double *scale, const int64_t *splits, const int64_t *window, int32_t shared,          \
        aten *dq, aten *dk, aten *dv, aten *dbias),                                                                     \
-      FOR_GPU_ATTENTION)
+      FOR_GPU_ATTENTION)                                                                                               \
+    F(int32_t, aoti_torch_cuda__flash_attention_forward,                                                               \
+      (aten q, aten k, aten v, const aten *starts_q, const aten *starts_k, int64_t longest_q, int64_t longest_k,       \
+       double dropout, int32_t causal, int32_t with_mask, const double *scale, const int64_t *window_left,             \
+       const int64_t *window_right, const aten *used_k, const aten *slopes, aten *y, aten *lse, aten *drawn,           \
+       aten *unused, aten *mask),                                                                                      \
+      FOR_FLASH)                                                                                                       \
+    F(int32_t, aoti_torch_cuda__flash_attention_backward,                                                              \
+      (aten dy, aten q, aten k, aten v, aten y, aten lse, aten starts_q, aten starts_k, int64_t longest_q,             \
+       int64_t longest_k, double dropout, int32_t causal, aten drawn, aten unused, const double *scale,                \
+       const int64_t *window_left, const int64_t *window_right, aten *dq, aten *dk, aten *dv),                         \
+      FOR_FLASH)                                                                                                       \
+    F(int32_t, aoti_torch_cuda__scaled_dot_product_cudnn_attention,                                                    \
+      (aten q, aten k, aten v, const aten *bias, int32_t with_lse, double dropout, int32_t causal, int32_t with_mask,  \
+       const double *scale, aten *y, aten *lse, aten *starts_q, aten *starts_k, int64_t *longest_q,                    \
+       int64_t *longest_k, aten *seed, aten *offset, aten *mask),                                                      \
+      FOR_FLASH)                                                                                                       \
+    F(int32_t, aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward,                                           \
+      (aten dy, aten q, aten k, aten v, aten y, aten lse, aten seed, aten offset, aten bias, aten starts_q,            \
+       aten starts_k, int64_t longest_q, int64_t longest_k, double dropout, int32_t causal, const double *scale,       \
+       aten *dq, aten *dk, aten *dv),                                                                                  \
+      FOR_FLASH)                                                                                                       \
+    F(int32_t, aoti_torch_new_uninitialized_tensor, (aten * out), FOR_FLASH)                                           \
+    F(int32_t, aoti_torch_dtype_uint64, (void), FOR_FLASH)
 
 typedef struct torch_lib {
     void *handle; /* of the library, NULL without torch */
@@ -110,6 +136,8 @@ typedef struct torch_symbol {
 torch_symbol torch_lib_symbol(size_t i);
 /* Whether it has all that attention by torch needs (ops/attention/fused_attention_shim.c, cuda/kernels/torch_attention.cu). */
 bool torch_has_attention(bool cuda);
+/* Whether it has flash attention for GPUs besides, which takes fewer heads of keys, and drops elements. */
+bool torch_has_flash_attention(void);
 
 /* A tensor over memory of ours, which must outlive it; NULL when torch cannot make one. */
 aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, const int64_t *dim,
@@ -117,6 +145,8 @@ aten torch_tensor(const torch_lib *t, dtype type, const void *data, int rank, co
 /* The same on a GPU; a handle of torch_cuda_get. */
 aten torch_tensor_there(const torch_lib *t, int device, dtype type, const void *data, int rank, const int64_t *dim,
                         const int64_t *stride);
+/* `count` 64-bit words without a sign, as torch keeps the state of its random numbers. */
+aten torch_words_there(const torch_lib *t, int device, const void *data, int64_t count);
 /* The first for a contiguous tensor. */
 aten torch_contiguous(const torch_lib *t, dtype type, const void *data, const shape *s);
 void torch_tensor_free(const torch_lib *t, aten x); /* NULL is fine */
@@ -138,7 +168,7 @@ void torch_leave(const torch_quiet *q);
 typedef struct torch_call {
     const torch_lib *t;
     torch_quiet quiet;
-    aten in[6], out[4];
+    aten in[9], out[7];
 } torch_call;
 bool torch_begin(torch_call *c, const torch_lib *t); /* false: there is no call */
 void torch_end(torch_call *c);

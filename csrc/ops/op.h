@@ -170,10 +170,12 @@ enum { FUSED_ATTENTION_WIDTH = 256 };
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout);
 /* Its attribute "torch": which keys torch's own kernel is asked for. */
 typedef enum torch_attention { TORCH_NONE, TORCH_ALL, TORCH_CAUSAL } torch_attention;
-/* Whether that takes `keys` of scores [B, H, Q, K] of heads of these widths, without dropout or bias, and is better than
- * ours; `paying`: also than the parts. */
+/* Whether that takes `keys` of scores [B, H, Q, K] of heads of these widths, without a bias, and is better than ours;
+ * `paying`: also than the parts. */
 bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
-                              int64_t value_width, bool paying);
+                              int64_t value_width, bool dropout, bool paying);
+/* Whether flash attention of torch's is there for such heads on a GPU: it takes fewer heads of keys than of queries. */
+bool fused_attention_flash(const graph *g, dtype type, int64_t width, int64_t value_width);
 
 /* --- a loss without its logits (ops/losses/linear_loss.c) ------------------------------------------------------------------ */
 

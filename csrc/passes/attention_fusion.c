@@ -4,8 +4,9 @@
  * that the transposes around attention cancel. Keys that are repeated for groups of heads (Reshape of Expand) are taken
  * as they were before. No other node may read what is between the products.
  *
- * Two passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
- * for who asks for it. */
+ * Three passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
+ * for who asks for it; flash_dropout where torch's flash attention on a GPU drops elements, which it draws from torch's
+ * generator: the numbers are others than those of the operators one by one. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -170,12 +171,13 @@ static bool is_turned(const node *n) {
 }
 
 static status emit_attention(graph *g, const attention *a, const node *root, value **out) {
-    value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[2];
+    value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[3];
 
     TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
     fewer_k = k;
     fewer_v = v;
-    if (!a->torch) { /* torch's kernels want as many heads of keys as of queries */
+    const int64_t width = a->q->shape.dim[3], value_width = a->v->shape.dim[3];
+    if (!a->torch || fused_attention_flash(g, a->q->type, width, value_width)) { /* others want as many heads of keys */
         TRY(before_repeat(g, k, &fewer_k));
         TRY(before_repeat(g, v, &fewer_v));
     }
@@ -191,7 +193,7 @@ static status emit_attention(graph *g, const attention *a, const node *root, val
     TRY(graph_emit(g, "FusedAttention",
                    NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
                               INT("safe", a->safe), INT("torch", a->torch)),
-                   5, in, 2, y));
+                   5, in, a->torch && a->ratio > 0 ? 3 : 2, y));
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
         if (is_turned(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
@@ -241,8 +243,9 @@ static torch_attention by_torch(const graph *g, const attention *a, bool paying)
     const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
     const torch_attention keys = a->allowed ? TORCH_CAUSAL : TORCH_ALL;
 
-    if (a->ratio > 0 || a->bias || of_some_rows(a->q)) return TORCH_NONE;
-    if (!fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], paying)) return TORCH_NONE;
+    if (a->bias || of_some_rows(a->q)) return TORCH_NONE;
+    if (!fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying))
+        return TORCH_NONE;
     return !a->allowed || (q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2])) ? keys : TORCH_NONE;
 }
 
@@ -255,26 +258,36 @@ static bool pays(const graph *g, const attention *a) {
                                 a->ratio > 0);
 }
 
-static status fuse(graph *g, value *const v[], const node *root, bool always, value **out) {
+typedef enum where { WHERE_IT_PAYS, ALWAYS, BY_FLASH_WITH_DROPOUT } where;
+
+static status fuse(graph *g, value *const v[], const node *root, where place, value **out) {
     attention a = {.v = v[VALUES]};
 
     if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
+    if (place == BY_FLASH_WITH_DROPOUT && a.ratio == 0) return OK;
     TRY(bias_to_mask(g, &a));
-    a.torch = by_torch(g, &a, !always);
-    return always || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
+    if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) a.torch = by_torch(g, &a, place != ALWAYS);
+    if (place == BY_FLASH_WITH_DROPOUT && !a.torch) return OK;
+    return place == ALWAYS || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 
 static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {
-    return fuse(g, v, root, false, out);
+    return fuse(g, v, root, WHERE_IT_PAYS, out);
 }
 
 static status fuse_always(graph *g, value *const v[], const node *root, value **out) {
-    return fuse(g, v, root, true, out);
+    return fuse(g, v, root, ALWAYS, out);
+}
+
+static status fuse_flash(graph *g, value *const v[], const node *root, value **out) {
+    return fuse(g, v, root, BY_FLASH_WITH_DROPOUT, out);
 }
 
 static const rule paying[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_where_it_pays}, {0}};
 static const rule always[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_always}, {0}};
+static const rule flash[] = {{OP("MatMul", VAR(WEIGHTS), VAR(VALUES)), fuse_flash}, {0}};
 
+const pass_def flash_dropout = {.name = "flash_dropout", .stage = BEFORE_GRADIENT, .level = 1, .rules = flash};
 const pass_def attention_fusion = {.name = "attention_fusion", .stage = BEFORE_GRADIENT, .level = 1, .rules = paying};
 const pass_def efficient_attention = {
     .name = "efficient_attention", .stage = BEFORE_GRADIENT, .level = 1, .rules = always};

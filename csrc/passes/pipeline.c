@@ -4,7 +4,7 @@
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices,
-    efficient_attention, embedding_norm, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss,
+    efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss,
     loss_cast, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights,
     padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion,
     row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_cast, softmax_dropout, wide_operands;
@@ -23,6 +23,7 @@ const pass_def *const passes[] = {
     &shifted_loss,
     &label_sparsity,
     &padding_removal,
+    &flash_dropout,
     &attention_fusion,
     &efficient_attention,
     &attention_lengths,

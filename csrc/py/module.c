@@ -9,6 +9,7 @@
 #include "cuda/host/refusals.h"
 #include "cuda/host/replay.h"
 #include "cuda/kernels/optim.h"
+#include "cuda/libraries/attention.h"
 #include "cuda/libraries/nccl.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
@@ -180,6 +181,13 @@ static PyObject *core_cuda_graphs(PyObject *module, PyObject *unused) {
     return Py_BuildValue("(LL)", (long long)n.graphs, (long long)n.kernels);
 }
 
+static PyObject *core_cuda_attention_forget(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    attention_kernels_forget();
+    Py_RETURN_NONE;
+}
+
 static PyObject *core_cuda_refusals(PyObject *module, PyObject *args) {
     const int count = refusals_count();
     PyObject *list, *row;
@@ -263,6 +271,8 @@ static PyMethodDef methods[] = {
      PyDoc_STR(
          "cuda_graphs() -> (graphs, kernels): how many CUDA graphs the plans of this process keep, and about how many\n"
          "kernels these start")},
+    {"cuda_attention_forget", core_cuda_attention_forget, METH_NOARGS,
+     PyDoc_STR("cuda_attention_forget(): kernels of torch's for attention that have failed are asked again")},
     {"cuda_refusals", core_cuda_refusals, METH_VARARGS,
      PyDoc_STR(
          "cuda_refusals(known) -> None where there have been `known` of them in this process; else how many, and\n"

@@ -385,7 +385,8 @@ class Config:
     def passes_off(self) -> frozenset[str]:
         """The engine's passes that are switched off."""
         off = (False, "0")
-        return self.disabled_passes | {
+        verified = _PASSES_OFF_IN_VERIFICATION if self.verify else frozenset()
+        return self.disabled_passes | verified | {
             name for name, settings in _PASSES.items() if any(getattr(self, s) in off for s in settings)
         }
 
@@ -424,6 +425,8 @@ _PASSES = {
     "padding_removal": ("enable_sparse_optimizer", "enable_embedding_sparse_optimizer"),
     "efficient_attention": ("use_efficient_attention",),
 }
+#: Switched off where steps are compared with PyTorch: what torch's kernels draw is not known.
+_PASSES_OFF_IN_VERIFICATION = frozenset(("flash_dropout",))
 
 #: Defaults that this process uses instead of the table's.
 _DEFAULTS: dict[str, Any] = {}

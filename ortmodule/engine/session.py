@@ -110,10 +110,12 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
 
 
 def tf32() -> int:
-    """Where torch allows TF32, 1: products, 2: convolutions. Its kernels ask what ``fp32_precision`` says; the older
-    settings set that, too, and refuse to be read once the new ones have been set."""
+    """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: nothing whose bits differ from run to
+    run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read once the
+    new ones have been set."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    return (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
+    rounds = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
+    return rounds + 4 * torch.are_deterministic_algorithms_enabled()
 
 
 def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[Any, ...]:

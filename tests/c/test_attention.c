@@ -128,6 +128,20 @@ TEST(attention_whose_weights_are_seen_stays) {
     ctx_release(&c);
 }
 
+/* A pass for GPUs, and for torch's kernels: without them dropout stays as it is. */
+TEST(flash_dropout_needs_torch) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", BF16, 2, 2048, 3, 8)), *k = turned(g, INPUT(g, "k", BF16, 2, 2048, 3, 8));
+    value *x = NODE_WITH(g, "DropoutTrain", NODE_ATTRS(FLOAT("ratio", 0.25), INT("key", 9)), weights_of(g, q, k));
+
+    make_output(g, NODE(g, "MatMul", x, k));
+    graph_remove_dead(g);
+    check_untouched(g, "flash_dropout");
+    ctx_release(&c);
+}
+
 /* --- attention_lengths -------------------------------------------------------------------------------------------- */
 
 /* [5, 3, D] as rows of [2, 4, 3, D] */

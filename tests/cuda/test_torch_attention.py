@@ -1,4 +1,7 @@
-"""Attention by torch's kernels on a GPU (csrc/cuda/kernels/torch_attention.cu), which a library of ours stands for."""
+"""Attention by torch's kernels on a GPU (csrc/cuda/kernels/torch_attention.cu), which a library of ours stands for.
+
+On the emulated GPU, an sm_90, cuDNN's is the first that is asked, then flash attention, then the memory-efficient one.
+"""
 
 import ctypes
 
@@ -15,7 +18,9 @@ from tests.selection import each
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
 BF16, F16 = torch.bfloat16, torch.float16
-TOLERANCE = {BF16: 2e-2, F16: 3e-3}
+TOLERANCE = {BF16: 2e-2, F16: 3e-3, torch.float32: 1e-5}
+CUDNN, FLASH, EFFICIENT, ALL = range(4)
+SAME_BITS = 4  # of a run's `tf32` (csrc/cuda/host/driver.h)
 attend = torch.nn.functional.scaled_dot_product_attention
 #: Of 8 sequences with 16 heads: as many scores as it takes, at least.
 LENGTH = 256
@@ -26,7 +31,8 @@ def fake():
     """Loaded as torch's library for GPUs is, by who uses it; it stays."""
     made = library("libtorch_cuda.so")
     made.fake_attentions.restype = ctypes.c_int
-    return made
+    yield made
+    made.fake_torch_lacks(-1)
 
 
 def shapes(queries=LENGTH, keys=LENGTH, width=8, value_width=None, groups=16):
@@ -74,24 +80,115 @@ CASES = {
     "other widths": (attend, shapes(keys=264, value_width=24)),
     "grouped": (grouped, shapes(groups=4)),
 }
+#: (case, type, the kernel that takes it, those that are not there)
+TAKEN = [
+    *((case, BF16, CUDNN, -1) for case in CASES),
+    ("causal", F16, CUDNN, -1),
+    *((case, BF16, FLASH, CUDNN) for case in CASES if case != "other widths"),
+    ("other widths", BF16, EFFICIENT, CUDNN),
+    *((case, torch.float32, EFFICIENT, -1) for case in CASES),
+]
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*((case, BF16) for case in CASES), ("causal", F16)], ids=str)
-def test_forward_and_backward(driver, fake, case, dtype):  # noqa: F811
+@pytest.fixture(autouse=True)
+def failures():
+    """What has failed twice is not asked again in a process: these tests begin as a process does."""
+    _core.cuda_attention_forget()
+    yield
+    _core.cuda_attention_forget()
+
+
+@pytest.mark.parametrize(("case", "dtype", "kernel", "lacks"), TAKEN, ids=str)
+def test_forward_and_backward(driver, fake, case, dtype, kernel, lacks):  # noqa: F811
     function, of = CASES[case]
     made, tensors, dy = made_of(function, of, dtype)
-    before, first = fake.fake_attentions(), step(made, tensors, dy)
+    fake.fake_torch_lacks(lacks)
+    before, first = fake.fake_attentions_by(kernel), step(made, tensors, dy)
     held, found = driver.fake_held(), step(made, tensors, dy)
-    assert fake.fake_attentions() == before + 4
+    assert fake.fake_attentions_by(kernel) == before + 4
     assert driver.fake_held() == held
     assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
     check(function, tensors, dy, found)
 
 
+def test_only_the_same_bits(driver, fake):  # noqa: F811
+    """Where torch is told to use deterministic algorithms cuDNN's is not asked, whose backward adds in any order."""
+    made, tensors, dy = made_of(causal, shapes(), BF16)
+    plan = made.plan([("bfloat16", tuple(x.shape)) for x in tensors], [True] * 3, [True], gpu=torch.device("cpu"))
+    arena, y, grads = aligned(plan.arena_bytes), torch.empty_like(dy), [torch.empty_like(x) for x in tensors]
+    before = [fake.fake_attentions_by(kernel) for kernel in (CUDNN, FLASH, EFFICIENT)]
+    plan.forward(arena, tensors, [y], [], 1, None, 0, SAME_BITS, False)
+    plan.backward(arena, tensors, [y], [dy], grads, 1, None, 0, SAME_BITS, False)
+    after = [fake.fake_attentions_by(kernel) for kernel in (CUDNN, FLASH, EFFICIENT)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 2, 0]
+    check(causal, tensors, dy, [y, *grads])
+
+
+def test_what_fails_twice_is_not_asked_again(driver, fake):  # noqa: F811
+    made, tensors, dy = made_of(causal, shapes(), BF16)
+    fake.fake_torch_lacks(CUDNN)
+    before = fake.fake_attentions_by(FLASH)
+    refused = (_core.cuda_refusals(-1) or (0,))[0]
+    for _ in range(2):
+        check(causal, tensors, dy, step(made, tensors, dy))
+    assert fake.fake_attentions_by(FLASH) == before + 4
+    count, kept = _core.cuda_refusals(refused)
+    assert count == refused + 1
+    assert "cuDNN's attention failed for 256 queries of 16 x 16 heads of width 8" in str(kept[-1])
+    fake.fake_torch_lacks(-1)
+    step(made, tensors, dy)
+    assert fake.fake_attentions_by(FLASH) == before + 6
+
+
+@pytest.mark.parametrize("groups", [16, 4])
+def test_dropout_by_flash_attention(driver, fake, groups):  # noqa: F811
+    """Elements are dropped, others in each run; backward drops the same as forward: results are linear in v, so
+    v.grad * v summed up is y * dy summed up."""
+
+    def some(q, k, v):
+        if groups != 16:
+            k, v = (x[:, :, None].expand(-1, -1, 4, -1, -1).flatten(1, 2) for x in (k, v))
+        return torch.nn.functional.dropout((q @ k.transpose(-1, -2) / 8**0.5).softmax(-1), 0.25) @ v
+
+    made, tensors, dy = made_of(some, shapes(groups=groups), BF16)
+    before = fake.fake_attentions_by(FLASH)
+    y, _, _, dv = step(made, tensors, dy)
+    other, *_ = step(made, tensors, dy)
+    assert fake.fake_attentions_by(FLASH) == before + 4
+    assert not torch.equal(y, other)
+    sums = [(a.double() * b.double()).sum() for a, b in ((dv, tensors[2]), (y, dy))]
+    assert abs(sums[0] - sums[1]) <= 2e-2 * (y.double() * dy.double()).abs().sum()
+    exact, _, _ = (x.double() for x in tensors)
+    leaves = [x.double() for x in tensors]
+    k, v = (x.repeat_interleave(16 // groups, 1) for x in leaves[1:])
+    weights = (leaves[0] @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+    # Of the mean over many runs, and all rows, dropout leaves nothing.
+    assert abs((y.double() - weights @ v).mean()) < 0.01
+    assert (y.double() - weights @ v).abs().mean() > 0.01
+    made.plans.clear()
+    made.disabled = _core.passes()["flash_dropout"]
+    step(made, tensors, dy)
+    assert fake.fake_attentions_by(FLASH) == before + 4
+
+
+@each("call", [1, 2, 3, 9], [1, 9])
+def test_dropout_that_fails_is_an_error(driver, fake, call):  # noqa: F811
+    """No other kernel drops the same elements."""
+    made, tensors, dy = made_of(dropped, shapes(), BF16)
+    step(made, tensors, dy)
+    held = driver.fake_held()
+    fake.fake_torch_fails(call)
+    with pytest.raises((RuntimeError, _core.Error), match=r"attention with dropout failed in torch's kernel"):
+        step(made, tensors, dy)
+    fake.fake_torch_fails(0)
+    assert driver.fake_held() == held
+
+
 REFUSED = {
-    "dropout": (dropped, shapes(), BF16),
     "another mask": (allowed_later, shapes(), BF16),
-    "float32": (attend, shapes(), torch.float32),
+    "float64": (attend, shapes(), torch.float64),
+    "dropout of float32": (dropped, shapes(), torch.float32),
+    "dropout, and other widths": (dropped, shapes(value_width=16), BF16),
     "widths": (attend, shapes(width=9), BF16),
 }
 
@@ -156,16 +253,33 @@ def test_it_ends_a_recording(driver, fake):  # noqa: F811
         assert all(torch.equal(a, b) for a, b in zip(found, steps[0], strict=True))
 
 
+@pytest.mark.parametrize("missing", ["forward", "backward"])
+def test_where_torch_fails_our_kernels_follow(driver, fake, missing):  # noqa: F811
+    """Of forward or of backward alone: each kernel fails. Nothing is held."""
+    made, tensors, dy = made_of(causal, shapes(), BF16)
+    found = step(made, tensors, dy)
+    held, before = driver.fake_held(), fake.fake_attentions()
+    fake.fake_torch_lacks(ALL if missing == "forward" else -1)
+    run = made.run(tensors, [True] * 3, [True], seed=1)
+    fake.fake_torch_lacks(ALL if missing == "backward" else -1)
+    results = [run.outputs[0], *run.backward([dy])]
+    del run
+    assert fake.fake_attentions() == before + 1
+    assert driver.fake_held() == held
+    for ours, theirs in zip(results, found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
 @each("call", [1, 4, 11], [1, 4])
-def test_where_torch_fails_our_kernels_follow(driver, fake, call):  # noqa: F811
-    """Of forward or of backward alone: a tensor cannot be made, or nothing computed. Nothing is held."""
+def test_a_failure_of_one_call(driver, fake, call):  # noqa: F811
+    """A tensor cannot be made, or nothing computed: the next kernel of torch's does it. Nothing is held."""
     made, tensors, dy = made_of(causal, shapes(), BF16)
     found = step(made, tensors, dy)
     held, before = driver.fake_held(), fake.fake_attentions()
     fake.fake_torch_fails(call)
     results = step(made, tensors, dy)
     fake.fake_torch_fails(0)
-    assert fake.fake_attentions() == before + 1
+    assert fake.fake_attentions() == before + 2
     assert driver.fake_held() == held
     for ours, theirs in zip(results, found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

@@ -12,7 +12,8 @@
 
 enum { MOST_DEVICES = 64 };
 
-typedef enum tf32_use { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2 } tf32_use;
+/* What torch allows: TF32 for products and for convolutions. SAME_BITS: only what gives the same bits every time. */
+typedef enum tf32_use { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2, SAME_BITS = 4 } tf32_use;
 
 /* A stretch of a run on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
@@ -20,7 +21,7 @@ typedef struct cuda_run {
     void *stream;         /* torch's; NULL is the default stream */
     cuda_fault *fault;    /* as kernels see it */
     bool dry;             /* everything but launching: can this node run here? */
-    int tf32;             /* what may round operands of float32 to 19 bits: enum tf32_use */
+    int tf32;             /* what torch allows: enum tf32_use */
     void *previous;       /* the thread's context before */
     const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
     struct blas_tuning

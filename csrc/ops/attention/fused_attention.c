@@ -10,7 +10,8 @@
  *
  * Where only some rows of q, or of k and v, are there (ops/movement/rows.c), these are [T, H, D] and a last operand lists the
  * rows: a sequence's rows are neighbours, and are attended to by their own places. Repetitions get zeros. Dropout keeps
- * the elements that it would keep in softmax's [B, H, Q, K]. */
+ * the elements that it would keep in softmax's [B, H, Q, K]; where a kernel of torch's draws them on a GPU, it draws from
+ * torch's generator, and a third result [2] has the state for backward. */
 #include "ops/attention/fused_attention.h"
 
 /* --- rules ---------------------------------------------------------------------------------------------------------- */
@@ -22,6 +23,7 @@ static status infer_attention(graph *g, node *n) {
     y.dim[y.rank - 1] = v->dim[v->rank - 1];
     stats.dim[stats.rank - 1] = 2;
     TRY(set_out(g, n, 0, n->in[Q]->type, &y));
+    if (n->n_out > 2) TRY(set_out(g, n, 2, I64, &SHAPE(2)));
     return set_out(g, n, 1, fused_attention_sums(n->in[Q]->type), &stats);
 }
 
@@ -32,7 +34,7 @@ static status infer_attention_grad(graph *g, node *n) {
 }
 
 static status grad_attention(graph *g, const node *n, value *const dy[], value *dx[]) {
-    value *in[DY + 1], *d[4];
+    value *in[DRAWN + 1], *d[4];
     const bool bias = need(n, BIAS);
 
     if (dy[1]) return fail(g->c, E_UNSUPPORTED, "the second result of %s has no gradient", n->op->name);
@@ -40,7 +42,8 @@ static status grad_attention(graph *g, const node *n, value *const dy[], value *
     in[Y] = n->out[0];
     in[STATS] = n->out[1];
     in[DY] = dy[0];
-    TRY(graph_emit(g, "FusedAttentionGrad", n->attrs, DY + 1, in, bias ? 4 : 3, d));
+    in[DRAWN] = n->n_out > 2 ? n->out[2] : NULL;
+    TRY(graph_emit(g, "FusedAttentionGrad", n->attrs, DY + 1 + (n->n_out > 2), in, bias ? 4 : 3, d));
     for (int i = 0; i < 3; i++) dx[i] = d[i];
     if (bias) dx[BIAS] = d[3];
     return OK;
@@ -59,13 +62,14 @@ static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("k
 
 #define OURS(name_, most_in, most_out)                                                                                 \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = most_in, .max_out = most_out,              \
-    .dtypes = FLOATS, .owned = OPERAND(Q_ROWS) | OPERAND(K_ROWS), .flags = STRIDED | RANDOM, .attrs = attrs
+    .dtypes = FLOATS, .owned = OPERAND(Q_ROWS) | OPERAND(K_ROWS) | OPERAND(DRAWN), .flags = STRIDED | RANDOM,          \
+    .attrs = attrs
 
 /* clang-format off */
 const op_def fused_attention_ops[] = {
     {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu,
      .cuda = fused_attention_cuda},
-    {OURS("FusedAttentionGrad", DY + 1, VARIADIC), .infer = infer_attention_grad, .workspace = fused_attention_grad_workspace,
+    {OURS("FusedAttentionGrad", DRAWN + 1, VARIADIC), .infer = infer_attention_grad, .workspace = fused_attention_grad_workspace,
      .cpu = fused_attention_grad_cpu, .cuda = fused_attention_grad_cuda,
      .cuda_workspace = fused_attention_grad_cuda_workspace},
     {0},

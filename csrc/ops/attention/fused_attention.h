@@ -4,10 +4,15 @@
 
 #include "ops/op.h"
 
-enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY };
+enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY, DRAWN };
 
 /* The type of scores and sums. */
 static inline dtype fused_attention_sums(dtype t) { return t == F64 ? F64 : F32; }
+
+/* Whether the weights that are dropped are those that a kernel of torch's drops. */
+static inline bool fused_attention_torch_draws(const node *n) {
+    return node_int(n, "torch") != TORCH_NONE && node_float(n, "ratio") > 0;
+}
 
 /* fused_attention_kernel.c; they ask the others first. */
 kernel_fn fused_attention_cpu, fused_attention_grad_cpu;

@@ -37,9 +37,10 @@
  * operator, each twice: all keys 512 112 and 118 (ours 106, 102), 1024 204, 203 (208, 209), 2048 394, 403 (394, 425);
  * causal 2048 250, 254 (299, 299).
  *
- * On a GPU nothing has been measured. There our kernel has no tensor cores, which products of 16-bit floats have: with
- * those it is for scores that take much memory. torch's kernels have them; calling them ends a CUDA graph, so they are
- * for scores that take a GPU longer than that takes the host. */
+ * On a GPU our kernel has no tensor cores, which products of 16-bit floats have: with those it is for scores that take
+ * much memory. torch's kernels have them; calling them ends a CUDA graph, so they are for scores that take a GPU longer
+ * than that takes the host. On an H100, forward and backward of 8 sequences of 1024 tokens, 16 heads of 64, causal: ours
+ * in float32 11.1 milliseconds, torch's memory-efficient kernels 2.1; in bfloat16 these 0.91, cuDNN's 0.26. */
 #include "core/torch_lib.h"
 #include "gemm/gemm.h"
 #include "ops/op.h"
@@ -67,16 +68,21 @@ bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t k
     return keys >= (*from)[masked][dropout] && queries >= FEW;
 }
 
-static bool by_torch_there(dtype type, const shape *scores, int64_t width, int64_t value_width, bool paying) {
-    if ((type != BF16 && type != F16) || (paying && shape_count(scores) < MANY)) return false;
+bool fused_attention_flash(const graph *g, dtype type, int64_t width, int64_t value_width) {
+    return g->cuda && (type == BF16 || type == F16) && width == value_width && torch_has_flash_attention();
+}
+
+static bool by_torch_there(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,
+                           bool dropout, bool paying) {
+    if (type == F64 || (paying && shape_count(scores) < MANY)) return false;
     if (width % EIGHT || value_width % EIGHT || width > FUSED_ATTENTION_WIDTH || value_width > FUSED_ATTENTION_WIDTH)
         return false; /* a row of a head is not aligned */
-    return torch_has_attention(true);
+    return dropout ? fused_attention_flash(g, type, width, value_width) : torch_has_attention(true);
 }
 
 bool fused_attention_by_torch(const graph *g, dtype type, torch_attention keys, const shape *scores, int64_t width,
-                              int64_t value_width, bool paying) {
-    if (g->cuda) return by_torch_there(type, scores, width, value_width, paying);
-    if (type != F32 || !has_amx() || width != value_width) return false;
+                              int64_t value_width, bool dropout, bool paying) {
+    if (g->cuda) return by_torch_there(g, type, scores, width, value_width, dropout, paying);
+    if (dropout || type != F32 || !has_amx() || width != value_width) return false;
     return scores->dim[3] >= torch_from[keys] && scores->dim[2] >= FEW && torch_has_attention(false);
 }

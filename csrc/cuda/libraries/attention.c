@@ -1,0 +1,123 @@
+/* attention.c -- the three kernels of torch's, the fastest first. */
+#include "cuda/libraries/attention.h"
+
+#include "cuda/host/refusals.h"
+
+#include <stddef.h>
+
+enum { ROUND = 32, HOPPER = 90, BLACKWELL = 100, CUDNN_WIDTH = 128 };
+
+static bool is_narrow(const attention_call *a) { return a->type == BF16 || a->type == F16; }
+
+/* --- cuDNN's -------------------------------------------------------------------------------------------------------- */
+
+/* The only one with the tensor cores' instructions of Hopper. */
+static bool cudnn_takes(const attention_call *a) {
+    const torch_lib *t = a->call.t;
+    return is_narrow(a) && !a->same_bits && a->ratio == 0 && a->nothing && a->queries > 1 &&
+           (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
+           a->value_width <= CUDNN_WIDTH && t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
+           t->aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward;
+}
+
+static int cudnn_forward(attention_call *a) {
+    aten *in = a->call.in, *out = a->call.out;
+    int64_t longest[2];
+    return a->call.t->aoti_torch_cuda__scaled_dot_product_cudnn_attention(
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, a->kept, a->ratio, a->causal, 0, &a->scale, &out[0],
+        &out[1], &out[2], &out[3], &longest[0], &longest[1], &out[4], &out[5], &out[6]);
+}
+
+static int cudnn_backward(attention_call *a) {
+    aten *in = a->call.in, *out = a->call.out;
+    return a->call.t->aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward(
+        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], in[ATTENTION_Y], in[ATTENTION_SUMS],
+        a->nothing, a->nothing, a->nothing, a->nothing, a->nothing, a->queries, a->keys, a->ratio, a->causal, &a->scale,
+        &out[0], &out[1], &out[2]);
+}
+
+/* --- flash attention ------------------------------------------------------------------------------------------------ */
+
+static bool flash_takes(const attention_call *a) {
+    const torch_lib *t = a->call.t;
+    return is_narrow(a) && a->nothing && a->width == a->value_width && t->aoti_torch_cuda__flash_attention_forward &&
+           t->aoti_torch_cuda__flash_attention_backward && (a->ratio == 0 || t->aoti_torch_dtype_uint64);
+}
+
+static int flash_forward(attention_call *a) {
+    aten *in = a->call.in, *out = a->call.out;
+    return a->call.t->aoti_torch_cuda__flash_attention_forward(
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, NULL, a->queries, a->keys, a->ratio, a->causal, 0,
+        &a->scale, NULL, NULL, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &out[4]);
+}
+
+static int flash_backward(attention_call *a) {
+    aten *in = a->call.in, *out = a->call.out;
+    return a->call.t->aoti_torch_cuda__flash_attention_backward(
+        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], in[ATTENTION_Y], in[ATTENTION_SUMS],
+        a->nothing, a->nothing, a->queries, a->keys, a->ratio, a->causal,
+        in[ATTENTION_DRAWN] ? in[ATTENTION_DRAWN] : a->nothing, a->nothing, &a->scale, NULL, NULL, &out[0], &out[1],
+        &out[2]);
+}
+
+/* --- the memory-efficient one --------------------------------------------------------------------------------------- */
+
+static bool efficient_takes(const attention_call *a) {
+    return a->type != F64 && a->heads == a->groups && a->ratio == 0;
+}
+
+static int efficient_forward(attention_call *a) {
+    aten *in = a->call.in, *out = a->call.out;
+    int64_t longest[2];
+    return a->call.t->aoti_torch_cuda__efficient_attention_forward(
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, NULL, NULL, NULL, NULL, 0, a->causal, a->kept,
+        &a->scale, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &longest[0], &longest[1]);
+}
+
+/* Without dropout seed and offset are not read. */
+static int efficient_backward(attention_call *a) {
+    static const int64_t one = 1;
+    aten *in = a->call.in, *out = a->call.out, sums = in[ATTENTION_SUMS];
+    return a->call.t->aoti_torch_cuda__efficient_attention_backward(
+        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, in[ATTENTION_Y], NULL, NULL,
+        a->queries, a->keys, sums, 0, sums, sums, a->causal, 0, &a->scale, &one, NULL, 0, &out[0], &out[1], &out[2],
+        &out[3]);
+}
+
+/* --- which takes a call ----------------------------------------------------------------------------------------------- */
+
+static const attention_kernel kernels[] = {
+    {"cuDNN's attention", true, 4, 1, cudnn_takes, cudnn_forward, cudnn_backward},
+    {"flash attention", false, 3, 1, flash_takes, flash_forward, flash_backward},
+    {"memory-efficient attention", false, 3, ROUND, efficient_takes, efficient_forward, efficient_backward},
+};
+
+enum { KERNELS = sizeof kernels / sizeof *kernels, FORMS = 16, MOST_FAILURES = 2 };
+static _Atomic int failures[KERNELS][FORMS];
+
+void attention_kernels_forget(void) {
+    for (int n = 0; n < KERNELS; n++)
+        for (int i = 0; i < FORMS; i++) failures[n][i] = 0;
+}
+
+static int form_of(const attention_call *a) {
+    return (a->groups < a->heads) + 2 * a->causal + 4 * (a->type == F16) + 8 * (a->width != a->value_width);
+}
+
+const attention_kernel *attention_kernel_next(const attention_call *a, const attention_kernel *f) {
+    for (int n = f ? (int)(f - kernels) + 1 : 0; n < KERNELS; n++)
+        if (failures[n][form_of(a)] < MOST_FAILURES && kernels[n].takes(a)) return &kernels[n];
+    return NULL;
+}
+
+void attention_kernel_failed(const attention_call *a, const attention_kernel *f) {
+    ctx c;
+
+    if (a->ratio > 0 || ++failures[f - kernels][form_of(a)] != MOST_FAILURES)
+        return; /* with dropout that is an error */
+    ctx_init(&c);
+    if (fail(&c, E_RUNTIME, "torch wrote the reason to the standard error stream") != OK)
+        refusal_note(&c, "torch", "%s failed for %lld queries of %lld x %lld heads of width %lld", f->name,
+                     (long long)a->queries, (long long)a->heads, (long long)a->groups, (long long)a->width);
+    ctx_release(&c);
+}

@@ -1,0 +1,53 @@
+/* attention.h -- torch's attention kernels for GPUs, called through its C shim: cuDNN's, flash attention, and the
+ * memory-efficient one.
+ *
+ * Each leaves y and, of each row, the log of the sum of its exponentials, so backward may take another than forward did;
+ * but not where elements are dropped: there only flash attention is asked. cuDNN's backward adds in any order; that of
+ * flash attention adds in one order where torch is told to (torch.use_deterministic_algorithms), the memory-efficient
+ * one always does, with a single split of the keys. */
+#ifndef ORT_CUDA_ATTENTION_LIBRARY_H
+#define ORT_CUDA_ATTENTION_LIBRARY_H
+
+#include "core/torch_lib.h"
+#include "cuda/host/driver.h"
+
+enum {
+    ATTENTION_Q,
+    ATTENTION_K,
+    ATTENTION_V,
+    ATTENTION_Y,
+    ATTENTION_DY,
+    ATTENTION_SUMS,
+    ATTENTION_DRAWN
+}; /* of call.in */
+/* Of call.out, forward: y, sums, drawn (a state of random numbers); backward: the gradients of q, k, v. */
+
+typedef struct attention_call {
+    torch_call call;
+    aten nothing; /* an undefined tensor, or NULL */
+    int64_t queries, keys, heads, groups, width, value_width;
+    dtype type;
+    double scale, ratio;
+    bool causal, kept, same_bits; /* kept: sums are wanted; same_bits: in every run */
+    int architecture;
+} attention_call;
+
+typedef struct attention_kernel {
+    const char *name;
+    bool heads_first; /* operands are [B, H, S, D], else [B, S, H, D]; both of any strides */
+    int rank;         /* of the sums: [B, H, S], or [B, H, S, 1] */
+    int round;        /* a head has so many sums, or the next multiple */
+    bool (*takes)(const attention_call *a);
+    int (*forward)(attention_call *a); /* 0: there are results */
+    int (*backward)(attention_call *a);
+} attention_kernel;
+
+/* The next behind `f`, NULL the first, that takes this call and has not failed; NULL: there is no further one. */
+const attention_kernel *attention_kernel_next(const attention_call *a, const attention_kernel *f);
+/* It has failed. After the second time it is not asked again for calls of this form, and the user is told once
+ * (cuda/host/refusals.h). */
+void attention_kernel_failed(const attention_call *a, const attention_kernel *f);
+/* As if none had failed. */
+void attention_kernels_forget(void);
+
+#endif
