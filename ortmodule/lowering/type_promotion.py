@@ -197,9 +197,8 @@ _CONVERSIONS = frozenset(("aten::to", "aten::_to_copy", "aten::type_as"))
 
 
 def _cast_as_computed(graph: TracedGraph, node: TracedNode) -> None:
-    """Casts operands of an operator that autocast knows nothing of, and of whose parts it knows one: a square is a power,
-    a cross entropy has a softmax, which a GPU's autocast computes in float32. The trace shows that by the result's type.
-    """
+    """Casts operands of an operator that autocast does not know, as it knows one of its parts: a square is a power, a
+    cross entropy has a softmax, which a GPU's autocast computes in float32. The type of the result shows it."""
     kind = node.kind()
     found = {dtype_of(value) for value in node.outputs()} if kind.startswith("aten::") else set()
     if len(found) != 1 or not found <= _CAST_BY_AUTOCAST or kind in _CONVERSIONS or _is_told_its_type(node):
