@@ -110,7 +110,7 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
 
 
 def tf32() -> int:
-    """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only what gives the same bits in every
+    """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in every
     run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read once the
     new ones have been set."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
