@@ -68,7 +68,7 @@ FUNCTIONS = {
     "cross_entropy": lambda x: F.cross_entropy(x, LABELS),
     "cross_entropy, weights": lambda x: F.cross_entropy(x, LABELS, weight=WEIGHTS),
     "cross_entropy, smoothing": lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
-    "cross_entropy, probabilities": lambda x: F.cross_entropy(x, x.detach().float().roll(1, 0).softmax(-1)),
+    "cross_entropy, probabilities": lambda x: F.cross_entropy(x, F.one_hot(LABELS, 5).float() * 0.8 + 0.04),
     "expm1": torch.special.expm1,
     "logit": lambda x: x.sigmoid().logit(),
     "norm": lambda x: x.norm(dim=-1),
