@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ortmodule import ORTModule, _core, explain
-from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
+from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
@@ -110,3 +110,14 @@ def test_rows(driver, name, dtype):  # noqa: F811
             assert (mine - true).abs().max() <= 2 * (theirs - true).abs().max() + least, (width, i)
         elsewhere = results(ours, at_an_odd_place(x), at_an_odd_place(weight))
         assert all(torch.equal(a, b) for a, b in zip(found, elsewhere, strict=True)), width
+
+
+@pytest.mark.parametrize("width", [8, 13, 1030])
+@pytest.mark.parametrize("number", [0.1, -7e-20, 3e38])
+def test_nothing_is_left_of_a_row_of_equal_numbers(driver, width, number):  # noqa: F811
+    """Its mean is the number itself, so the result is the bias, however large the number."""
+    operands = dict.fromkeys("sb", ("float32", 1)) | {"x": ("float32", 2)}
+    s = session([("LayerNormalization", "x s b", "y", {})], operands, ("y", "float32", 2))
+    given = {"s": torch.ones(width), "b": torch.linspace(-1, 1, width), "x": torch.full((3, width), number)}
+    (found,) = s.run([given[name] for name in operands], [False] * 3).outputs
+    assert torch.equal(found, given["b"].expand(3, -1))
