@@ -291,6 +291,7 @@ STREAMS = {
     "pointwise": ("", ""),
     "reduce": ("reduce_few_", "reduce_few_"),
     "index": ("gather_(16|grad_(parts|join)_)", "gather_(16|grad_(parts|join)_)"),
+    "move": ("move_16", "move_16"),
     "norm": ("norm_(rows|sum_rows|grad_rows|grad_columns)_", "norm_(rows|sum_rows|grad_rows)_"),
     "softmax": ("", ""),
     "loss": ("cross_entropy_(grad_)?[bf]", "cross_entropy_grad_"),
