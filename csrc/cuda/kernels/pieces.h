@@ -270,33 +270,38 @@ enum { ALL_INSIDE = (1 << AT_ONCE) - 1 };
 
 /* Pieces k from elements at[k] on, those whose bit k is in `there`, from an aligned address; the others are 0. All are on
  * their way before the first is looked at. */
-#define MANY_PIECES(T, count)                                                                                          \
-    DEVICE void read_pieces_##T(const void *p, int type, const int64_t at[count], uint32_t there,                      \
-                                T x[count][AT_ONCE]) {                                                                 \
-        uint32_t w[count][MOST_WORDS] = {{0}};                                                                         \
-        UNROLL for (int k = 0; k < count; k++) if (there >> k & 1) read_words(p, type, at[k], w[k]);                   \
-        UNROLL for (int k = 0; k < count; k++) {                                                                       \
-            UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] = T##_of(word_part(w[k], SIZE_OF(type), j), type);        \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Pieces of [begin, end), `step` elements apart from i on, from any address; as take_##T. */                      \
-    DEVICE void take_pieces_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,          \
-                                T x[count][AT_ONCE]) {                                                                 \
-        if ((type == F64) != (PIECES_OF(F64) == count) || ((i | step | begin | end) & (AT_ONCE - 1)) != 0 ||           \
-            !IS_ALIGNED(p, type)) {                                                                                    \
-            UNROLL for (int k = 0; k < count; k++) take_##T(p, type, i + k * step, begin, end, x[k]);                  \
-            return;                                                                                                    \
-        }                                                                                                              \
-        int64_t at[count];                                                                                             \
-        uint32_t there = 0;                                                                                            \
-        UNROLL for (int k = 0; k < count; k++) {                                                                       \
-            at[k] = i + k * step;                                                                                      \
-            there |= (uint32_t)(at[k] >= begin && at[k] < end) << k;                                                   \
-        }                                                                                                              \
-        if (type == F64) read_pieces_##T(p, F64, at, there, x);                                                        \
-        else if (type == F32) read_pieces_##T(p, F32, at, there, x);                                                   \
-        else if (type == BF16) read_pieces_##T(p, BF16, at, there, x);                                                 \
-        else read_pieces_##T(p, F16, at, there, x);                                                                    \
+#define MANY_PIECES(T, count)                                                                                             \
+    DEVICE void read_pieces_##T(const void *p, int type, const int64_t at[count], uint32_t there,                         \
+                                T x[count][AT_ONCE]) {                                                                    \
+        uint32_t w[count][MOST_WORDS] = {{0}};                                                                            \
+        UNROLL for (int k = 0; k < count; k++) if (there >> k & 1) read_words(p, type, at[k], w[k]);                      \
+        UNROLL for (int k = 0; k < count; k++) {                                                                          \
+            UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] = T##_of(word_part(w[k], SIZE_OF(type), j), type);           \
+        }                                                                                                                 \
+    }                                                                                                                     \
+    /* Pieces of [begin, end), `step` elements apart from i on; all are multiples of AT_ONCE, from an aligned address. */ \
+    DEVICE void read_even_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,               \
+                              T x[count][AT_ONCE]) {                                                                      \
+        int64_t at[count];                                                                                                \
+        uint32_t there = 0;                                                                                               \
+        UNROLL for (int k = 0; k < count; k++) {                                                                          \
+            at[k] = i + k * step;                                                                                         \
+            there |= (uint32_t)(at[k] >= begin && at[k] < end) << k;                                                      \
+        }                                                                                                                 \
+        if (PIECES_OF(F64) == count) read_pieces_##T(p, F64, at, there, x);                                               \
+        else if (type == F32) read_pieces_##T(p, F32, at, there, x);                                                      \
+        else if (type == BF16) read_pieces_##T(p, BF16, at, there, x);                                                    \
+        else read_pieces_##T(p, F16, at, there, x);                                                                       \
+    }                                                                                                                     \
+    /* The same of any, from any address; as take_##T. */                                                                 \
+    DEVICE void take_pieces_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,             \
+                                T x[count][AT_ONCE]) {                                                                    \
+        if ((type == F64) != (PIECES_OF(F64) == count) || ((i | step | begin | end) & (AT_ONCE - 1)) != 0 ||              \
+            !IS_ALIGNED(p, type)) {                                                                                       \
+            UNROLL for (int k = 0; k < count; k++) take_##T(p, type, i + k * step, begin, end, x[k]);                     \
+            return;                                                                                                       \
+        }                                                                                                                 \
+        read_even_##T(p, type, i, step, begin, end, x);                                                                   \
     }
 MANY_PIECES(float, 4)
 MANY_PIECES(double, 2)
