@@ -59,7 +59,7 @@ static status run(ctx *c, const call *k, kernel *f) {
     }
     a.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
     a.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : PIECES_FOR(a.count), 256, 256), &a);
+    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : PIECES_FOR(a.count), 128, 128), &a);
 }
 
 status dropout_train_cuda(ctx *c, const call *k) {
