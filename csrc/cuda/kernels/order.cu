@@ -87,14 +87,15 @@ DEVICE order_lane take_numbers(const order_args *a, int64_t chunk, int round) {
     return l;
 }
 
-/* The number's place among those of its digit in the warp's stretch, from `next` of each digit on, which goes on. */
+/* The number's place among those of its digit in the warp's stretch, from `next` of each digit on, which goes on; all of
+ * the block's threads call this. */
 DEVICE int32_t rank_of(const order_lane *l, int32_t *next) {
     const uint32_t before = l->equal & ((1u << threadIdx.x % WARP) - 1);
     const int32_t first = l->is_there ? next[l->digit] : 0;
 
-    __syncwarp();
+    __syncthreads();
     if (l->is_there && before == 0) next[l->digit] = first + bits_in(l->equal);
-    __syncwarp();
+    __syncthreads();
     return first + bits_in(before);
 }
 
