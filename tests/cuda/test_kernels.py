@@ -32,3 +32,17 @@ def test_integers_divided_by_zero(driver, op, count):  # noqa: F811
         with pytest.raises(_core.Error, match="ZeroDivisionError: a divisor is 0"):
             s.run([x, zero], [False, False])
         assert torch.equal(s.run([x, y], [False, False]).outputs[0], expected)
+
+
+@pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
+@pytest.mark.parametrize("kind", ["float32", "int64"])
+@pytest.mark.parametrize("columns", [8, 5, 6])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_parts_of_rows(driver, columns, shift, kind):  # noqa: F811
+    """Operands that lie together four by four, from addresses that are aligned and not, or do not; and one that is a
+    single number for each row."""
+    rows = [("Split", "x", "a b c", {"axis": 1, "num_outputs": 3}), ("Mul", "b y", "z", {})]
+    s = session(rows, {"x": (kind, 2), "y": (kind, 2)}, ("z", kind, 2))
+    x = torch.arange(1 + 18 * columns, dtype=getattr(torch, kind))[shift:][: 18 * columns].view(6, -1)
+    y = torch.arange(6, dtype=x.dtype).view(6, 1)
+    assert torch.equal(s.run([x, y], [False] * 2).outputs[0], x[:, columns : 2 * columns] * y)

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from ortmodule import ORTModule, _core, explain
-from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
+from tests.cuda.test_emulated import driver, session  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 
 #: Rows and their length: less than a piece; pieces that begin at every place of a row; more than a block of 512 threads
-#: has at a time; so many rows that their sums have parts.
-SHAPES = [(5, 1), (5, 7), (5, 8), (5, 65), (5, 264), (3, 4099), (200, 72)]
+#: has at a time, of eight elements or of as many as they keep; so many rows that their sums have parts.
+SHAPES = [(5, 1), (5, 7), (5, 8), (5, 65), (5, 264), (3, 4099), (200, 72), (2, 8256)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 #: Roundings that are no error where PyTorch has fewer by chance; of float64 PyTorch's own is what is compared with.
 FEW = dict.fromkeys(TYPES, 4) | {torch.float64: 64}
@@ -51,11 +51,23 @@ def cross_entropy(smoothing=0.0):
     return loss
 
 
+class Sums(nn.Module):
+    """Of all rows, beside a parameter, without which there is nothing to train."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor(0.25))
+
+    def forward(self, x):
+        return x.sum(0) + self.bias
+
+
 MODULES = {
     "layer_norm": lambda width: Norm(nn.LayerNorm, width),
     "rms_norm": lambda width: Norm(nn.RMSNorm, width),
     "softmax": lambda width: Of(lambda x: x.softmax(-1)),
     "softmax of columns": lambda width: Of(lambda x: x.softmax(0)),
+    "sums": lambda width: Sums(),
     "log_softmax": lambda width: Of(lambda x: x.log_softmax(-1)),
     "cross_entropy": lambda width: Of(cross_entropy()),
     "smoothed cross_entropy": lambda width: Of(cross_entropy(0.1)),
@@ -72,7 +84,7 @@ def results(module, x, weight):
     module.zero_grad(set_to_none=True)
     x = x.detach().requires_grad_()
     y = module(x)
-    y.backward(weight.reshape(y.shape) if y.dim() else torch.tensor(1.5, dtype=y.dtype))
+    y.backward(weight.flatten()[: y.numel()].reshape(y.shape) if y.dim() else torch.tensor(1.5, dtype=y.dtype))
     of_norms = [p.grad for name, p in module.named_parameters() if name.endswith(("norm.weight", "norm.bias"))]
     return [y.detach(), x.grad, *of_norms]
 
@@ -98,3 +110,14 @@ def test_rows(driver, name, dtype):  # noqa: F811
             assert (mine - true).abs().max() <= 2 * (theirs - true).abs().max() + least, (width, i)
         elsewhere = results(ours, at_an_odd_place(x), at_an_odd_place(weight))
         assert all(torch.equal(a, b) for a, b in zip(found, elsewhere, strict=True)), width
+
+
+@pytest.mark.parametrize("width", [8, 13, 1030])
+@pytest.mark.parametrize("number", [0.1, -7e-20, 3e38])
+def test_nothing_is_left_of_a_row_of_equal_numbers(driver, width, number):  # noqa: F811
+    """Its mean is the number itself, so the result is the bias, however large the number."""
+    operands = dict.fromkeys("sb", ("float32", 1)) | {"x": ("float32", 2)}
+    s = session([("LayerNormalization", "x s b", "y", {})], operands, ("y", "float32", 2))
+    given = {"s": torch.ones(width), "b": torch.linspace(-1, 1, width), "x": torch.full((3, width), number)}
+    (found,) = s.run([given[name] for name in operands], [False] * 3).outputs
+    assert torch.equal(found, given["b"].expand(3, -1))

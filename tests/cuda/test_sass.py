@@ -289,7 +289,10 @@ def test_pointwise_kernels_round_as_chains_do(tmp_path):
 #: them. Sums over rows write few numbers, and so do losses.
 STREAMS = {
     "pointwise": ("", ""),
-    "norm": ("norm_(rows|grad_rows|grad_columns)_", "norm_(rows|grad_rows)_"),
+    "reduce": ("reduce_few_", "reduce_few_"),
+    "index": ("gather_(16|grad_(parts|join)_)", "gather_(16|grad_(parts|join)_)"),
+    "move": ("move_16", "move_16"),
+    "norm": ("norm_(rows|sum_rows|grad_rows|grad_columns)_", "norm_(rows|sum_rows|grad_rows)_"),
     "softmax": ("", ""),
     "loss": ("cross_entropy_(grad_)?[bf]", "cross_entropy_grad_"),
     "optim": ("(adam|sgd|adagrad|lamb|squares)_(?!join)", "(adam|sgd|adagrad|lamb)_"),

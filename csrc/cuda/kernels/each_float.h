@@ -2,8 +2,8 @@
  *
  * T is an element in memory, A what is computed with (float for the 16-bit types), GET and PUT go from T to A and back,
  * NAME(f) is f_f32, f_f64, f_bf16 or f_f16; TYPE is T among the dtypes; NARROW is there for the 16-bit types; SUM and MOST are block_sum and block_max of A,
- * NUMBER_AT reads an A from an element of any float type; TAKE, GIVE, READ_PIECE and WRITE_PIECE
- * are those of cuda/pieces.h. */
+ * NUMBER_AT reads an A from an element of any float type; TAKE, GIVE, READ_PIECE, WRITE_PIECE,
+ * TAKE_PIECES and READ_PIECES are those of cuda/kernels/pieces.h. */
 #define JOIN_NAMES(f, suffix) f##_##suffix
 
 #define A float
@@ -16,6 +16,8 @@
 #define TAKE take_float
 #define GIVE give_float
 #define READ_PIECE read_float
+#define TAKE_PIECES take_pieces_float
+#define READ_PIECES read_pieces_float
 #define WRITE_PIECE write_float
 
 #define T float
@@ -65,6 +67,8 @@
 #undef TAKE
 #undef GIVE
 #undef READ_PIECE
+#undef TAKE_PIECES
+#undef READ_PIECES
 #undef WRITE_PIECE
 
 #define A double
@@ -77,6 +81,8 @@
 #define TAKE take_double
 #define GIVE give_double
 #define READ_PIECE read_double
+#define TAKE_PIECES take_pieces_double
+#define READ_PIECES read_pieces_double
 #define WRITE_PIECE write_double
 
 #define T double
@@ -101,6 +107,8 @@
 #undef TAKE
 #undef GIVE
 #undef READ_PIECE
+#undef TAKE_PIECES
+#undef READ_PIECES
 #undef WRITE_PIECE
 
 #undef TEMPLATE

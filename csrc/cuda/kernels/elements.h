@@ -10,8 +10,8 @@
 
 #include <stdint.h>
 
-/* Of an operand, seen from its result. Of compiled chains alone: RUNS, whose elements lie together wherever a thread takes
- * AT_ONCE of them; SPREAD, where these are one element; UNREAD, which no step takes. */
+/* Of an operand, seen from its result. RUNS: its elements lie together wherever a thread takes AT_ONCE of them; SPREAD:
+ * these are one element. Of compiled chains alone: UNREAD, which no step takes. */
 typedef enum reach { DENSE, SINGLE, STRIDES, UNREAD, RUNS, SPREAD } reach;
 
 /* An operand seen through the output: its strides along the output's dimensions. */
@@ -63,14 +63,15 @@ IO int64_t offset_of(const space *a, const source *s, int64_t i) {
 /* Elements [i, i + n), i a multiple of AT_ONCE. */
 #define LOAD(T)                                                                                                        \
     IO void load_##T(const space *a, const source *s, int how, int type, int64_t i, int n, T x[AT_ONCE]) {             \
-        if (how == DENSE) {                                                                                            \
+        if (how == DENSE || (how == RUNS && IS_ALIGNED(s->data, type))) {                                              \
+            const int64_t at = how == DENSE ? i : offset_of(a, s, i);                                                  \
             if (n == AT_ONCE && IS_ALIGNED(s->data, type)) {                                                           \
-                read_##T(s->data, type, i, x);                                                                         \
+                read_##T(s->data, type, at, x);                                                                        \
                 return;                                                                                                \
             }                                                                                                          \
-            for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, i + j) : 0;                        \
-        } else if (how == SINGLE) {                                                                                    \
-            const T v = get_##T(s->data, type, 0);                                                                     \
+            for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, at + j) : 0;                       \
+        } else if (how == SINGLE || how == SPREAD) {                                                                   \
+            const T v = get_##T(s->data, type, how == SINGLE ? 0 : offset_of(a, s, i));                                \
             for (int j = 0; j < AT_ONCE; j++) x[j] = v;                                                                \
         } else {                                                                                                       \
             for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, offset_of(a, s, i + j)) : 0;       \

@@ -1,8 +1,9 @@
 /* fold.cu -- the rest of ops/reductions/reduce_kernel.c and ops/reductions/argreduce.c: maxima, products, norms, sums of integers, and where
  * extremes are.
  *
- * A block has a result; its threads fold elements in steps, then one folds what they have, in order. Floats are folded
- * as double, integers as 64 bits. */
+ * A block has a result; its threads fold elements in steps, then one folds what they have, in order. Where results are
+ * neighbours, of few elements each or so many that all threads have work, a thread has one. Floats are folded as double,
+ * integers as 64 bits. */
 #include "cuda/kernels/kernel.h"
 
 typedef enum fold_kind {
@@ -40,15 +41,21 @@ kernel_fn fold_sum_cuda, reduce_max_cuda, reduce_min_cuda, reduce_prod_cuda, red
     reduce_sum_square_cuda, reduce_log_sum_cuda, reduce_log_sum_exp_cuda, reduce_count_equal_cuda,
     reduce_prod_nonzero_cuda, arg_max_cuda, arg_min_cuda;
 
+enum { FEW_FOLDED = 32, MANY_RESULTS = 1 << 18 };
+
 static status run(ctx *c, const call *k, fold_kind kind, fold_finish finish) {
     static kernel of_floats = {.name = "fold_floats"}, of_integers = {.name = "fold_integers"};
+    static kernel few_floats = {.name = "fold_few_floats"}, few_integers = {.name = "fold_few_integers"};
+    const bool are_floats = dtype_is_float(k->in[0].type);
     const shape *s = &k->in[0].shape;
+    int64_t inner = 0; /* the size of the last dimension with several elements where it stays, else 1 */
     const unsigned axes = reduced_axes(k->node);
     fold_args a = {.x = k->in[0].data, .out = k->out[0].data, .outputs = 1, .length = 1};
     int64_t stride = 1;
 
     for (int d = s->rank - 1; d >= 0; stride *= s->dim[d--]) {
         const int64_t size = s->dim[d];
+        if (inner == 0 && size != 1) inner = axes >> d & 1 ? 1 : size;
         if (axes >> d & 1) {
             a.length *= a.gone[a.n_gone] = size;
             a.gone_step[a.n_gone++] = stride;
@@ -62,8 +69,9 @@ static status run(ctx *c, const call *k, fold_kind kind, fold_finish finish) {
     a.out_type = k->out[0].type;
     a.kind = kind;
     a.finish = finish;
-    return cuda_launch(c, k, dtype_is_float(k->in[0].type) ? &of_floats : &of_integers,
-                       geometry_rows(a.outputs, a.length), &a);
+    if (inner > 1 && (a.length <= FEW_FOLDED || a.outputs >= MANY_RESULTS))
+        return cuda_launch(c, k, are_floats ? &few_floats : &few_integers, geometry_over(a.outputs, 128, 128), &a);
+    return cuda_launch(c, k, are_floats ? &of_floats : &of_integers, geometry_rows(a.outputs, a.length), &a);
 }
 
 #define FOLD(name, kind, finish)                                                                                       \
@@ -105,8 +113,9 @@ enum { MOST_FOLDED = 512 }; /* threads of geometry_rows */
 DEVICE int64_t place(int64_t i, int n, const int64_t *dim, const int64_t *step) {
     int64_t offset = 0;
     for (int d = 0; d < n; d++) {
-        offset += i % dim[d] * step[d];
-        i /= dim[d];
+        const int64_t next = quotient(i, dim[d]);
+        offset += (i - next * dim[d]) * step[d];
+        i = next;
     }
     return offset;
 }
@@ -179,43 +188,75 @@ DEVICE void set_integer(void *p, int type, int64_t i, int64_t x) {
 JOIN_ALL(double, join_floats, join_float)
 JOIN_ALL(int64_t, join_integers, join_integer)
 
+/* Of a result's elements every `step`-th, from `first` on. */
+DEVICE double fold_float(const fold_args *a, int kind, int64_t base, double shift, int64_t first, int64_t step) {
+    double total = start_float(kind);
+    for (int64_t i = first; i < a->length; i += step) {
+        const double x = number_f64(a->x, a->type, base + place(i, a->n_gone, a->gone, a->gone_step));
+        total = join_float(kind, total, term_float(kind, x, shift));
+    }
+    return total;
+}
+DEVICE int64_t fold_integer(const fold_args *a, int64_t base, int64_t first, int64_t step) {
+    int64_t total = start_integer(a->kind);
+    for (int64_t i = first; i < a->length; i += step) {
+        const int64_t x = integer_at(a->x, a->type, base + place(i, a->n_gone, a->gone, a->gone_step));
+        total = join_integer(a->kind, total, term_integer(a->kind, x, 0));
+    }
+    return total;
+}
+
+DEVICE double finished(const fold_args *a, double total, double shift) {
+    if (a->finish == FINISH_SQRT) return sqrt(total);
+    if (a->finish == FINISH_LOG) return log(total) + (a->kind == FOLD_EXP ? shift : 0);
+    return total;
+}
+
+/* What elements of result `o` are compared with. */
+DEVICE double second_of(const fold_args *a, int64_t o) {
+    return a->kind == FOLD_EQUAL ? number_f64(a->second, a->type, o) : 0;
+}
+
 KERNEL(fold_floats, fold_args) {
     FOR_BLOCKS(o, a.outputs) {
         const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
-        double shift = a.kind == FOLD_EQUAL ? number_f64(a.second, a.type, o) : 0, total;
+        double shift = second_of(&a, o);
 
         if (a.kind == FOLD_EXP) {
-            total = start_float(FOLD_MAX);
-            FOR_THREADS(i, a.length)
-            total =
-                join_float(FOLD_MAX, total, number_f64(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step)));
-            shift = join_floats(FOLD_MAX, total, start_float(FOLD_MAX));
+            shift = fold_float(&a, FOLD_MAX, base, 0, threadIdx.x, blockDim.x);
+            shift = join_floats(FOLD_MAX, shift, start_float(FOLD_MAX));
             if (isinf(shift)) shift = 0;
         }
-        total = start_float(a.kind);
-        FOR_THREADS(i, a.length) {
-            const double x = number_f64(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step));
-            total = join_float(a.kind, total, term_float(a.kind, x, shift));
-        }
-        total = join_floats(a.kind, total, start_float(a.kind));
-        if (a.finish == FINISH_SQRT) total = sqrt(total);
-        if (a.finish == FINISH_LOG) total = log(total) + (a.kind == FOLD_EXP ? shift : 0);
+        double total = fold_float(&a, a.kind, base, shift, threadIdx.x, blockDim.x);
+        total = finished(&a, join_floats(a.kind, total, start_float(a.kind)), shift);
         if (threadIdx.x == 0) set_number(a.out, a.out_type, o, total);
+    }
+}
+
+KERNEL(fold_few_floats, fold_args) {
+    FOR_EACH(o, a.outputs) {
+        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
+        double shift = second_of(&a, o);
+
+        if (a.kind == FOLD_EXP) {
+            shift = fold_float(&a, FOLD_MAX, base, 0, 0, 1);
+            if (isinf(shift)) shift = 0;
+        }
+        set_number(a.out, a.out_type, o, finished(&a, fold_float(&a, a.kind, base, shift, 0, 1), shift));
     }
 }
 
 KERNEL(fold_integers, fold_args) {
     FOR_BLOCKS(o, a.outputs) {
-        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
-        int64_t total = start_integer(a.kind);
-
-        FOR_THREADS(i, a.length) {
-            const int64_t x = integer_at(a.x, a.type, base + place(i, a.n_gone, a.gone, a.gone_step));
-            total = join_integer(a.kind, total, term_integer(a.kind, x, 0));
-        }
-        total = join_integers(a.kind, total, start_integer(a.kind));
+        const int64_t mine = fold_integer(&a, place(o, a.n_kept, a.kept, a.kept_step), threadIdx.x, blockDim.x);
+        const int64_t total = join_integers(a.kind, mine, start_integer(a.kind));
         if (threadIdx.x == 0) set_integer(a.out, a.out_type, o, total);
     }
+}
+
+KERNEL(fold_few_integers, fold_args) {
+    FOR_EACH(o, a.outputs)
+    set_integer(a.out, a.out_type, o, fold_integer(&a, place(o, a.n_kept, a.kept, a.kept_step), 0, 1));
 }
 
 /* Does (x, at) come before (best, where)? NaN is beyond every number; of equals the first, or the last. */

@@ -1,13 +1,22 @@
 /* move.cu -- twin of ops/movement/move.c: strided copies and fills; and of the kernels made of nothing else: views, Contiguous,
- * Concat, Place; and of ReverseSequence in ops/movement/movement.c. */
+ * Concat, Place; and of ReverseSequence in ops/movement/movement.c.
+ *
+ * Where neighbours stay together they are moved as one word, of up to 16 bytes. Where the neighbours of one side are not
+ * those of the other a block moves a square through shared memory, so that both are read and written together. */
 #include "cuda/kernels/kernel.h"
+#include "cuda/kernels/pieces.h"
 
 typedef struct move_args {
     void *to;
     const void *from;
     int64_t count, dim[8], to_step[8], from_step[8];
-    int32_t rank;
+    int32_t rank, across; /* the dimension along which `from` has neighbours, as `to` has them along the last one */
 } move_args;
+
+enum {
+    SQUARE = 32,
+    SQUARE_ROWS = 8
+}; /* elements of a side; rows that a block of SQUARE * SQUARE_ROWS threads has at a time */
 
 typedef struct reverse_args {
     void *to;
@@ -40,12 +49,54 @@ static void merge_dimensions(move_args *a, const tensor *to, const tensor *from)
     }
 }
 
+/* How many bytes of neighbours can be one word, wherever they are. */
+static int64_t word_of(const move_args *a, int64_t size) {
+    const int last = a->rank - 1;
+    int64_t word = 16;
+    uint64_t all = (uintptr_t)a->to | (uintptr_t)a->from;
+
+    if (a->rank == 0 || a->to_step[last] != 1 || a->from_step[last] != 1) return size;
+    all |= (uint64_t)(a->dim[last] * size);
+    for (int d = 0; d < last; d++) all |= (uint64_t)(a->to_step[d] * size) | (uint64_t)(a->from_step[d] * size);
+    while (all % (uint64_t)word) word /= 2;
+    return word > size ? word : size;
+}
+
+static void widen(move_args *a, int64_t times) {
+    const int last = a->rank - 1;
+    if (times == 1) return;
+    for (int d = 0; d < last; d++) a->to_step[d] /= times, a->from_step[d] /= times;
+    a->dim[last] /= times;
+    a->count /= times;
+}
+
+/* Finds `across`: whether squares are worth while. */
+static bool turns(move_args *a) {
+    const int last = a->rank - 1;
+    if (last < 1 || a->to_step[last] != 1 || a->from_step[last] == 1 || a->dim[last] < SQUARE / 2) return false;
+    for (a->across = 0; a->across < last; a->across++)
+        if (a->from_step[a->across] == 1) return a->dim[a->across] >= SQUARE / 2;
+    return false;
+}
+
+static int64_t squares_of(const move_args *a) {
+    const int64_t high = a->dim[a->across], wide = a->dim[a->rank - 1];
+    return a->count / high / wide * ((high + SQUARE - 1) / SQUARE) * ((wide + SQUARE - 1) / SQUARE);
+}
+
 status cuda_copy(ctx *c, const call *k, const tensor *to, const tensor *from) {
-    static kernel kernels[] = {[1] = {"move_1"}, [2] = {"move_2"}, [4] = {"move_4"}, [8] = {"move_8"}};
+    static kernel kernels[] = {
+        [1] = {"move_1"}, [2] = {"move_2"}, [4] = {"move_4"}, [8] = {"move_8"}, [16] = {"move_16"}};
+    static kernel turned[] = {[1] = {"turn_1"}, [2] = {"turn_2"}, [4] = {"turn_4"}, [8] = {"turn_8"}};
+    const int64_t size = (int64_t)dtype_size(to->type);
     move_args a = {.to = to->data, .from = from->data, .count = tensor_count(to)};
 
+    if (a.count == 0) return OK;
     merge_dimensions(&a, to, from);
-    return cuda_launch(c, k, &kernels[dtype_size(to->type)], geometry_over(a.count, 256 * 4, 256), &a);
+    if (turns(&a)) return cuda_launch(c, k, &turned[size], geometry_over(squares_of(&a), 1, SQUARE * SQUARE_ROWS), &a);
+    const int64_t word = word_of(&a, size);
+    widen(&a, word / size);
+    return cuda_launch(c, k, &kernels[word], geometry_over(a.count, word == 16 ? 256 : 256 * 4, 256), &a);
 }
 
 static void *moved(void *data, int64_t elements, dtype type) {
@@ -147,17 +198,22 @@ REVERSE(reverse_2, uint16_t)
 REVERSE(reverse_4, uint32_t)
 REVERSE(reverse_8, uint64_t)
 
+/* Where element i of the dimensions up to `last` is, without dimension `without`, which may be none. */
+DEVICE void find(const move_args *a, int64_t i, int last, int without, int64_t *to, int64_t *from) {
+    for (int d = last; d >= 0; d--) {
+        if (d == without) continue;
+        const int64_t next = quotient(i, a->dim[d]), at = i - next * a->dim[d];
+        *to += at * a->to_step[d];
+        *from += at * a->from_step[d];
+        i = next;
+    }
+}
+
 #define MOVE(name, T)                                                                                                  \
     KERNEL(name, move_args) {                                                                                          \
         FOR_EACH(i, a.count) {                                                                                         \
             int64_t to = 0, from = 0;                                                                                  \
-            int64_t rest = i;                                                                                          \
-            for (int d = a.rank - 1; d >= 0; d--) {                                                                    \
-                const int64_t next = quotient(rest, a.dim[d]), at = rest - next * a.dim[d];                            \
-                to += at * a.to_step[d];                                                                               \
-                from += at * a.from_step[d];                                                                           \
-                rest = next;                                                                                           \
-            }                                                                                                          \
+            find(&a, i, a.rank - 1, -1, &to, &from);                                                                   \
             ((T *)a.to)[to] = ((const T *)a.from)[from];                                                               \
         }                                                                                                              \
     }
@@ -165,4 +221,46 @@ MOVE(move_1, uint8_t)
 MOVE(move_2, uint16_t)
 MOVE(move_4, uint32_t)
 MOVE(move_8, uint64_t)
+
+KERNEL(move_16, move_args) {
+    FOR_EACH(i, a.count) {
+        int64_t to = 0, from = 0;
+        uint32_t word[4];
+        find(&a, i, a.rank - 1, -1, &to, &from);
+        read_16((const char *)a.from + from * 16, word);
+        write_16((char *)a.to + to * 16, word);
+    }
+}
+
+/* A warp reads SQUARE neighbours of `from`, which go down a column of the square, and writes those of a row. */
+#define TURN(name, T)                                                                                                  \
+    KERNEL(name, move_args) {                                                                                          \
+        SHARED(T, square, SQUARE * (SQUARE + 1));                                                                      \
+        const int last = a.rank - 1, own = threadIdx.x % SQUARE, row = threadIdx.x / SQUARE;                           \
+        const int64_t high = a.dim[a.across], wide = a.dim[last];                                                      \
+        const int64_t down = (high + SQUARE - 1) / SQUARE, along = (wide + SQUARE - 1) / SQUARE;                       \
+        const int64_t others = quotient(a.count, high * wide);                                                         \
+        FOR_BLOCKS(task, others * down * along) {                                                                      \
+            const int64_t line = quotient(task, along), x = (task - line * along) * SQUARE;                            \
+            const int64_t o = quotient(line, down), y = (line - o * down) * SQUARE;                                    \
+            int64_t to = 0, from = 0;                                                                                  \
+            find(&a, o, last - 1, a.across, &to, &from);                                                               \
+            UNROLL for (int i = 0; i < SQUARE; i += SQUARE_ROWS) {                                                     \
+                if (x + row + i < wide && y + own < high)                                                              \
+                    square[(row + i) * (SQUARE + 1) + own] =                                                           \
+                        ((const T *)a.from)[from + (x + row + i) * a.from_step[last] + y + own];                       \
+            }                                                                                                          \
+            __syncthreads();                                                                                           \
+            UNROLL for (int i = 0; i < SQUARE; i += SQUARE_ROWS) {                                                     \
+                if (y + row + i < high && x + own < wide)                                                              \
+                    ((T *)a.to)[to + (y + row + i) * a.to_step[a.across] + x + own] =                                  \
+                        square[own * (SQUARE + 1) + row + i];                                                          \
+            }                                                                                                          \
+            __syncthreads();                                                                                           \
+        }                                                                                                              \
+    }
+TURN(turn_1, uint8_t)
+TURN(turn_2, uint16_t)
+TURN(turn_4, uint32_t)
+TURN(turn_8, uint64_t)
 #endif

@@ -1,10 +1,10 @@
 /* norm.cu -- twin of ops/norms/norm.c: LayerNormalization, RMSNormalization, FusedNorm and their gradients, over the last
  * axes.
  *
- * A block has a row, whose threads take eight neighbours at a time, and keep them where that is all they have. The
- * gradients of scale and bias are sums over rows: a block adds up 64 columns of one part of the rows, whose number
- * depends on the shape alone, and a second kernel the parts, in order. They read dy, so they come before dx, which may
- * take its place. */
+ * A block has a row, whose threads take eight neighbours at a time, of four places at once, and keep them where that is
+ * all they have: a row of 1024 is a warp's. The gradients of scale and bias are sums over rows: a block adds up 64 columns
+ * of one part of the rows, whose number depends on the shape alone, and a second kernel the parts, in order. They read
+ * dy, so they come before dx, which may take its place. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
 
@@ -27,7 +27,8 @@ typedef struct norm_args {
     int32_t centred, drops, scale_type, bias_type, from, to; /* from: of x, or of dy; to: of `narrow` */
 } norm_args;
 
-enum { COLUMNS = 64, LANES = 32 }; /* of a block: columns, and rows that it reads at a time */
+enum { COLUMNS = 64, LANES = 32 };        /* of a block: columns, and rows that it reads at a time */
+enum { MOST_PARTS = 64, JOIN_LANES = 8 }; /* of the rows; of a block that adds up the parts of WARP columns */
 
 #ifdef ORT_HOST
 #include "ops/pointwise/dropout.h"
@@ -36,7 +37,7 @@ kernel_fn layer_norm_cuda, rms_norm_cuda, fused_norm_cuda, layer_norm_grad_cuda,
 size_t norm_grad_cuda_workspace(const node *n);
 
 /* Operands of both gradients, of FusedNorm, and its results. */
-enum { DY, X, SCALE, INVERSES, MEANS, ADDED, MOST_PARTS = 64 };
+enum { DY, X, SCALE, INVERSES, MEANS, ADDED };
 enum { RESIDUAL = 3, SUM_OUT = 3, NARROW = 4 };
 
 static norm_args args_of(const node *n, const shape *s) {
@@ -69,8 +70,8 @@ static norm_args forward_args(const call *k, bool centred) {
 }
 
 static status run_forward(ctx *c, const call *k, dtype type, const norm_args *a) {
-    static kernel kernels[DTYPE_COUNT] = FLOAT_KERNELS(norm_rows);
-    return cuda_launch(c, k, &kernels[type], geometry_pieces(a->rows, a->width), a);
+    static kernel alone[DTYPE_COUNT] = FLOAT_KERNELS(norm_rows), sums[DTYPE_COUNT] = FLOAT_KERNELS(norm_sum_rows);
+    return cuda_launch(c, k, &(a->other ? sums : alone)[type], geometry_kept(a->rows, a->width, type), a);
 }
 
 status layer_norm_cuda(ctx *c, const call *k) {
@@ -134,10 +135,10 @@ static status run_backward(ctx *c, const call *k, bool centred) {
     if (is_wanted(k, 1) || is_wanted(k, 2)) {
         int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
         TRY(cuda_launch(c, k, &columns[type], geometry_over(groups * a.parts, 1, COLUMNS / ROW_PIECE * LANES), &a));
-        TRY(cuda_launch(c, k, &join[type], geometry_over(a.width, 128, 128), &a));
+        TRY(cuda_launch(c, k, &join[type], geometry_over((a.width + WARP - 1) / WARP * 2, 1, WARP * JOIN_LANES), &a));
     }
     if (!is_wanted(k, 0)) return OK;
-    return cuda_launch(c, k, &rows[type], geometry_pieces(a.rows, a.width), &a);
+    return cuda_launch(c, k, &rows[type], geometry_kept(a.rows, a.width, type), &a);
 }
 
 status layer_norm_grad_cuda(ctx *c, const call *k) { return run_backward(c, k, true); }
@@ -161,94 +162,124 @@ DEVICE A NAME(rounded)(int type, A x) {
 }
 
 /* x of elements [begin, end) from i, of which a dropout may have left some, and the other operand -> the sum, and it. */
-DEVICE void NAME(add)(const norm_args *a, uint64_t seed, int64_t i, int64_t begin, int64_t end, A sum[AT_ONCE]) {
-    A x[AT_ONCE], other[AT_ONCE];
+DEVICE void NAME(add)(const norm_args *a, int64_t i, int64_t begin, int64_t end, A sum[PIECES_OF(TYPE)][AT_ONCE]) {
+    const uint64_t seed = a->seed_at ? *a->seed_at : a->seed;
+    A x[PIECES_OF(TYPE)][AT_ONCE];
 
-    TAKE(a->x, a->from, i, begin, end, x);
-    TAKE(a->other, TYPE, i, begin, end, other);
-    if (a->drops) {
-        const uint32_t kept = kept_bits(seed, a->key, a->threshold, i);
-        UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] =
-            NAME(rounded)(a->from, x[j] * (kept >> j & 1 ? (A)a->factor : 0));
+    TAKE_PIECES(a->x, a->from, i, PIECE_STEP, begin, end, x);
+    TAKE_PIECES(a->other, TYPE, i, PIECE_STEP, begin, end, sum);
+    UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {
+        const int64_t at = i + k * PIECE_STEP;
+        if (at - threadIdx.x % WARP * AT_ONCE >= end) break; /* the whole warp's is behind the row */
+        if (a->drops) {
+            const uint32_t kept = kept_bits(seed, a->key, a->threshold, at);
+            UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] =
+                NAME(rounded)(a->from, x[k][j] * (kept >> j & 1 ? (A)a->factor : 0));
+        }
+        UNROLL for (int j = 0; j < AT_ONCE; j++) sum[k][j] = GET(PUT(x[k][j] + sum[k][j]));
+        GIVE(a->sum, TYPE, at, begin, end, sum[k]);
     }
-    UNROLL for (int j = 0; j < AT_ONCE; j++) sum[j] = GET(PUT(x[j] + other[j]));
-    GIVE(a->sum, TYPE, i, begin, end, sum);
 }
 
-/* y may lie where x or the sum does. */
-KERNEL(NAME(norm_rows), norm_args) {
-    const uint64_t seed = a.seed_at ? *a.seed_at : a.seed;
-    const void *from = a.other ? a.sum : a.x;
+/* The sum of a piece's elements that are `inside`. In pairs where all are: so that of equal elements nothing is rounded,
+ * and nothing is left of a row of them; but not where it would overflow. */
+DEVICE double NAME(sum_of)(const A x[AT_ONCE], uint32_t inside) {
+    const A all = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    double total = 0;
 
-    FOR_BLOCKS(row, a.rows) {
-        const int64_t begin = row * a.width, end = begin + a.width;
-        const int many = ARE_MANY(begin, end);
-        A m = 0, r = 0, x[AT_ONCE] = {0}, y[AT_ONCE];
-        double total = 0; /* so that nothing is left of a row whose elements are the same */
+    if (inside == ALL_INSIDE && all - all == 0) return (double)all;
+    UNROLL for (int j = 0; j < AT_ONCE; j++) total += inside >> j & 1 ? (double)x[j] : 0;
+    return total;
+}
 
-        NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
-            FOR_PIECES(i, begin, end) {
-                if (pass == 0 && a.other) NAME(add)(&a, seed, i, begin, end, x);
-                else if (pass == 0 || many) TAKE(from, TYPE, i, begin, end, x);
+/* y may lie where x or the sum does. `adds`: there is something to add to x. */
+DEVICE void NAME(norm_row)(const norm_args *a, int64_t row, int adds) {
+    enum { EACH = PIECES_OF(TYPE) };
+    const void *from = adds ? a->sum : a->x;
+    const int64_t begin = row * a->width, end = begin + a->width;
+    const int many = ARE_ROUNDS(TYPE, begin, end);
+    A m = 0, r = 0, x[EACH][AT_ONCE] = {{0}}, y[AT_ONCE];
+    double total = 0;
+
+    NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
+        FOR_ROUNDS(TYPE, i, begin, end) {
+            if (pass == 0 && adds) NAME(add)(a, i, begin, end, x);
+            else if (pass == 0 || many) TAKE_PIECES(from, TYPE, i, PIECE_STEP, begin, end, x);
+            UNROLL for (int k = 0; k < EACH; k++) {
+                const int64_t at = i + k * PIECE_STEP;
+                const uint32_t inside = inside_of(at, begin, end);
+                if (!inside) continue;
                 if (pass == 0) {
-                    EACH_OF(j, i, begin, end) total += (double)x[j];
+                    total += NAME(sum_of)(x[k], inside);
                     continue;
                 }
                 if (pass == 1) {
-                    EACH_OF(j, i, begin, end) r += (x[j] - m) * (x[j] - m);
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) r += inside >> j & 1 ? (x[k][j] - m) * (x[k][j] - m) : 0;
                     continue;
                 }
-                TAKE(a.scale, a.scale_type, i - begin, 0, a.width, y);
-                UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] = (x[j] - m) * r * y[j];
-                if (a.bias) {
+                TAKE(a->scale, a->scale_type, at - begin, 0, a->width, y);
+                UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] = (x[k][j] - m) * r * y[j];
+                if (a->bias) {
                     A bias[AT_ONCE];
-                    TAKE(a.bias, a.bias_type, i - begin, 0, a.width, bias);
+                    TAKE(a->bias, a->bias_type, at - begin, 0, a->width, bias);
                     UNROLL for (int j = 0; j < AT_ONCE; j++) y[j] += bias[j];
                 }
-                if (a.narrow) GIVE(a.narrow, a.to == BF16 ? BF16 : F16, i, begin, end, y);
-                if (a.out) GIVE(a.out, TYPE, i, begin, end, y);
+                if (a->narrow) GIVE(a->narrow, a->to == BF16 ? BF16 : F16, at, begin, end, y);
+                if (a->out) GIVE(a->out, TYPE, at, begin, end, y);
             }
-            if (pass == 0 && a.centred) m = (A)(block_sum_f64(total) / (double)a.width);
-            if (pass != 1) continue;
-            r = 1 / SQRT(SUM(r) / (A)a.width + (A)a.epsilon);
-            if (threadIdx.x == 0) {
-                if (a.means) ((A *)a.means)[row] = m;
-                if (a.inverses) ((A *)a.inverses)[row] = r;
-            }
+        }
+        if (pass == 0 && a->centred) m = (A)(block_sum_f64(total) / (double)a->width);
+        if (pass != 1) continue;
+        r = 1 / SQRT(SUM(r) / (A)a->width + (A)a->epsilon);
+        if (threadIdx.x == 0) {
+            if (a->means) ((A *)a->means)[row] = m;
+            if (a->inverses) ((A *)a->inverses)[row] = r;
         }
     }
 }
 
+KERNEL(NAME(norm_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 0); }
+KERNEL(NAME(norm_sum_rows), norm_args) { FOR_BLOCKS(row, a.rows) NAME(norm_row)(&a, row, 1); }
+
 KERNEL(NAME(norm_grad_rows), norm_args) {
+    enum { EACH = PIECES_OF(TYPE) };
+
     FOR_BLOCKS(row, a.rows) {
         const int64_t begin = row * a.width, end = begin + a.width;
-        const int many = ARE_MANY(begin, end);
+        const int many = ARE_ROUNDS(TYPE, begin, end);
         const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
-        A sum = 0, dot = 0, x[AT_ONCE] = {0}, g[AT_ONCE] = {0}, other[AT_ONCE];
+        A sum = 0, dot = 0, x[EACH][AT_ONCE] = {{0}}, g[EACH][AT_ONCE] = {{0}}, other[EACH][AT_ONCE] = {{0}};
 
         NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
-            FOR_PIECES(i, begin, end) {
+            FOR_ROUNDS(TYPE, i, begin, end) {
                 if (pass == 0 || many) {
-                    TAKE(a.scale, a.scale_type, i - begin, 0, a.width, other);
-                    TAKE(a.dy, a.from, i, begin, end, g);
-                    TAKE(a.x, TYPE, i, begin, end, x);
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                        g[j] *= other[j];
-                        x[j] = (x[j] - m) * r;
+                    TAKE_PIECES(a.dy, a.from, i, PIECE_STEP, begin, end, g);
+                    TAKE_PIECES(a.x, TYPE, i, PIECE_STEP, begin, end, x);
+                    UNROLL for (int k = 0; k < EACH; k++) {
+                        A scale[AT_ONCE];
+                        TAKE(a.scale, a.scale_type, i + k * PIECE_STEP - begin, 0, a.width, scale);
+                        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                            g[k][j] *= scale[j];
+                            x[k][j] = (x[k][j] - m) * r;
+                        }
                     }
                 }
-                if (pass == 0) {
-                    EACH_OF(j, i, begin, end) {
-                        sum += g[j];
-                        dot += g[j] * x[j];
+                if (pass == 0) { /* what is outside has a g of 0 */
+                    UNROLL for (int k = 0; k < EACH; k++) {
+                        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                            sum += g[k][j];
+                            dot += g[k][j] * x[k][j];
+                        }
                     }
-                } else {
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) g[j] = r * (g[j] - sum - x[j] * dot);
+                    continue;
+                }
+                if (a.other) TAKE_PIECES(a.other, TYPE, i, PIECE_STEP, begin, end, other);
+                UNROLL for (int k = 0; k < EACH; k++) {
+                    UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = r * (g[k][j] - sum - x[k][j] * dot);
                     if (a.other) {
-                        TAKE(a.other, TYPE, i, begin, end, other);
-                        UNROLL for (int j = 0; j < AT_ONCE; j++) g[j] = GET(PUT(g[j])) + other[j];
+                        UNROLL for (int j = 0; j < AT_ONCE; j++) g[k][j] = GET(PUT(g[k][j])) + other[k][j];
                     }
-                    GIVE(a.out, TYPE, i, begin, end, g);
+                    GIVE(a.out, TYPE, i + k * PIECE_STEP, begin, end, g[k]);
                 }
             }
             if (pass == 1) break;
@@ -259,10 +290,25 @@ KERNEL(NAME(norm_grad_rows), norm_args) {
     }
 }
 
+/* Columns from `first` on of rows LANES apart, from `row` to `end`. */
+DEVICE void NAME(take_rows)(const norm_args *a, const void *p, int type, int64_t row, int64_t end, int64_t first,
+                            A x[PIECES_OF(TYPE)][AT_ONCE]) {
+    if (a->width % AT_ONCE == 0) {
+        const int64_t last = first < a->width ? end * a->width : 0; /* none are behind the last column */
+        TAKE_PIECES(p, type, row * a->width + first, LANES * a->width, 0, last, x);
+        return;
+    }
+    UNROLL for (int k = 0; k < PIECES_OF(TYPE); k++) {
+        const int64_t start = (row + k * LANES) * a->width;
+        TAKE(p, type, start + first, start, row + k * LANES < end ? start + a->width : 0, x[k]);
+    }
+}
+
 /* Columns of a part of the rows: a thread for eight neighbours in each of LANES lanes of rows. */
 KERNEL(NAME(norm_grad_columns), norm_args) {
     SHARED(A, scales, COLUMNS * LANES);
     SHARED(A, biases, COLUMNS * LANES);
+    enum { EACH = PIECES_OF(TYPE) };
     const int64_t groups = (a.width + COLUMNS - 1) / COLUMNS;
     const int lane = threadIdx.x / (COLUMNS / AT_ONCE), first = threadIdx.x % (COLUMNS / AT_ONCE) * AT_ONCE;
 
@@ -271,15 +317,18 @@ KERNEL(NAME(norm_grad_columns), norm_args) {
         const int64_t begin = quotient(a.rows * part, a.parts), end = quotient(a.rows * (part + 1), a.parts);
         A dscale[AT_ONCE] = {0}, dbias[AT_ONCE] = {0};
 
-        for (int64_t row = begin + lane; row < end; row += LANES) {
-            const A m = a.means ? ((const A *)a.means)[row] : 0, r = ((const A *)a.inverses)[row];
-            const int64_t start = row * a.width, at = start + column + first;
-            A x[AT_ONCE], d[AT_ONCE];
-            TAKE(a.dy, a.from, at, start, start + a.width, d);
-            TAKE(a.x, TYPE, at, start, start + a.width, x);
-            UNROLL for (int j = 0; j < AT_ONCE; j++) {
-                dscale[j] += d[j] * ((x[j] - m) * r);
-                dbias[j] += d[j];
+        for (int64_t row = begin + lane; row < end; row += LANES * EACH) {
+            A x[EACH][AT_ONCE], d[EACH][AT_ONCE];
+            NAME(take_rows)(&a, a.dy, a.from, row, end, column + first, d);
+            NAME(take_rows)(&a, a.x, TYPE, row, end, column + first, x);
+            UNROLL for (int k = 0; k < EACH; k++) {
+                const int64_t own = row + k * LANES;
+                if (own >= end) break;
+                const A m = a.means ? ((const A *)a.means)[own] : 0, r = ((const A *)a.inverses)[own];
+                UNROLL for (int j = 0; j < AT_ONCE; j++) {
+                    dscale[j] += d[k][j] * ((x[k][j] - m) * r);
+                    dbias[j] += d[k][j];
+                }
             }
         }
         UNROLL for (int j = 0; j < AT_ONCE; j++) {
@@ -298,15 +347,32 @@ KERNEL(NAME(norm_grad_columns), norm_args) {
     }
 }
 
+/* A block has the parts' totals of WARP columns, of the scale or of the bias; a lane of it every JOIN_LANES-th. */
 KERNEL(NAME(norm_grad_join), norm_args) {
-    FOR_EACH(i, a.width) {
-        double dscale = 0, dbias = 0;
-        for (int64_t part = 0; part < a.parts; part++) {
-            dscale += ((const A *)a.partial)[2 * part * a.width + i];
-            dbias += ((const A *)a.partial)[(2 * part + 1) * a.width + i];
+    SHARED(double, totals, WARP *JOIN_LANES);
+    const int64_t groups = (a.width + WARP - 1) / WARP;
+    const int lane = threadIdx.x / WARP;
+
+    FOR_BLOCKS(task, groups * 2) {
+        const int64_t which = task >= groups, column = (task - which * groups) * WARP + threadIdx.x % WARP;
+        const A *from = (const A *)a.partial + which * a.width + column;
+        void *to = which ? a.dbias : a.dscale;
+        A parts[MOST_PARTS / JOIN_LANES];
+        double total = 0;
+
+        if (!to) continue;
+        UNROLL for (int k = 0; k < MOST_PARTS / JOIN_LANES; k++) {
+            const int64_t part = lane + k * JOIN_LANES;
+            parts[k] = part < a.parts && column < a.width ? from[2 * part * a.width] : 0;
         }
-        if (a.dscale) set_number(a.dscale, a.scale_type, i, dscale);
-        if (a.dbias) set_number(a.dbias, a.scale_type, i, dbias);
+        UNROLL for (int k = 0; k < MOST_PARTS / JOIN_LANES; k++) total += (double)parts[k];
+        totals[threadIdx.x] = total;
+        __syncthreads();
+        if (lane == 0 && column < a.width) {
+            for (int other = 1; other < JOIN_LANES; other++) total += totals[threadIdx.x + WARP * other];
+            set_number(to, a.scale_type, column, total);
+        }
+        __syncthreads();
     }
 }
 #endif

@@ -1,8 +1,8 @@
 /* order.cu -- a stable radix sort of numbers by their keys, a digit of 8 bits at a time, the lowest first.
  *
- * A block has a chunk of the numbers; thread d of it has those of digit d, of which it finds in order how many there are,
- * then where each goes. Threads read the same digit at the same time, so nothing waits, and nothing is counted by
- * atomics. */
+ * A block has a chunk of the numbers, a warp of it a stretch of them, which it takes 32 at a time: lanes of one digit find
+ * each other by ballots, so each knows how many are before it, and the first of them counts them all. Nothing is counted
+ * by atomics, and numbers stay in their order. */
 #include "cuda/kernels/kernel.h"
 #include "cuda/kernels/stretches.h"
 
@@ -14,6 +14,7 @@ typedef struct order_args {
 } order_args;
 
 enum { DIGIT = 8, DIGITS = 1 << DIGIT, ORDER_CHUNK = 2048 };
+enum { ORDER_WARPS = DIGITS / WARP, ORDER_STRETCH = ORDER_CHUNK / ORDER_WARPS }; /* a thread has a digit, too */
 
 #ifdef ORT_HOST
 #include "cuda/kernels/order.h"
@@ -52,24 +53,70 @@ status cuda_order_by(ctx *c, const call *k, void *work, int64_t count, int64_t l
 #endif
 
 #ifdef ORT_DEVICE
-DEVICE int numbers_of(const order_args *a, int64_t chunk) {
-    const int64_t left = a->count - chunk * ORDER_CHUNK;
-    return (int)(left < ORDER_CHUNK ? left : ORDER_CHUNK);
+/* Bits that are set. */
+DEVICE int bits_in(uint32_t x) {
+#ifdef __CUDACC__
+    return __popc(x);
+#else
+    return __builtin_popcount(x);
+#endif
 }
 
-DEVICE void read_digits(const order_args *a, int64_t chunk, uint8_t *digit) {
+/* What a lane has of 32 numbers of its warp. */
+typedef struct order_lane {
+    int64_t at;     /* its number's place */
+    int is_there;   /* whether there is one */
+    int32_t key;    /* the number's */
+    int digit;      /* of it */
+    uint32_t equal; /* the lanes whose numbers have this digit, a bit each */
+} order_lane;
+
+/* Round `round` of the warp's stretch of a chunk; all of the warp's lanes call this. */
+DEVICE order_lane take_numbers(const order_args *a, int64_t chunk, int round) {
+    order_lane l = {chunk * ORDER_CHUNK + threadIdx.x / WARP * ORDER_STRETCH + round * WARP + threadIdx.x % WARP, 0, 0,
+                    0, 0};
+
+    l.is_there = l.at < a->count;
+    if (l.is_there) l.key = a->key[l.at];
+    l.digit = (uint32_t)l.key >> a->shift & (DIGITS - 1);
+    l.equal = __ballot_sync(0xffffffffu, l.is_there);
+    UNROLL for (int bit = 0; bit < DIGIT; bit++) {
+        const uint32_t set = __ballot_sync(0xffffffffu, l.digit >> bit & 1);
+        l.equal &= l.digit >> bit & 1 ? set : ~set;
+    }
+    return l;
+}
+
+/* The number's place among those of its digit in the warp's stretch, from `next` of each digit on, which goes on; all of
+ * the block's threads call this. */
+DEVICE int32_t rank_of(const order_lane *l, int32_t *next) {
+    const uint32_t before = l->equal & ((1u << threadIdx.x % WARP) - 1);
+    const int32_t first = l->is_there ? next[l->digit] : 0;
+
+    __syncthreads();
+    if (l->is_there && before == 0) next[l->digit] = first + bits_in(l->equal);
+    __syncthreads();
+    return first + bits_in(before);
+}
+
+/* Counts of each digit in each warp's stretch. */
+DEVICE void count_digits(const order_args *a, int64_t chunk, int32_t *counts) {
     __syncthreads(); /* those of the chunk before have been read */
-    FOR_THREADS(i, numbers_of(a, chunk)) digit[i] = (uint8_t)(a->key[chunk * ORDER_CHUNK + i] >> a->shift);
+    for (int warp = 0; warp < ORDER_WARPS; warp++) counts[warp * DIGITS + threadIdx.x] = 0;
+    __syncthreads();
+    NOT_UNROLLED for (int round = 0; round < ORDER_STRETCH / WARP; round++) {
+        const order_lane l = take_numbers(a, chunk, round);
+        (void)rank_of(&l, counts + threadIdx.x / WARP * DIGITS);
+    }
     __syncthreads();
 }
 
 KERNEL(order_count, order_args) {
-    SHARED(uint8_t, digit, ORDER_CHUNK);
+    SHARED(int32_t, counts, ORDER_WARPS *DIGITS);
     FOR_BLOCKS(chunk, a.chunks) {
-        const int n = numbers_of(&a, chunk);
         int32_t found = 0;
-        read_digits(&a, chunk, digit);
-        for (int i = 0; i < n; i++) found += digit[i] == threadIdx.x;
+        count_digits(&a, chunk, counts);
+        for (int warp = 0; warp < ORDER_WARPS; warp++) found += counts[warp * DIGITS + threadIdx.x];
         a.counts[threadIdx.x * a.chunks + chunk] = found;
     }
 }
@@ -89,16 +136,22 @@ KERNEL(order_scan, order_args) {
 }
 
 KERNEL(order_place, order_args) {
-    SHARED(uint8_t, digit, ORDER_CHUNK);
+    SHARED(int32_t, next, ORDER_WARPS *DIGITS);
     FOR_BLOCKS(chunk, a.chunks) {
-        const int n = numbers_of(&a, chunk);
         int32_t to = a.counts[threadIdx.x * a.chunks + chunk];
-        read_digits(&a, chunk, digit);
-        for (int i = 0; i < n; i++) {
-            const int64_t from = chunk * ORDER_CHUNK + i;
-            if (digit[i] != threadIdx.x) continue;
-            a.key_out[to] = a.key[from];
-            a.index_out[to++] = a.index ? a.index[from] : (int32_t)from;
+        count_digits(&a, chunk, next);
+        for (int warp = 0; warp < ORDER_WARPS; warp++) {
+            const int32_t count = next[warp * DIGITS + threadIdx.x];
+            next[warp * DIGITS + threadIdx.x] = to;
+            to += count;
+        }
+        __syncthreads();
+        NOT_UNROLLED for (int round = 0; round < ORDER_STRETCH / WARP; round++) {
+            const order_lane l = take_numbers(&a, chunk, round);
+            const int32_t place = rank_of(&l, next + threadIdx.x / WARP * DIGITS);
+            if (!l.is_there) continue;
+            a.key_out[place] = l.key;
+            a.index_out[place] = a.index ? a.index[l.at] : (int32_t)l.at;
         }
     }
 }

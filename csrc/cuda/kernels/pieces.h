@@ -8,12 +8,22 @@ enum { ROW_PIECE = 8 };
 #define AT_ONCE 4 /* kernels that walk rows take ROW_PIECE, a compiled chain may take 8 (generate.h) */
 #endif
 
+/* Pieces that a thread has on their way at a time, and keeps. */
+#define PIECES_OF(type) ((type) == F64 ? 2 : 4)
+enum { MOST_KEEPING = 256 }; /* threads of a block: so each may have all registers that there are for one */
+
 #ifdef ORT_HOST
 #include "cuda/host/driver.h"
 
 /* Blocks that have a row each, whose threads take ROW_PIECE elements at a time. */
 static inline geometry geometry_pieces(int64_t rows, int64_t width) {
     return geometry_rows(rows, (width * 4 + ROW_PIECE - 1) / ROW_PIECE);
+}
+/* The same whose threads keep PIECES_OF(type) pieces each: of floats a warp has 1024 elements. */
+static inline geometry geometry_kept(int64_t rows, int64_t width, dtype type) {
+    geometry g = geometry_rows(rows, (width * 4 - 1) / (PIECES_OF(type) * ROW_PIECE) + 1);
+    if (g.threads > MOST_KEEPING) g.threads = MOST_KEEPING;
+    return g;
 }
 #endif
 
@@ -240,6 +250,61 @@ DEVICE int is_piece(const void *p, int type, int64_t i, int64_t begin, int64_t e
     }
 OF_ROWS(float, number_f32, 0)
 OF_ROWS(double, number_f64, 1)
+
+/* As FOR_PIECES, where a thread has PIECES_OF(type) pieces at a time, PIECE_STEP elements apart; and whether it may have more
+ * of them than those of one i. */
+#define PIECE_STEP ((int64_t)AT_ONCE * blockDim.x)
+#define FOR_ROUNDS(type, i, begin, end)                                                                                \
+    for (int64_t i = (begin) / 64 * 64 + (int64_t)AT_ONCE * threadIdx.x; i - threadIdx.x % WARP * AT_ONCE < (end);     \
+         i += PIECES_OF(type) * PIECE_STEP)
+#define ARE_ROUNDS(type, begin, end) ((end) - (begin) / 64 * 64 > PIECES_OF(type) * PIECE_STEP)
+
+/* Of elements [i, i + AT_ONCE) those that are in [begin, end), a bit each. */
+DEVICE uint32_t inside_of(int64_t i, int64_t begin, int64_t end) {
+    const int64_t skipped = begin - i, there = end - i;
+    const int from = skipped < 0 ? 0 : skipped < AT_ONCE ? (int)skipped : AT_ONCE;
+    const int to = there < 0 ? 0 : there < AT_ONCE ? (int)there : AT_ONCE;
+    return ((1u << to) - 1) & ~((1u << from) - 1);
+}
+enum { ALL_INSIDE = (1 << AT_ONCE) - 1 };
+
+/* Pieces k from elements at[k] on, those whose bit k is in `there`, from an aligned address; the others are 0. All are on
+ * their way before the first is looked at. */
+#define MANY_PIECES(T, count)                                                                                             \
+    DEVICE void read_pieces_##T(const void *p, int type, const int64_t at[count], uint32_t there,                         \
+                                T x[count][AT_ONCE]) {                                                                    \
+        uint32_t w[count][MOST_WORDS] = {{0}};                                                                            \
+        UNROLL for (int k = 0; k < count; k++) if (there >> k & 1) read_words(p, type, at[k], w[k]);                      \
+        UNROLL for (int k = 0; k < count; k++) {                                                                          \
+            UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] = T##_of(word_part(w[k], SIZE_OF(type), j), type);           \
+        }                                                                                                                 \
+    }                                                                                                                     \
+    /* Pieces of [begin, end), `step` elements apart from i on; all are multiples of AT_ONCE, from an aligned address. */ \
+    DEVICE void read_even_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,               \
+                              T x[count][AT_ONCE]) {                                                                      \
+        int64_t at[count];                                                                                                \
+        uint32_t there = 0;                                                                                               \
+        UNROLL for (int k = 0; k < count; k++) {                                                                          \
+            at[k] = i + k * step;                                                                                         \
+            there |= (uint32_t)(at[k] >= begin && at[k] < end) << k;                                                      \
+        }                                                                                                                 \
+        if (PIECES_OF(F64) == count) read_pieces_##T(p, F64, at, there, x);                                               \
+        else if (type == F32) read_pieces_##T(p, F32, at, there, x);                                                      \
+        else if (type == BF16) read_pieces_##T(p, BF16, at, there, x);                                                    \
+        else read_pieces_##T(p, F16, at, there, x);                                                                       \
+    }                                                                                                                     \
+    /* The same of any, from any address; as take_##T. */                                                                 \
+    DEVICE void take_pieces_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,             \
+                                T x[count][AT_ONCE]) {                                                                    \
+        if ((type == F64) != (PIECES_OF(F64) == count) || ((i | step | begin | end) & (AT_ONCE - 1)) != 0 ||              \
+            !IS_ALIGNED(p, type)) {                                                                                       \
+            UNROLL for (int k = 0; k < count; k++) take_##T(p, type, i + k * step, begin, end, x[k]);                     \
+            return;                                                                                                       \
+        }                                                                                                                 \
+        read_even_##T(p, type, i, step, begin, end, x);                                                                   \
+    }
+MANY_PIECES(float, 4)
+MANY_PIECES(double, 2)
 #endif
 #endif
 

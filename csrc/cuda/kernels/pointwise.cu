@@ -1,7 +1,8 @@
 /* pointwise.cu -- every pointwise operator: twin of ops/pointwise/pointwise.c and of the functions in its families.
  *
- * A thread takes four neighbouring elements at a time. An operand that lies as the output does is read in one piece, a
- * single number once, any other element by element through its strides; narrow types are widened on the way. The lists
+ * A thread takes four neighbouring elements at a time. An operand of which these lie together is read in one piece, a
+ * single number once, any other element by element through its strides; narrow types are widened on the way. Casts
+ * between floats, of whole tensors, have four pieces on their way at a time. The lists
  * below are the families': a row is an operator and its expression, and makes the kernels and the table both. */
 #include "cuda/kernels/kernel.h"
 
@@ -23,6 +24,7 @@ typedef struct pointwise_args {
 /* --- the host ----------------------------------------------------------------------------------------------------- */
 
 #ifdef ORT_HOST
+#include "cuda/host/generate.h"
 #include "ops/pointwise/pointwise.h"
 
 #include <string.h>
@@ -114,7 +116,11 @@ void space_of(const tensor *in, int n, const tensor *out, space *to, source *sou
     for (int i = 0; i < n; i++) sources[i].how = reach_of(to, &sources[i]);
 }
 
+/* Whether AT_ONCE elements are pieces wherever they are. */
+static bool is_even(const tensor *t) { return (uintptr_t)t->data % (AT_ONCE * dtype_size(t->type)) == 0; }
+
 status pointwise_cuda(ctx *c, const call *k) {
+    static kernel cast_whole = {.name = "cast_whole"};
     const tensor *out = &k->out[0];
     tile_class from = tile_class_of(k->in[k->n_in - 1].type), to = tile_class_of(out->type);
     kernel *f = find(k->node->op, from, to);
@@ -125,6 +131,9 @@ status pointwise_cuda(ctx *c, const call *k) {
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name,
                     dtype_name(k->in[k->n_in - 1].type));
     space_of(k->in, k->n_in, out, &a.space, a.in);
+    for (int i = 0; i < k->n_in; i++) a.in[i].how = chain_reach(&a.space, &a.in[i], AT_ONCE);
+    if (f == &casts[TILE_F32][TILE_F32] && a.in[0].how == DENSE && is_even(&k->in[0]) && is_even(out))
+        return cuda_launch(c, k, &cast_whole, geometry_over(a.space.count, AT_ONCE * PIECES_OF(F32) * 256, 256), &a);
     tile_parameters(k->node, a.param);
     return cuda_launch(c, k, f, geometry_over(a.space.count, AT_ONCE * 256, 256), &a);
 }
@@ -200,6 +209,20 @@ BOOL_OPERATORS(BOOL_KERNEL)
     POINTWISE(from##_to_i32, 1, F, F, int32_t, as_i32, )                                                               \
     POINTWISE(from##_to_bool, 1, F, F, uint8_t, x != 0, )
 CASTS(CAST_KERNELS)
+
+/* Between types of floats but float64, from and to aligned addresses. */
+KERNEL(cast_whole, pointwise_args) {
+    enum { EACH = PIECES_OF(F32) };
+    const int64_t step = (int64_t)gridDim.x * blockDim.x * AT_ONCE, whole = a.space.count / AT_ONCE * AT_ONCE;
+
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * AT_ONCE; i < whole; i += EACH * step) {
+        float x[EACH][AT_ONCE];
+        read_even_float(a.in[0].data, a.in[0].type, i, step, 0, whole, x);
+        UNROLL for (int k = 0; k < EACH; k++) if (i + k * step < whole) write_float(a.out, a.type, i + k * step, x[k]);
+    }
+    FOR_EACH(i, a.space.count - whole)
+    set_float(a.out, a.type, whole + i, get_float(a.in[0].data, a.in[0].type, whole + i));
+}
 
 #define WHERE(name, T)                                                                                                 \
     KERNEL(name, pointwise_args) {                                                                                     \

@@ -1,10 +1,13 @@
 /* random.cu -- twin of ops/random/random.c: dropout and draws, with the very bits of core/philox.c.
  *
- * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64). Where only
- * some rows are there it has one element, which is dropped or kept as it would be among all rows. */
+ * A thread has a counter, whose four words belong to four elements 16 apart (the order within a group of 64); of a dropout
+ * eight neighbours, for which its warp draws together. Where only some rows are there it has one element, which is dropped
+ * or kept as it would be among all rows. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
-#include "cuda/kernels/philox.h"
+
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
 
 typedef struct dropout_args {
     const void *in;
@@ -28,6 +31,9 @@ typedef struct draw_args {
     int32_t type, out_type, digits, node; /* digits: of out's mantissa */
     cuda_fault *fault;
 } draw_args;
+
+/* Threads that have eight neighbours of so many elements: whole warps, which draw together. */
+#define PIECES_FOR(count) (((count) + WARP * ROW_PIECE - 1) / (WARP * ROW_PIECE) * WARP)
 
 /* Elements of a chunk of ops/random/random.c, and threads that choose from a row. */
 enum { NARROW_CHUNK = 1024, WIDE_CHUNK = 512, CHOOSERS = 128 };
@@ -53,7 +59,7 @@ static status run(ctx *c, const call *k, kernel *f) {
     }
     a.threshold = ratio < 1 ? (uint32_t)fmin(nearbyint(ratio * 0x1p32), 0xFFFFFFFFp0) : 0;
     a.scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : (a.count + 63) / 64 * 16, 256, 256), &a);
+    return cuda_launch(c, k, f, geometry_over(a.rows ? a.count : PIECES_FOR(a.count), 128, 128), &a);
 }
 
 status dropout_train_cuda(ctx *c, const call *k) {
@@ -125,16 +131,19 @@ status multinomial_draw_cuda(ctx *c, const call *k) {
 #endif
 
 #ifdef ORT_DEVICE
+#include "cuda/kernels/philox.h"
+
 #define SEED (a.seed_at ? *a.seed_at : a.seed)
 
 KERNEL(dropout_mask, dropout_args) {
     const uint64_t seed = SEED;
-    FOR_EACH(counter, (a.count + 63) / 64 * 16) {
-        const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
-        uint32_t word[4];
-        draw(seed, a.key, (uint64_t)counter, word);
-        for (int j = 0; j < 4; j++)
-            if (first + 16 * j < a.count) ((uint8_t *)a.out)[first + 16 * j] = a.scale != 0 && word[j] >= a.threshold;
+    FOR_EACH(piece, PIECES_FOR(a.count)) {
+        const int64_t first = piece * AT_ONCE;
+        const uint32_t kept = kept_bits(seed, a.key, a.threshold, first);
+        uint8_t flags[AT_ONCE];
+        UNROLL for (int j = 0; j < AT_ONCE; j++) flags[j] = a.scale != 0 && kept >> j & 1;
+        if (is_piece(a.out, U8, first, 0, a.count)) write_uint8_t(a.out, U8, first, flags);
+        else EACH_OF(j, first, 0, a.count)((uint8_t *)a.out)[first + j] = flags[j];
     }
 }
 
@@ -311,14 +320,13 @@ KERNEL(NAME(dropout), dropout_args) {
         }
         return;
     }
-    FOR_EACH(counter, (a.count + 63) / 64 * 16) {
-        const int64_t first = counter / 16 * 64 + place_of((int)(counter % 16));
-        uint32_t word[4];
-        draw(seed, a.key, (uint64_t)counter, word);
-        for (int j = 0; j < 4; j++) {
-            const int64_t i = first + 16 * j;
-            if (i < a.count) ((T *)a.out)[i] = PUT(GET(((const T *)a.in)[i]) * (word[j] >= a.threshold ? scale : 0));
-        }
+    FOR_EACH(piece, PIECES_FOR(a.count)) {
+        const int64_t first = piece * AT_ONCE;
+        A x[AT_ONCE];
+        TAKE(a.in, TYPE, first, 0, a.count, x);
+        const uint32_t kept = kept_bits(seed, a.key, a.threshold, first);
+        UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] *= kept >> j & 1 ? scale : 0;
+        GIVE(a.out, TYPE, first, 0, a.count, x);
     }
 }
 #endif

@@ -1,10 +1,14 @@
 /* reduce.cu -- twin of ops/reductions/reduce_kernel.c: ReduceSum and ReduceMean of floats over any axes.
  *
- * Where the last axis is reduced a block has a result. Otherwise neighbouring results are neighbouring columns: a block
- * adds up 32 of them over one part of the rows, whose number depends on the shape alone, and a second kernel the parts,
- * in order. Totals are float, and double for float64 and between parts. */
+ * Where the last axis is reduced a block has a result. Otherwise neighbouring results are neighbouring columns. Of few
+ * rows a thread adds up eight of them, in order. Of more a block adds up 32 over one part of the rows, whose number
+ * depends on the shape alone, and a second kernel the parts, in order. Totals are float, and double for float64 and
+ * between parts. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
+
+#define AT_ONCE ROW_PIECE
+#include "cuda/kernels/pieces.h"
 
 typedef struct reduce_args {
     const void *x;
@@ -13,7 +17,8 @@ typedef struct reduce_args {
     int64_t outputs, length, inner, parts;                /* results; elements in each; neighbouring results */
     int64_t kept[8], kept_step[8], gone[8], gone_step[8]; /* the dimensions but `inner`, and their strides */
     int32_t n_kept, n_gone;
-    int32_t wide, unused; /* wide: `out` is float32 */
+    int32_t wide,
+        whole; /* `out` is float32; whether every ROW_PIECE neighbours of x are one piece, but for its address */
     double divisor;
 } reduce_args;
 
@@ -25,6 +30,12 @@ enum { LANES = 8 };
 
 kernel_fn reduce_sum_cuda, reduce_mean_cuda, fold_sum_cuda; /* the last in fold.cu */
 size_t reduce_cuda_workspace(const node *n);
+
+/* Rows that one thread adds up, however few results there are, and as many as keep a GPU busy without lanes of rows. */
+enum { FEW_ROWS = 32, MANY_OUTPUTS = 1 << 18 };
+static bool are_few(const reduce_args *a) {
+    return a->inner > 1 && a->parts == 1 && (a->length <= FEW_ROWS || a->outputs >= MANY_OUTPUTS);
+}
 
 static int64_t parts_of(int64_t length) { return length / 64 < 1 ? 1 : length / 64 < 64 ? length / 64 : 64; }
 
@@ -58,18 +69,30 @@ static reduce_args args_of(const node *n) {
     return a;
 }
 
+/* Memory for totals of parts. */
+static size_t workspace_of(const reduce_args *a) {
+    return a->inner > 1 && !are_few(a) ? (size_t)(a->parts * a->outputs) * sizeof(double) : 0;
+}
+
 size_t reduce_cuda_workspace(const node *n) {
     reduce_args a = args_of(n);
-    return a.inner > 1 ? (size_t)(a.parts * a.outputs) * sizeof(double) : 0;
+    return workspace_of(&a);
 }
 
 /* What `a` says, of elements of `type`. */
 static status start(ctx *c, const call *k, dtype type, reduce_args *a) {
     static kernel rows[DTYPE_COUNT] = FLOAT_KERNELS(reduce_rows), columns[DTYPE_COUNT] = FLOAT_KERNELS(reduce_columns),
-                  join[DTYPE_COUNT] = FLOAT_KERNELS(reduce_join);
+                  join[DTYPE_COUNT] = FLOAT_KERNELS(reduce_join), few[DTYPE_COUNT] = FLOAT_KERNELS(reduce_few);
 
     a->partial = k->work;
     if (a->inner == 1) return cuda_launch(c, k, &rows[type], geometry_rows(a->outputs, a->length), a);
+    if (are_few(a)) {
+        a->whole = a->inner % ROW_PIECE == 0;
+        for (int d = 0; d < a->n_kept; d++) a->whole = a->whole && a->kept_step[d] % ROW_PIECE == 0;
+        for (int d = 0; d < a->n_gone; d++) a->whole = a->whole && a->gone_step[d] % ROW_PIECE == 0;
+        int64_t tasks = a->outputs / a->inner * ((a->inner + ROW_PIECE - 1) / ROW_PIECE);
+        return cuda_launch(c, k, &few[type], geometry_over(tasks, 128, 128), a);
+    }
     int64_t tasks = a->outputs / a->inner * ((a->inner + WARP - 1) / WARP) * a->parts;
     TRY(cuda_launch(c, k, &columns[type], geometry_over(tasks, 1, WARP * LANES), a));
     return cuda_launch(c, k, &join[type], geometry_over(a->outputs, 128, 128), a);
@@ -120,6 +143,11 @@ DEVICE int64_t walk(int64_t i, int n, const int64_t *dim, const int64_t *step) {
     return offset;
 }
 
+/* Where row i of what is added up begins. */
+DEVICE int64_t row_of(const reduce_args *a, int64_t i) {
+    return a->n_gone == 1 ? i * a->gone_step[0] : walk(i, a->n_gone, a->gone, a->gone_step);
+}
+
 #define STORE_TOTAL(o, total)                                                                                          \
     do {                                                                                                               \
         const A x_ = (A)(total);                                                                                       \
@@ -159,8 +187,7 @@ KERNEL(NAME(reduce_columns), reduce_args) {
         const T *x = (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step) + column;
         A total = 0;
 
-        for (int64_t i = begin + lane; i < end && column < a.inner; i += LANES)
-            total += GET(x[a.n_gone == 1 ? i * a.gone_step[0] : walk(i, a.n_gone, a.gone, a.gone_step)]);
+        for (int64_t i = begin + lane; i < end && column < a.inner; i += LANES) total += GET(x[row_of(&a, i)]);
         totals[threadIdx.x] = total;
         __syncthreads();
         if (lane == 0 && column < a.inner) {
@@ -169,6 +196,45 @@ KERNEL(NAME(reduce_columns), reduce_args) {
             a.partial[part * a.outputs + o * a.inner + column] = sum;
         }
         __syncthreads();
+    }
+}
+
+/* Columns [first, first + AT_ONCE) of rows, in order. */
+DEVICE void NAME(add_rows)(const reduce_args *a, const T *x, int64_t first, A total[AT_ONCE]) {
+    enum { EACH = PIECES_OF(TYPE) };
+
+    if (!a->whole || !IS_ALIGNED(a->x, TYPE)) {
+        for (int64_t i = 0; i < a->length; i++) {
+            A v[AT_ONCE];
+            TAKE(x + row_of(a, i), TYPE, first, 0, a->inner, v);
+            UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] += v[j];
+        }
+        return;
+    }
+    for (int64_t i = 0; i < a->length; i += EACH) {
+        const int n = a->length - i < EACH ? (int)(a->length - i) : EACH;
+        int64_t at[EACH];
+        A v[EACH][AT_ONCE];
+        UNROLL for (int k = 0; k < EACH; k++) at[k] = k < n ? row_of(a, i + k) + first : 0;
+        READ_PIECES(x, TYPE, at, (1u << n) - 1, v);
+        UNROLL for (int k = 0; k < EACH; k++) {
+            UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = k < n ? total[j] + v[k][j] : total[j];
+        }
+    }
+}
+
+KERNEL(NAME(reduce_few), reduce_args) {
+    const int64_t groups = (a.inner + AT_ONCE - 1) / AT_ONCE;
+
+    FOR_EACH(task, a.outputs / a.inner * groups) {
+        const int64_t o = quotient(task, groups), first = (task - o * groups) * AT_ONCE, out = o * a.inner;
+        A total[AT_ONCE] = {0};
+
+        NAME(add_rows)(&a, (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step), first, total);
+        if (a.divisor != 1) {
+            UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = (A)((double)total[j] / a.divisor);
+        }
+        GIVE(a.out, a.wide ? F32 : TYPE, out + first, out, out + a.inner, total);
     }
 }
 

@@ -1,9 +1,9 @@
 /* softmax.cu -- twin of ops/reductions/softmax.c and ops/attention/attention.c: Softmax, LogSoftmax, MaskedSoftmax and their gradients, the
  * first and the third with dropout, too.
  *
- * A block has a row: `length` elements, `inner` apart, of which a thread takes eight neighbours at a time. They are read
- * once for their maximum, once for the sum, and once more for the result, which may take their place; or only once, where
- * a thread has no more than eight. */
+ * A block has a row: `length` elements, `inner` apart, of which a thread takes eight neighbours at a time, of four places
+ * at once. They are read once for their maximum, once for the sum, and once more for the result, which may take their
+ * place; or only once, where a thread has no more: a row of 1024 is a warp's. */
 #ifndef T
 #include "cuda/kernels/kernel.h"
 
@@ -42,7 +42,7 @@ static status run(ctx *c, const call *k, kernel kernels[DTYPE_COUNT]) {
     a.length = s->rank ? s->dim[axis] : 1;
     a.inner = s->rank ? shape_span(s, axis + 1, s->rank) : 1;
     a.rows = shape_count(s) / a.length;
-    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_pieces(a.rows, a.length), &a);
+    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_kept(a.rows, a.length, k->in[0].type), &a);
 }
 
 #define ALONG_AXIS(name)                                                                                               \
@@ -88,7 +88,7 @@ static void add_dropout(const call *k, softmax_args *a) {
 }
 
 static status start(ctx *c, const call *k, kernel kernels[DTYPE_COUNT], const softmax_args *a) {
-    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_pieces(a->rows, a->length), a);
+    return cuda_launch(c, k, &kernels[k->in[0].type], geometry_kept(a->rows, a->length, k->in[0].type), a);
 }
 
 status masked_softmax_cuda(ctx *c, const call *k) {
@@ -148,20 +148,42 @@ DEVICE int64_t mask_of(const softmax_args *a, int64_t row) {
 /* The elements of a row as pieces: [begin, begin + length), of the tensor where they lie together, else of the row. */
 DEVICE int64_t begin_of(const softmax_args *a, int64_t row) { return a->inner == 1 ? row * a->length : 0; }
 
-/* Of elements i + j of a row, of which some may be outside, those that are allowed, a bit each. */
-DEVICE uint32_t allowed_of(const softmax_args *a, const uint8_t *mask, int64_t i) {
-    uint8_t flags[AT_ONCE];
-    uint32_t allowed = 0;
+/* Of elements i + j of `count` pieces of a row, PIECE_STEP apart, those that are there; bit AT_ONCE * k + j. */
+DEVICE uint32_t there_of(int64_t length, int64_t i, int count) {
+    uint32_t there = 0;
+    UNROLL for (int k = 0; k < count; k++) there |= inside_of(i + k * PIECE_STEP, 0, length) << AT_ONCE * k;
+    return there;
+}
 
-    if (!mask) return ~0u;
-    if (a->column == 1 && i >= 0 && i + AT_ONCE <= a->length && IS_ALIGNED(mask + i, U8)) {
-        read_uint8_t(mask, U8, i, flags);
-        UNROLL for (int j = 0; j < AT_ONCE; j++) allowed |= (uint32_t)(flags[j] != 0) << j;
+/* Of those that are there the ones that are allowed. */
+DEVICE uint32_t allowed_of(const softmax_args *a, const uint8_t *mask, int64_t i, uint32_t there, int count) {
+    enum { MOST_PIECES = PIECES_OF(F32), WORDS = AT_ONCE / 4 };
+    uint32_t words[MOST_PIECES][MOST_WORDS] = {{0}}, allowed = 0;
+
+    if (!mask) return there;
+    if (a->column == 1 && ((i | a->length) & (AT_ONCE - 1)) == 0 && IS_ALIGNED(mask, U8)) {
+        UNROLL for (int k = 0; k < count; k++) if (there >> AT_ONCE * k & 1)
+            read_words(mask, U8, i + k * PIECE_STEP, words[k]);
+        UNROLL for (int k = 0; k < count; k++) {
+            UNROLL for (int j = 0; j < AT_ONCE; j++) allowed |= (uint32_t)(word_part(words[k], 1, j) != 0)
+                                                                << (AT_ONCE * k + j);
+        }
         return allowed;
     }
-    EACH_OF(j, i, 0, a->length) allowed |= (uint32_t)(mask[(i + j) * a->column] != 0) << j;
+    UNROLL for (int k = 0; k < count; k++) {
+        UNROLL for (int j = 0; j < AT_ONCE; j++) {
+            const int bit = AT_ONCE * k + j;
+            if (there >> bit & 1) allowed |= (uint32_t)(mask[(i + k * PIECE_STEP + j) * a->column] != 0) << bit;
+        }
+    }
     return allowed;
 }
+
+#define EACH PIECES_OF(TYPE)
+/* Element j of piece k, for every one that is there. */
+#define EACH_THERE(k, j, there)                                                                                        \
+    UNROLL for (int k = 0; k < EACH; k++) UNROLL for (int j = 0; j < AT_ONCE; j++) if ((there) >> (AT_ONCE * k + j) & 1)
+#define EACH_PIECE(k, j) UNROLL for (int k = 0; k < EACH; k++) UNROLL for (int j = 0; j < AT_ONCE; j++)
 
 #define TEMPLATE "cuda/kernels/softmax.cu"
 #include "cuda/kernels/each_float.h"
@@ -169,61 +191,81 @@ DEVICE uint32_t allowed_of(const softmax_args *a, const uint8_t *mask, int64_t i
 
 #else /* the template */
 
-/* Elements i + j of a row, from `begin` on; those outside are 0, or stay. */
-DEVICE void NAME(take)(const softmax_args *a, const void *p, int64_t row, int64_t i, int64_t begin, A x[AT_ONCE]) {
+/* Elements i + j of pieces of a row, from `begin` on; those outside are 0, or stay. */
+DEVICE void NAME(take)(const softmax_args *a, const void *p, int64_t row, int64_t i, int64_t begin,
+                       A x[EACH][AT_ONCE]) {
     const int64_t start = start_of(a, row) - begin * a->inner, end = begin + a->length;
-    if (a->inner == 1 && is_piece(p, TYPE, i, begin, end)) {
-        READ_PIECE(p, TYPE, i, x);
+
+    if (a->inner == 1) {
+        TAKE_PIECES(p, TYPE, i, PIECE_STEP, begin, end, x);
         return;
     }
-    UNROLL for (int j = 0; j < AT_ONCE; j++) {
-        const int is_there = i + j >= begin && i + j < end;
-        x[j] = is_there ? GET(((const T *)p)[start + (i + j) * a->inner]) : 0;
+    EACH_PIECE(k, j) {
+        const int64_t at = i + k * PIECE_STEP + j;
+        x[k][j] = at >= begin && at < end ? GET(((const T *)p)[start + at * a->inner]) : 0;
     }
 }
-DEVICE void NAME(give)(const softmax_args *a, void *p, int64_t row, int64_t i, int64_t begin, const A x[AT_ONCE]) {
+DEVICE void NAME(give)(const softmax_args *a, void *p, int64_t row, int64_t i, int64_t begin, A x[EACH][AT_ONCE]) {
     const int64_t start = start_of(a, row) - begin * a->inner, end = begin + a->length;
-    if (a->inner == 1 && is_piece(p, TYPE, i, begin, end)) {
-        WRITE_PIECE(p, TYPE, i, x);
+
+    if (a->inner == 1) {
+        UNROLL for (int k = 0; k < EACH; k++) GIVE(p, TYPE, i + k * PIECE_STEP, begin, end, x[k]);
         return;
     }
-    EACH_OF(j, i, begin, end)((T *)p)[start + (i + j) * a->inner] = PUT(x[j]);
+    EACH_PIECE(k, j) {
+        const int64_t at = i + k * PIECE_STEP + j;
+        if (at >= begin && at < end) ((T *)p)[start + at * a->inner] = PUT(x[k][j]);
+    }
 }
 
-/* As NAME(take) of x, with -inf in the place of what is not allowed. */
-DEVICE void NAME(take_allowed)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, A x[AT_ONCE]) {
-    const uint32_t allowed = allowed_of(a, a->mask ? a->mask + mask_of(a, row) : 0, i - begin);
+/* As NAME(take) of x, with -inf in the place of what is outside or not allowed. */
+DEVICE void NAME(take_allowed)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, A x[EACH][AT_ONCE]) {
+    const uint32_t there = there_of(a->length, i - begin, EACH);
+    const uint32_t allowed = allowed_of(a, a->mask ? a->mask + mask_of(a, row) : 0, i - begin, there, EACH);
 
     NAME(take)(a, a->a, row, i, begin, x);
-    UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = allowed >> j & 1 ? x[j] : -(A)INFINITY;
+    EACH_PIECE(k, j) x[k][j] = allowed >> (AT_ONCE * k + j) & 1 ? x[k][j] : -(A)INFINITY;
+}
+
+/* The elements that a dropout keeps, as there_of; by the whole warp. */
+DEVICE uint32_t NAME(kept)(const softmax_args *a, int64_t i, int64_t end) {
+    const uint64_t seed = a->seed_at ? *a->seed_at : a->seed;
+    uint32_t kept = 0;
+
+    UNROLL for (int k = 0; k < EACH; k++) {
+        const int64_t at = i + k * PIECE_STEP;
+        if (at - threadIdx.x % WARP * AT_ONCE >= end) break; /* the whole warp's is behind the row */
+        kept |= kept_bits(seed, a->key, a->threshold, at) << AT_ONCE * k;
+    }
+    return kept;
 }
 
 /* Safe: nothing allowed, or nothing but -inf, is zeros. The result before dropout is written where backward wants it;
  * results of narrow types are dropped as they are stored. */
 DEVICE void NAME(softmax_row)(const softmax_args *a, int64_t row, int safe, int drops) {
     const int64_t begin = begin_of(a, row), end = begin + a->length;
-    const int many = ARE_MANY(begin, end);
-    A most = -(A)INFINITY, total = 0, x[AT_ONCE] = {0};
+    const int many = ARE_ROUNDS(TYPE, begin, end);
+    A most = -(A)INFINITY, total = 0, x[EACH][AT_ONCE] = {{0}};
 
     NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
-        FOR_PIECES(i, begin, end) {
+        FOR_ROUNDS(TYPE, i, begin, end) {
             if (pass == 0 || many) NAME(take_allowed)(a, row, i, begin, x);
             if (pass == 0) {
-                EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
+                EACH_PIECE(k, j) most = x[k][j] > most ? x[k][j] : most;
                 continue;
             }
             if (pass == 1 || many) {
-                UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = EXP(x[j] - most);
+                EACH_PIECE(k, j) x[k][j] = EXP(x[k][j] - most); /* outside 0 */
             }
             if (pass == 1) {
-                EACH_OF(j, i, begin, end) total += x[j];
+                EACH_PIECE(k, j) total += x[k][j];
                 continue;
             }
-            UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] /= total;
+            EACH_PIECE(k, j) x[k][j] /= total;
             if (a->out) NAME(give)(a, a->out, row, i, begin, x);
             if (drops) {
-                const uint32_t kept = kept_bits(a->seed_at ? *a->seed_at : a->seed, a->key, a->threshold, i);
-                UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = GET(PUT(x[j])) * (kept >> j & 1 ? (A)a->factor : 0);
+                const uint32_t kept = NAME(kept)(a, i, end);
+                EACH_PIECE(k, j) x[k][j] = GET(PUT(x[k][j])) * (kept >> (AT_ONCE * k + j) & 1 ? (A)a->factor : 0);
                 NAME(give)(a, a->dropped, row, i, begin, x);
             }
         }
@@ -244,18 +286,19 @@ KERNEL(NAME(softmax_dropout), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(softm
 KERNEL(NAME(log_softmax), softmax_args) {
     FOR_BLOCKS(row, a.rows) {
         const int64_t begin = begin_of(&a, row), end = begin + a.length;
-        const int many = ARE_MANY(begin, end);
-        A most = -(A)INFINITY, total = 0, x[AT_ONCE] = {0};
+        const int many = ARE_ROUNDS(TYPE, begin, end);
+        A most = -(A)INFINITY, total = 0, x[EACH][AT_ONCE] = {{0}};
 
         NOT_UNROLLED for (int pass = 0; pass < 3; pass++) {
-            FOR_PIECES(i, begin, end) {
+            FOR_ROUNDS(TYPE, i, begin, end) {
+                const uint32_t there = there_of(a.length, i - begin, EACH);
                 if (pass == 0 || many) NAME(take)(&a, a.a, row, i, begin, x);
                 if (pass == 0) {
-                    EACH_OF(j, i, begin, end) most = x[j] > most ? x[j] : most;
+                    EACH_THERE(k, j, there) most = x[k][j] > most ? x[k][j] : most;
                 } else if (pass == 1) {
-                    EACH_OF(j, i, begin, end) total += EXP(x[j] - most);
+                    EACH_THERE(k, j, there) total += EXP(x[k][j] - most);
                 } else {
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = x[j] - most - total;
+                    EACH_PIECE(k, j) x[k][j] = x[k][j] - most - total;
                     NAME(give)(&a, a.out, row, i, begin, x);
                 }
             }
@@ -266,28 +309,29 @@ KERNEL(NAME(log_softmax), softmax_args) {
 }
 
 /* dy, of which a dropout may have left some, as it would have been stored. */
-DEVICE void NAME(take_dy)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, int drops, A dy[AT_ONCE]) {
+DEVICE void NAME(take_dy)(const softmax_args *a, int64_t row, int64_t i, int64_t begin, int drops,
+                          A dy[EACH][AT_ONCE]) {
     NAME(take)(a, a->a, row, i, begin, dy);
     if (!drops) return;
-    const uint32_t kept = kept_bits(a->seed_at ? *a->seed_at : a->seed, a->key, a->threshold, i);
-    UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] = GET(PUT(dy[j] * (kept >> j & 1 ? (A)a->factor : 0)));
+    const uint32_t kept = NAME(kept)(a, i, begin + a->length);
+    EACH_PIECE(k, j) dy[k][j] = GET(PUT(dy[k][j] * (kept >> (AT_ONCE * k + j) & 1 ? (A)a->factor : 0)));
 }
 
 DEVICE void NAME(softmax_grad_row)(const softmax_args *a, int64_t row, int drops) {
     const int64_t begin = begin_of(a, row), end = begin + a->length;
-    const int many = ARE_MANY(begin, end);
-    A dot = 0, dy[AT_ONCE] = {0}, y[AT_ONCE] = {0};
+    const int many = ARE_ROUNDS(TYPE, begin, end);
+    A dot = 0, dy[EACH][AT_ONCE] = {{0}}, y[EACH][AT_ONCE] = {{0}};
 
     NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
-        FOR_PIECES(i, begin, end) {
+        FOR_ROUNDS(TYPE, i, begin, end) {
             if (pass == 0 || many) {
                 NAME(take_dy)(a, row, i, begin, drops, dy);
                 NAME(take)(a, a->b, row, i, begin, y);
             }
-            if (pass == 0) {
-                EACH_OF(j, i, begin, end) dot += dy[j] * y[j];
+            if (pass == 0) { /* outside both are 0 */
+                EACH_PIECE(k, j) dot += dy[k][j] * y[k][j];
             } else {
-                UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] = y[j] * (dy[j] - dot);
+                EACH_PIECE(k, j) dy[k][j] = y[k][j] * (dy[k][j] - dot);
                 NAME(give)(a, a->out, row, i, begin, dy);
             }
         }
@@ -301,17 +345,17 @@ KERNEL(NAME(softmax_dropout_grad), softmax_args) { FOR_BLOCKS(row, a.rows) NAME(
 KERNEL(NAME(log_softmax_grad), softmax_args) {
     FOR_BLOCKS(row, a.rows) {
         const int64_t begin = begin_of(&a, row), end = begin + a.length;
-        const int many = ARE_MANY(begin, end);
-        A total = 0, dy[AT_ONCE] = {0}, y[AT_ONCE];
+        const int many = ARE_ROUNDS(TYPE, begin, end);
+        A total = 0, dy[EACH][AT_ONCE] = {{0}}, y[EACH][AT_ONCE];
 
         NOT_UNROLLED for (int pass = 0; pass < 2; pass++) {
-            FOR_PIECES(i, begin, end) {
+            FOR_ROUNDS(TYPE, i, begin, end) {
                 if (pass == 0 || many) NAME(take)(&a, a.a, row, i, begin, dy);
                 if (pass == 0) {
-                    EACH_OF(j, i, begin, end) total += dy[j];
+                    EACH_PIECE(k, j) total += dy[k][j];
                 } else {
                     NAME(take)(&a, a.b, row, i, begin, y);
-                    UNROLL for (int j = 0; j < AT_ONCE; j++) dy[j] -= EXP(y[j]) * total;
+                    EACH_PIECE(k, j) dy[k][j] -= EXP(y[k][j]) * total;
                     NAME(give)(&a, a.out, row, i, begin, dy);
                 }
             }

@@ -11,18 +11,23 @@ DEVICE int64_t stretch_end(int64_t total) { return total * (threadIdx.x + 1) / S
 
 /* Of counts that every thread has: the sum of those before this thread, and of all. */
 DEVICE int64_t sum_before(int64_t mine, int64_t *all) {
-    SHARED(int64_t, counts, STRETCHES);
-    int64_t before = 0;
+    SHARED(int64_t, of_warps, STRETCHES / WARP);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t sum = mine, before = 0; /* sum: of this lane and those before it */
 
+    for (int step = 1; step < WARP; step *= 2) {
+        const int64_t other = __shfl_sync(0xffffffffu, sum, (lane - step) & (WARP - 1));
+        if (lane >= step) sum += other;
+    }
     __syncthreads(); /* what an earlier sum left has been read */
-    counts[threadIdx.x] = mine;
+    if (lane == WARP - 1) of_warps[warp] = sum;
     __syncthreads();
     *all = 0;
-    for (int t = 0; t < STRETCHES; t++) {
-        if (t < (int)threadIdx.x) before += counts[t];
-        *all += counts[t];
+    for (int other = 0; other < STRETCHES / WARP; other++) {
+        if (other < warp) before += of_warps[other];
+        *all += of_warps[other];
     }
-    return before;
+    return before + sum - mine;
 }
 
 /* The largest of numbers that every thread has. */

@@ -96,6 +96,8 @@ CASES = [
     gather((5, 4), ints(0, high=5)),
     gather((0, 4), ints(0, high=5)),
     gather((2, 600), ints(40, high=2), name="repeats"),
+    *[gather((2, width), ints(700, high=2), dtypes=FLOAT, name=f"repeats_{width}") for width in (9, 264)],
+    gather((2, 400, 16), ints(2100, high=400), 1, dtypes=FLOAT, name="many_wide"),
     gather((3, 700, 2), ints(2000, high=700), 1, dtypes=FLOAT, name="many"),
     gather((50, 300), ints(4, 100, high=50), dtypes=FLOAT, name="embedding"),
     *[

@@ -83,6 +83,8 @@ def forms(op):
                attrs={"noop_with_empty_axes": 1}, opset=OPS[op][1], name="noop", dtypes=FEW)  # fmt: skip
 
 
+# Of few rows a thread has neighbouring totals, in pieces where their number allows it.
+REPEATS = [((3, 5, 2, 8), [1]), ((2, 4, 3, 6, 16), [1, 3]), ((37, 8), [0]), ((32, 40), [0]), ((33, 40), [0])]
 # Long folds are cut into parts; few and many totals, in rows and in columns.
 SIZES = [((70000,), [0]), ((3, 40000), [1]), ((50000, 3), [0]), ((300, 1500), [0]), ((9, 40, 300), [0, 2])]
 ROWS = [((700, 5), [1]), ((70, 32), [1]), ((1200, 1), [1]), ((5, 70, 33), [0, 2]), ((3, 4, 50, 2, 9), [2, 4])]  # short
@@ -153,7 +155,7 @@ def special_cases():
                 # The gradient is exp(x - y), of y that is rounded to the type: near 12 by up to 1/32 in bfloat16.
                 more = {"tol": 2} if op == "ReduceLogSumExp" and shape == (70000,) else {}
                 yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False, **more)
-        for shape, axes in ROWS:
+        for shape, axes in ROWS + REPEATS:
             yield reduction(op, operand_of(op, *shape), axes, fd=False, resize=False)
         if op != "ReduceLogSum":
             yield reduction(op, t(9, 14, special=True), [0])

@@ -103,6 +103,7 @@ CASES = [
             cast([value(HARD_INTEGERS)], to, INT, name="hard "),
         )
     ),
+    *(cast([t(9003)], to, FLOAT, name="many ") for to in ("float32", "bfloat16", "float16")),
     Case("Cast", [t(0, 3)], lambda x: x.half(), attrs={"to": TYPES["float16"]}, name="empty"),
     Case("Cast", [t()], lambda x: x.long(), attrs={"to": TYPES["int64"]}, name="scalar"),
     Case("Cast", [t(3)], lambda x: x.double(), attrs={"to": TYPES["float64"], "saturate": 0}, opset=19, fd=False),

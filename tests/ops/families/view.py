@@ -118,6 +118,8 @@ CASES = [
     transpose((70, 90), 1, 0, large=[t(2048, 1024)]),
     transpose((3, 130, 67), 0, 2, 1),
     transpose((300, 5), 1, 0),
+    transpose((2, 5, 3, 64), 0, 2, 1, 3),
+    transpose((2, 40, 3, 36), 0, 2, 3, 1),
     transpose((2, 3, 2, 2, 3), 4, 1, 3, 0, 2),
     Case("Transpose", [t(2, 3, 4)], lambda x: x.permute(2, 1, 0), dtypes=ALL, name="default", fd=False),
     Case("Transpose", [t()], lambda x: x, name="scalar"),
