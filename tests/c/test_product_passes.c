@@ -188,6 +188,38 @@ TEST(products_that_are_seen_or_otherwise_cast_are_rounded) {
     ctx_release(&c);
 }
 
+/* Of one sequence a weight's gradient is a batch of one product, without its first axis and turned. */
+TEST(a_product_that_is_widened_behind_views_keeps_its_sums) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *a = INPUT(g, "a", BF16, 1, 2, 3), *b = INPUT(g, "b", BF16, 1, 3, 4);
+    value *turned = NODE_WITH(g, "Transpose", PERM(0, 2, 1), NODE(g, "MatMul", a, b));
+
+    make_output(g, NODE(g, "Neg", cast(g, NODE(g, "Reshape", turned, INT_LIST(g, 4, 2)), F32)));
+    check_rewrite(g, "product_cast",
+                  "input %0 a bfloat16[1, 2, 3] grad\n"
+                  "input %1 b bfloat16[1, 3, 4] grad\n"
+                  "%2 = MatMulBias(%0 a, %1 b, alpha=1, wide=1) float32[1, 2, 4]\n"
+                  "%3 = Transpose(%2, perm=[0, 2, 1]) float32[1, 4, 2]\n"
+                  "%4 = Reshape(%3, [4, 2], allowzero=1) float32[4, 2]\n"
+                  "%5 = Neg(%4) float32[4, 2]\n"
+                  "output %5\n");
+    ctx_release(&c);
+}
+
+/* Given back as it is, it would be copied in float32. */
+TEST(a_product_that_is_given_back_turned_is_rounded) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *y = NODE(g, "MatMul", INPUT(g, "a", BF16, 2, 3), INPUT(g, "b", BF16, 3, 4));
+
+    make_output(g, cast(g, NODE_WITH(g, "Transpose", PERM(1, 0), y), F32));
+    check_untouched(g, "product_cast");
+    ctx_release(&c);
+}
+
 /* --- gradients that meet ------------------------------------------------------------------------------------------ */
 
 TEST(a_product_adds_to_the_gradient_that_is_there) {

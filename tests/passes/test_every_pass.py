@@ -27,6 +27,7 @@ ELSEWHERE = {
     "relu_dropout": "test_passes.py::test_dropout_behind_a_relu",
     "packed_weights": "test_packed_weights.py::test_the_same_bits",
     "product_epilogue": "../cuda/test_epilogues.py",
+    "repeated_heads": "../cuda/test_autocast_plans.py",
 }
 #: Difference allowed, relative to the largest number of each tensor; of models with 16-bit products a few of their
 #: roundings.
