@@ -9,6 +9,7 @@ import transformers
 from ortmodule import _core, explain
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.exact import check_step
+from tests.models.test_autocast import MODELS
 from tests.models.zoo import SMALL
 from tests.passes.test_rows import graphs
 
@@ -61,14 +62,30 @@ def test_llama(driver, attention, groups, samples):  # noqa: F811
     assert found["Rotary"] == 4 * LAYERS
     assert found["Neg"] == 0
     assert found["Concat"] == 1  # the angles
+    assert plan.text().count('steps="Swish Mul Mul SwishGrad"') == LAYERS  # backward computes it again
     weights, norms = LINEAR * LAYERS + 1, 2 * LAYERS
     fired = explain(ours).fused
     if attention == "products":
         return
     assert found["Cast"] == weights + norms
+    assert found["MatMulAdd"] == 3 * LAYERS
+    assert found["Add"] <= 1  # of the logits, where they have a gradient of their own
     repeated = 2 * LAYERS if "torch=2" in plan.text() and groups == 2 else 0
     assert fired.get("repeated_heads", 0) == found["ReduceSum"] == repeated
     assert found["Contiguous"] - repeated <= 2  # the labels, and how many rows there are
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_dropout(driver, attention, name):  # noqa: F811
+    """Gradients that meet in a residual or in the input of three projections are added by products."""
+    build, batch = MODELS[name]
+    torch.manual_seed(0)
+    module = build().train()
+    given = batch(module, 0, torch.Generator().manual_seed(0))
+    ours, recorder = check_step(module, given, autocast=torch.bfloat16)
+    assert recorder.draws
+    if name == "bert":
+        assert explain(ours).fused["gradient_sum"]
 
 
 def test_dropout_and_keys_that_are_given_back(driver, attention):  # noqa: F811
