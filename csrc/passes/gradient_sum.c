@@ -6,25 +6,34 @@
  * Where a value has several readers, as the input of query, key and value has, its gradient is a sum. The product that
  * comes second adds to what the first has made: one buffer and a sweep over three less. So do the few rows of a table of
  * words that a batch has read, where the table is the weight of the last layer, too. Where a chain of pointwise
- * operators reads the sum, it reads the addends instead (pointwise_fusion), which is faster still. On the CPU, and of
- * float32 and float64: sums of 16 bits are rounded to them one by one, as in PyTorch. */
+ * operators reads the sum, it reads the addends instead (pointwise_fusion), which is faster still.
+ *
+ * On the CPU float32 and float64: sums of 16 bits are rounded to them one by one, as in PyTorch. On a GPU the product's
+ * library adds what it has in float32 to c, whose other readers do not matter (it is not copied), and rounds once: so 16
+ * bits too, and products of 16 bits that stay wide. Its rows it adds nowhere. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
 
 /* A product, or rows, of backward that only the sum sees. */
-static bool is_addend(const value *v) {
-    if (!v->def || (!product_is(v->def) && !node_is(v->def, "GatherGrad"))) return false;
-    return v->def->backward && !node_in(v->def, 2) && v->def->in[0]->type == v->type && value_is_private(v);
+static bool is_addend(const graph *g, const value *v) {
+    if (!v->def || !v->def->backward || !value_is_private(v)) return false;
+    if (!product_is(v->def)) return !g->cuda && node_is(v->def, "GatherGrad");
+    return !node_in(v->def, 2) && (g->cuda || v->def->in[0]->type == v->type);
 }
 
 /* Memory that no other node reads, and that is there when `addend` runs. */
-static bool may_take(const value *c, const value *addend) {
-    if (!c->def || !c->def->op || !c->def->backward || c->def->op->view || !value_is_private(c)) return false;
+static bool may_take(const graph *g, const value *c, const value *addend) {
+    if (!c->def || !c->def->op || !c->def->backward || c->def->op->view) return false;
+    if (!g->cuda && !value_is_private(c)) return false;
     return c != addend && node_is_before(c->def, addend->def) && shape_equal(&c->shape, &addend->shape);
 }
 
 static bool is_sum(const node *n) { return n->backward && node_is(n, "Add"); }
+
+static bool is_of_type(const graph *g, const value *v) {
+    return g->cuda ? dtype_is_float(v->type) : v->type == F32 || v->type == F64;
+}
 
 /* What a node's mark says of the chain of additions that it is in. */
 enum { UNKNOWN, READ_BY_A_CHAIN, READ_OTHERWISE };
@@ -33,13 +42,26 @@ static node *next_sum(const node *sum) {
     return sum->out[0]->n_uses == 1 && is_sum(sum->out[0]->uses->user) ? sum->out[0]->uses->user : NULL;
 }
 
+/* Widened for the gradient of a norm alone, which reads it as it is (norm_residual). */
+static bool goes_to_a_norm(const value *v) {
+    const node *n = value_is_private(v) ? v->uses->user : NULL;
+
+    while (n && (node_is(n, "Cast") || node_is(n, "Reshape")) && value_is_private(n->out[0])) {
+        v = n->out[0];
+        n = v->uses->user;
+    }
+    return n && (node_is(n, "LayerNormGrad") || node_is(n, "RMSNormGrad")) && n->in[0] == v;
+}
+
+static bool is_read_by_a_chain(const node *n) { return node_is_read_by_a_chain(n) && !goes_to_a_norm(n->out[0]); }
+
 /* Behind the additions that follow, of which each is asked once: a sum of many terms is one long row of them. */
 static bool ends_in_a_chain(node *sum) {
     node *last = sum;
     int found;
 
     for (node *next; last->mark == UNKNOWN && (next = next_sum(last)); last = next);
-    found = last->mark != UNKNOWN ? last->mark : node_is_read_by_a_chain(last) ? READ_BY_A_CHAIN : READ_OTHERWISE;
+    found = last->mark != UNKNOWN ? last->mark : is_read_by_a_chain(last) ? READ_BY_A_CHAIN : READ_OTHERWISE;
     for (node *n = sum; n != last; n = next_sum(n)) n->mark = found;
     last->mark = found;
     return found == READ_BY_A_CHAIN;
@@ -67,10 +89,10 @@ static status add_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) n->mark = UNKNOWN;
     for (node *n = g->first, *next; n; n = next) {
         next = n->next;
-        if (!is_sum(n) || (n->out[0]->type != F32 && n->out[0]->type != F64) || ends_in_a_chain(n)) continue;
+        if (!is_sum(n) || !is_of_type(g, n->out[0]) || ends_in_a_chain(n)) continue;
         for (int i = 0; i < 2; i++) {
             value *addend = n->in[i], *c = n->in[1 - i];
-            if (!is_addend(addend) || !may_take(c, addend)) continue;
+            if (!is_addend(g, addend) || !may_take(g, c, addend)) continue;
             TRY(add_into(g, n, c, addend, fired));
             break;
         }
@@ -80,5 +102,4 @@ static status add_all(graph *g, int *fired) {
 
 static status run(graph *g, int *fired) { return pass_end(g, add_all(g, fired)); }
 
-const pass_def gradient_sum = {
-    .name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .device = FOR_CPUS, .run = run};
+const pass_def gradient_sum = {.name = "gradient_sum", .stage = AFTER_GRADIENT, .level = 1, .run = run};

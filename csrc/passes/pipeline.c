@@ -3,11 +3,12 @@
 
 #include <string.h>
 
-extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices,
-    efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity, linear_loss,
-    loss_cast, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights,
-    padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion,
-    row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_cast, softmax_dropout, wide_operands;
+extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices, early_cast,
+    efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity,
+    linear_loss, loss_cast, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights,
+    padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, repeated_heads,
+    rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_cast, softmax_dropout,
+    wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -17,6 +18,7 @@ const pass_def *const passes[] = {
     &gelu_fusion,
     &silu_fusion,
     &norm_fusion,
+    &early_cast,
     &rotary_fusion,
     &matmul_fusion,
     &row_selection,
@@ -26,6 +28,7 @@ const pass_def *const passes[] = {
     &flash_dropout,
     &attention_fusion,
     &efficient_attention,
+    &repeated_heads,
     &attention_lengths,
     &softmax_cast,
     &softmax_dropout,

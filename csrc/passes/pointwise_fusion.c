@@ -172,8 +172,8 @@ static node *source_of(const fuser *f, const group *gr, const value *v) {
 
     if (!n || n->backward || !n->op || !shape_equal(&v->shape, gr->shape)) return NULL;
     if (n->mark == PART_BACKWARD || n->n_out != 1 || !fused_holds(n)) return NULL;
-    /* Of 16 bits an element memory delivers more than such a function computes. */
-    if (n->op->flags & COSTLY && dtype_size(v->type) <= 2) return NULL;
+    /* Of 16 bits an element a CPU's memory delivers more than such a function computes; a GPU computes more. */
+    if (!f->g->cuda && n->op->flags & COSTLY && dtype_size(v->type) <= 2) return NULL;
     if (v->n_uses > MOST_READERS) return NULL;
     for (const use *u = v->uses; u; u = u->next)
         if (u->user->mark == PART_BACKWARD && !is_member(gr, u->user)) return NULL;

@@ -1,22 +1,28 @@
-/* product_cast.c -- Cast(a b, to float32), of a 16-bit product no other node reads  ->  MatMulBias(a, b, wide)
+/* product_cast.c -- Cast(a b, to float32), of a 16-bit product no other node reads  ->  MatMulBias(a, b, wide), before Reshapes
+ *                    and Transposes between the two
  *                    Cast(Cast(x, to 16 bits), to float32)  ->  x      where LinearCrossEntropy left x in float32
  *
  * The sums are float32 anyway: they are stored as they are, instead of being rounded to 16 bits, stored, read and
  * stored again. Under autocast that is the way of every weight's gradient, and of logits that a loss widens. The
  * result is nearer to the exact one than PyTorch's, which rounds. */
 #include "passes/pipeline.h"
+#include "passes/view_steps.h"
 
 #include "ops/op.h"
 
-enum { A, B, PRODUCT };
+enum { X };
 
 static status widen(graph *g, value *const v[], const node *root, value **out) {
-    const dtype from = v[PRODUCT]->type;
-    const node *product = v[PRODUCT]->def;
+    view_steps steps;
+    value *y = view_steps_before(v[X], &steps);
+    const node *product = y->def;
 
-    if (root->out[0]->type != F32 || (from != BF16 && from != F16)) return OK;
-    return emit_with(g, out, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(product)), INT("wide", 1)), v[A],
-                     v[B]);
+    if (root->out[0]->type != F32 || (y->type != BF16 && y->type != F16) || steps.repeats) return OK;
+    if (!value_is_private(y) || !product || !product_is(product) || node_in(product, 2)) return OK;
+    if (value_is_end(root->out[0]) && !view_steps_keep_order(&steps, y)) return OK; /* it would be copied, in float32 */
+    TRY(emit_with(g, &y, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(product)), INT("wide", 1)),
+                  product->in[0], product->in[1]));
+    return view_steps_again(g, &steps, y, out);
 }
 
 static bool is_loss_gradient(const value *v) {
@@ -36,13 +42,13 @@ static value *loss_gradient_behind(value *v) {
 static status keep_gradient(graph *g, value *const v[], const node *root, value **out) {
     value *x;
 
-    if (root->out[0]->type != F32 || !(x = loss_gradient_behind(v[A]))) return OK;
+    if (root->out[0]->type != F32 || !(x = loss_gradient_behind(v[X]))) return OK;
     return emit_reshape(g, x, &root->out[0]->shape, out);
 }
 
 static const rule rules[] = {
-    {OP("Cast", EITHER(OP_AS(PRODUCT, "MatMul", VAR(A), VAR(B)), OP_AS(PRODUCT, "MatMulBias", VAR(A), VAR(B)))), widen},
-    {OP("Cast", VAR(A)), keep_gradient},
+    {OP("Cast", VAR(X)), widen},
+    {OP("Cast", VAR(X)), keep_gradient},
     {0},
 };
 

@@ -1,4 +1,8 @@
-/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, x1 and x2 the halves of x's last axis  ->  Rotary, before a transpose of x */
+/* rotary_fusion.c -- x * cos + concat(-x2, x1) * sin, x1 and x2 the halves of x's last axis  ->  Rotary, before a transpose of x
+ *
+ * A 16-bit x that is widened for angles in float32, as under autocast, is read as it is; where the result is rounded again,
+ * that is what is stored. It is the result of the single nodes, and its gradient is rounded once where theirs was three
+ * times. */
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
@@ -31,6 +35,7 @@ static bool along_last_axis(const node *n) {
 #define FIRST OP_WHERE(is_first, "StridedSlice", VAR(X))
 #define SECOND OP_WHERE(is_second, "StridedSlice", VAR(X))
 #define TURNED OP_WHERE(along_last_axis, "Concat", OP("Neg", SECOND), FIRST)
+#define SUM_OF(turned, x) OP("Add", OP("Mul", turned, VAR(SIN)), OP("Mul", x, VAR(COS)))
 
 /* The angles as they are before x was transposed. */
 static status turn_back(graph *g, value *angles, const int *perm, int rank, value **out) {
@@ -47,33 +52,63 @@ static status turn_back(graph *g, value *angles, const int *perm, int rank, valu
 }
 
 /* Rotary(Transpose(x)) as Transpose(Rotary(x)), so that it is one of the operators that work token by token. */
-static status emit_rotary(graph *g, value *x, value *cos, value *sin, value **out) {
+static status emit_rotary(graph *g, value *x, value *cos, value *sin, bool wide, value **out) {
     const int64_t *axes;
     const int rank = x->shape.rank;
     int perm[MAX_RANK];
 
     if (!value_is(x, "Transpose") || node_ints(x->def, "perm", &axes) != rank || axes[rank - 1] != rank - 1)
-        return emit(g, out, "Rotary", x, cos, sin);
+        return emit_with(g, out, "Rotary", NODE_ATTRS(INT("wide", wide)), x, cos, sin);
     for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
     TRY(turn_back(g, cos, perm, rank, &cos));
     TRY(turn_back(g, sin, perm, rank, &sin));
-    TRY(emit(g, out, "Rotary", x->def->in[0], cos, sin));
+    TRY(emit_with(g, out, "Rotary", NODE_ATTRS(INT("wide", wide)), x->def->in[0], cos, sin));
     return emit_transpose(g, *out, perm, out);
 }
 
-static status to_rotary(graph *g, value *const v[], const node *root, value **out) {
+/* No gradient reaches the angles, and they do not make x larger. */
+static status angles_fit(const graph *g, value *const v[], bool *fit) {
     shape all;
 
-    if (v[COS]->needs_grad || v[SIN]->needs_grad) return OK;
+    *fit = false;
+    if (v[COS]->needs_grad || v[SIN]->needs_grad || v[COS]->type != v[SIN]->type) return OK;
     TRY(shape_broadcast(g->c, &v[COS]->shape, &v[SIN]->shape, &all));
     TRY(shape_broadcast(g->c, &all, &v[X]->shape, &all));
-    if (!shape_equal(&all, &v[X]->shape) || v[COS]->type != v[X]->type || v[SIN]->type != v[X]->type) return OK;
-    (void)root;
-    return emit_rotary(g, v[X], v[COS], v[SIN], out);
+    *fit = shape_equal(&all, &v[X]->shape);
+    return OK;
+}
+
+static bool is_narrow(const value *v) { return v->type == BF16 || v->type == F16; }
+
+static status to_rotary(graph *g, value *const v[], const node *root, value **out) {
+    const bool wide = root->out[0]->type == F32 && is_narrow(v[X]);
+    bool fit;
+
+    TRY(angles_fit(g, v, &fit));
+    if (!fit || v[COS]->type != root->out[0]->type || (v[X]->type != v[COS]->type && !wide)) return OK;
+    return emit_rotary(g, v[X], v[COS], v[SIN], wide, out);
+}
+
+/* Rotary(Cast(x)), whose x others do not read in float32. */
+static status without_cast(graph *g, value *const v[], const node *root, value **out) {
+    if (!is_narrow(v[X]) || node_int(root, "inverse")) return OK;
+    return emit_rotary(g, v[X], v[COS], v[SIN], true, out);
+}
+
+/* A wide result, turned or not, that is rounded to the type of x: others may go on reading it as it is. */
+static status round_itself(graph *g, value *const v[], const node *root, value **out) {
+    const node *turn = value_is(v[X], "Transpose") ? v[X]->def : NULL, *n = turn ? turn->in[0]->def : v[X]->def;
+
+    if (!n || !node_is(n, "Rotary") || !node_int(n, "wide") || n->in[0]->type != root->out[0]->type) return OK;
+    TRY(emit(g, out, "Rotary", n->in[0], n->in[1], n->in[2]));
+    return turn ? graph_emit_op(g, turn->op, turn->attrs, 1, (value *[]){*out}, 1, out) : OK;
 }
 
 static const rule rules[] = {
-    {OP("Add", OP("Mul", TURNED, VAR(SIN)), OP("Mul", VAR(X), VAR(COS))), to_rotary},
+    {SUM_OF(TURNED, VAR(X)), to_rotary},
+    {SUM_OF(OP("Cast", TURNED), OP("Cast", VAR(X))), to_rotary},
+    {OP("Rotary", OP("Cast", VAR(X)), VAR(COS), VAR(SIN)), without_cast},
+    {OP("Cast", VAR(X)), round_itself},
     {0},
 };
 

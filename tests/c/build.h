@@ -28,6 +28,8 @@ void make_gradient(graph *g, int i, value *v);
     make_node(g, op, attrs, LENGTH(((value *[]){__VA_ARGS__})), (value *[]){__VA_ARGS__})
 #define NODE(g, op, ...) NODE_WITH(g, op, NULL, __VA_ARGS__)
 #define INT_LIST(g, ...) int_list(g, LENGTH(((int64_t[]){__VA_ARGS__})), (int64_t[]){__VA_ARGS__})
+/* The attributes of a Transpose. */
+#define PERM(...) NODE_ATTRS(INTS("perm", LENGTH(((int64_t[]){__VA_ARGS__})), ((int64_t[]){__VA_ARGS__})))
 
 /* graph_print's text with values numbered in the order they appear: %17 becomes %3. In the graph's arena. */
 const char *graph_text(graph *g);

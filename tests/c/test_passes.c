@@ -162,44 +162,6 @@ TEST(what_only_the_gradient_reads_goes) {
     ctx_release(&c);
 }
 
-/* --- rotary_fusion ------------------------------------------------------------------------------------------------ */
-
-/* Columns `from` to `to` of x[3, 6]. */
-static value *columns(graph *g, value *x, int64_t from, int64_t to) {
-    const int64_t starts[] = {0, from}, counts[] = {3, to - from}, steps[] = {1, 1};
-    return NODE_WITH(g, "StridedSlice",
-                     NODE_ATTRS(INTS("starts", 2, starts), INTS("counts", 2, counts), INTS("steps", 2, steps)), x);
-}
-
-static value *turned(graph *g, value *x, value *c, value *s, int64_t middle) {
-    value *half = NODE(g, "Neg", columns(g, x, middle, 6));
-    value *turn = NODE_WITH(g, "Concat", NODE_ATTRS(INT("axis", -1)), half, columns(g, x, 0, middle));
-    return NODE(g, "Add", NODE(g, "Mul", x, c), NODE(g, "Mul", turn, s));
-}
-
-static void check_rotary(int64_t middle, bool angles_need_grad) {
-    ctx c;
-    ctx_init(&c);
-    graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 3, 6), *cosine = INPUT(g, "c", F32, 6), *sine = INPUT(g, "s", F32, 3, 6);
-
-    cosine->needs_grad = sine->needs_grad = angles_need_grad;
-    make_output(g, turned(g, x, cosine, sine, middle));
-    if (middle == 3 && !angles_need_grad)
-        check_rewrite(g, "rotary_fusion",
-                      "input %0 x float32[3, 6] grad\n"
-                      "input %1 c float32[6]\n"
-                      "input %2 s float32[3, 6]\n"
-                      "%3 = Rotary(%0 x, %1 c, %2 s) float32[3, 6]\n"
-                      "output %3\n");
-    else check_untouched(g, "rotary_fusion");
-    ctx_release(&c);
-}
-
-TEST(a_turn_of_two_halves_is_rotary) { check_rotary(3, false); }
-TEST(a_turn_of_other_parts_is_not) { check_rotary(2, false); }
-TEST(a_turn_by_angles_that_learn_is_not) { check_rotary(3, true); }
-
 /* --- norm_fusion -------------------------------------------------------------------------------------------------- */
 
 static value *mean(graph *g, value *x, int64_t axis, int keep) {

@@ -188,92 +188,38 @@ TEST(products_that_are_seen_or_otherwise_cast_are_rounded) {
     ctx_release(&c);
 }
 
-/* --- gradients that meet ------------------------------------------------------------------------------------------ */
-
-TEST(a_product_adds_to_the_gradient_that_is_there) {
+/* Of one sequence a weight's gradient is a batch of one product, without its first axis and turned. */
+TEST(a_product_that_is_widened_behind_views_keeps_its_sums) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
-    value *k = INPUT(g, "k", F32, 8, 6), *first, *second;
+    value *a = INPUT(g, "a", BF16, 1, 2, 3), *b = INPUT(g, "b", BF16, 1, 3, 4);
+    value *turned = NODE_WITH(g, "Transpose", PERM(0, 2, 1), NODE(g, "MatMul", a, b));
 
-    make_output(g, x);
-    g->in_backward = true;
-    first = NODE(g, "MatMul", dy, q);
-    second = NODE(g, "MatMul", dy, k);
-    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", second, first)));
-    g->in_backward = false;
-    check_rewrite(g, "gradient_sum",
-                  "input %0 x float32[4, 6] grad\n"
-                  "input %1 dy float32[4, 8] grad\n"
-                  "input %2 q float32[8, 6] grad\n"
-                  "input %3 k float32[8, 6] grad\n"
-                  "backward\n"
-                  "%4 = MatMul(%1 dy, %2 q) float32[4, 6]\n"
-                  "%5 = MatMulAdd(%4, %1 dy, %3 k, alpha=1) float32[4, 6]\n"
-                  "%6 = Softmax(%5) float32[4, 6]\n"
-                  "output %0 x\n"
-                  "grad %0 x <- %6\n");
+    make_output(g, NODE(g, "Neg", cast(g, NODE(g, "Reshape", turned, INT_LIST(g, 4, 2)), F32)));
+    check_rewrite(g, "product_cast",
+                  "input %0 a bfloat16[1, 2, 3] grad\n"
+                  "input %1 b bfloat16[1, 3, 4] grad\n"
+                  "%2 = MatMulBias(%0 a, %1 b, alpha=1, wide=1) float32[1, 2, 4]\n"
+                  "%3 = Transpose(%2, perm=[0, 2, 1]) float32[1, 4, 2]\n"
+                  "%4 = Reshape(%3, [4, 2], allowzero=1) float32[4, 2]\n"
+                  "%5 = Neg(%4) float32[4, 2]\n"
+                  "output %5\n");
     ctx_release(&c);
 }
 
-TEST(rows_are_added_to_the_gradient_that_is_there) {
+/* Given back as it is, it would be copied in float32. */
+TEST(a_product_that_is_given_back_turned_is_rounded) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", F32, 40, 6), *dy = INPUT(g, "dy", F32, 40, 8), *w = INPUT(g, "w", F32, 8, 6);
-    value *rows = INPUT(g, "rows", F32, 5, 6), *index = INPUT(g, "index", I64, 5), *table, *head;
+    value *y = NODE(g, "MatMul", INPUT(g, "a", BF16, 2, 3), INPUT(g, "b", BF16, 3, 4));
 
-    make_output(g, x);
-    g->in_backward = true;
-    head = NODE(g, "MatMul", dy, w);
-    CHECK_OK(&c, emit_with(g, &table, "GatherGrad",
-                           NODE_ATTRS(INT("axis", 0), INTS("shape", 2, ((int64_t[]){40, 6})), INT("padding_idx", 3)),
-                           rows, index));
-    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", table, head)));
-    g->in_backward = false;
-    check_rewrite(g, "gradient_sum",
-                  "input %0 x float32[40, 6] grad\n"
-                  "input %1 dy float32[40, 8] grad\n"
-                  "input %2 w float32[8, 6] grad\n"
-                  "input %3 rows float32[5, 6] grad\n"
-                  "input %4 index int64[5]\n"
-                  "backward\n"
-                  "%5 = MatMul(%1 dy, %2 w) float32[40, 6]\n"
-                  "%6 = GatherGradAdd(%5, %3 rows, %4 index, axis=0, padding_idx=3) float32[40, 6]\n"
-                  "%7 = Softmax(%6) float32[40, 6]\n"
-                  "output %0 x\n"
-                  "grad %0 x <- %7\n");
+    make_output(g, cast(g, NODE_WITH(g, "Transpose", PERM(1, 0), y), F32));
+    check_untouched(g, "product_cast");
     ctx_release(&c);
 }
 
-/* One of 16 bits; with something that comes after the product; with an input; one that a chain reads. */
-TEST(sums_of_gradients_that_stay) {
-    ctx c;
-    ctx_init(&c);
-    graph *g = new_graph(&c);
-    value *x = INPUT(g, "x", BF16, 4, 6), *y = INPUT(g, "y", F32, 4, 6), *z = INPUT(g, "z", F32, 4, 6);
-    value *u = INPUT(g, "u", F32, 4, 6), *dy = INPUT(g, "dy", F32, 4, 8), *q = INPUT(g, "q", F32, 8, 6);
-    value *narrow = INPUT(g, "narrow", BF16, 4, 8), *w = INPUT(g, "w", BF16, 8, 6), *product, *other;
-
-    make_output(g, u);
-    g->in_backward = true;
-    other = NODE(g, "MatMul", narrow, NODE(g, "Neg", w));
-    product = NODE(g, "MatMul", narrow, w);
-    make_gradient(g, 0, NODE(g, "Softmax", NODE(g, "Add", product, other)));
-    product = NODE(g, "MatMul", dy, NODE(g, "Exp", q));
-    other = NODE(g, "LogSoftmax", y);
-    make_gradient(g, 1, NODE(g, "Softmax", NODE(g, "Add", product, other)));
-    product = NODE(g, "MatMul", dy, NODE(g, "Sin", q));
-    make_gradient(g, 2, NODE(g, "Softmax", NODE(g, "Add", product, z)));
-    other = NODE(g, "MatMul", dy, NODE(g, "Cos", q));
-    product = NODE(g, "MatMul", dy, NODE(g, "Tanh", q));
-    make_gradient(g, 3, NODE(g, "Sigmoid", NODE(g, "Add", product, other)));
-    g->in_backward = false;
-    (void)x;
-    check_untouched(g, "gradient_sum");
-    ctx_release(&c);
-}
 /* --- product_epilogue --------------------------------------------------------------------------------------------- */
 
 static value *linear_gelu(graph *g, value *x, int64_t columns) {

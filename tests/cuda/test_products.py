@@ -53,7 +53,7 @@ def session(rows, operands):
 
 
 def compare(rows, operands, expected, dy=True):
-    """The engine's result and gradients are those of ``expected``, computed in float64."""
+    """The engine's result and gradients are those of ``expected``, computed in float64. Returns the session."""
     s = session(rows, operands)
     wide = [t.double().requires_grad_(dy) for t in operands]
     y = expected(*wide)
@@ -66,11 +66,12 @@ def compare(rows, operands, expected, dy=True):
 
     close(run.outputs[0], y.detach())
     if not dy:
-        return
+        return s
     upstream = torch.randn(y.shape, dtype=torch.float64).to(kind)
     grads = run.backward([upstream])
     for ours, theirs in zip(grads, torch.autograd.grad(y, wide, upstream.double()), strict=True):
         close(ours, theirs)
+    return s
 
 
 PLAIN = [("MatMul", "a b", {})]
@@ -265,3 +266,16 @@ def test_tf32_is_torchs_setting(blas):
 
 def test_library_is_loaded_once(blas):
     assert ctypes.CDLL(str(Path(_core.__file__).parent / "libcublasLt.so.13"))._handle == blas._handle
+
+
+MET = [("MatMul", "a b", {}), ("MatMul", "a c", {}), ("Tanh", "t0", {}), ("Add", "t2 t1", {})]
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize("sizes", [((5, 7), (7, 9)), ((2, 3, 16), (16, 8)), ((1, 6), (6, 4))], ids=str)
+def test_gradients_that_meet(blas, kind, sizes):
+    """That of ``a`` is a sum of two products: the second is added to the first, where it lies."""
+    torch.manual_seed(0)
+    operands = [torch.randn(sizes[i]).to(kind) for i in (0, 1, 1)]
+    s = compare(MET, operands, lambda a, b, c: (a @ b).tanh() + a @ c)
+    assert any("MatMulAdd(" in plan.text() for plan in s.plans.values())

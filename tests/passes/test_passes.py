@@ -155,6 +155,26 @@ def rotary_heads(x):
     return heads * angle.cos() + rotate_half(heads) * angle.sin()
 
 
+def rotary_under_autocast(x):
+    """Of a 16-bit projection, by angles in float32: rounded once, when attention reads it."""
+    angle = torch.arange(5, dtype=F32)[:, None] * torch.linspace(0.1, 1, 8)
+    heads = x.view(2, 5, 3, 8).transpose(1, 2)
+    return (heads.float() * angle.cos() + rotate_half(heads).float() * angle.sin()).type(x.dtype)
+
+
+def rotary_in_float32(x):
+    """As modules spell it out."""
+    angle = torch.arange(5, dtype=F32)[:, None] * torch.linspace(0.1, 1, 8)
+    heads = x.view(2, 5, 3, 8).transpose(1, 2).float()
+    return (heads * angle.cos() + rotate_half(heads) * angle.sin()).type(x.dtype)
+
+
+def repeated_and_rounded(x):
+    """As keys of several heads are, with rotary embeddings under autocast."""
+    y = (x.float() * 1.7)[:, :, None].expand(-1, -1, 4, -1).reshape(3, 20, 8)
+    return y.transpose(1, 2).type(x.dtype)
+
+
 @dataclass
 class Case:
     name: str  # of the pass
@@ -199,6 +219,9 @@ CASES = [
     Case("concat_slices", Function(regrouped), ((3, 5, 2), (3, 5, 4), (3, 5, 2))),
     Case("rotary_fusion", Function(rotary)),
     Case("rotary_fusion", Function(rotary_heads), ((2, 5, 24),)),
+    Case("rotary_fusion", Function(rotary_under_autocast), ((2, 5, 24),), (BF16,)),
+    Case("rotary_fusion", Function(rotary_in_float32), ((2, 5, 24),), (BF16,)),
+    Case("early_cast", Function(repeated_and_rounded), dtypes=(BF16,)),
 ]
 
 
@@ -419,15 +442,16 @@ def test_angles_with_a_gradient_stay():
     assert "rotary_fusion" not in fired
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("narrow", [BF16, torch.float16])
 @pytest.mark.parametrize(("rows", "width", "columns"), [(5, 7, 9), (64, 40, 48), (3, 1, 2), (1, 5, 1), (70, 1100, 33)])
-def test_sums_that_stay_wide(narrow, rows, width, columns):
+def test_sums_that_stay_wide(narrow, rows, width, columns, batch):
     """As under autocast: result and gradients in float32, nearer to the exact ones than those that are rounded."""
     torch.manual_seed(0)
-    x, w = torch.randn(2, rows, width), torch.randn(columns, width)
+    x, w = torch.randn(batch, rows, width), torch.randn(columns, width)
     session = export(Function(lambda x, w: (x.type(narrow) @ w.type(narrow).t()).float()), [x, w])
     leaves = [t.to(narrow).double().requires_grad_() for t in (x, w)]
-    dy = torch.randn(2, rows, columns).to(narrow).float()
+    dy = torch.randn(batch, rows, columns).to(narrow).float()
     exact = leaves[0] @ leaves[1].mT
     exact = [exact.detach(), *torch.autograd.grad(exact, leaves, dy.double())]
     fired, results = run(session, [x, w], dy, ALL_PASSES)

@@ -21,7 +21,7 @@ enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 #include "cuda/libraries/blas.h"
 #include "ops/products/matmul.h"
 
-kernel_fn matmul_cuda;
+kernel_fn matmul_cuda, matmul_add_cuda;
 size_t matmul_cuda_workspace(const node *n);
 
 /* What is added to y, seen with y's shape; absent: no type. */
@@ -110,6 +110,15 @@ status matmul_cuda(ctx *c, const call *k) {
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name, dtype_name(g.type));
     TRY(product_by_library(c, k, &g, &added, &done));
     return done ? OK : product_by_kernel(c, k, &g, &added);
+}
+
+/* MatMulAdd: the sum comes first, which may lie where the result does. */
+status matmul_add_cuda(ctx *c, const call *k) {
+    const tensor in[] = {k->in[1], k->in[2], k->in[0]};
+    call product = *k;
+
+    product.in = in;
+    return matmul_cuda(c, &product);
 }
 
 size_t matmul_cuda_workspace(const node *n) { return blas_workspace(shape_count(&n->out[0]->shape)); }

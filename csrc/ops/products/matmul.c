@@ -458,7 +458,7 @@ static status grouped_outer_cpu(ctx *c, const call *k) {
     return OK;
 }
 
-kernel_fn matmul_cuda;                      /* cuda/kernels/matmul.cu */
+kernel_fn matmul_cuda, matmul_add_cuda;     /* cuda/kernels/matmul.cu */
 kernel_fn grouped_cuda, grouped_outer_cuda; /* cuda/kernels/grouped.cu */
 size_t matmul_cuda_workspace(const node *n);
 
@@ -477,7 +477,8 @@ const op_def matmul_ops[] = {
     {"LaidOut", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
      .infer = infer_laid_out, .cpu = laid_out_cpu},
     {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | APART, NODE_ATTRS(FLOAT("alpha", 1)),
-     .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products},
+     .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products, .cuda = matmul_add_cuda,
+     .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), FLOAT("beta", 1), INT("transA", 0), INT("transB", 0))},
     {"GroupedMatMul", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | IN_MODELS, NULL, .infer = infer_grouped, .grad = grad_grouped,

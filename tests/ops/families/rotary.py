@@ -28,7 +28,31 @@ CASES = [
     case("wide", t(3, 2, 130), (3, 1, 130), (2, 130), fd=False),
     case("no-rows", t(0, 4), (4,), (4,)),
     case("empty-rows", t(3, 0), (0,), (0,)),
+    case("pieces", t(2, 5, 3, 32), (5, 1, 32), (5, 1, 32), fd=False),
     case("special", t(3, 6, special=True), (6,), (6,)),
+    *(
+        Case(
+            "ortmodule::Rotary",
+            [t(2, 5, 3, width), *[t(5, 1, width, dtype="float32", grad=False)] * 2],
+            lambda x, c, s: rotary(x, c, s).type(x.dtype),
+            dtypes=("bfloat16", "float16"),
+            name="float32-angles",
+            resize=False,
+        )
+        for width in (6, 48)
+    ),
+    *(
+        Case(
+            "ortmodule::Rotary",
+            [t(2, 5, 3, width), *[t(5, 1, width, dtype="float32", grad=False)] * 2],
+            rotary,
+            attrs={"wide": 1},
+            dtypes=("bfloat16", "float16"),
+            name="float32-result",
+            resize=False,
+        )
+        for width in (6, 48)
+    ),
     Case(
         "ortmodule::Rotary",
         [t(2, 5, 6), t(5, 6, grad=False), t(5, 6, grad=False)],
