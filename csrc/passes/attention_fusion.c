@@ -228,13 +228,13 @@ static bool is_causal(const value *allowed, int64_t length) {
     const shape *s = &allowed->shape;
     const uint8_t *x = allowed->data;
 
-    if (s->rank < 2 || shape_count(s) != length * length || s->dim[s->rank - 1] != length) return false;
-    if (s->dim[s->rank - 2] != length) return false;
-    if (value_is(allowed, "Not")) return is_triangle(allowed->def->in[0], true, 1);
-    if (!x) return is_triangle(allowed, false, 0);
-    for (int64_t q = 0; q < length; q++)
+    if (s->rank < 2 || s->dim[s->rank - 1] != length || s->dim[s->rank - 2] != length) return false;
+    const int64_t rows = shape_count(s) / length;
+    if (value_is(allowed, "Not")) return rows == length && is_triangle(allowed->def->in[0], true, 1);
+    if (!x) return rows == length && is_triangle(allowed, false, 0);
+    for (int64_t row = 0; row < rows; row++)
         for (int64_t k = 0; k < length; k++)
-            if ((x[q * length + k] != 0) != (k <= q)) return false;
+            if ((x[row * length + k] != 0) != (k <= row % length)) return false;
     return true;
 }
 
