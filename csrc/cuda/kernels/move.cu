@@ -13,10 +13,9 @@ typedef struct move_args {
     int32_t rank, across; /* the dimension along which `from` has neighbours, as `to` has them along the last one */
 } move_args;
 
-enum {
-    SQUARE = 32,
-    SQUARE_ROWS = 8
-}; /* elements of a side; rows that a block of SQUARE * SQUARE_ROWS threads has at a time */
+/* The side of a square, whose elements TURNERS threads move: so that each has enough of them on their way. */
+#define SIDE_OF(size) ((size) < 4 ? 64 : 32)
+enum { TURNERS = 256, LEAST_SIDE = 16 };
 
 typedef struct reverse_args {
     void *to;
@@ -73,15 +72,15 @@ static void widen(move_args *a, int64_t times) {
 /* Finds `across`: whether squares are worth while. */
 static bool turns(move_args *a) {
     const int last = a->rank - 1;
-    if (last < 1 || a->to_step[last] != 1 || a->from_step[last] == 1 || a->dim[last] < SQUARE / 2) return false;
+    if (last < 1 || a->to_step[last] != 1 || a->from_step[last] == 1 || a->dim[last] < LEAST_SIDE) return false;
     for (a->across = 0; a->across < last; a->across++)
-        if (a->from_step[a->across] == 1) return a->dim[a->across] >= SQUARE / 2;
+        if (a->from_step[a->across] == 1) return a->dim[a->across] >= LEAST_SIDE;
     return false;
 }
 
-static int64_t squares_of(const move_args *a) {
+static int64_t squares_of(const move_args *a, int64_t side) {
     const int64_t high = a->dim[a->across], wide = a->dim[a->rank - 1];
-    return a->count / high / wide * ((high + SQUARE - 1) / SQUARE) * ((wide + SQUARE - 1) / SQUARE);
+    return a->count / high / wide * ((high + side - 1) / side) * ((wide + side - 1) / side);
 }
 
 status cuda_copy(ctx *c, const call *k, const tensor *to, const tensor *from) {
@@ -93,7 +92,8 @@ status cuda_copy(ctx *c, const call *k, const tensor *to, const tensor *from) {
 
     if (a.count == 0) return OK;
     merge_dimensions(&a, to, from);
-    if (turns(&a)) return cuda_launch(c, k, &turned[size], geometry_over(squares_of(&a), 1, SQUARE * SQUARE_ROWS), &a);
+    if (turns(&a))
+        return cuda_launch(c, k, &turned[size], geometry_over(squares_of(&a, SIDE_OF(size)), 1, TURNERS), &a);
     const int64_t word = word_of(&a, size);
     widen(&a, word / size);
     return cuda_launch(c, k, &kernels[word], geometry_over(a.count, word == 16 ? 256 : 256 * 4, 256), &a);
@@ -232,29 +232,31 @@ KERNEL(move_16, move_args) {
     }
 }
 
-/* A warp reads SQUARE neighbours of `from`, which go down a column of the square, and writes those of a row. */
+/* Neighbours of `from` go down a column of the square, those of a row go to neighbours of `to`. */
 #define TURN(name, T)                                                                                                  \
     KERNEL(name, move_args) {                                                                                          \
-        SHARED(T, square, SQUARE * (SQUARE + 1));                                                                      \
-        const int last = a.rank - 1, own = threadIdx.x % SQUARE, row = threadIdx.x / SQUARE;                           \
+        enum { SIDE = SIDE_OF(sizeof(T)), ROWS = TURNERS / SIDE, LINE = SIDE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1) };  \
+        SHARED(T, square, SIDE * LINE);                                                                                \
+        const int last = a.rank - 1, own = threadIdx.x % SIDE, row = threadIdx.x / SIDE;                               \
         const int64_t high = a.dim[a.across], wide = a.dim[last];                                                      \
-        const int64_t down = (high + SQUARE - 1) / SQUARE, along = (wide + SQUARE - 1) / SQUARE;                       \
+        const int64_t down = (high + SIDE - 1) / SIDE, along = (wide + SIDE - 1) / SIDE;                               \
         const int64_t others = quotient(a.count, high * wide);                                                         \
         FOR_BLOCKS(task, others * down * along) {                                                                      \
-            const int64_t line = quotient(task, along), x = (task - line * along) * SQUARE;                            \
-            const int64_t o = quotient(line, down), y = (line - o * down) * SQUARE;                                    \
+            const int64_t line = quotient(task, along), x = (task - line * along) * SIDE;                              \
+            const int64_t o = quotient(line, down), y = (line - o * down) * SIDE;                                      \
             int64_t to = 0, from = 0;                                                                                  \
             find(&a, o, last - 1, a.across, &to, &from);                                                               \
-            UNROLL for (int i = 0; i < SQUARE; i += SQUARE_ROWS) {                                                     \
-                if (x + row + i < wide && y + own < high)                                                              \
-                    square[(row + i) * (SQUARE + 1) + own] =                                                           \
-                        ((const T *)a.from)[from + (x + row + i) * a.from_step[last] + y + own];                       \
+            T mine[SIDE / ROWS];                                                                                       \
+            UNROLL for (int i = 0; i < SIDE / ROWS; i++) { /* all on their way at the same time */                     \
+                const int64_t at = x + row + i * ROWS;                                                                 \
+                mine[i] =                                                                                              \
+                    at < wide && y + own < high ? ((const T *)a.from)[from + at * a.from_step[last] + y + own] : 0;    \
             }                                                                                                          \
+            UNROLL for (int i = 0; i < SIDE / ROWS; i++) square[(row + i * ROWS) * LINE + own] = mine[i];              \
             __syncthreads();                                                                                           \
-            UNROLL for (int i = 0; i < SQUARE; i += SQUARE_ROWS) {                                                     \
+            UNROLL for (int i = 0; i < SIDE; i += ROWS) {                                                              \
                 if (y + row + i < high && x + own < wide)                                                              \
-                    ((T *)a.to)[to + (y + row + i) * a.to_step[a.across] + x + own] =                                  \
-                        square[own * (SQUARE + 1) + row + i];                                                          \
+                    ((T *)a.to)[to + (y + row + i) * a.to_step[a.across] + x + own] = square[own * LINE + row + i];    \
             }                                                                                                          \
             __syncthreads();                                                                                           \
         }                                                                                                              \
