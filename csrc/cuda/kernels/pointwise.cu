@@ -5,6 +5,7 @@
  * below are the families': a row is an operator and its expression, and makes the kernels and the table both. */
 #include "cuda/kernels/kernel.h"
 
+#include "cuda/kernels/cast.h"
 #include "cuda/kernels/elements.h"
 #include "cuda/kernels/steps.h"
 
@@ -124,6 +125,7 @@ status pointwise_cuda(ctx *c, const call *k) {
     if (!f)
         return fail(c, E_UNSUPPORTED, "%s of %s has no CUDA kernel", k->node->op->name,
                     dtype_name(k->in[k->n_in - 1].type));
+    if (f == &casts[from][to] && cast_is_dense(&k->in[0], out)) return cast_dense(c, k);
     space_of(k->in, k->n_in, out, &a.space, a.in);
     tile_parameters(k->node, a.param);
     return cuda_launch(c, k, f, geometry_over(a.space.count, AT_ONCE * 256, 256), &a);
