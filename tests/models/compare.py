@@ -56,8 +56,9 @@ class InDouble(TorchFunctionMode):
 
 
 class Sides(TorchFunctionMode):
-    """Inside, ``seen`` gets what each ReLU returns. With ``given``, the same of another run, an operand passes where it
-    did there: near 0 chance of rounding decides on which side it is, and its gradient depends on that."""
+    """Inside, ``seen`` gets what each ReLU returns, and what each max pool is given. With ``given``, the same of
+    another run, an operand passes where it did there: near 0, or near another element of its window, chance of rounding
+    decides, and its gradient depends on that."""
 
     RELU = (torch.nn.functional.relu, torch.relu, torch.Tensor.relu)
 
@@ -66,12 +67,22 @@ class Sides(TorchFunctionMode):
         self.given, self.seen = given, []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func not in self.RELU:
-            return func(*args, **(kwargs or {}))
-        passes = None if self.given is None else self.given[len(self.seen)] > 0
-        y = func(*args, **(kwargs or {})) if passes is None else args[0] * passes
+        kwargs = kwargs or {}
+        if func not in self.RELU and func is not torch.max_pool2d:
+            return func(*args, **kwargs)
+        given = None if self.given is None else self.given[len(self.seen)]
+        if func is torch.max_pool2d:
+            self.seen.append(args[0].detach())
+            return func(*args, **kwargs) if given is None else pooled_as(given, *args, **kwargs)
+        y = func(*args, **kwargs) if given is None else args[0] * (given > 0)
         self.seen.append(y.detach())
         return y
+
+
+def pooled_as(given, x, *args, **kwargs):
+    """Of each window of x the element that is the largest of ``given``."""
+    _, places = torch.nn.functional.max_pool2d_with_indices(given.to(x.dtype), *args, **kwargs)
+    return x.flatten(-2).gather(-1, places.flatten(-2)).view(places.shape)
 
 
 def assert_same_step(ours, eager, what):
