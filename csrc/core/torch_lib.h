@@ -114,7 +114,8 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
        aten *dq, aten *dk, aten *dv),                                                                                  \
       FOR_FLASH)                                                                                                       \
     F(int32_t, aoti_torch_new_uninitialized_tensor, (aten * out), FOR_FLASH)                                           \
-    F(int32_t, aoti_torch_dtype_uint64, (void), FOR_FLASH)
+    F(int32_t, aoti_torch_dtype_uint64, (void), FOR_FLASH)                                                             \
+    F(int32_t, aoti_torch_get_dim, (aten t, int64_t *out), FOR_FLASH)
 
 typedef struct torch_lib {
     void *handle; /* of the library, NULL without torch */

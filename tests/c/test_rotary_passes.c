@@ -125,18 +125,20 @@ TEST(what_is_repeated_is_rounded_before) {
     ctx_init(&c);
     graph *g = new_graph(&c);
 
-    make_output(g, cast(g, repeated(g, INPUT(g, "x", F32, 2, 3, 5, 4), 2), BF16));
+    make_output(g, cast(g, repeated(g, NODE(g, "Neg", cast(g, INPUT(g, "x", BF16, 2, 3, 5, 4), F32)), 2), BF16));
     check_rewrite(g, "early_cast",
-                  "input %0 x float32[2, 3, 5, 4] grad\n"
-                  "%1 = Cast(%0 x, to=16) bfloat16[2, 3, 5, 4]\n"
-                  "%2 = Reshape(%1, [2, 3, 1, 5, 4], allowzero=1) bfloat16[2, 3, 1, 5, 4]\n"
-                  "%3 = Expand(%2, [2, 3, 2, 5, 4]) bfloat16[2, 3, 2, 5, 4]\n"
-                  "%4 = Reshape(%3, [2, 6, 5, 4], allowzero=1) bfloat16[2, 6, 5, 4]\n"
-                  "output %4\n");
+                  "input %0 x bfloat16[2, 3, 5, 4] grad\n"
+                  "%1 = Cast(%0 x, to=1) float32[2, 3, 5, 4]\n"
+                  "%2 = Neg(%1) float32[2, 3, 5, 4]\n"
+                  "%3 = Cast(%2, to=16) bfloat16[2, 3, 5, 4]\n"
+                  "%4 = Reshape(%3, [2, 3, 1, 5, 4], allowzero=1) bfloat16[2, 3, 1, 5, 4]\n"
+                  "%5 = Expand(%4, [2, 3, 2, 5, 4]) bfloat16[2, 3, 2, 5, 4]\n"
+                  "%6 = Reshape(%5, [2, 6, 5, 4], allowzero=1) bfloat16[2, 6, 5, 4]\n"
+                  "output %6\n");
     ctx_release(&c);
 }
 
-/* Wider than before; of what others read repeated; of what is only turned. */
+/* Wider than before; of what others read repeated; of what is only turned; where a gradient of float32 would be rounded. */
 TEST(casts_that_stay_where_they_are) {
     ctx c;
     ctx_init(&c);
@@ -147,6 +149,7 @@ TEST(casts_that_stay_where_they_are) {
     make_output(g, seen);
     make_output(g, cast(g, seen, BF16));
     make_output(g, cast(g, NODE_WITH(g, "Transpose", PERM(1, 0), INPUT(g, "z", F32, 2, 3)), BF16));
+    make_output(g, cast(g, repeated(g, NODE(g, "Neg", INPUT(g, "w", F32, 2, 3, 5, 4)), 2), BF16));
     check_untouched(g, "early_cast");
     ctx_release(&c);
 }

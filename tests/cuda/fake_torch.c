@@ -7,6 +7,7 @@
  *     fake_attentions()    how often attention was computed, forward and backward
  *     fake_attentions_by(k) the same of one kernel: 0 cuDNN's, 1 flash attention, 2 the memory-efficient one
  *     fake_torch_lacks(k)  that one fails, always; 3: each; -1: none
+ *     fake_cudnn_rank(r)   the rank of cuDNN's sums, which versions of torch have 3 and 4
  *     fake_torch_fails(n)  the n-th tensor or computation from now on fails; 0: none */
 #define _GNU_SOURCE
 #include "fake.h"
@@ -31,11 +32,14 @@ EXPORT int fake_attentions(void);
 EXPORT void fake_torch_fails(int n);
 EXPORT int fake_attentions_by(int kernel);
 EXPORT void fake_torch_lacks(int kernel);
+EXPORT void fake_cudnn_rank(int rank);
 enum { CUDNN, FLASH, EFFICIENT, KERNELS };
 static int attentions[KERNELS], fails_in, lacks = -1;
 int fake_attentions(void) { return attentions[CUDNN] + attentions[FLASH] + attentions[EFFICIENT]; }
 int fake_attentions_by(int kernel) { return attentions[kernel]; }
 void fake_torch_lacks(int kernel) { lacks = kernel; }
+static int cudnn_rank = 4;
+void fake_cudnn_rank(int rank) { cudnn_rank = rank; }
 void fake_torch_fails(int n) { fails_in = n; }
 static bool enter(void) { return fake_enter() && (fails_in == 0 || --fails_in != 0); }
 
@@ -63,6 +67,7 @@ EXPORT int aoti_torch_create_tensor_from_blob(void *data, int64_t rank, const in
 EXPORT int aoti_torch_delete_tensor_object(tensor *t);
 EXPORT int aoti_torch_get_data_ptr(tensor *t, void **out);
 EXPORT int aoti_torch_get_numel(tensor *t, int64_t *out);
+EXPORT int aoti_torch_get_dim(tensor *t, int64_t *out);
 EXPORT int aoti_torch_get_stride(tensor *t, int64_t axis, int64_t *out);
 EXPORT int aoti_torch_get_current_cuda_stream(int32_t device, void **out);
 EXPORT int aoti_torch_new_uninitialized_tensor(tensor **out);
@@ -169,6 +174,12 @@ int aoti_torch_get_data_ptr(tensor *t, void **out) {
 int aoti_torch_get_numel(tensor *t, int64_t *out) {
     if (!is(t)) return complain("the size of a tensor that there is not");
     *out = count(t);
+    return 0;
+}
+
+int aoti_torch_get_dim(tensor *t, int64_t *out) {
+    if (!is(t)) return complain("the rank of a tensor that there is not");
+    *out = t->rank;
     return 0;
 }
 
@@ -455,7 +466,7 @@ int aoti_torch_cuda__scaled_dot_product_cudnn_attention(tensor *q, tensor *k, te
     const work w = {CUDNN, turned(q), turned(k), turned(v), causal != 0, *scale, dropout, NULL};
 
     if (bias || with_mask || !longest_q || !longest_k) return complain("what else cuDNN's attention takes");
-    if (forward(&w, with_lse ? q->dim[2] : 0, 4, y, lse)) return 1;
+    if (forward(&w, with_lse ? q->dim[2] : 0, cudnn_rank, y, lse)) return 1;
     *starts_q = nothing(), *starts_k = nothing(), *mask = nothing();
     *seed = one(FLOAT32), *offset = one(FLOAT32);
     *longest_q = q->dim[2], *longest_k = k->dim[2];
@@ -473,5 +484,5 @@ int aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward(tensor *dy, ten
     if (!is_nothing(seed) || !is_nothing(offset) || !is_nothing(bias) || !is_nothing(starts_q) || !is_nothing(starts_k))
         return complain("what else cuDNN's gradient of attention takes");
     if (longest_q != q->dim[2] || longest_k != k->dim[2]) return complain("lengths of attention");
-    return backward(&w, dy, y, lse, 4, q->dim[2], dq, dk, dv);
+    return backward(&w, dy, y, lse, cudnn_rank, q->dim[2], dq, dk, dv);
 }

@@ -111,6 +111,17 @@ def test_forward_and_backward(driver, fake, case, dtype, kernel, lacks):  # noqa
     check(function, tensors, dy, found)
 
 
+def test_sums_of_another_rank(driver, fake):  # noqa: F811
+    """Of cuDNN's kernel some versions of torch return [B, H, S], others [B, H, S, 1], and want the same back."""
+    made, tensors, dy = made_of(causal, shapes(), BF16)
+    fake.fake_cudnn_rank(3)
+    before = fake.fake_attentions_by(CUDNN)
+    check(causal, tensors, dy, step(made, tensors, dy))
+    fake.fake_cudnn_rank(4)
+    check(causal, tensors, dy, step(made, tensors, dy))
+    assert fake.fake_attentions_by(CUDNN) == before + 4
+
+
 def test_only_the_same_bits(driver, fake):  # noqa: F811
     """Where torch is told to use deterministic algorithms cuDNN's is not asked, whose backward adds in any order."""
     made, tensors, dy = made_of(causal, shapes(), BF16)

@@ -188,10 +188,12 @@ static status backward_by(ctx *c, const call *k, attention_call *a, const attent
     const torch_lib *t = a->call.t;
     aten *in = a->call.in;
 
-    if (!give(a, k, f)) return OK;
+    const int rank = attention_kernel_rank(f);
+
+    if (rank == 0 || !give(a, k, f)) return OK;
     in[ATTENTION_Y] = handle_of(a, k, &k->in[Y], f->heads_first);
     in[ATTENTION_DY] = handle_of(a, k, &k->in[DY], f->heads_first);
-    in[ATTENTION_SUMS] = torch_tensor_there(t, k->cuda->device, F32, sums.sums, f->rank, dims, steps);
+    in[ATTENTION_SUMS] = torch_tensor_there(t, k->cuda->device, F32, sums.sums, rank, dims, steps);
     if (a->ratio > 0) in[ATTENTION_DRAWN] = torch_words_there(t, k->cuda->device, k->in[DRAWN].data, 2);
     for (int i = ATTENTION_Y; i <= ATTENTION_SUMS + (a->ratio > 0); i++)
         if (!in[i]) return OK;
@@ -215,7 +217,8 @@ status torch_attention_backward(ctx *c, const call *k, bool *done) {
     if (k->cuda->dry) return try_out(c, k, &to_sums);
     if (!is_asked(k) || !begin(k, true, &a)) return OK;
     while (s == OK && !*done && tensor_contiguous(&k->in[Y]) && (f = attention_kernel_next(&a, f)))
-        if ((s = backward_by(c, k, &a, f, done)) == OK && !*done) attention_kernel_failed(&a, f);
+        if ((s = backward_by(c, k, &a, f, done)) == OK && !*done && attention_kernel_rank(f))
+            attention_kernel_failed(&a, f);
     return end(c, k, &a, s, *done);
 }
 #endif

@@ -16,16 +16,25 @@ static bool cudnn_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
     return is_narrow(a) && !a->same_bits && a->ratio == 0 && a->nothing && a->queries > 1 &&
            (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
-           a->value_width <= CUDNN_WIDTH && t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
+           a->value_width <= CUDNN_WIDTH && t->aoti_torch_get_dim &&
+           t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
            t->aoti_torch_cuda__scaled_dot_product_cudnn_attention_backward;
 }
 
+/* Versions of torch have the sums as [B, H, S] or as [B, H, S, 1], and backward wants them as forward returned them. */
+static _Atomic int cudnn_rank;
+
 static int cudnn_forward(attention_call *a) {
     aten *in = a->call.in, *out = a->call.out;
-    int64_t longest[2];
-    return a->call.t->aoti_torch_cuda__scaled_dot_product_cudnn_attention(
+    int64_t longest[2], rank;
+    const int result = a->call.t->aoti_torch_cuda__scaled_dot_product_cudnn_attention(
         in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, a->kept, a->ratio, a->causal, 0, &a->scale, &out[0],
         &out[1], &out[2], &out[3], &longest[0], &longest[1], &out[4], &out[5], &out[6]);
+
+    if (result || !a->kept) return result;
+    if (a->call.t->aoti_torch_get_dim(out[1], &rank) || (rank != 3 && rank != 4)) return 1;
+    cudnn_rank = (int)rank;
+    return 0;
 }
 
 static int cudnn_backward(attention_call *a) {
@@ -87,7 +96,7 @@ static int efficient_backward(attention_call *a) {
 /* --- which takes a call ----------------------------------------------------------------------------------------------- */
 
 static const attention_kernel kernels[] = {
-    {"cuDNN's attention", true, 4, 1, cudnn_takes, cudnn_forward, cudnn_backward},
+    {"cuDNN's attention", true, 0, 1, cudnn_takes, cudnn_forward, cudnn_backward},
     {"flash attention", false, 3, 1, flash_takes, flash_forward, flash_backward},
     {"memory-efficient attention", false, 3, ROUND, efficient_takes, efficient_forward, efficient_backward},
 };
@@ -109,6 +118,8 @@ const attention_kernel *attention_kernel_next(const attention_call *a, const att
         if (failures[n][form_of(a)] < MOST_FAILURES && kernels[n].takes(a)) return &kernels[n];
     return NULL;
 }
+
+int attention_kernel_rank(const attention_kernel *f) { return f->rank ? f->rank : cudnn_rank; }
 
 void attention_kernel_failed(const attention_call *a, const attention_kernel *f) {
     ctx c;

@@ -35,7 +35,7 @@ typedef struct attention_call {
 typedef struct attention_kernel {
     const char *name;
     bool heads_first; /* operands are [B, H, S, D], else [B, S, H, D]; both of any strides */
-    int rank;         /* of the sums: [B, H, S], or [B, H, S, 1] */
+    int rank;         /* of the sums: 3 is [B, H, S]; 0: what forward has returned, 3 or 4, which is [B, H, S, 1] */
     int round;        /* a head has so many sums, or the next multiple */
     bool (*takes)(const attention_call *a);
     int (*forward)(attention_call *a); /* 0: there are results */
@@ -47,6 +47,8 @@ const attention_kernel *attention_kernel_next(const attention_call *a, const att
 /* It has failed. After the second time it is not asked again for calls of this form, and the user is told once
  * (cuda/host/refusals.h). */
 void attention_kernel_failed(const attention_call *a, const attention_kernel *f);
+/* The rank of the sums that backward is to be given; 0: not known, since there was no forward. */
+int attention_kernel_rank(const attention_kernel *f);
 /* As if none had failed. */
 void attention_kernels_forget(void);
 
