@@ -240,6 +240,7 @@ EXEMPT = {
         DIVIDES: ("multinomial", "a row is found once for a choice"),
         LOCAL: ("normal_", "tables of sine, cosine and logarithm"),
     },
+    "rotary": {LOCAL: ("rotary_f64", "six pieces of eight doubles are more than a thread has registers for")},
     "rows": {DIVIDES: ("row_count", "a number is rounded up, once")},
 }
 
