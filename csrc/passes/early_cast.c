@@ -13,11 +13,10 @@ enum { X, DEEPEST = 8 };
 /* Does the gradient of v end in values of this type, by way of pointwise operators and parts alone? */
 static bool is_of_narrow(const value *v, dtype to, int depth) {
     static const char *const through[] = {"Concat", "StridedSlice", "Reshape", "Transpose", "Expand"};
-    bool known = false;
 
     if (!v->needs_grad || v->type == to) return true;
     if (!v->def || depth == DEEPEST) return false;
-    known = (v->def->op->flags & POINTWISE) != 0;
+    bool known = (v->def->op->flags & POINTWISE) != 0;
     for (size_t i = 0; i < sizeof through / sizeof *through; i++) known |= value_is(v, through[i]);
     for (int i = 0; known && i < v->def->n_in; i++)
         known = !v->def->in[i] || is_of_narrow(v->def->in[i], to, depth + 1);

@@ -57,7 +57,7 @@ static bool is_asked(const call *k) {
     const torch_lib *t = torch_cuda_get();
     void *stream = NULL;
 
-    if (!torch_attention_is(k->node) || k->cuda->dry || !torch_has_attention(true)) return false;
+    if (!torch_attention_is(k->node) || !torch_has_attention(true)) return false;
     for (int i = Q; i <= V; i++)
         if (!fits(&k->in[i])) return false;
     return !t->aoti_torch_get_current_cuda_stream(k->cuda->device, &stream) && stream == k->cuda->stream;
