@@ -523,7 +523,8 @@ class BuildFuzz(Command):
 
 def count_tests(command):
     """Shows what a test program says, and counts the tests that passed and failed; one that ends early has failed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # threads asleep do not take the other program's core
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         lines = []
         for line in program.stdout:
             print(line, end="", flush=True)

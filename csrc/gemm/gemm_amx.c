@@ -27,15 +27,23 @@ enum { ROWS = 32, TILE_LINES = 16, TILE_LINE = 64 };
 #ifdef AMX_EMULATED
 static _Thread_local float tiles[8][TILE_LINES][LANES];
 
+/* The first elements of all pairs, or the second ones, as floats. */
+AVX512 static __m512 half_of(__m512i pairs, bool second) {
+    return _mm512_castsi512_ps(second ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536))
+                                      : _mm512_slli_epi32(pairs, 16));
+}
+
 /* As the instruction does it: first elements and second ones are added up apart, and then to C. */
-static void tile_multiply(float c[TILE_LINES][LANES], float a[TILE_LINES][LANES], float b[TILE_LINES][LANES]) {
-    for (int i = 0; i < TILE_LINES; i++)
-        for (int j = 0; j < LANES; j++) {
-            float sum[2] = {0, 0};
-            for (int k = 0; k < 2 * LANES; k++)
-                sum[k % 2] += bf16_to_f32(((const bf16 *)a[i])[k]) * bf16_to_f32(((const bf16 *)&b[k / 2][j])[k % 2]);
-            c[i][j] += sum[0] + sum[1];
+AVX512 static void tile_multiply(float c[TILE_LINES][LANES], float a[TILE_LINES][LANES], float b[TILE_LINES][LANES]) {
+    for (int i = 0; i < TILE_LINES; i++) {
+        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int k = 0; k < LANES; k++) {
+            const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(a[i][k])), pairs = _mm512_loadu_si512(b[k]);
+            for (int half = 0; half < 2; half++)
+                sum[half] = _mm512_fmadd_ps(half_of(pair, half), half_of(pairs, half), sum[half]);
         }
+        _mm512_storeu_ps(c[i], _mm512_add_ps(_mm512_loadu_ps(c[i]), _mm512_add_ps(sum[0], sum[1])));
+    }
 }
 
 static void tile_copy(void *out, int64_t out_line, const void *in, int64_t in_line) {
