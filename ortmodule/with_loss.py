@@ -28,6 +28,7 @@ class ModuleWithLoss(nn.Module):
         self.module, self.loss, self.labels = module, loss, labels
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of ``module(*args, **kwargs)``, which gets all arguments but the labels."""
         if self.labels not in kwargs:
             raise TypeError(f"{type(self).__name__} wants the labels as {self.labels}=...")
         labels = kwargs.pop(self.labels)
