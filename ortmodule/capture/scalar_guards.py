@@ -15,6 +15,7 @@ import functools
 import math
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -135,11 +136,11 @@ class Recorder:
         self._seen.add(value.unique())
         if depends >= RANDOM:
             what = "a random number" if depends == RANDOM else "what a submodule that PyTorch runs computes"
-            raise NotTraceable(f"{_place()} decides something with {what}")
+            raise NotTraceable(f"{user_line()} decides something with {what}")
         if tensor.numel() > MOST_ELEMENTS:
             shape = untraced(lambda each: list(each.shape), tensor)
-            raise NotTraceable(f"{_place()} takes the values out of a tensor of shape {shape}")
-        place, number = _place(), number_of(tensor)
+            raise NotTraceable(f"{user_line()} takes the values out of a tensor of shape {shape}")
+        place, number = user_line(), number_of(tensor)
         if number is not None:
             self.reads.append(Read(tensor, float(number), depends, place, self.where()))
             return
@@ -268,9 +269,9 @@ def untraced(function: Callable, tensor: torch.Tensor) -> Any:
         set_tracing_state(state)
 
 
-def _place() -> str:
-    """The line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
+def user_line(frame: types.FrameType | None = None) -> str:
+    """The line of the innermost frame, from ``frame`` on, that is neither torch's nor ours."""
+    frame = frame or sys._getframe(1)
     inside = (torch.__path__[0], PACKAGE)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
@@ -420,7 +421,7 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     # The machinery of modules looks into the dictionary for every parameter.
     if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
         return
-    recorder.attributes[id(module), name] = _place()
+    recorder.attributes[id(module), name] = user_line()
 
 
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -490,7 +491,7 @@ def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
     def make(original):
         def function(*args, **kwargs):
             if _active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
-                raise NotTraceable(f"{_place()} {what}")
+                raise NotTraceable(f"{user_line()} {what}")
             return original(*args, **kwargs)
 
         return function

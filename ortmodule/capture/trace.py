@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import scalar_guards
+from ortmodule.capture import function_caches, scalar_guards
+from ortmodule.capture.chance import Chance, Draw
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
@@ -30,7 +31,6 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.names import STATE
 from ortmodule.core.pytree import CONSTANTS
-from ortmodule.core.rng_state import States
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import same_items, snapshot
 from ortmodule.core.torch_private import (
@@ -97,6 +97,7 @@ class Trace:
     attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
     size_reads: list[scalar_guards.Read]
     data_reads: list[scalar_guards.Read]
+    draws: list[Draw]  # that a call makes, and forgets
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)
     scripted: set[str]  # submodules that call scripted functions
@@ -144,6 +145,7 @@ def trace(
         flat.settled,
         flat.recorder.attributes,
         *kept,
+        flat.chance.draws,
         flat.regions.nodes,
         flat.regions.seen,
         scripted,
@@ -165,7 +167,8 @@ def _record(
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
         with (
             tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.mode,
-            export.tracing(flat), recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
+            function_caches.left_out(), export.tracing(flat), recording_regions(flat.regions),
+            saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 # What is decided by a number that Python draws shows as a difference between two traces.
@@ -245,9 +248,10 @@ class _Flat(nn.Module):
         self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions
     ) -> None:
         super().__init__()
-        self.regions = regions
+        self.regions, self.chance = regions, Chance()
         regions.entered, regions.left = self._entered, self._left
         regions.made = lambda tensors: self.mode.know(tensors)
+        regions.traced, regions.ran = self.chance.check, self.chance.go_on
         self.model = module  # a child only for the scopes in node names
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments
@@ -275,11 +279,11 @@ class _Flat(nn.Module):
         with self.recorder.paused():
             self.before, self.containers = self.tree.contents(), self.tree.containers()
             hooks = self.tree.hooks()
-            generators, global_state = States(self.tree.modules.values()), GlobalState(self.tree.modules.values())
+            global_state = GlobalState(self.tree.modules.values())
             self.mode.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors)
         try:
-            with self.mode.looking(tensors, parameters, self.copies.values()):
+            with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
                 if name := global_state.changed():
@@ -296,8 +300,6 @@ class _Flat(nn.Module):
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
                 if slot.get() is not tensor or tensor._version != next(then):
                     raise NotTraceable(f"forward changes the parameter {slot.name}")
-            if own := generators.drawn_from():
-                raise NotTraceable(f"forward draws random numbers from a generator of its own, {own}")
             self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
@@ -489,6 +491,8 @@ def difference(first: Trace, second: Trace) -> str:
         return "not the same attributes are set"
     if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
         return "the results are not alike"
+    if first.draws != second.draws:
+        return "not the same random numbers are drawn"
     if first.requires_grad != second.requires_grad:
         return "not the same results carry a gradient"
     for a, b in zip(first.nodes, second.nodes, strict=False):

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.call_patches import REPLACED, has_sparse_gradient, recordable
+from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import get_tracing_state, set_tracing_state
@@ -120,6 +121,10 @@ class TraceMode(TorchFunctionMode):
             parameter.detach().copy_(contents)
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if kwargs and isinstance(generator := kwargs.get("generator"), torch.Generator):
+            rng_state.meet(generator)
+            if get_tracing_state() is not None:
+                raise NotTraceable(f"{scalar_guards.user_line()} draws from a torch.Generator, which a graph cannot do")
         if get_tracing_state() is None:
             return function(*args, **(kwargs or {}))
         if not self._looks:

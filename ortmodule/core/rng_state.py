@@ -1,61 +1,121 @@
-"""Saves and restores generators of random numbers: torch's, Python's, NumPy's, and those that a module holds."""
+"""Saves and restores generators of random numbers: torch's, Python's and NumPy's, wherever they are held."""
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
 
 from ortmodule.core import devices
 
-#: class -> (its state, put it back)
-_OWN: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+#: What the functions of `numpy.random` draw from.
+_random: Any = numpy.random
+NUMPYS = (_random.rand.__self__, _random.get_bit_generator())
+
+#: class -> (its state, put it back). NumPy's Generator has all of its state in a BitGenerator, RandomState some.
+_KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     random.Random: (random.Random.getstate, random.Random.setstate),
-    numpy.random.RandomState: (numpy.random.RandomState.get_state, numpy.random.RandomState.set_state),
-    numpy.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", state),
+    numpy.random.BitGenerator: (
+        lambda generator: generator.state,
+        lambda generator, state: setattr(generator, "state", state),
     ),
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    numpy.random.RandomState: (
+        lambda generator: generator.get_state(legacy=False),
+        numpy.random.RandomState.set_state,
+    ),
 }
+_NUMPYS_KINDS = (numpy.random.BitGenerator, numpy.random.RandomState)
+
+
+class _Found(threading.local):
+    """Of a thread, while it captures."""
+
+    generators: list[Any] | None = None
+
+    def __init__(self) -> None:
+        self.met: dict[int, tuple[torch.Generator, Any]] = {}
+
+
+_found = _Found()
+
+
+def _functions(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+    return next(functions for kind, functions in _KINDS.items() if isinstance(generator, kind))
+
+
+def state_of(generator: Any) -> Any:
+    """What a random.Random, or NumPy's BitGenerator or RandomState holds now."""
+    return _functions(generator)[0](generator)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Are these states of a generator the same?"""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return numpy.array_equal(a, b)
+
+
+def _alive() -> list[Any]:
+    """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)"""
+    kinds, asked = set(), [random.Random, *_NUMPYS_KINDS]
+    while asked:
+        kind = asked.pop()
+        if kind is not random.SystemRandom:  # has no state
+            kinds.add(kind)
+            asked += kind.__subclasses__()
+    return [each for each in gc.get_objects() if type(each) in kinds]
+
+
+@contextmanager
+def found() -> Iterator[None]:
+    """Inside, in this thread, generators are those that are alive now: looking for them takes tens of milliseconds.
+    Afterwards torch's that were met have the state that they were met with."""
+    _found.generators, _found.met = _alive(), {}
+    try:
+        yield
+    finally:
+        _put_back_met()
+        _found.generators, _found.met = None, {}
+
+
+def meet(generator: torch.Generator) -> None:
+    """A generator is about to be drawn from for the first time, perhaps."""
+    if id(generator) not in _found.met:
+        _found.met[id(generator)] = generator, generator.get_state()
+
+
+def _put_back_met() -> None:
+    for generator, state in _found.met.values():
+        generator.set_state(state)
+
+
+def generators() -> list[Any]:
+    """Those that :func:`found` has found, or that are alive."""
+    return _alive() if _found.generators is None else _found.generators
+
+
+def of_numpy() -> list[Any]:
+    """NumPy's among :func:`generators`."""
+    return [each for each in generators() if isinstance(each, _NUMPYS_KINDS)]
 
 
 class States:
-    """What all generators hold now. Those of ``modules`` are found among their attributes."""
+    """What all generators hold now."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._torch, self._python, self._numpy = devices.generators(), random.getstate(), numpy.random.get_state()
-        self._own = [
-            (value, name, _OWN[type(value)][0](value))
-            for module in modules
-            for name, value in module.__dict__.items()
-            if type(value) in _OWN
-        ]
-
-    def drawn_from(self) -> str | None:
-        """The attribute whose generator has been drawn from since."""
-        for generator, name, state in self._own:
-            if not _equal(_OWN[type(generator)][0](generator), state):
-                return name
-        return None
+    def __init__(self) -> None:
+        self._torch = devices.generators()
+        self._states = [(each, state_of(each)) for each in generators()]
 
     def put_back(self) -> None:
+        _put_back_met()
         devices.set_generators(self._torch)
-        random.setstate(self._python)
-        numpy.random.set_state(self._numpy)
-        for generator, _, state in self._own:
-            _OWN[type(generator)][1](generator, state)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return numpy.array_equal(a, b)
+        for generator, state in self._states:
+            _functions(generator)[1](generator, state)

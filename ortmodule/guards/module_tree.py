@@ -325,7 +325,7 @@ class Tree:
         containers = self.containers()
         before = [(m, dict(m.__dict__), [dict(m.__dict__[name]) for name in _INNER]) for m in modules]
         hooks = [(m.__dict__[name], dict(m.__dict__[name])) for m in modules for name in (*_HOOKS, *_MARKS)]
-        generators = States(modules)
+        generators = States()
         same = {}
         copies = {}
         for slot in self.others:

@@ -81,6 +81,8 @@ class Regions:
         self.entered: Callable[[], Any] = lambda: None  # before and after a submodule runs by itself
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
         self.made: Callable[[Any], None] = lambda result: None
+        self.traced: Callable[[], None] = lambda: None  # a submodule has been traced, or PyTorch is about to run a node
+        self.ran: Callable[[], None] = lambda: None  # PyTorch has run a node
 
     def active(self) -> bool:
         return get_tracing_state() is not None
@@ -160,6 +162,7 @@ class Regions:
         self.nodes.append(node)
         for tensor in operands:
             _check_type(name, tensor)
+        self.traced()
         with untraced():
             before = self.entered() if kind != "function" else None
             there = (
@@ -181,6 +184,7 @@ class Regions:
             node.flags = [t.requires_grad for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
+            self.ran()
         values = self._insert(number, [*operands, *kept], len(operands), outputs)
         new = sum(kind == "new" for kind, _ in set(node.sources))
         for i, position in enumerate(node.changed):
@@ -250,7 +254,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed = self.tokens = None
-        self.entered = self.left = self.made = None
+        self.entered = self.left = self.made = self.traced = self.ran = None
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
         """Notes the innermost submodule that an error comes through, as its origin."""
@@ -271,6 +275,7 @@ class Passed:
         self.names: dict[int, str] = {}
         self.stack: list[str] = []
         self.depth = 0
+        self.traced: Callable[[], None] = lambda: None
 
     def active(self) -> bool:
         return True
@@ -373,7 +378,9 @@ def _module_call(original: Callable) -> Callable:
                 return regions.module(module, path, original, args, kwargs)
             regions.stack.append(regions.names.get(id(module), ""))
             try:
-                return original(module, *args, **kwargs)
+                result = original(module, *args, **kwargs)
+                regions.traced()
+                return result
             except Exception as error:
                 regions.blame(error, module)
                 raise

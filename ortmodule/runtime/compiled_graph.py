@@ -244,6 +244,8 @@ class CompiledGraph:
                 made = attach(pending, *leaves)
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
+        for function, args in self.capture.trace.draws:
+            function(*args)
         return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
 
     def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:

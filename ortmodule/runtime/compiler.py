@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
 from ortmodule.capture.partitioner import Partition
-from ortmodule.core import devices
+from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CaptureError, Cause, NotInEngine, Unguardable
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
@@ -62,7 +62,10 @@ class Compiler:
             variants = self.owner.graphs.setdefault(call.key, [])
             self._count_variants(call, variants)
             shown = self.log.shows_exporter
-            with self.log.building(3) as begins, export.exporter_logs(shown), export_cache.using(self.cache):
+            with (
+                self.log.building(3) as begins, export.exporter_logs(shown), export_cache.using(self.cache),
+                rng_state.found(),
+            ):  # fmt: skip
                 return self._build(call, part, variants, begins)
 
     def leave_more(self, call: Call, error: Exception, graph: CompiledGraph) -> bool:

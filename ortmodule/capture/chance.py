@@ -1,0 +1,230 @@
+"""Finds what forward decides by chance or by time while it is traced: draws of random numbers, readings of clocks.
+
+A trace would keep the number that was drawn for ever. So a draw is refused, wherever its generator is held, and the
+innermost submodule that makes it is left to PyTorch. What is seen:
+
+- calls of Python's generators, of the system's randomness and of clocks, by a profile function of this thread. A
+  generator that forward makes itself, from a number, gives the same at each call and is let through;
+- NumPy's generators (their methods are no functions that Python tells of): those alive whose state has moved.
+
+Models draw a number and compare it with a rate that is 0 (`random.random() < self.layerdrop`): numbers of Python's and
+NumPy's global generators are `Drawn`, and let through where every comparison has one possible outcome. Such draws are
+made again at each call (``draws``), so the generators go on as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import os
+import random
+import sys
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+from ortmodule.capture.scalar_guards import user_line
+from ortmodule.core import rng_state
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.torch_private import get_tracing_state
+
+#: A draw from a global generator: the function, and what it is given.
+Draw = tuple[Callable[..., Any], tuple[Any, ...]]
+
+_CLOCKS = {
+    getattr(time, name)
+    for name in (
+        "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+        "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "strftime",
+        "clock_gettime", "clock_gettime_ns",
+    )
+    if hasattr(time, name)
+}  # fmt: skip
+_ENTROPY = {getattr(os, name) for name in ("urandom", "getrandom") if hasattr(os, name)}
+_ENTROPY |= {each for each in (getattr(uuid, "_generate_time_safe", None),) if each is not None}
+_NOW = {"now", "utcnow", "today"}  # of datetime's classes
+_DRAWING = {"random", "getrandbits"}  # what all methods of random.Random draw with
+#: They read clocks for what they write, or to wait, and give forward nothing of it.
+_QUIET = {
+    "logging", "warnings", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "tqdm", "rich", "torch",
+    "ortmodule",
+}  # fmt: skip
+_HELPERS = {"random", "secrets", "uuid"}  # modules that draw for the one that calls them
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+
+
+class Drawn(float):
+    """A number from ``low`` to ``high`` that was drawn. A comparison whose outcome depends on it, and all else that
+    Python does with it, is a decision by chance: NotTraceable."""
+
+    low: float
+    high: float
+
+
+def _drawn(value: float, low: float, high: float) -> Drawn:
+    number = Drawn(value)
+    number.low, number.high = low, high
+    return number
+
+
+def _decides(*_: Any) -> Any:
+    raise NotTraceable(f"{user_line()} draws a random number, and what forward does depends on it")
+
+
+def _compared(name: str) -> Callable:
+    """The comparison of that name, where both ends of the range give the same."""
+    of = getattr(float, name)
+
+    def compare(self: Drawn, other: Any) -> bool:
+        if type(other) in (int, float):
+            inside = name in ("__eq__", "__ne__") and self.low <= other <= self.high
+            if of(self.low, other) == of(self.high, other) and not inside:
+                return of(self.low, other)
+        return _decides()
+
+    return compare
+
+
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(Drawn, _name, _compared(_name))
+for _name, _method in vars(float).items():
+    if _name not in vars(Drawn) and callable(_method) and _name not in ("__new__", "__getattribute__", "__getformat__"):
+        setattr(Drawn, _name, _decides)
+
+
+class Chance:
+    """What one trace has seen. ``draws``: those that are to be made again at each call of the graph."""
+
+    def __init__(self) -> None:
+        self.draws: list[Draw] = []
+        self.failure: NotTraceable | None = None
+        self._states: list[tuple[Any, Any]] = []
+        self._made: list[random.Random] = []  # by forward, from a number
+        self._busy = False  # a draw that is let through
+        self._python: Any = None  # the state of the global generator when PyTorch began to run a node
+        self._nodes_draw = False
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, in this thread, a draw that decides raises NotTraceable."""
+        before = sys.getprofile()
+        self.go_on()
+        with _global_draws(self):
+            if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
+                sys.setprofile(self._look)
+            try:
+                yield
+                self.check()
+                if self.draws and self._nodes_draw:
+                    raise NotTraceable("forward and a submodule that PyTorch runs draw from one generator")
+            finally:
+                if before is None:
+                    sys.setprofile(None)
+                self._states, self._made = [], []
+
+    def go_on(self) -> None:
+        """What was drawn since the last check is not forward's: PyTorch has run a node."""
+        self._nodes_draw |= self._python is not None and (random.getstate() != self._python or bool(self._moved()))
+        self._states = [(generator, rng_state.state_of(generator)) for generator in rng_state.of_numpy()]
+
+    def _moved(self) -> list[Any]:
+        return [each for each, state in self._states if not rng_state.equal(rng_state.state_of(each), state)]
+
+    def check(self) -> None:
+        """Raises NotTraceable if forward has drawn from a generator of NumPy's, or from any."""
+        if self.failure is not None:
+            raise self.failure
+        for generator in self._moved():
+            raise NotTraceable(f"forward draws random numbers from a generator of NumPy's ({_kind(generator)})")
+        self._python = random.getstate()
+
+    def draw(self, function: Callable, args: tuple) -> float:
+        """A number from a global generator."""
+        self._busy = True
+        try:
+            value = function(*args)
+        finally:
+            self._busy = False
+        self.draws.append((function, args))
+        self._states = [(each, rng_state.state_of(each) if each in rng_state.NUMPYS else s) for each, s in self._states]
+        return value
+
+    def _look(self, frame: types.FrameType, event: str, function: Any) -> None:
+        if event == "call":
+            if frame.f_code is _SEED and frame.f_locals["a"] is not None:
+                self._made.append(frame.f_locals["self"])
+            return
+        if event != "c_call" or self._busy or get_tracing_state() is None:
+            return
+        owner = getattr(function, "__self__", None)
+        what = ""
+        if isinstance(owner, random.Random):
+            if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
+                what = "draws a random number"
+        elif type(owner) is types.ModuleType:
+            if function in _ENTROPY:
+                what = "asks the system for random bytes"
+            elif function in _CLOCKS and not _is_quiet(frame):
+                what = "reads a clock"
+        elif isinstance(owner, type) and issubclass(owner, datetime.date) and function.__name__ in _NOW:
+            what = "reads a clock" if not _is_quiet(frame) else ""
+        if what:
+            while frame.f_back is not None and frame.f_globals.get("__name__") in _HELPERS:
+                frame = frame.f_back
+            self.failure = NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call")
+            raise self.failure
+
+
+_SEED = random.Random.seed.__code__
+
+
+def _is_quiet(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _QUIET
+
+
+def _kind(generator: Any) -> str:
+    return "the global one" if generator in rng_state.NUMPYS else type(generator).__name__
+
+
+# --- the global generators --------------------------------------------------------------------------------------------
+
+
+def _range_of(name: str, args: tuple) -> tuple[float, float] | None:
+    """Between which numbers a draw lies, where that is known."""
+    if name in ("random", "rand", "random_sample") and not args:
+        return 0.0, _BELOW_ONE
+    if name == "uniform" and len(args) in (0, 2) and all(type(a) in (int, float) for a in args):
+        low, high = sorted(args) if args else (0.0, 1.0)
+        return float(low), float(high)
+    return None
+
+
+def _watched(chance: Chance, original: Callable, name: str) -> Callable:
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        between = None if kwargs or get_tracing_state() is None else _range_of(name, args)
+        if between is None:
+            return original(*args, **kwargs)
+        return _drawn(chance.draw(original, args), *between)
+
+    return draw
+
+
+@contextmanager
+def _global_draws(chance: Chance) -> Iterator[None]:
+    """Inside, `random.random()` and the like give numbers that tell of what is done with them."""
+    patched = [(random, ("random", "uniform")), (numpy.random, ("random", "uniform", "rand", "random_sample"))]
+    originals = [(module, name, getattr(module, name)) for module, names in patched for name in names]
+    for module, name, original in originals:
+        setattr(module, name, _watched(chance, original, name))
+    try:
+        yield
+    finally:
+        for module, name, original in originals:
+            setattr(module, name, original)

@@ -1,0 +1,95 @@
+"""Functions with a cache that are given sizes: one graph for all of them, and nothing of a trace stays in the cache."""
+
+import functools
+
+import einops
+import pytest
+import torch
+from einops.layers.torch import Rearrange
+from torch import nn
+
+from ortmodule import ORTModule, explain
+
+
+@functools.cache
+def half(n):
+    return n // 2
+
+
+@functools.cache
+def flat(shape):
+    return (shape[0], -1)
+
+
+class Sizes:
+    @staticmethod
+    @functools.lru_cache
+    def third(n):
+        return n // 3
+
+    @functools.lru_cache  # noqa: B019
+    def double(self, *, n):
+        return 2 * n
+
+
+SIZES = Sizes()
+FUNCTIONS = {
+    "a function": lambda x: x[:, : half(x.shape[1])],
+    "a shape": lambda x: x.reshape(flat(x.shape)),
+    "a static method": lambda x: x[:, : Sizes.third(x.shape[1])],
+    "a method": lambda x: x.new_ones(SIZES.double(n=x.shape[1])).cumsum(0)[: x.shape[1], None] * x,
+    "heads": lambda x: einops.rearrange(x, "b n (h d) -> b h n d", h=2).sin(),
+    "rows": lambda x: einops.rearrange(x, "b n d -> (b n) d").sin(),
+    "repeat": lambda x: einops.repeat(x, "b n d -> b (r n) d", r=2),
+    "reduce": lambda x: einops.reduce(x, "b (n two) d -> b n d", "mean", two=2),
+    "a largest": lambda x: einops.reduce(x, "b n (h d) -> b n h", "max", h=4),
+    "a layer": Rearrange("b n (h d) -> b (n h) d", h=2),
+    "einsum": lambda x: einops.einsum(x, x, "b n d, b m d -> b n m"),
+    "pack": lambda x: einops.pack([x, x], "b * d")[0],
+}
+
+
+class Module(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sizes(name):
+    torch.manual_seed(0)
+    eager = Module(FUNCTIONS[name]).double()
+    module = ORTModule(eager)
+    for batch, length in ((2, 6), (3, 12), (5, 18), (2, 24), (3, 6)):
+        x = torch.randn(batch, length, 8, dtype=torch.float64)
+        expected, found = eager(x), module(x)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), eager.linear.weight)[0] for y in (expected, found)]
+        torch.testing.assert_close(*gradients)
+    report = explain(module)
+    assert report.captured and report.exports == 1
+
+
+def test_nothing_of_a_trace_stays():
+    half.cache_clear()
+    module = ORTModule(Module(FUNCTIONS["a function"]))
+    module(torch.randn(2, 6, 8))
+    assert half.cache_info().currsize == 1  # of the check, which has numbers
+    assert half(10) == 5 and half.cache_info().currsize == 2
+
+
+def test_other_arguments_are_cached_in_a_trace():
+    calls = []
+
+    @functools.lru_cache
+    def slow(n):
+        calls.append(n)
+        return n
+
+    Sizes.slow = staticmethod(slow)
+    module = ORTModule(Module(lambda x: x * Sizes.slow(3)))
+    module(torch.randn(2, 6, 8))
+    assert calls == [3]
