@@ -1,4 +1,4 @@
-"""Finds what forward decides by chance or by time while it is traced: draws of random numbers, readings of clocks.
+"""Finds what forward decides by chance, by time or by the process's state while it is traced.
 
 A trace would keep the number that was drawn for ever. So a draw is refused, wherever its generator is held, and the
 innermost submodule that makes it is left to PyTorch. What is seen:
@@ -10,10 +10,13 @@ innermost submodule that makes it is left to PyTorch. What is seen:
 Models draw a number and compare it with a rate that is 0 (`random.random() < self.layerdrop`): numbers of Python's and
 NumPy's global generators are `Drawn`, and let through where every comparison has one possible outcome. Such draws are
 made again at each call (``draws``), so the generators go on as in PyTorch.
+
+Environment variables and context variables that are read are noted (``reads``): guards compare them.
 """
 
 from __future__ import annotations
 
+import contextvars
 import datetime
 import functools
 import math
@@ -33,6 +36,7 @@ from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import get_tracing_state
+from ortmodule.guards.process_state import ENVIRONMENT, of_context
 
 #: A draw from a global generator: the function, and what it is given.
 Draw = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -103,6 +107,7 @@ class Chance:
 
     def __init__(self) -> None:
         self.draws: list[Draw] = []
+        self.reads: dict[tuple[int, str], tuple[Any, str]] = {}  # (id of an object, name): the object, and where
         self.failure: NotTraceable | None = None
         self._states: list[tuple[Any, Any]] = []
         self._made: list[random.Random] = []  # by forward, from a number
@@ -159,12 +164,16 @@ class Chance:
         if event == "call":
             if frame.f_code is _SEED and frame.f_locals["a"] is not None:
                 self._made.append(frame.f_locals["self"])
+            elif frame.f_code is _READ and get_tracing_state() is not None:
+                self._note(ENVIRONMENT, frame.f_locals["key"], frame)
             return
         if event != "c_call" or self._busy or get_tracing_state() is None:
             return
         owner = getattr(function, "__self__", None)
         what = ""
-        if isinstance(owner, random.Random):
+        if type(owner) is contextvars.ContextVar:
+            self._note(of_context(owner), "value", frame)
+        elif isinstance(owner, random.Random):
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
                 what = "draws a random number"
         elif type(owner) is types.ModuleType:
@@ -180,8 +189,15 @@ class Chance:
             self.failure = NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call")
             raise self.failure
 
+    def _note(self, owner: Any, name: Any, frame: types.FrameType) -> None:
+        if isinstance(name, str):
+            while frame.f_back is not None and frame.f_globals.get("__name__") in _READERS:
+                frame = frame.f_back
+            self.reads.setdefault((id(owner), name), (owner, user_line(frame)))
 
-_SEED = random.Random.seed.__code__
+
+_SEED, _READ = random.Random.seed.__code__, type(os.environ).__getitem__.__code__
+_READERS = {"os", "_collections_abc"}
 
 
 def _is_quiet(frame: types.FrameType) -> bool:

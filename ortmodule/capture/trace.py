@@ -95,6 +95,7 @@ class Trace:
     sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
     settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
     attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
+    outside: dict[tuple[int, str], tuple[Any, str]]  # the same of what is no module
     size_reads: list[scalar_guards.Read]
     data_reads: list[scalar_guards.Read]
     draws: list[Draw]  # that a call makes, and forgets
@@ -144,6 +145,7 @@ def trace(
         flat.sets,
         flat.settled,
         flat.recorder.attributes,
+        flat.chance.reads,
         *kept,
         flat.chance.draws,
         flat.regions.nodes,

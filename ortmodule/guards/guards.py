@@ -216,6 +216,14 @@ class Attributes:
                             kept[id(owner), key] = place
         return kept
 
+    def add_outside(self, reads: dict[Key, tuple[Any, str]]) -> dict[Key, str]:
+        """``reads``: {attribute: (the object, the place)}. Raises Unguardable for one that cannot be compared."""
+        for (_, name), (owner, place) in reads.items():
+            if not _is_small(getattr(owner, name)):
+                raise Unguardable(f"{place} reads {owner.__name__}, which cannot be compared from call to call")
+        self._read |= {key: owner for key, (owner, _) in reads.items()}
+        return {key: place for key, (_, place) in reads.items()}
+
     def look(self, names: dict[int, str]) -> None:
         """Describes all attributes anew; ``names`` as in :func:`describe`."""
         known: dict[int, Description | None] = {}
@@ -275,9 +283,12 @@ def _described(module: Any, name: str, names: dict[int, str], known: dict) -> De
 class Guards:
     """The attributes that one graph rests on, and what they have to be."""
 
-    def __init__(self, attributes: Attributes, reads: dict[Key, str], names: dict[int, str]) -> None:
-        """``reads``: as noted while tracing. Raises Unguardable."""
-        kept = attributes.add(reads)
+    def __init__(
+        self, attributes: Attributes, reads: dict[Key, str], names: dict[int, str],
+        outside: dict[Key, tuple[Any, str]] | None = None,
+    ) -> None:  # fmt: skip
+        """``reads``: as noted while tracing; ``outside``: of objects that are no modules. Raises Unguardable."""
+        kept = attributes.add(reads) | attributes.add_outside(outside or {})
         attributes.look(names)
         self._attributes = attributes
         self.values: dict[Key, Description] = {}

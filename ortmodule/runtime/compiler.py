@@ -154,7 +154,8 @@ class Compiler:
             _check_memory(captured, call.tree)
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
-            guards = Guards(call.tree.attributes, captured.trace.attributes, call.tree.names())
+            trace = captured.trace
+            guards = Guards(call.tree.attributes, trace.attributes, call.tree.names(), trace.outside)
         except (CaptureError, Unguardable) as error:
             refusal = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
             refusal.guards = self._guards_of_failure(call)

@@ -1,5 +1,6 @@
 """What forward decides by chance or by time is decided anew at each call, wherever the generator is held."""
 
+import contextvars
 import datetime
 import os
 import random
@@ -264,3 +265,71 @@ def test_a_profiler_of_the_users_stays():
     finally:
         sys.setprofile(None)
     assert calls and explain(module).captured
+
+
+# --- the state of the process -----------------------------------------------------------------------------------------
+
+CONTEXT = contextvars.ContextVar("scale", default=1.0)
+READS = {
+    "environ.get": lambda: float(os.environ.get("ORTMODULE_TEST_SCALE", "1")),
+    "getenv": lambda: float(os.getenv("ORTMODULE_TEST_SCALE", "1")),
+    "in": lambda: 2.0 if "ORTMODULE_TEST_SCALE" in os.environ else 3.0,
+    "a context variable": lambda: CONTEXT.get(),
+    "a context variable, a default": lambda: CONTEXT.get(2.0),
+}
+
+
+UNSET = contextvars.ContextVar("unset", default=[1.0])  # noqa: B039  # changed in place below
+
+
+def test_a_default_of_a_context_variable():
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x * UNSET.get()[0]
+
+    module = ORTModule(Reads())
+    for value in (1.0, 2.0, 3.0):
+        UNSET.get()[0] = value
+        torch.testing.assert_close(module(torch.ones(2)), torch.full((2,), value))
+
+
+def scale(monkeypatch, value):
+    CONTEXT.set(1.0 if value is None else value)
+    if value is None:
+        monkeypatch.delenv("ORTMODULE_TEST_SCALE", raising=False)
+    else:
+        monkeypatch.setenv("ORTMODULE_TEST_SCALE", str(value))
+
+
+@pytest.mark.parametrize("name", READS)
+def test_state_of_the_process(name, monkeypatch):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x) * READS[name]()
+
+    eager = Scaled()
+    module = ORTModule(eager)
+    x = torch.ones(2, 4)
+    for value in (None, 2.0, 3.0, 3.0, None, 2.0):
+        scale(monkeypatch, value)
+        torch.testing.assert_close(module(x), eager(x))
+        assert explain(module).captured
+    assert explain(module).exports <= 3
+
+
+def test_a_context_variable_that_cannot_be_compared():
+    variable = contextvars.ContextVar("large")
+    variable.set(numpy.zeros(100_000))
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x * float(variable.get()[0])
+
+    module = ORTModule(Reads())
+    for value in (0.0, 1.0, 2.0):
+        variable.get()[0] = value
+        torch.testing.assert_close(module(torch.ones(2)), torch.full((2,), value))
