@@ -36,6 +36,10 @@ class NotInEngine(Exception):
         self.guards: Condition | None = None  # it is true as long as these hold
 
 
+class NoOtherGraph(NotInEngine):
+    """No graph can be made for a call; those that there are still hold for others."""
+
+
 class MissingPrivate(RuntimeError):
     """This PyTorch lacks a private name that is needed; the sentence says which, and what happens without it."""
 

@@ -8,13 +8,14 @@ once, in a sentence (:func:`tell`), and in `explain()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ortmodule import _core
 from ortmodule.core.errors import MissingPrivate
@@ -191,6 +192,19 @@ _saving_hooks = _private(
 _interpreters = _private(
     "torch._C._functorch.peek_interpreter_stack", "does a transform of torch.func look at a module?", CAPTURE
 )
+_forward_level = _private(
+    "torch.autograd.forward_ad._current_level", "is forward-mode differentiation on, which the engine has not?", CAPTURE
+)
+_is_batched = _private(
+    "torch._C._functorch.is_legacy_batchedtensor", "are gradients a batch of gradients (is_grads_batched)?",
+    "such gradients are an error",
+)  # fmt: skip
+_RERUN = "a batch of gradients through random numbers is an error"
+_pop_interpreter = _private(
+    "torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack", "runs forward again outside of torch.func", _RERUN
+)
+_enter_vmap = _private("torch._C._vmapmode_increment_nesting", "runs forward again outside of a batch", _RERUN)
+_leave_vmap = _private("torch._C._vmapmode_decrement_nesting", "runs forward again outside of a batch", _RERUN)
 _raw_stream = _private(
     "torch._C._cuda_getCurrentRawStream", "torch's stream on a GPU",
     "a slower call of torch's is used" if torch.version.cuda else UNNEEDED,
@@ -240,6 +254,29 @@ saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None e
 peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, _Absent) else _interpreters
 #: `traced()`: true while TorchScript traces in this thread.
 traced: Callable[[], Any] = torch.jit.is_tracing if isinstance(get_tracing_state, _Absent) else get_tracing_state
+
+
+#: `is_batched(tensor)`: is it a batch of gradients, of `torch.autograd.grad(..., is_grads_batched=True)`?
+is_batched: Callable[[torch.Tensor], bool] = (lambda tensor: False) if _is_batched is None else _is_batched
+
+
+def in_forward_mode() -> bool:
+    """Is a level of `torch.autograd.forward_ad` open, whose tangents PyTorch alone computes?"""
+    return isinstance(_forward_level, _Absent) or forward_ad._current_level >= 0
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Inside, torch.func and `is_grads_batched` do not see what runs."""
+    with ExitStack() as stack:
+        while _pop_interpreter is not None and peek_transform() is not None:
+            stack.enter_context(_pop_interpreter())
+        if _enter_vmap is not None and _leave_vmap is not None:
+            for _ in range(_enter_vmap() - 1):
+                _leave_vmap()
+                stack.callback(_enter_vmap)
+            _leave_vmap()
+        yield
 
 
 def raw_stream(index: int) -> int:

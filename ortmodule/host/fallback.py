@@ -47,12 +47,13 @@ class Fallback:
         self.reason: str | None = None  # why the latest call was not run by the engine
         self.refused: dict[object, NotInEngine] = {}
 
-    def check(self, epoch: int, *keys: object) -> None:
-        """Raises what was found about such a call before; ``epoch`` as in :meth:`Guards.hold`."""
-        for key in keys if self.refused else ():
+    def refusal(self, epoch: int, *keys: object) -> NotInEngine | None:
+        """What was found about such a call before; ``epoch`` as in :meth:`Guards.hold`."""
+        for key in keys:
             error = self.refused.get(key)
             if error is not None and (error.guards is None or error.guards.hold(epoch)):
-                raise error
+                return error
+        return None
 
     def forced(self) -> bool:
         """Does the policy leave this call to PyTorch, whatever the engine can do? It has no forward without its own

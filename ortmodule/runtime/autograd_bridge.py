@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ortmodule.core.errors import Mismatch, Raised
-from ortmodule.core.torch_private import keeps_graph
+from ortmodule.core.torch_private import in_forward_mode, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime.executable import Executable, Flags
 from ortmodule.runtime.recompute import recomputed_results
@@ -37,7 +37,7 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _looked_at(grads):
             return None, *ctx.pending.eager_backward(grads)
         keep = keeps_graph()
         user = None
@@ -223,14 +223,24 @@ class Pending:
                 "ORTModule: PyTorch cannot compute these gradients: the forward was captured into a CUDA graph, and "
                 "only that knows which random numbers it drew"
             )
-        results, stands = recomputed_results(
-            graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
-        )
+        with outside_transforms():
+            results, stands = recomputed_results(
+                graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
+            )
         sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
         outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
         wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]
         outputs, grads = zip(*wanted, strict=True)
-        return torch.autograd.grad(outputs, stands, grads, create_graph=True, allow_unused=True)
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            return torch.autograd.grad(outputs, stands, grads, create_graph=create_graph, allow_unused=True)
+
+
+def _looked_at(grads: Sequence[torch.Tensor | None]) -> bool:
+    """Are these more than numbers: a batch of gradients, or with tangents?"""
+    if peek_transform() is not None or in_forward_mode():
+        return True
+    return any([grad is not None and is_batched(grad) for grad in grads])
 
 
 def backward_nodes(tensors: Iterable[torch.Tensor]) -> set[Any]:

@@ -61,6 +61,7 @@ class CompiledGraph:
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = ModuleModes(tree)
+        self.successes = self.failures = 0  # of runs where PyTorch would have run the call else
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)

@@ -17,7 +17,7 @@ from ortmodule.capture.dynamic_dims import Capture, capture
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
-from ortmodule.core.errors import CaptureError, Cause, NotInEngine, Unguardable
+from ortmodule.core.errors import CaptureError, Cause, NoOtherGraph, NotInEngine, Unguardable
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
@@ -95,7 +95,7 @@ class Compiler:
             reason = f"it went {MOST_VARIANTS} different ways through its Python code"
             if (name := variants[0].guards.broken_name()) is not None:
                 reason = f"the attribute {name} took more than {MOST_VARIANTS} values"
-            raise NotInEngine(Cause.TORCH_MODEL, reason, call.key)
+            raise NoOtherGraph(Cause.TORCH_MODEL, reason, call.key)
 
     def _build(
         self, call: Call, part: int, variants: list[CompiledGraph], begins: Callable[[str], None]
@@ -146,7 +146,7 @@ class Compiler:
                 return graph, wrong
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
-                    raise NotInEngine(Cause.ONNX_MODEL, str(error), call.key) from error
+                    raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
 
     def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
         try:
@@ -157,7 +157,7 @@ class Compiler:
             trace = captured.trace
             guards = Guards(call.tree.attributes, trace.attributes, call.tree.names(), trace.outside)
         except (CaptureError, Unguardable) as error:
-            refusal = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
+            refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)
             refusal.guards = self._guards_of_failure(call)
             raise refusal from error
         finally:

@@ -18,10 +18,10 @@ from torch import nn
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
-from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NotInEngine, Raised, Unflattenable
+from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NoOtherGraph, NotInEngine, Raised, Unflattenable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
-from ortmodule.core.torch_private import peek_transform, traced
+from ortmodule.core.torch_private import in_forward_mode, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
@@ -33,6 +33,8 @@ from ortmodule.runtime.module_state import ModuleState, ModuleStates
 _NOTHING = object()
 #: Structures of arguments that are remembered.
 MOST_STRUCTURES = 1024
+#: So many runs of a graph may turn out not to hold, beside two for each that does, where PyTorch would run the call else.
+MOST_IDLE_RUNS = 8
 #: Types of arguments that are compared by value.
 _NUMBERS = (bool, int, str, type(None))
 _structures: dict[tuple, pytree.Structure] = {}
@@ -75,7 +77,8 @@ class Dispatcher:
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.
-        if THREAD.only_pytorch or traced() or torch.compiler.is_compiling() or peek_transform() is not None:
+        looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or in_forward_mode()
+        if THREAD.only_pytorch or looked_at:
             return self.forward(*args, **kwargs)
         if self.fallback.forcing and self.fallback.forced():
             return self.forward(*args, **kwargs)
@@ -99,10 +102,15 @@ class Dispatcher:
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs)
+        refusal = None
         if self.fallback.refused:
-            self.fallback.check(state.epoch, call.key, (call.key, call.shapes))
-        result, part = self._known(call)
+            refusal = self.fallback.refusal(state.epoch, call.key, (call.key, call.shapes))
+            if refusal is not None and not isinstance(refusal, NoOtherGraph):
+                raise refusal
+        result, part = self._known(call, refusal is not None)
         if result is _NOTHING:
+            if refusal is not None:
+                raise refusal
             with self._lock:
                 result, now = self._known(call)  # another thread may have captured it
                 if result is _NOTHING:
@@ -131,16 +139,22 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.graphs, state.tree.refused
         return state
 
-    def _known(self, call: Call) -> tuple[Any, int]:
-        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on."""
+    def _known(self, call: Call, careful: bool = False) -> tuple[Any, int]:
+        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on.
+
+        ``careful``: PyTorch would run the call else, so graphs that mostly turn out not to hold are left out."""
         part = SMALL
         for graph in tuple(self.graphs.get(call.key, ())):
+            if careful and graph.failures > MOST_IDLE_RUNS + 2 * graph.successes:
+                continue
             if graph.fits(call.inputs, call.shapes, call.state.epoch):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
                     if (result := self._run(graph, call)) is not _NOTHING:
+                        graph.successes += careful
                         return result, part
                 except DoesNotHold as reason:
+                    graph.failures += careful
                     self.log.debug(str(reason))
         return _NOTHING, part
 
@@ -155,7 +169,7 @@ class Dispatcher:
                 self.log.debug(str(reason))
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
-                    raise NotInEngine(Cause.TORCH_MODEL, text, call.key) from None
+                    raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
     def _run(self, graph: CompiledGraph, call: Call) -> Any:
