@@ -33,7 +33,7 @@ from ortmodule.runtime.module_state import ModuleState, ModuleStates
 _NOTHING = object()
 #: Structures of arguments that are remembered.
 MOST_STRUCTURES = 1024
-#: So many runs of a graph may turn out not to hold, beside two for each that does, where PyTorch would run the call else.
+#: So many runs of a graph may turn out not to hold, beside two for each that does, where PyTorch is the other way.
 MOST_IDLE_RUNS = 8
 #: Types of arguments that are compared by value.
 _NUMBERS = (bool, int, str, type(None))
