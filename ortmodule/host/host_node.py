@@ -20,7 +20,7 @@ import torch
 
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
-from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, Raised
+from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 
 MOST_KNOWN = 4096  # sizes that are remembered
 
@@ -63,6 +63,7 @@ class Node:
     numbers: frozenset[int]  # operands that are Python numbers to the function
     modes: Modes
     held: list[Any] = field(default_factory=list)  # slots
+    own: dict[int, Any] = field(default_factory=dict)  # operands that the function gets as the module holds them: slots
     clones: bool = False  # the function changes operands in place
     result: pytree.Structure | None = None
     sources: list[tuple[str, int]] = field(default_factory=list)  # of the result's tensors: "new" or "operand"
@@ -74,6 +75,7 @@ class Node:
 
     def run(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """(what stands for the operands in autograd, the result's tensors as :meth:`arrange` takes them)."""
+        given = [self.own[i].get() if i in self.own else t for i, t in enumerate(given)]
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
         with self.modes.set():
             passed = [t.clone() if self.clones and t.requires_grad else t for t in leaves]
@@ -81,7 +83,11 @@ class Node:
             versions = [t._version for t in passed] if counted else []
             values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
             args, kwargs = self.arguments.rebuild([values[i] for i in self.places])
+            inside = pytree.flatten((args, kwargs)) if self.kind == "module" else None
             result = self.function(*args, **kwargs)
+        if inside is not None and _was_changed(inside, (args, kwargs)):
+            text = f"{self.name}, which PyTorch would run inside the graph, changes a container that it was given"
+            raise NotTraceable(text) if self.result is None else Disagrees(text)
         found, structure = pytree.flatten(result, results=True)
         sources, outputs = _new_ones(found, passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
@@ -96,6 +102,15 @@ class Node:
     def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
         """What the function returned, around other tensors."""
         return self.result.rebuild([(outputs if kind == "new" else operands)[i] for kind, i in self.sources])
+
+
+def _was_changed(then: tuple[list[torch.Tensor], pytree.Structure], arguments: Any) -> bool:
+    """Is something else in the containers of ``arguments``, of which ``then`` was `pytree.flatten`?"""
+    try:
+        tensors, structure = pytree.flatten(arguments)
+    except Unflattenable:
+        return True
+    return structure != then[1] or any(a is not b for a, b in zip(tensors, then[0], strict=True))
 
 
 def _new_ones(found: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> tuple[list, list[torch.Tensor]]:

@@ -7,7 +7,6 @@ they run as in eager mode, on copies, and one operator stands for them in the gr
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import threading
 import types
@@ -33,7 +32,7 @@ from ortmodule.core.torch_private import (
     set_value_trace,
 )
 from ortmodule.guards.module_tree import Slot, Tree, without
-from ortmodule.host import autograd_functions
+from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
 
@@ -163,11 +162,10 @@ class Regions:
         for tensor in operands:
             _check_type(name, tensor)
         self.traced()
+        own = self._own(operands, numbers) if kind == "function" else {}
         with untraced():
             before = self.entered() if kind != "function" else None
-            there = (
-                {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor)} if kind == "module" else set()
-            )
+            there = escapes.tensors_alive() if kind == "module" else set()
             outputs, mine = self._run(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
@@ -176,11 +174,14 @@ class Regions:
                     self._find_parameters(node, mine, outputs, there)
                 known = len(outputs)
                 self.left(before, node, outputs)
+                if kind == "module" and any(t.requires_grad for t in outputs):
+                    escapes.check(name, mine, outputs[:known], outputs[known:], there, (outputs,))
                 mine = (*mine, *outputs[known:])
             if node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
             for tensor in outputs:
                 _check_type(name, tensor)
+            node.own = {i: slot for i, slot in own.items() if i not in node.changed}
             node.flags = [t.requires_grad for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
@@ -204,6 +205,13 @@ class Regions:
                     raise
                 node.result = None
         raise AssertionError
+
+    def _own(self, operands: Sequence[torch.Tensor], numbers: frozenset[int]) -> dict[int, Slot]:
+        """Parameters and buffers among the operands that forward has not changed: what a function writes into them, or
+        into attributes of theirs (`weight.main_grad`), in its backward is meant for the module."""
+        slots = {id(slot.get()): slot for slot in self.tree.slots.values()}
+        found = {i: slots[id(t)] for i, t in enumerate(operands) if id(t) in slots and i not in numbers}
+        return {i: slot for i, slot in found.items() if _value(operands[i]).node().kind() == "prim::Param"}
 
     def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], there: set[int]) -> None:
         """Parameters of other modules that it uses, and how many leaves it makes itself, which only it knows.

@@ -1,0 +1,64 @@
+"""Finds what leaves an opaque submodule by another way than its results: tensors that hooks or containers keep.
+
+Such a tensor belongs to the autograd graph of the submodule alone, in which the rest of the module does not occur: a
+loss that uses it would lose gradients. It is looked for once, when the submodule runs in a trace.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from ortmodule.core.errors import NotTraceable
+
+
+def tensors_alive() -> set[int]:
+    """The ids of all tensors."""
+    return {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor)}
+
+
+def _is_autograds(holder: Any) -> bool:
+    """Is it a context of a custom autograd function, or the dictionary of one?"""
+    if isinstance(holder, BackwardCFunction):
+        return True
+    return type(holder) is dict and any(isinstance(each, BackwardCFunction) for each in gc.get_referrers(holder))
+
+
+def _keeper(tensor: torch.Tensor, ours: Sequence[Any]) -> Any:
+    """What refers to a tensor, but for lists of ours, frames and autograd's own objects; None: nothing does."""
+    for holder in gc.get_referrers(tensor):
+        if any(holder is each for each in ours) or isinstance(holder, types.FrameType) or _is_autograds(holder):
+            continue
+        return holder
+    return None
+
+
+def check(
+    name: str, leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], others: Sequence[torch.Tensor],
+    there: set[int], ours: Sequence[Any],
+) -> None:  # fmt: skip
+    """Raises NotTraceable for a tensor of the submodule ``name`` that something keeps.
+
+    ``leaves``: what stands for its operands; ``others``: what attributes hold, which the graph sets;
+    ``there``: :func:`tensors_alive` from before it ran; ``ours``: lists and tuples that hold such tensors.
+    """
+    known = {id(t) for t in others}
+    given = {id(t) for t in leaves}
+    alive = gc.get_objects()
+    kept = [
+        t for t in alive
+        if issubclass(type(t), torch.Tensor) and id(t) not in known
+        and (t.requires_grad if id(t) in given else id(t) not in there and t.grad_fn is not None)
+    ]  # fmt: skip
+    for tensor in kept:
+        if (keeper := _keeper(tensor, (leaves, results, others, alive, kept, *ours))) is not None:
+            what = "its input" if id(tensor) in given else "a tensor that it computes"
+            raise NotTraceable(
+                f"{what}, of shape {list(tensor.shape)}, leaves {name} by another way than its result "
+                f"(a {type(keeper).__name__} keeps it), and {name} would have an autograd graph of its own"
+            )
