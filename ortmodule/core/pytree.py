@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -219,6 +220,8 @@ class _Sequence(_Container):
 
     @staticmethod
     def write(writer: _Writer, value: Sequence, cls: type) -> None:
+        if writer.results and hasattr(cls, "_fields"):
+            cls = _one_of_its_kind(cls)
         writer.tokens += (cls, len(value))
         writer.add_all(value, value)
 
@@ -228,6 +231,20 @@ class _Sequence(_Container):
         if cls is list:
             return items
         return cls._make(items) if hasattr(cls, "_make") else cls(items)
+
+
+#: Of classes of named tuples that a function makes at each call: the first.
+_first_made: dict[tuple, type] = {}
+
+
+def _one_of_its_kind(cls: Any) -> Any:
+    """A class of named tuples that is not found under its name: the first one that was made like it."""
+    made = cls.__bases__ == (tuple,) and getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is not cls
+    if not made:
+        return cls
+    first = _first_made.setdefault((cls.__module__, cls.__qualname__, cls._fields), cls)
+    _KINDS.setdefault(first, _Sequence)
+    return first
 
 
 class _Deque(_Container):

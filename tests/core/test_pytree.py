@@ -159,3 +159,15 @@ def test_a_cache_in_a_model_output_stays_one_object():
     assert again.past_key_values is again["past_key_values"] is not cache
     assert again.past_key_values.layers[0].keys.sum() == 12
     assert again.past_key_values.get_seq_length() == 2
+
+
+def test_a_named_tuple_whose_class_is_made_at_each_call():
+    def made():
+        return namedtuple("Made", "x y")(torch.ones(1), 2)
+
+    (_, first), (tensors, second) = flatten(made(), results=True), flatten(made(), results=True)
+    assert first == second
+    again = first.rebuild(tensors)
+    assert again._fields == ("x", "y") and again.x is tensors[0] and again.y == 2
+    other = namedtuple("Made", "x z")(torch.ones(1), 2)
+    assert flatten(other, results=True)[1] != first

@@ -459,3 +459,23 @@ def test_losses_of_many_kinds():
             loss.backward()
 
     both(made(lambda self, a: self.linear(a)), scenario)
+
+
+def test_a_named_tuple_whose_class_forward_makes():
+    class Makes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return namedtuple("Made", "y z")(y, y.sin())
+
+    eager = Makes()
+    module = ORTModule(eager)
+    for rows in (2, 3):
+        x = torch.randn(rows, 3)
+        found = module(x)
+        assert type(found).__name__ == "Made" and found._fields == ("y", "z")
+        torch.testing.assert_close(tuple(found), tuple(eager(x)))
+    assert explain(module).captured and explain(module).exports == 1
