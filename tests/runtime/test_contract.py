@@ -473,8 +473,8 @@ def test_a_named_tuple_whose_class_forward_makes():
 
     eager = Makes()
     module = ORTModule(eager)
-    for rows in (2, 3):
-        x = torch.randn(rows, 3)
+    for count in (2, 3):
+        x = torch.randn(count, 3)
         found = module(x)
         assert type(found).__name__ == "Made" and found._fields == ("y", "z")
         torch.testing.assert_close(tuple(found), tuple(eager(x)))
