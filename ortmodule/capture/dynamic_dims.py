@@ -70,8 +70,14 @@ class _Sizes:
     shift: bool = False
     varied: frozenset[Dim] = field(default=frozenset())
 
-    def cut(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._cut_one(i, t) for i, t in enumerate(tensors)]
+    def cut(self, tensors: Sequence[torch.Tensor], numbers: frozenset[int]) -> list[torch.Tensor]:
+        """``numbers``: those of ``tensors`` that are Python numbers of the caller's."""
+        return [self._another(t) if i in numbers else self._cut_one(i, t) for i, t in enumerate(tensors)]
+
+    def _another(self, number: torch.Tensor) -> torch.Tensor:
+        if not self.shift:
+            return number.clone()
+        return number + 1 if number.dtype == torch.int64 else number * 0.9375 + (number == 0) * 0.0625
 
     def _cut_one(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         part = tensor.detach()
@@ -99,6 +105,7 @@ def capture(
     Raises CaptureError.
     """
     start, made = time.perf_counter(), 0
+    numbers = arguments.number_places()
     try:
         torch_private.check_capture()
     except MissingPrivate as error:
@@ -108,7 +115,7 @@ def capture(
         nonlocal made
         made += 1
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors), opset, opaque, high)
+            return trace(forward, module, tree, arguments, sizes.cut(tensors, numbers), opset, opaque, high)
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:

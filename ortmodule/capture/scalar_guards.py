@@ -260,6 +260,12 @@ def _active() -> Recorder | None:
     return None if recorder is None or recorder._paused or get_tracing_state() is None else recorder
 
 
+def read(tensor: torch.Tensor) -> None:
+    """Python sees the elements of a traced ``tensor``."""
+    if (recorder := _active()) is not None:
+        recorder.read(tensor)
+
+
 def untraced(function: Callable, tensor: torch.Tensor) -> Any:
     state = get_tracing_state()
     set_tracing_state(None)

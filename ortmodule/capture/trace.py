@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import function_caches, scalar_guards
+from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.trace_mode import Saved, TraceMode
@@ -283,7 +283,7 @@ class _Flat(nn.Module):
             hooks = self.tree.hooks()
             global_state = GlobalState(self.tree.modules.values())
             self.mode.keep(parameters)
-        args, kwargs = self.arguments.rebuild(tensors)
+        args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         try:
             with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
                 result = self.call(*args, **kwargs)
@@ -356,8 +356,9 @@ class _Flat(nn.Module):
         self.sources: list[Source] = []
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
-            if id(tensor) not in known:
-                known[id(tensor)] = Source("number" if is_number(tensor) else "graph", len(outputs))
+            number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
+            if id(tensor) not in known or (number and known[id(tensor)].kind != "number"):
+                known[id(tensor)] = Source("number" if number else "graph", len(outputs))
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]

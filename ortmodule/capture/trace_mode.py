@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import scalar_guards
+from ortmodule.capture import scalar_guards, symbolic_numbers
 from ortmodule.capture.call_patches import REPLACED, has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -146,7 +146,10 @@ class TraceMode(TorchFunctionMode):
             for each in result:
                 self._made(each)
 
-    def _call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _call(self, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
+        if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
+            return symbolic_numbers.call(function, args, kwargs or {}, self._call)
+        kwargs = kwargs or {}
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:

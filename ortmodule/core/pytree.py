@@ -16,7 +16,7 @@ import enum
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -41,6 +41,7 @@ class _Token:
 
 TENSOR = _Token("tensor")  # the next tensor
 WHOLE = _Token("object")  # followed by its position among Structure.objects
+NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
 SAME = _Token("same")  # followed by the number of a container that was met before
 
 
@@ -79,9 +80,35 @@ class Structure:
                 tokens[i + 1] = None
         return tuple(tokens)
 
-    def rebuild(self, tensors: Sequence[Any]) -> Any:
-        """The value again, around other tensors."""
-        return _Reader(self, tensors).value()
+    def numbers(self) -> dict[int, float | int]:
+        """Python's numbers in it, by the positions of their values among the tokens; keys of dictionaries aside."""
+        found: dict[int, float | int] = {}
+        for i, (before, token) in enumerate(zip((None, *self.tokens), self.tokens, strict=False)):
+            if token in (int, float) and before not in (type, NUMBER) and i + 1 < len(self.tokens):
+                value = self.tokens[i + 1]
+                found[i + 1] = float.fromhex(value) if token is float else value
+        return found
+
+    def number_places(self) -> frozenset[int]:
+        """Which of the tensors are numbers (:meth:`lifted`)."""
+        kinds = [token for token in self.tokens if token is TENSOR or token is NUMBER]
+        return frozenset(i for i, kind in enumerate(kinds) if kind is NUMBER)
+
+    def lifted(self, positions: Container[int], tensors: Sequence[Any]) -> tuple[Structure, list[Any]]:
+        """The same with tensors in place of the numbers at these positions, as :meth:`numbers` has them; and these
+        numbers among ``tensors``, in their places."""
+        numbers, tokens, found, given = self.numbers(), list(self.tokens), [], iter(tensors)
+        for i, token in enumerate(self.tokens):
+            if i in numbers and i in positions:
+                tokens[i - 1 : i + 1] = NUMBER, self.tokens[i - 1]
+                found.append(numbers[i])
+            elif token is TENSOR or token is NUMBER:
+                found.append(next(given))
+        return Structure(tuple(tokens), self.objects), found
+
+    def rebuild(self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item()) -> Any:
+        """The value again, around other tensors. ``number``: what stands for a number that is in a tensor."""
+        return _Reader(self, tensors, number).value()
 
 
 def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
@@ -130,10 +157,10 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects", "met")
+    __slots__ = ("tokens", "tensors", "objects", "met", "number")
 
-    def __init__(self, structure: Structure, tensors: Iterable[Any]) -> None:
-        self.tokens, self.tensors = iter(structure.tokens), iter(tensors)
+    def __init__(self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any]) -> None:
+        self.tokens, self.tensors, self.number = iter(structure.tokens), iter(tensors), number
         self.objects = structure.objects
         self.met: list[Any] = []
 
@@ -141,6 +168,9 @@ class _Reader:
         token = next(self.tokens)
         if token is TENSOR:
             return next(self.tensors)
+        if token is NUMBER:
+            next(self.tokens)
+            return self.number(next(self.tensors))
         if token is WHOLE:
             return self.objects[next(self.tokens)]
         if token is SAME:
@@ -366,6 +396,11 @@ CONSTANTS = (
 _KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
+
+
+def register(cls: type, kind: Any) -> None:
+    """Values of class ``cls`` are written by ``kind.write(writer, value, cls)``; a container if ``kind.container``."""
+    _KINDS[cls] = kind
 
 
 def _kind_of(cls: type) -> Any:

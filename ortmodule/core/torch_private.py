@@ -192,7 +192,7 @@ _saving_hooks = _private(
 _interpreters = _private(
     "torch._C._functorch.peek_interpreter_stack", "does a transform of torch.func look at a module?", CAPTURE
 )
-_forward_level = _private(
+_private(
     "torch.autograd.forward_ad._current_level", "is forward-mode differentiation on, which the engine has not?", CAPTURE
 )
 _is_batched = _private(
@@ -258,11 +258,9 @@ traced: Callable[[], Any] = torch.jit.is_tracing if isinstance(get_tracing_state
 
 #: `is_batched(tensor)`: is it a batch of gradients, of `torch.autograd.grad(..., is_grads_batched=True)`?
 is_batched: Callable[[torch.Tensor], bool] = (lambda tensor: False) if _is_batched is None else _is_batched
-
-
-def in_forward_mode() -> bool:
-    """Is a level of `torch.autograd.forward_ad` open, whose tangents PyTorch alone computes?"""
-    return isinstance(_forward_level, _Absent) or forward_ad._current_level >= 0
+#: `forward_level()`: the level of `torch.autograd.forward_ad` that is open, whose tangents PyTorch alone computes; -1:
+#: none is. (Where that cannot be told nothing is captured.)
+forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", -1)
 
 
 @contextmanager

@@ -112,7 +112,7 @@ class Tree:
         self.slots: dict[str, Slot] = {}
         self.refresh()
         self.graphs: dict[tuple, list] = {}  # what was captured of this tree
-        self.values: dict[tuple, int] = {}
+        self.changing: dict[tuple, Any] = {}  # numbers among the arguments, by kind of call
         self.refused: dict[object, NotInEngine] = {}
         self.failures: dict[tuple, int] = {}
         self.opaque: dict[int, dict[str, str]] = {}  # submodules that PyTorch runs, and why, by :meth:`number`

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ortmodule.core.errors import Mismatch, Raised
-from ortmodule.core.torch_private import in_forward_mode, is_batched, keeps_graph, outside_transforms, peek_transform
+from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime.executable import Executable, Flags
 from ortmodule.runtime.recompute import recomputed_results
@@ -37,7 +37,11 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors  # raises after a backward that did not retain the graph, and after an edit
-        if torch.is_grad_enabled() or _looked_at(grads):
+        # Are gradients more than numbers: to be differentiated, a batch of them, or with tangents?
+        more = torch.is_grad_enabled() or peek_transform() is not None or forward_level() >= 0
+        for grad in grads:
+            more = more or (grad is not None and is_batched(grad))
+        if more:
             return None, *ctx.pending.eager_backward(grads)
         keep = keeps_graph()
         user = None
@@ -234,13 +238,6 @@ class Pending:
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
             return torch.autograd.grad(outputs, stands, grads, create_graph=create_graph, allow_unused=True)
-
-
-def _looked_at(grads: Sequence[torch.Tensor | None]) -> bool:
-    """Are these more than numbers: a batch of gradients, or with tangents?"""
-    if peek_transform() is not None or in_forward_mode():
-        return True
-    return any([grad is not None and is_batched(grad) for grad in grads])
 
 
 def backward_nodes(tensors: Iterable[torch.Tensor]) -> set[Any]:

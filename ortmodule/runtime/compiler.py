@@ -24,6 +24,7 @@ from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
+from ortmodule.runtime.changing_numbers import Changing
 from ortmodule.runtime.compiled_graph import CompiledGraph, overlap
 
 if TYPE_CHECKING:
@@ -82,11 +83,13 @@ class Compiler:
 
     def _count_values(self, call: Call) -> None:
         """Counts values of Python numbers: one that changes at every call would be captured at every call."""
-        if call.key in self.owner.graphs:
+        numbers = call.arguments.numbers()
+        if not numbers or call.key in self.owner.graphs:
             return
-        kind, values = (call.arguments.without_numbers(), call.key[1:]), call.tree.values
-        values[kind] = values.get(kind, 0) + 1
-        if values[kind] > MOST_VALUES:
+        kind = call.arguments.without_numbers(), call.key[1:]
+        changing = call.tree.changing.setdefault(kind, Changing(numbers))
+        changing.captured += 1
+        if changing.captured > MOST_VALUES:
             reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
             raise NotInEngine(Cause.DATA, reason, call.key)
 

@@ -21,11 +21,12 @@ from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NoOtherGraph, NotInEngine, Raised, Unflattenable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
-from ortmodule.core.torch_private import in_forward_mode, peek_transform, traced
+from ortmodule.core.torch_private import forward_level, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
+from ortmodule.runtime.changing_numbers import Changing, lifted
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
@@ -77,7 +78,7 @@ class Dispatcher:
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.
-        looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or in_forward_mode()
+        looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or forward_level() >= 0
         if THREAD.only_pytorch or looked_at:
             return self.forward(*args, **kwargs)
         if self.fallback.forcing and self.fallback.forced():
@@ -102,9 +103,33 @@ class Dispatcher:
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs)
+        if (
+            state.tree.changing and call.key not in self.graphs
+            and (other := self._with_changing_numbers(call)) is not None
+        ):  # fmt: skip
+            changing, same = other
+            try:
+                return self._run_call(same)
+            except NotInEngine as error:
+                self.log.debug(f"a graph for all values of its numbers: {error}")
+                changing.refused = True
+        return self._run_call(call)
+
+    def _with_changing_numbers(self, call: Call) -> tuple[Changing, Call] | None:
+        """The call with its changing numbers as tensors, where such a call came before with others."""
+        if not (numbers := call.arguments.numbers()):
+            return None
+        changing = call.state.tree.changing.get((call.arguments.without_numbers(), call.key[1:]))
+        if changing is None or changing.refused:
+            return None
+        changing.look(numbers)
+        inputs, arguments = lifted(call.arguments, call.inputs, changing)
+        return changing, Call(self.forward, call.state, arguments, inputs)
+
+    def _run_call(self, call: Call) -> Any:
         refusal = None
         if self.fallback.refused:
-            refusal = self.fallback.refusal(state.epoch, call.key, (call.key, call.shapes))
+            refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise refusal
         result, part = self._known(call, refusal is not None)
