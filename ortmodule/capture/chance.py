@@ -52,6 +52,8 @@ _CLOCKS = {
 }  # fmt: skip
 _ENTROPY = {getattr(os, name) for name in ("urandom", "getrandom") if hasattr(os, name)}
 _ENTROPY |= {each for each in (getattr(uuid, "_generate_time_safe", None),) if each is not None}
+_SOURCES = _CLOCKS | _ENTROPY
+_DRAWING_TYPES = {contextvars.ContextVar, type}  # whose methods are looked at, beside those of Python's generators
 _NOW = {"now", "utcnow", "today"}  # of datetime's classes
 _DRAWING = {"random", "getrandbits"}  # what all methods of random.Random draw with
 #: They read clocks for what they write, or to wait, and give forward nothing of it.
@@ -102,6 +104,10 @@ for _name, _method in vars(float).items():
         setattr(Drawn, _name, _decides)
 
 
+class Moved(NotTraceable):
+    """A generator of NumPy's has been drawn from, since the state was looked at last."""
+
+
 class Chance:
     """What one trace has seen. ``draws``: those that are to be made again at each call of the graph."""
 
@@ -122,7 +128,7 @@ class Chance:
         self.go_on()
         with _global_draws(self):
             if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
-                sys.setprofile(self._look)
+                sys.setprofile(self._profiler())
             try:
                 yield
                 self.check()
@@ -146,7 +152,7 @@ class Chance:
         if self.failure is not None:
             raise self.failure
         for generator in self._moved():
-            raise NotTraceable(f"forward draws random numbers from a generator of NumPy's ({_kind(generator)})")
+            raise Moved(f"forward draws random numbers from a generator of NumPy's ({_kind(generator)})")
         self._python = random.getstate()
 
     def draw(self, function: Callable, args: tuple) -> float:
@@ -160,28 +166,44 @@ class Chance:
         self._states = [(each, rng_state.state_of(each) if each in rng_state.NUMPYS else s) for each, s in self._states]
         return value
 
-    def _look(self, frame: types.FrameType, event: str, function: Any) -> None:
-        if event == "call":
-            if frame.f_code is _SEED and frame.f_locals["a"] is not None:
-                self._made.append(frame.f_locals["self"])
-            elif frame.f_code is _READ and get_tracing_state() is not None:
-                self._note(ENVIRONMENT, frame.f_locals["key"], frame)
+    def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
+        """The profile function. It is called for each call and return of forward's, so it leaves early."""
+        sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
+        codes = (_SEED, _READ)
+
+        def look(frame: types.FrameType, event: str, function: Any) -> None:
+            if event == "c_call":
+                owner = function.__self__
+                kind = type(owner)
+                if function in sources if kind is module_type else kind in drawing or issubclass(kind, random.Random):
+                    self._called(frame, function, owner)
+            elif event == "call" and frame.f_code in codes:
+                self._began(frame)
+
+        return look
+
+    def _began(self, frame: types.FrameType) -> None:
+        """A function of Python's that is of interest begins."""
+        if frame.f_code is _SEED and frame.f_locals["a"] is not None:
+            self._made.append(frame.f_locals["self"])
+        elif frame.f_code is _READ and get_tracing_state() is not None:
+            self._note(ENVIRONMENT, frame.f_locals["key"], frame)
+
+    def _called(self, frame: types.FrameType, function: Any, owner: Any) -> None:
+        """A function of C code that may be of interest is called."""
+        if self._busy or get_tracing_state() is None:
             return
-        if event != "c_call" or self._busy or get_tracing_state() is None:
-            return
-        owner = getattr(function, "__self__", None)
         what = ""
         if type(owner) is contextvars.ContextVar:
             self._note(of_context(owner), "value", frame)
         elif isinstance(owner, random.Random):
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
                 what = "draws a random number"
-        elif type(owner) is types.ModuleType:
-            if function in _ENTROPY:
-                what = "asks the system for random bytes"
-            elif function in _CLOCKS and not _is_quiet(frame):
-                what = "reads a clock"
-        elif isinstance(owner, type) and issubclass(owner, datetime.date) and function.__name__ in _NOW:
+        elif function in _ENTROPY:
+            what = "asks the system for random bytes"
+        elif function in _CLOCKS or (
+            isinstance(owner, type) and issubclass(owner, datetime.date) and function.__name__ in _NOW
+        ):
             what = "reads a clock" if not _is_quiet(frame) else ""
         if what:
             while frame.f_back is not None and frame.f_globals.get("__name__") in _HELPERS:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
-from ortmodule.capture.chance import Chance, Draw
+from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
@@ -164,9 +164,11 @@ def _record(
     high: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
     """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
-    saved, second = Saved(), False
+    saved, second, looking = Saved(), False, False
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
+        if looking:
+            flat.regions.traced = flat.chance.check
         with (
             tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.mode,
             function_caches.left_out(), export.tracing(flat), recording_regions(flat.regions),
@@ -190,6 +192,9 @@ def _record(
                 flat.regions.forget()
                 tree.reads |= flat.recorder.attributes
         if saved.keeps_from_now_on():
+            continue
+        if isinstance(failure, Moved) and not looking:
+            looking = True  # which submodule has drawn?
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
         if not tree.adopt(flat.mode.outside.values(), second) or second:
@@ -253,7 +258,7 @@ class _Flat(nn.Module):
         self.regions, self.chance = regions, Chance()
         regions.entered, regions.left = self._entered, self._left
         regions.made = lambda tensors: self.mode.know(tensors)
-        regions.traced, regions.ran = self.chance.check, self.chance.go_on
+        regions.runs, regions.ran = self.chance.check, self.chance.go_on
         self.model = module  # a child only for the scopes in node names
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments

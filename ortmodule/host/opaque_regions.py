@@ -80,8 +80,9 @@ class Regions:
         self.entered: Callable[[], Any] = lambda: None  # before and after a submodule runs by itself
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
         self.made: Callable[[Any], None] = lambda result: None
-        self.traced: Callable[[], None] = lambda: None  # a submodule has been traced, or PyTorch is about to run a node
-        self.ran: Callable[[], None] = lambda: None  # PyTorch has run a node
+        self.traced: Callable[[], None] = lambda: None  # a submodule has been traced
+        self.runs: Callable[[], None] = lambda: None  # PyTorch is about to run a node
+        self.ran: Callable[[], None] = lambda: None  # it has run it
 
     def active(self) -> bool:
         return get_tracing_state() is not None
@@ -161,7 +162,7 @@ class Regions:
         self.nodes.append(node)
         for tensor in operands:
             _check_type(name, tensor)
-        self.traced()
+        self.runs()
         own = self._own(operands, numbers) if kind == "function" else {}
         with untraced():
             before = self.entered() if kind != "function" else None
@@ -262,7 +263,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed = self.tokens = None
-        self.entered = self.left = self.made = self.traced = self.ran = None
+        self.entered = self.left = self.made = self.traced = self.runs = self.ran = None
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
         """Notes the innermost submodule that an error comes through, as its origin."""
