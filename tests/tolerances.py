@@ -50,3 +50,10 @@ def unseen(expected, bound):
     wide = expected.detach().double().abs()
     there = wide.isfinite() & (wide > 0)
     return (wide <= bound)[there].double().mean().item() if there.any() else 0.0
+
+
+def assert_near(found, expected, tolerance):
+    """Each tensor of ``found`` differs from its fellow by ``tolerance`` times that one's norm at most."""
+    for a, b in zip(found, expected, strict=True):
+        a, b = a.detach().double(), b.detach().double()
+        assert (a - b).norm() <= tolerance * b.norm() + 1e-30, f"{(a - b).norm() / b.norm():.2e}"

@@ -55,7 +55,7 @@ def _instance_norm(
 
 
 #: What is called instead.
-REPLACED = {F.instance_norm: _instance_norm}
+_INSTEAD = {F.instance_norm: _instance_norm}
 
 
 #: The place of the argument that asks for a sparse gradient of their table.
@@ -67,8 +67,12 @@ def has_sparse_gradient(function: Any, args: tuple, kwargs: dict[str, Any]) -> b
     return function in _SPARSE and True in (*args[_SPARSE[function] :][:1], kwargs.get("sparse"))
 
 
-def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments to call ``function`` with. Raises NotTraceable for one that cannot be called in a trace."""
+def recordable(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple, dict[str, Any]]:
+    """What to call for ``function``, and its arguments. Raises NotTraceable where a trace cannot call it."""
+    return _INSTEAD.get(function, function), *_arguments(function, args, kwargs)
+
+
+def _arguments(function: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     if function in _UNCHECKED:
         raise NotTraceable(f"{function.__name__} does not check its operands")
     place = _FILLS.get(function)

@@ -27,7 +27,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy
@@ -35,6 +35,7 @@ import numpy
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
 from ortmodule.guards.process_state import ENVIRONMENT, of_context
 
@@ -243,8 +244,7 @@ def _range_of(name: str, args: tuple) -> tuple[float, float] | None:
     return None
 
 
-def _watched(chance: Chance, original: Callable, name: str) -> Callable:
-    @functools.wraps(original)
+def _watched(chance: Chance, name: str, original: Callable) -> Callable:
     def draw(*args: Any, **kwargs: Any) -> Any:
         between = None if kwargs or get_tracing_state() is None else _range_of(name, args)
         if between is None:
@@ -254,15 +254,13 @@ def _watched(chance: Chance, original: Callable, name: str) -> Callable:
     return draw
 
 
-@contextmanager
-def _global_draws(chance: Chance) -> Iterator[None]:
+def _global_draws(chance: Chance) -> AbstractContextManager[None]:
     """Inside, `random.random()` and the like give numbers that tell of what is done with them."""
-    patched = [(random, ("random", "uniform")), (numpy.random, ("random", "uniform", "rand", "random_sample"))]
-    originals = [(module, name, getattr(module, name)) for module, names in patched for name in names]
-    for module, name, original in originals:
-        setattr(module, name, _watched(chance, original, name))
-    try:
-        yield
-    finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
+    functions = [(random, ("random", "uniform")), (numpy.random, ("random", "uniform", "rand", "random_sample"))]
+    return replaced(
+        [
+            Replacement.around(module, name, functools.partial(_watched, chance, name))
+            for module, names in functions
+            for name in names
+        ]
+    )

@@ -145,7 +145,7 @@ def capture(
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     sample = min(first.tensors, second.tensors, key=lambda tensors: sum(t.numel() for t in tensors))
-    first.graph = first.module = None
+    first.graph = first.module = None  # type: ignore[assignment]  # nothing needs them any more
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
     replaced = pattern_rewriter.apply(model, opset) if rewritten else {}
@@ -256,7 +256,7 @@ def _views(first: Trace, other: Trace) -> dict[int, View]:
 
 def _first(at: Callable[..., Trace], dims: _Dims, part: int) -> tuple[Trace, _Sizes]:
     tried: list[_Sizes] = []
-    cause = None
+    cause: _Failed | None = None
     try:
         for sizes in [dims.small(), dims.rows(), dims.whole()][part:]:
             if sizes in tried:
@@ -266,7 +266,7 @@ def _first(at: Callable[..., Trace], dims: _Dims, part: int) -> tuple[Trace, _Si
                 return at(sizes), sizes
             except _Failed as error:
                 cause = error
-        raise _blaming(CaptureError(str(cause)), cause.submodule) from cause
+        raise _blaming(CaptureError(str(cause)), None if cause is None else cause.submodule) from cause
     finally:
         cause = None  # its traceback knows this frame: the callers' tensors would live on
 

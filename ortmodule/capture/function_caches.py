@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
 
 _Cache = functools._lru_cache_wrapper
@@ -65,20 +66,14 @@ def _around(cache: Any) -> Callable:
     return call
 
 
-@contextmanager
-def left_out() -> Iterator[None]:
+def left_out() -> AbstractContextManager[None]:
     """Inside, calls with traced sizes go past caches of functions."""
-    changed = []
+    return replaced(list(_replacements()))
+
+
+def _replacements() -> Iterator[Replacement]:
     for owner, name, value in _caches():
         cache = _behind(value)
-        if vars(owner).get(name) is not value:
-            continue
-        call = _around(cache)
-        setattr(owner, name, call if cache is value else type(value)(call))
-        changed.append((owner, name, value, vars(owner)[name]))
-    try:
-        yield
-    finally:
-        for owner, name, value, put in changed:
-            if vars(owner).get(name) is put:  # forward may have set it
-                setattr(owner, name, value)
+        if vars(owner).get(name) is value:
+            call = _around(cache)
+            yield Replacement(owner, name, call if cache is value else type(value)(call))

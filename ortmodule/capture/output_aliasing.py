@@ -28,7 +28,7 @@ class Layout:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
-        return Layout(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def elements(self) -> torch.Tensor:
         found = torch.tensor([self.offset])
@@ -226,13 +226,13 @@ def _both_whole(a: Sighting, b: Sighting) -> View | None:
 
 
 def _both_strided(a: Sighting | None, b: Sighting | None, flat: bool = False) -> View | None:
-    strided = [None if seen is None else _strided(seen) for seen in (a, b)]
-    if None in strided:
+    if a is None or b is None or (one := _strided(a)) is None or (other := _strided(b)) is None:
         return None
-    (dims, first), (others, second) = strided
+    (dims, first), (others, second) = one, other
     agree = [_dim(*each) for each in zip(dims, a.view.shape, others, b.view.shape, strict=True)]
-    starts = [_start(x, y, n, m) for x, y, n, m in zip(first, second, a.of.shape, b.of.shape, strict=True)]
-    if UNKNOWN in agree or None in starts:
+    found = [_start(x, y, n, m) for x, y, n, m in zip(first, second, a.of.shape, b.of.shape, strict=True)]
+    starts = [start for start in found if start is not None]
+    if UNKNOWN in agree or len(starts) < len(found):
         return None
     return View(a.base, a.detached, tuple(agree), tuple(starts), flat)
 

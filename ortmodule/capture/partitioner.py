@@ -29,7 +29,7 @@ class Partition:
     def __init__(self, tree: Tree, key: int, hooked: Iterable[str]) -> None:
         """``key``: the state's number. ``hooked``: submodules with hooks."""
         self.tree = tree
-        self._found = tree.opaque.setdefault(key, {})
+        self._found = tree.caches.opaque.setdefault(key, {})
         self._given = {path: f"there are hooks on {path}, which a graph would not call" for path in hooked}
         self._given |= dict.fromkeys(tree.scripted, "it is scripted, and a trace may lose its control flow")
 
@@ -43,16 +43,17 @@ class Partition:
         engine, of a graph that was ``captured``. False: none is to blame."""
         if isinstance(error, CaptureError):
             return self._kind(error.kind) or self._submodule(error)
-        text, tree = str(error), self.tree
-        if tree.left_for[0] == text:  # to leave these kinds to PyTorch was of no use
-            tree.kinds -= tree.left_for[1]
+        text, caches = str(error), self.tree.caches
+        if caches.left_for[0] == text:  # to leave these kinds to PyTorch was of no use
+            caches.kinds -= caches.left_for[1]
             return self._around(text)
-        lacking = isinstance(error, _core.UnsupportedError) and captured is not None
-        return lacking and (self._kinds(captured, text) or self._scripted(captured)) or self._around(text)
+        if isinstance(error, _core.UnsupportedError) and captured is not None:
+            return self._kinds(captured, text) or self._scripted(captured) or self._around(text)
+        return self._around(text)
 
     def _kind(self, kind: str) -> bool:
-        new = {kind} - self.tree.kinds if kind.startswith("aten::") else set()
-        self.tree.kinds |= new
+        new = {kind} - self.tree.caches.kinds if kind.startswith("aten::") else set()
+        self.tree.caches.kinds |= new
         return bool(new)
 
     def _submodule(self, error: CaptureError) -> bool:
@@ -80,9 +81,9 @@ class Partition:
         named = {node.name: node.op_type for node in captured.model.graph.node}
         operators = re.findall(r"(\w+) \(\d+\)", text)
         operators += [named[name] for name in _nodes_in(text) if name in named]
-        new = export.kinds_behind(operators) - self.tree.kinds - _WRITING
-        self.tree.kinds |= new
-        self.tree.left_for = text, new
+        new = export.kinds_behind(operators) - self.tree.caches.kinds - _WRITING
+        self.tree.caches.kinds |= new
+        self.tree.caches.left_for = text, new
         return bool(new)
 
     def _scripted(self, captured: Capture) -> bool:

@@ -29,6 +29,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import CHECKPOINT, PACKAGE, REENTRANT
 from ortmodule.core.size_expr import ARITHMETIC, is_number, number_of
 from ortmodule.core.torch_private import (
@@ -45,7 +46,7 @@ from ortmodule.core.torch_private import (
     pad_packed_sequence,
     places,
     schemas_for_operator,
-    set_tracing_state,
+    untraced,
 )
 
 #: What a value depends on: the most of what its operands do. OPAQUE: on what a host node computes.
@@ -85,7 +86,7 @@ _current = threading.local()
 class Read:
     """One value that Python took out of a tensor."""
 
-    tensor: torch.Tensor  # traced, of rank 0
+    tensor: torch.Tensor | None  # traced, of rank 0; none once the trace is made
     value: float
     depends: int
     place: str
@@ -138,7 +139,8 @@ class Recorder:
             what = "a random number" if depends == RANDOM else "what a submodule that PyTorch runs computes"
             raise NotTraceable(f"{user_line()} decides something with {what}")
         if tensor.numel() > MOST_ELEMENTS:
-            shape = untraced(lambda each: list(each.shape), tensor)
+            with untraced():
+                shape = list(tensor.shape)
             raise NotTraceable(f"{user_line()} takes the values out of a tensor of shape {shape}")
         place, number = user_line(), number_of(tensor)
         if number is not None:
@@ -146,7 +148,7 @@ class Recorder:
             return
         tensor = tensor.clone()  # as it is now: forward may change it
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
-            self.reads.append(Read(element, float(untraced(_item, element)), depends, place, self.where()))
+            self.reads.append(Read(element, float(untraced_item(element)), depends, place, self.where()))
 
     def depends(self, value: TracedValue) -> int:
         """What a traced value depends on."""
@@ -241,17 +243,11 @@ def hidden_tracing() -> Iterator[None]:
 def recording() -> Iterator[Recorder]:
     """Watches the tensors of this thread. One thread at a time records (exporting holds a lock)."""
     recorder = _current.recorder = Recorder()
-    for patch in _PATCHES:
-        setattr(patch.owner, patch.name, patch.replacement)
     try:
-        yield recorder
+        with replaced(_REPLACEMENTS):
+            yield recorder
     finally:
         _current.recorder = None
-        for patch in _PATCHES:
-            if patch.inherited:
-                delattr(patch.owner, patch.name)
-            else:
-                setattr(patch.owner, patch.name, patch.original)
 
 
 def _active() -> Recorder | None:
@@ -266,13 +262,10 @@ def read(tensor: torch.Tensor) -> None:
         recorder.read(tensor)
 
 
-def untraced(function: Callable, tensor: torch.Tensor) -> Any:
-    state = get_tracing_state()
-    set_tracing_state(None)
-    try:
-        return function(tensor)
-    finally:
-        set_tracing_state(state)
+def untraced_item(tensor: torch.Tensor) -> Any:
+    """The number in a traced ``tensor`` of rank 0."""
+    with untraced():
+        return _item(tensor)
 
 
 def user_line(frame: types.FrameType | None = None) -> str:
@@ -326,24 +319,7 @@ def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
             recorder.read(input.size(d) == 1)
 
 
-@dataclass(frozen=True)
-class _Patch:
-    """What stands in place of `owner.name` during a trace."""
-
-    owner: Any
-    name: str
-    replacement: Callable
-    original: Callable
-    inherited: bool
-
-
-def _patch(owner: Any, name: str, make: Callable[[Callable], Callable]) -> _Patch:
-    original = getattr(owner, name)
-    replacement = functools.wraps(original)(make(original))
-    return _Patch(owner, name, replacement, original, name not in vars(owner))
-
-
-def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
+def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
     """`watch(recorder, tensor, ...)` goes first. Of numbers Python gets what it would have computed."""
     convert = _CONVERSIONS.get(name)
 
@@ -360,10 +336,10 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> _Patch:
 
         return method
 
-    return _patch(owner, name, make)
+    return Replacement.around(owner, name, make)
 
 
-def _unwatched(name: str) -> _Patch:
+def _unwatched(name: str) -> Replacement:
     """Text for people: what it shows decides nothing."""
 
     def make(original):
@@ -376,10 +352,10 @@ def _unwatched(name: str) -> _Patch:
 
         return method
 
-    return _patch(torch.Tensor, name, make)
+    return Replacement.around(torch.Tensor, name, make)
 
 
-def _hashes() -> _Patch:
+def _hashes() -> Replacement:
     """A number that follows from a size finds what is kept under that number, in dictionaries and sets."""
 
     def make(original):
@@ -390,14 +366,14 @@ def _hashes() -> _Patch:
                 return original(tensor)
             with recorder.paused():
                 recorder.read(tensor)
-            return hash(untraced(_item, tensor))
+            return hash(untraced_item(tensor))
 
         return hash_of
 
-    return _patch(torch.Tensor, "__hash__", make)
+    return Replacement.around(torch.Tensor, "__hash__", make)
 
 
-def _of_numbers(name: str, compute: Callable) -> _Patch:
+def _of_numbers(name: str, compute: Callable) -> Replacement:
     """What numbers have and tensors have not: a size is a tensor while it is traced."""
 
     def method(tensor, *args):
@@ -405,10 +381,10 @@ def _of_numbers(name: str, compute: Callable) -> _Patch:
             raise TypeError(f"type Tensor doesn't define {name} method")
         return compute(tensor, *args)
 
-    return _Patch(torch.Tensor, name, method, method, inherited=True)
+    return Replacement(torch.Tensor, name, method)
 
 
-def _attribute_reads() -> _Patch:
+def _attribute_reads() -> Replacement:
     """Notes which attributes of modules forward looks at."""
 
     def make(original):
@@ -420,7 +396,7 @@ def _attribute_reads() -> _Patch:
 
         return method
 
-    return _patch(nn.Module, "__getattribute__", make)
+    return Replacement.around(nn.Module, "__getattribute__", make)
 
 
 def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
@@ -483,7 +459,7 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
         return
     if function in _SLICES:
         parts = args[1] if isinstance(args[1], tuple) else args[1:2]
-        args = [bound for s in parts if isinstance(s, slice) for bound in (s.start, s.stop, s.step)]
+        args = tuple(bound for s in parts if isinstance(s, slice) for bound in (s.start, s.stop, s.step))
     before, recorder._bounds = recorder._bounds, args
     try:
         yield
@@ -491,7 +467,7 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
         recorder._bounds = before
 
 
-def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
+def _refused(owner: Any, name: str, what: str, caller: str = "") -> Replacement:
     """``caller``: the file from which it is called, if it is refused there alone."""
 
     def make(original):
@@ -502,10 +478,10 @@ def _refused(owner: Any, name: str, what: str, caller: str = "") -> _Patch:
 
         return function
 
-    return _patch(owner, name, make)
+    return Replacement.around(owner, name, make)
 
 
-def _tracing_flag() -> _Patch:
+def _tracing_flag() -> Replacement:
     """torch itself has to know; a module may do less when it is traced."""
 
     def make(original):
@@ -515,10 +491,10 @@ def _tracing_flag() -> _Patch:
 
         return is_tracing
 
-    return _patch(torch.jit, "is_tracing", make)
+    return Replacement.around(torch.jit, "is_tracing", make)
 
 
-def _checks() -> list[_Patch]:
+def _checks() -> list[Replacement]:
     """A condition on sizes is a tensor in a trace, and `torch._check` wants a bool."""
 
     def make(original):
@@ -528,10 +504,10 @@ def _checks() -> list[_Patch]:
 
         return check
 
-    return [_patch(owner, name, make) for owner, name in places(CHECK)]
+    return [Replacement.around(owner, name, make) for owner, name in places(CHECK)]
 
 
-def _weighted() -> _Patch:
+def _weighted() -> Replacement:
     """`l1_loss` does not tell its weight to those who ask what is called, which a trace does."""
 
     def make(original):
@@ -542,7 +518,7 @@ def _weighted() -> _Patch:
 
         return call
 
-    return _patch(F, "handle_torch_function", make)
+    return Replacement.around(F, "handle_torch_function", make)
 
 
 def _is_torch(file: str) -> bool:
@@ -561,17 +537,14 @@ _CONVERSIONS = {
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
-_COMPARISONS = {
-    getattr(owner, name): compare
-    for owner in (torch.Tensor, torch)
-    for name, compare in {
-        "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
-        "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
-        "is_nonzero": lambda a: a != 0,
-    }.items()
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
+    "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),
+    "is_nonzero": lambda a: a != 0,
 }
+_COMPARISONS = {getattr(owner, name): compare for owner in (torch.Tensor, torch) for name, compare in _COMPARED.items()}
 _item = torch.Tensor.item
-_PATCHES = [
+_REPLACEMENTS = [
     *(_watched(torch.Tensor, name, watch) for name, watch in _WAYS_OUT.items()),
     *(_unwatched(name) for name in ("__format__", "__repr__", "__str__")),
     _hashes(),

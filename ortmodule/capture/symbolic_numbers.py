@@ -48,7 +48,7 @@ class Int(_Number, int):
 
 def traced(tensor: torch.Tensor) -> float | int:
     """What a trace has in place of the number in ``tensor``."""
-    return _made(scalar_guards.untraced(torch.Tensor.item, tensor.detach()), tensor)
+    return _made(scalar_guards.untraced_item(tensor), tensor)
 
 
 def _made(value: Any, tensor: torch.Tensor) -> Any:
@@ -79,7 +79,7 @@ def _value(number: Any) -> Any:
 
 def _read(condition: torch.Tensor) -> bool:
     scalar_guards.read(condition)
-    return bool(scalar_guards.untraced(torch.Tensor.item, condition))
+    return bool(scalar_guards.untraced_item(condition))
 
 
 # --- Python's arithmetic ----------------------------------------------------------------------------------------------

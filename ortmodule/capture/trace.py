@@ -32,22 +32,25 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.names import STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
-from ortmodule.core.snapshot import same_items, snapshot
+from ortmodule.core.snapshot import Items
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TensorType,
     TracedGraph,
+    TracedNode,
     get_trace_graph,
     get_value_trace,
     jit_pass_dce,
     jit_pass_inline,
     jit_pass_lower_all_tuples,
 )
-from ortmodule.guards.global_reads import GlobalState
-from ortmodule.guards.module_tree import Contents, Slot, Tree
+from ortmodule.guards.global_reads import global_state
+from ortmodule.guards.inventory import Slot, path_of
+from ortmodule.guards.isolation import Contents, containers, contents
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions
 from ortmodule.host.host_node import Node
-from ortmodule.host.opaque_regions import CALL, Opaque, Regions, untraced
+from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
 from ortmodule.lowering import export
 from ortmodule.lowering.decompose import rewrite
@@ -128,7 +131,7 @@ def trace(
     flat.exported = True
     with tree.isolated():
         rewrite(graph, opset, flat.regions)
-    kept = [flat.recorder.of(kind) for kind in (scalar_guards.SIZE, scalar_guards.DATA)]
+    sizes, data = flat.recorder.of(scalar_guards.SIZE), flat.recorder.of(scalar_guards.DATA)
     for read in flat.recorder.reads:
         read.tensor = None
     outputs = [t.detach() for t in outputs]
@@ -146,7 +149,8 @@ def trace(
         flat.settled,
         flat.recorder.attributes,
         flat.chance.reads,
-        *kept,
+        sizes,
+        data,
         flat.chance.draws,
         flat.regions.nodes,
         flat.regions.seen,
@@ -165,6 +169,7 @@ def _record(
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
     """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
     saved, second, looking = Saved(), False, False
+    failure: Exception | None
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
         if looking:
@@ -178,7 +183,7 @@ def _record(
                 # What is decided by a number that Python draws shows as a difference between two traces.
                 random.seed(_PYTHON[high])
                 numpy.random.seed(_NUMPY[high])
-                flat.recorder.where = lambda regions=flat.regions: regions.stack[-1] if regions.stack else None
+                flat.recorder.where = flat.regions.innermost
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
             except Unflattenable as error:
@@ -190,7 +195,7 @@ def _record(
                 if failure is not None:
                     blame(failure, flat.regions)
                 flat.regions.forget()
-                tree.reads |= flat.recorder.attributes
+                tree.caches.reads |= flat.recorder.attributes
         if saved.keeps_from_now_on():
             continue
         if isinstance(failure, Moved) and not looking:
@@ -232,8 +237,9 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
 def blame(failure: Exception, regions: Regions) -> None:
     """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
     if regions.blamed is not None and regions.blamed[0] is failure:
+        blamed: Any = failure
         with contextlib.suppress(AttributeError):
-            failure.submodule = regions.blamed[1]
+            blamed.submodule = regions.blamed[1]
 
 
 @dataclass
@@ -241,7 +247,7 @@ class _Before:
     """What the module held when PyTorch began to run an opaque submodule."""
 
     contents: dict[str, Contents]
-    containers: list[tuple[Any, Any]]
+    containers: list[Items]
     versions: dict[str, tuple[torch.Tensor, int]]
 
 
@@ -267,7 +273,7 @@ class _Flat(nn.Module):
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
 
-    def state_dict(
+    def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict:
         destination = {} if destination is None else destination
@@ -284,20 +290,20 @@ class _Flat(nn.Module):
         versions = [t._version for t in (*tensors, *parameters)]
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         with self.recorder.paused():
-            self.before, self.containers = self.tree.contents(), self.tree.containers()
-            hooks = self.tree.hooks()
-            global_state = GlobalState(self.tree.modules.values())
+            self.before, self.containers = contents(self.tree), containers(self.tree)
+            hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
+            around = global_state(modules)
             self.mode.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         try:
             with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
-                if name := global_state.changed():
+                if name := around.changed():
                     raise NotTraceable(f"forward changes {name}, which is around the module")
         finally:
             with self.recorder.paused():
-                global_state.put_back()
+                around.put_back()
         with self.recorder.paused():
             inside, left = pytree.flatten((args, kwargs))
             if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
@@ -312,7 +318,7 @@ class _Flat(nn.Module):
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(scalar_guards.SIZE), self.recorder.of(scalar_guards.DATA)):
-                outputs += [_vector([r.tensor for r in read])] if read else []
+                outputs += [_vector([r.tensor for r in read if r.tensor is not None])] if read else []
             outputs += self.regions.tokens
         if not outputs:
             raise NotTraceable("forward computes nothing")
@@ -322,25 +328,25 @@ class _Flat(nn.Module):
         """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
-        return _Before(self.tree.contents(), self.tree.containers(), versions)
+        return _Before(contents(self.tree), containers(self.tree), versions)
 
     def _left(self, before: _Before, node: Node, outputs: list[torch.Tensor]) -> None:
         """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
         of its node. Where they carry a gradient the graph's take their place."""
-        now = self.tree.contents()
+        now = contents(self.tree)
         for path, then in before.contents.items():
             for holder, key in then.changed(now[path]):
                 value = Slot(path, holder, key).find()
                 if isinstance(value, nn.Parameter):
                     raise NotTraceable(f"{node.name}, which PyTorch would run inside the graph, sets a parameter")
                 if isinstance(value, torch.Tensor) and value.requires_grad:
-                    node.sets.append(Slot(f"{path}.{key}" if path else key, holder, key))
+                    node.sets.append(Slot(path_of(path, key), holder, key))
                     outputs.append(value)
                 else:
                     self.before[path].take(now[path], holder, key)
-        for i, (container, _) in enumerate(self.containers):
-            if any(c is container and not same_items(c, entered) for c, entered in before.containers):
-                self.containers[i] = container, snapshot(container)
+        for i, kept in enumerate(self.containers):
+            if any(entered.container is kept.container and entered.changed() for entered in before.containers):
+                self.containers[i] = Items(kept.container)
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
@@ -369,20 +375,20 @@ class _Flat(nn.Module):
         self.requires_grad = [t.requires_grad for t in outputs]
         held = [(known[id(t)], t) for t in (*tensors, *parameters, *self.copies.values())]
         others = [((source.kind, source.key), t) for source, t in held]
-        with untraced(), DisableTorchFunction():
+        with eagerly(), DisableTorchFunction():
             found = sightings(outputs, others)
         self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
         return outputs
 
-    def _sets(self, before: dict[str, Contents], containers: list[tuple[Any, Any]]) -> list[Slot]:
+    def _sets(self, before: dict[str, Contents], kept: list[Items]) -> list[Slot]:
         """The attributes that forward set, new contents of buffers and plain tensors aside, and those by which it
         knows that it has put hooks on submodules."""
         found, inside = [], []
         others = {(id(slot.holder), slot.key) for slot in self.tree.others}
-        now = self.tree.contents()
+        now = contents(self.tree)
         for path, then in before.items():
             for holder, key in then.changed(now[path]):
-                slot = Slot(f"{path}.{key}" if path else key, holder, key)
+                slot = Slot(path_of(path, key), holder, key)
                 value = slot.find()
                 if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
                     continue
@@ -394,24 +400,26 @@ class _Flat(nn.Module):
                     self._check_set(slot, then, value)
                     found.append(slot)
         if inside:
-            self._settle(inside, containers)
+            self._settle(inside, kept)
         return found
 
-    def _settle_hooks(self, before: dict[tuple[str, str], tuple[dict, dict]]) -> None:
+    def _settle_hooks(self, before: dict[tuple[str, str], Items]) -> None:
         """Hooks that forward puts on submodules, once."""
-        for (path, name), (hooks, then) in before.items():
+        for (path, name), kept in before.items():
+            hooks, then = kept.container, kept.then
             if any(hooks.get(key) is not hook for key, hook in then.items()):
                 raise NotTraceable(f"forward removes a hook from {path}")
             for key, hook in hooks.items():
                 if key not in then:
-                    if not path or name != "_forward_hooks" or self.tree.reach_of(hook) is None:
+                    if not path or name != "_forward_hooks" or self.tree.hooks.reach_of(hook) is None:
                         raise NotTraceable(f"forward puts a hook on {path}, which a graph would not call")
                     self.settled.append((Slot(f"a hook on {path}", hooks, key), hook))
 
-    def _settle(self, inside: list[tuple[Slot, str | None]], containers: list[tuple[Any, Any]]) -> None:
+    def _settle(self, inside: list[tuple[Slot, str | None]], before: list[Items]) -> None:
         """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""
-        for container, then in containers:
-            if same_items(container, then):
+        for kept in before:
+            container, then = kept.container, kept.then
+            if not kept.changed():
                 continue
             items = (
                 container.items() if isinstance(container, dict) and then.keys() <= container.keys() else [(None, [])]
@@ -428,7 +436,7 @@ class _Flat(nn.Module):
 
     def _check_set(self, slot: Slot, then: Contents, value: Any) -> None:
         """Can it be done again by setting a value like this one?"""
-        module, key = then.module, slot.key
+        module, key = then.module, str(slot.key)
         place = self.recorder.attributes.get((id(module), key))
         if slot.holder is not module.__dict__ and slot.holder is not module._buffers or key not in slot.holder:
             raise NotTraceable(f"forward adds or removes {slot.name}")
@@ -513,7 +521,7 @@ def difference(first: Trace, second: Trace) -> str:
         pairs = zip(*(text.splitlines() for text in texts), strict=False)
         return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
     for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
-        if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a, b):
+        if not _same_tensor(a, b):
             return f"a constant of shape {list(a.shape)} is not the same"
     return ""
 
@@ -537,8 +545,12 @@ def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
 
 
 def _same_constant(one: Any, other: Any) -> bool:
-    values = [n.t("value") for n in (one, other) if n.hasAttribute("value") and n.kindOf("value") == "t"]
-    return len(values) < 2 or (values[0].shape == values[1].shape and torch.equal(*values))
+    values = [tensor for node in (one, other) for tensor in _constant(node)]
+    return len(values) < 2 or _same_tensor(*values)
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
 def _path(scope: str, names: Iterable[str]) -> str:
@@ -552,8 +564,12 @@ def _rank_of(match: re.Match) -> str:
 
 
 def _constants(graph: TracedGraph) -> list[torch.Tensor]:
-    found = graph.findAllNodes("prim::Constant")
-    return [n.t("value") for n in found if n.hasAttribute("value") and n.kindOf("value") == "t"]
+    return [tensor for node in graph.findAllNodes("prim::Constant") for tensor in _constant(node)]
+
+
+def _constant(node: TracedNode) -> list[torch.Tensor]:
+    """The tensor that it makes, if it makes one."""
+    return [node.t("value")] if node.hasAttribute("value") and node.kindOf("value") == "t" else []
 
 
 def hide_sizes(first: Trace, second: Trace) -> None:
@@ -565,4 +581,6 @@ def hide_sizes(first: Trace, second: Trace) -> None:
                 continue
             sizes, others = kind.sizes(), alike.sizes()
             if sizes is not None and sizes != others:
-                a.setType(kind.with_sizes([n if n == m else None for n, m in zip(sizes, others, strict=True)]))
+                unknown: list[int | None] = [None] * len(sizes)
+                pairs = zip(sizes, others or unknown, strict=True)
+                a.setType(kind.with_sizes([n if n == m else None for n, m in pairs]))

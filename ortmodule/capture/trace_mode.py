@@ -11,11 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards, symbolic_numbers
-from ortmodule.capture.call_patches import REPLACED, has_sparse_gradient, recordable
+from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.size_expr import is_number
-from ortmodule.core.torch_private import get_tracing_state, set_tracing_state
+from ortmodule.core.snapshot import Elements, Snapshot
+from ortmodule.core.torch_private import get_tracing_state, set_tracing_state, untraced
 
 
 class Saved:
@@ -51,10 +52,11 @@ class TraceMode(TorchFunctionMode):
         super().__init__()
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
-        self._before: dict[int, tuple[int, torch.Tensor]] = {}  # of those: version and contents
+        self._before: dict[int, Elements] = {}  # of those
+        self._snapshot = Snapshot()  # what they held, and parameters that are written
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
         self._parameters: dict[int, torch.Tensor] = {}  # by their memory
-        self._changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of those: one, and its contents before
+        self._written: set[int] = set()  # of those
         self._looks = False
         self.failed = ""  # of an operator, the latest
 
@@ -77,9 +79,13 @@ class TraceMode(TorchFunctionMode):
                 self._before_write(each)
         elif isinstance(argument, torch.Tensor):
             memory = memory_of(argument)
-            if memory in self._parameters and memory not in self._changed:
+            if memory in self._parameters and memory not in self._written:
                 parameter = self._parameters[memory]
-                self._changed[memory] = parameter, scalar_guards.untraced(torch.clone, parameter.detach())
+                detached = parameter.detach()
+                with untraced():
+                    contents = detached.clone()
+                self._written.add(memory)
+                self._snapshot.add(Elements(parameter, contents, always=True))
 
     def _look(self, arguments: Iterable[Any]) -> None:
         for argument in arguments:
@@ -87,7 +93,8 @@ class TraceMode(TorchFunctionMode):
                 if not self._knows(argument) and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
                     self.outside[id(argument)] = argument
-                    self._before[id(argument)] = argument._version, argument.detach().clone()
+                    self._before[id(argument)] = before = Elements(argument, argument.detach().clone())
+                    self._snapshot.add(before)
             elif isinstance(argument, (tuple, list)):
                 self._look(argument)
             elif isinstance(argument, dict):
@@ -102,7 +109,7 @@ class TraceMode(TorchFunctionMode):
         if self.failed:
             raise NotTraceable(self.failed)
         for key, tensor in self.outside.items():
-            if tensor._version != self._before[key][0]:
+            if self._before[key].changed():
                 raise NotTraceable(
                     f"forward changes a tensor of shape {list(tensor.shape)} that no attribute of a module holds"
                 )
@@ -112,13 +119,8 @@ class TraceMode(TorchFunctionMode):
         return error if str(error) in self.failed or not self.failed else NotTraceable(self.failed)
 
     def put_back(self) -> None:
-        """Undoes changes of tensors that forward has from elsewhere."""
-        for key, tensor in self.outside.items():
-            if tensor._version != self._before[key][0]:
-                with torch.no_grad():
-                    tensor.copy_(self._before[key][1])
-        for parameter, contents in self._changed.values():
-            parameter.detach().copy_(contents)
+        """Undoes changes of parameters, and of tensors that forward has from elsewhere."""
+        self._snapshot.put_back()
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         if kwargs and isinstance(generator := kwargs.get("generator"), torch.Generator):
@@ -163,8 +165,7 @@ class TraceMode(TorchFunctionMode):
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = "the gradient of an embedding is to be sparse"
         function = _without_changing_numbers(function, args)
-        args, kwargs = recordable(function, args, kwargs or {})
-        function = REPLACED.get(function, function)
+        function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
         unseen = not torch.is_grad_enabled() and self.differentiates

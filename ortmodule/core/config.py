@@ -7,12 +7,13 @@ Every variable is declared once, in :data:`VARIABLES`: parsing, the errors, and 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from ortmodule import _core
 from ortmodule.core.logger import LogLevel, warn_once
@@ -20,6 +21,7 @@ from ortmodule.core.names import DEFAULT_OPSET, OPSETS
 from ortmodule.core.safe_files import make_private, parse_json
 
 PREFIX = "ORTMODULE_"
+_Settings = TypeVar("_Settings")
 
 
 class DebugOptions:
@@ -199,13 +201,28 @@ def _setting(kind: Kind, default: Any, doc: str, exists: bool = True) -> Any:
     return field(default=default, metadata={"kind": kind, "doc": doc, "exists": exists})
 
 
+def _remembering(cls: type[_Settings]) -> type[_Settings]:
+    """The settings' class with an attribute ``given``: the names of the fields that its maker was given."""
+    make: Any = cls.__init__
+
+    @functools.wraps(make)
+    def remember(self: Any, **given: Any) -> None:
+        object.__setattr__(self, "given", frozenset(given))
+        make(self, **given)
+
+    cls.__init__ = remember  # type: ignore[method-assign]  # the same parameters
+    return cls
+
+
 # fmt: off
+@_remembering
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The settings of a wrapped module: ``ORTModule(model, config=Config(verify=1))``; docs/configuration.md lists all.
 
     A field is the variable ``ORTMODULE_<NAME>`` in lower case. Flags are ``True`` or ``False``, names joined by ``|``
-    may be a collection of texts. The environment beats what is given here, and a JSON file beats both.
+    may be a collection of texts. The environment beats what is given here, and a JSON file beats both. What is given,
+    be it the default, beats :class:`DebugOptions`.
 
     Raises ValueError, with the nearest valid value, for a value that cannot be understood.
     """
@@ -374,6 +391,9 @@ class Config:
     )
 # fmt: on
 
+    #: The names of the fields that were given. (No field itself: an attribute of each instance.)
+    given: ClassVar[frozenset[str]] = frozenset()
+
     def __post_init__(self) -> None:
         for variable in VARIABLES.values():
             name = variable.name.lower()
@@ -457,11 +477,7 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
         raise TypeError(f"config is a Config, not {type(config).__name__}")
     debug, config = debug or DebugOptions(), config or Config()
     values: dict[str, Any] = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path} | _DEFAULTS
-    values |= {
-        name: value
-        for name, variable in VARIABLES.items()
-        if (value := getattr(config, name.lower())) != variable.default
-    }
+    values |= {name.upper(): getattr(config, name) for name in config.given}
     sources = dict.fromkeys(values, "Config")
     given = _from_environment()
     if file := given.get("JSON_CONFIG_PATH", (config.json_config_path, "Config") if config.json_config_path else None):

@@ -34,11 +34,10 @@ _NUMPYS_KINDS = (numpy.random.BitGenerator, numpy.random.RandomState)
 
 
 class _Found(threading.local):
-    """Of a thread, while it captures."""
-
-    generators: list[Any] | None = None
+    """What the latest capture of a thread has found; ``met``: torch's generators that it draws from."""
 
     def __init__(self) -> None:
+        self.generators: list[Any] | None = None
         self.met: dict[int, tuple[torch.Generator, Any]] = {}
 
 
@@ -76,14 +75,14 @@ def _alive() -> list[Any]:
 
 @contextmanager
 def found() -> Iterator[None]:
-    """Inside, in this thread, generators are those that are alive now: looking for them takes tens of milliseconds.
-    Afterwards torch's that were met have the state that they were met with."""
+    """From here on, in this thread, generators are those that are alive now: looking for them takes tens of
+    milliseconds. Afterwards torch's that were met have the state that they were met with."""
     _found.generators, _found.met = _alive(), {}
     try:
         yield
     finally:
         _put_back_met()
-        _found.generators, _found.met = None, {}
+        _found.met = {}
 
 
 def meet(generator: torch.Generator) -> None:

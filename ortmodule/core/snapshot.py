@@ -1,60 +1,173 @@
-"""Copies the contents of containers (dictionaries, lists and so on), compares them, and puts them back.
+"""Remembers what containers, attributes and tensors hold, and puts it back: whatever undoes changes does it so.
 
-It calls the methods of the built-in types, not those of classes derived from them: such a class may store another key
-than it is given (transformers' registries take a model, and keep the name of its class), or count its updates.
+Containers are read and filled by the methods of the built-in types, not those of classes derived from them: such a
+class may store another key than it is given (transformers' registries take a model, and keep the name of its class), or
+count its updates.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy
+import torch
 
 #: The types whose contents are known, each before those that it is derived from.
-KINDS = (OrderedDict, dict, list, set, deque, bytearray)
+KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
+_MISSING = object()
+
+
+class Kept(Protocol):
+    """Something as it was at some time."""
+
+    def put_back(self) -> None: ...
+
+
+class Compared(Kept, Protocol):
+    """Something that tells whether it is still as it was."""
+
+    def changed(self) -> bool: ...
+
+
+class Snapshot:
+    """What was kept, some of it under names."""
+
+    def __init__(self, kept: Iterable[Kept] = ()) -> None:
+        self._kept: list[Kept] = list(kept)
+        self._named: list[tuple[str, Compared]] = []
+
+    def add(self, kept: Kept) -> None:
+        self._kept.append(kept)
+
+    def add_named(self, name: str, kept: Compared) -> None:
+        """``name``: for :meth:`changed`."""
+        self._kept.append(kept)
+        self._named.append((name, kept))
+
+    def changed(self) -> str | None:
+        """The first name of something that is not as it was."""
+        return next((name for name, each in self._named if each.changed()), None)
+
+    def put_back(self) -> None:
+        """What was kept last comes first. An error stops nothing, and is raised when all others are back."""
+        failure: Exception | None = None
+        for each in reversed(self._kept):
+            try:
+                each.put_back()
+            except Exception as error:
+                failure = failure or error
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # its traceback knows this frame: nothing would be freed
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Afterwards everything is as it was."""
+        try:
+            yield
+        finally:
+            self.put_back()
+
+
+class Items:
+    """The contents of a container: one of :data:`KINDS`, a NumPy array, or a dictionary of a scripted module's, whose
+    keys are fixed."""
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.then = container, _copied(container)
+
+    def changed(self) -> bool:
+        container, then, kind = self.container, self.then, _kind(self.container)
+        if isinstance(container, numpy.ndarray):
+            return not numpy.array_equal(container, then)
+        if kind is None:
+            return any(container[key] is not value for key, value in then.items())
+        if kind.__len__(container) != len(then):
+            return True
+        if issubclass(kind, dict):
+            return any(dict.get(container, key, _MISSING) is not value for key, value in then.items())
+        if kind in (set, bytearray):
+            return not kind.__eq__(container, then)
+        return any(a is not b for a, b in zip(kind.__iter__(container), then, strict=True))
+
+    def put_back(self) -> None:
+        if self.changed():
+            _fill(self.container, self.then)
 
 
 def _kind(container: Any) -> Any:
-    return next(kind for kind in KINDS if isinstance(container, kind))
+    return next((kind for kind in KINDS if isinstance(container, kind)), None)
 
 
-def snapshot(container: Any) -> Any:
+def _copied(container: Any) -> Any:
     """What is in a container, in one of the built-in type (or a NumPy array)."""
     if isinstance(container, numpy.ndarray):
         return container.copy()
     kind = _kind(container)
+    if kind is None:
+        return dict(container)
     return kind(kind.items(container) if issubclass(kind, dict) else kind.__iter__(container))
 
 
-def same_items(container: Any, then: Any) -> bool:
-    """Is in a container what was in it when ``then`` was its ``snapshot``?"""
-    if isinstance(container, numpy.ndarray):
-        return numpy.array_equal(container, then)
+def _fill(container: Any, then: Any) -> None:
     kind = _kind(container)
-    if kind.__len__(container) != len(then):
-        return False
-    if issubclass(kind, dict):
-        return all(dict.get(container, key, same_items) is value for key, value in then.items())
-    if kind in (set, bytearray):
-        return kind.__eq__(container, then)
-    return all(a is b for a, b in zip(kind.__iter__(container), then, strict=True))
-
-
-def put_back(container: Any, then: Any) -> None:
-    """Gives a container the contents of its ``snapshot``."""
     if isinstance(container, numpy.ndarray):
         container[...] = then
-        return
-    kind = _kind(container)
-    if kind in (list, bytearray):
-        kind.__setitem__(container, slice(None), then)
-        return
-    kind.clear(container)
-    if issubclass(kind, dict):
+    elif kind is None:
         for key, value in then.items():
-            kind.__setitem__(container, key, value)
-    elif kind is set:
-        set.update(container, then)
+            if container[key] is not value:
+                container[key] = value
+    elif kind in (list, bytearray):
+        kind.__setitem__(container, slice(None), then)
     else:
-        deque.extend(container, then)
+        kind.clear(container)
+        if issubclass(kind, dict):
+            for key, value in then.items():
+                kind.__setitem__(container, key, value)
+        elif kind is set:
+            set.update(container, then)
+        else:
+            deque.extend(container, then)
+
+
+class Attribute:
+    """The object that an attribute, or a cell, is bound to; not what is in it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name, self.then = owner, name, found_in(owner, name)
+
+    def changed(self) -> bool:
+        return found_in(self.owner, self.name) is not self.then
+
+    def put_back(self) -> None:
+        if self.changed():
+            setattr(self.owner, self.name, self.then)
+
+
+def found_in(owner: Any, name: str, missing: Any = _MISSING) -> Any:
+    """The attribute of this name, or ``missing``, as for an empty cell."""
+    try:
+        return getattr(owner, name, missing)
+    except ValueError:
+        return missing
+
+
+class Elements:
+    """The elements of a tensor. Its version tells whether they have changed."""
+
+    def __init__(self, tensor: torch.Tensor, contents: torch.Tensor, always: bool = False) -> None:
+        """``contents``: a copy. ``always``: put back also where another version counter counts what is written."""
+        self.tensor, self._contents, self._always = tensor, contents, always
+        self._version = tensor._version
+
+    def changed(self) -> bool:
+        return self.tensor._version != self._version
+
+    def put_back(self) -> None:
+        if self._always or self.changed():
+            self.tensor.detach().copy_(self._contents)

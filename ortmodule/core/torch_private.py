@@ -8,7 +8,7 @@ once, in a sentence (:func:`tell`), and in `explain()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from ortmodule import _core
 from ortmodule.core.errors import MissingPrivate
+from ortmodule.core.interception import Replacement, replaced
 
 #: What happens without a name that a capture needs.
 CAPTURE = "PyTorch runs every module"
@@ -253,7 +254,20 @@ saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None e
 #: is captured.)
 peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, _Absent) else _interpreters
 #: `traced()`: true while TorchScript traces in this thread.
-traced: Callable[[], Any] = torch.jit.is_tracing if isinstance(get_tracing_state, _Absent) else get_tracing_state
+traced: Callable[[], Any] = get_tracing_state
+if isinstance(get_tracing_state, _Absent):
+    traced = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch does not list it
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Inside, in this thread, TorchScript traces nothing."""
+    state = get_tracing_state()
+    set_tracing_state(None)
+    try:
+        yield
+    finally:
+        set_tracing_state(state)
 
 
 #: `is_batched(tensor)`: is it a batch of gradients, of `torch.autograd.grad(..., is_grads_batched=True)`?
@@ -318,41 +332,25 @@ def exporter_parameters() -> Any:
     return resolve_name(_PARAMETERS)
 
 
-@contextmanager
-def replaced(functions: dict[str, Any]) -> Iterator[None]:
-    """Inside, torch has these under the names of the table; those that it lacks stay away."""
-    before = []
-    try:
-        for path, function in functions.items():
-            for owner, name in places(path):
-                before.append((owner, name, getattr(owner, name)))
-                setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in reversed(before):
-            setattr(owner, name, function)
+def in_place_of(functions: dict[str, Any]) -> list[Replacement]:
+    """These under the names of the table; for those that torch lacks there is none."""
+    return [Replacement(owner, name, function) for path, function in functions.items() for owner, name in places(path)]
 
 
-@contextmanager
-def exporting_trace(given: Callable) -> Iterator[None]:
+def exporting_trace(given: Callable) -> AbstractContextManager[None]:
     """Inside, the exporter gets its trace from ``given``."""
-    with replaced({_TRACE_FOR_EXPORT: given}):
-        yield
+    return replaced(in_place_of({_TRACE_FOR_EXPORT: given}))
 
 
-@contextmanager
-def translating(run: Callable) -> Iterator[None]:
+def translating(run: Callable) -> AbstractContextManager[None]:
     """Inside, the exporter translates an operator with ``run``, whose parameters are those of run_symbolic_function."""
-    with replaced({_SYMBOLIC_FUNCTION: run}):
-        yield
+    return replaced(in_place_of({_SYMBOLIC_FUNCTION: run}))
 
 
-@contextmanager
-def quiet_exporter(settle_types: Callable, check_batch_size: Callable) -> Iterator[None]:
+def quiet_exporter(settle_types: Callable, check_batch_size: Callable) -> AbstractContextManager[None]:
     """Inside, the exporter leaves out what the engine does by itself, and its types are those of ``settle_types``."""
     names = {_LOG: _nothing, _SHAPES: _nothing, _LINT: _nothing, _UNPOOL: _nothing}
-    with replaced(names | {_TYPES: settle_types, _BATCH_SIZE: check_batch_size}):
-        yield
+    return replaced(in_place_of(names | {_TYPES: settle_types, _BATCH_SIZE: check_batch_size}))
 
 
 def _nothing(*args: Any) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortmodule import _core
 from ortmodule.core import torch_private
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Dispatcher
-
+from ortmodule.runtime.dispatcher import Dispatcher
 
 #: Sentences of a printed report about what libraries refused.
 MOST_REFUSED = 3

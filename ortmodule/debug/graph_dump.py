@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
@@ -18,9 +18,7 @@ from ortmodule.core.config import check_folder
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Dispatcher
+from ortmodule.runtime.dispatcher import Dispatcher
 
 ALL_PASSES = 0xFFFFFFFF
 

@@ -7,13 +7,11 @@ through hooks on the autograd node that a forward leaves behind, so the way of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ortmodule.debug.step_stats import Density, Memory
 from ortmodule.debug.verify import Verifier
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Dispatcher
+from ortmodule.runtime.dispatcher import Dispatcher
 
 
 class Observer(Protocol):

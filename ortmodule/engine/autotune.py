@@ -177,11 +177,11 @@ class Tuning:
 
     def _note(self, device: str, found: list[tuple[str, str, dict[str, float]]], start: float) -> None:
         """Keeps what has been measured since ``start``."""
-        new = {text: {"way": way, "seconds": seconds} for text, way, seconds in found}
+        new: dict[str, dict[str, Any]] = {text: {"way": way, "seconds": seconds} for text, way, seconds in found}
         if new:
             _measured.setdefault(device, {}).update(new)
             if self.file is not None:
-                self._keep(device)
+                self._keep(self.file, device)
         spent = time.perf_counter() - start
         self.products += len(new)
         self.seconds += spent
@@ -191,8 +191,8 @@ class Tuning:
                 times = ", ".join(f"{way} {1e6 * s:.1f} us" for way, s in entry["seconds"].items())
                 ENGINE.info("tuning: %s: %s (%s)", text, entry["way"], times)
 
-    def _keep(self, device: str) -> None:
+    def _keep(self, file: Path, device: str) -> None:
         try:
-            _add(self.file, _measured[device], device)
+            _add(file, _measured[device], device)
         except (OSError, ValueError) as error:
             self._warn("cannot be written, so what was measured is not kept", error)

@@ -30,11 +30,13 @@ CPU = torch.device("cpu")
 MOST_PLANS = 128
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
+#: ("float32", (2, 3)): the type of elements, and the sizes.
+Spec = tuple[str, tuple[int, ...]]
 #: For :class:`Run`: its first input says where it runs.
 OF_INPUTS: Any = "of inputs"
 
 
-def _empty(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+def _empty(spec: Spec, device: torch.device | None = None) -> torch.Tensor:
     if device is not None:
         return torch.empty(spec[1], dtype=getattr(torch, spec[0]), device=device)
     return _core.empty(torch.Tensor, spec[0], spec[1])
@@ -57,7 +59,7 @@ def aligned_bytes(count: int, device: torch.device | None = None) -> torch.Tenso
     return room[start : start + count]
 
 
-def _zeros(spec: tuple[str, tuple[int, ...]], device: torch.device | None = None) -> torch.Tensor:
+def _zeros(spec: Spec, device: torch.device | None = None) -> torch.Tensor:
     tensor = _empty(spec, device)
     if device is not None:
         return tensor.zero_()
@@ -113,17 +115,17 @@ def tf32() -> int:
     """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in every
     run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read once the
     new ones have been set."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    products = torch.backends.cuda.matmul
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch puts it there when it is imported
     rounds = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
     return rounds + 4 * torch.are_deterministic_algorithms_enabled()
 
 
-def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[Any, ...]:
-    """On a GPU: the stream, where torch allows TF32, whether kernels may be started as CUDA graphs, and where the seed
-    lies, if not on the host."""
-    if gpu is None:
-        return ()
-    return stream_of(gpu), tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
+def _how(stream: int, graphs: bool, seed_there: torch.Tensor | None) -> tuple[int, int, bool, int]:
+    """How a GPU starts kernels, as plans take it: the stream, where torch allows TF32, whether CUDA graphs may be used,
+    and where the seed lies, if not on the host. Asked once in a forward, and once in a backward: what torch allows may
+    change between them."""
+    return stream, tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -166,9 +168,10 @@ class Run:
             self.outputs = plan.empty_outputs(torch.Tensor)
             self._arena = _core.empty(torch.Tensor, "uint8", (room,)) if room else None
         else:
-            if seed_there is None and plan.random and is_captured(gpu):
+            stream = stream_of(gpu)
+            if seed_there is None and plan.random and _core.cuda_captured(stream):
                 seed_there = torch.empty(1, dtype=torch.int64, device=gpu).random_()
-            how = _how(gpu, graphs, seed_there)
+            how = _how(stream, graphs, seed_there)
             self.outputs = _all_empty(plan.outputs, gpu)
             self._arena = aligned_bytes(room, gpu) if room else None
         self.seed_there = seed_there
@@ -228,7 +231,7 @@ class Run:
                 grads,
                 self.seed,
                 self.calls,
-                *(() if gpu is None else _how(gpu, self.graphs, self.seed_there)),
+                *(() if gpu is None else self.how()),
             )
         except Mismatch:
             self._arena = None
@@ -241,6 +244,10 @@ class Run:
         elif self.calls is not None:
             self.calls.grads = {}
         return grads
+
+    def how(self) -> tuple[Any, ...]:
+        """As :func:`_how`, for a backward; nothing on the CPU."""
+        return () if self.gpu is None else _how(stream_of(self.gpu), self.graphs, self.seed_there)
 
     def release(self) -> None:
         """Lets the arena go: the engine keeps its memory for the next run. No backward can follow."""
@@ -257,6 +264,7 @@ class Backward:
         self._run = run
         self._arena, self._output_grads = run.begin(output_grads, keep)
         self.grads: list[torch.Tensor | None] = [None] * len(run.plan.reads_input)
+        self._how = run.how()
         if not keep:
             run.release()
 
@@ -268,9 +276,8 @@ class Backward:
         run = self._run
         for i, spec in new:
             self.grads[i] = _empty(spec, run.gpu)
-        how = _how(run.gpu, run.graphs, run.seed_there)
         run.plan.backward_part(
-            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *how
+            first, last, self._arena, inputs, outputs, self._output_grads, self.grads, run.seed, None, *self._how
         )
 
 
@@ -295,14 +302,23 @@ def run_planned(
         try:
             run = Run(found, tensors, seed, calls=calls, graphs=graphs)
         except Mismatch:
+            if calls is None:
+                raise
             calls.known.changed()
             continue
         if not found.prologue:
             return sizes, run
-        if found.probe:
+        if found.probe and calls is not None:
             calls.known.changed()
         else:
-            sizes += (run.outputs[0].tolist(),)
+            sizes = (*sizes, int(run.outputs[0].item()))
+
+
+def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
+    if gpu is None:
+        tuning.plan_made(plan)
+    else:
+        tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
 
 
 class Session:
@@ -338,7 +354,7 @@ class Session:
 
     def plan(
         self,
-        specs: Sequence[tuple[str, tuple[int, ...]]],
+        specs: Sequence[Spec],
         needs_grad: Sequence[bool],
         output_grads: Sequence[bool] | None = None,
         sizes: tuple[int, ...] = (),
@@ -365,7 +381,7 @@ class Session:
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if self.tuning is not None:
-            self._tune(plan, gpu)
+            _tune(self.tuning, plan, gpu)
         if ENGINE.isEnabledFor(logging.INFO):
             passes = ", ".join(f"{name} {times}x" for name, times in plan.fired.items()) or "none"
             shapes = ", ".join(f"{kind}{list(shape)}" for kind, shape in key[0])
@@ -377,12 +393,10 @@ class Session:
             self.plans.popitem(last=False)
         return plan
 
-    def _tune(self, plan: _core.Plan, gpu: torch.device | None) -> None:
-        if gpu is None:
-            return self.tuning.plan_made(plan)
-        self.tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
-
-    def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
+    def _make(
+        self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None],
+        sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None,
+    ) -> _core.Plan:  # fmt: skip
         if gpu is None:
             return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
         plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)

@@ -21,6 +21,7 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.guards.code_reader import is_made_by_statement
 from ortmodule.guards.global_reads import read_by, read_of
 
 MOST_PARTS = 4096  # of one attribute
@@ -167,11 +168,8 @@ def _slot_names(cls: type) -> list[str]:
 
 def is_plain(cls: type) -> bool:
     """Is an object of this class what its attributes are?"""
-    made = all(base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
+    made = all(map(is_made_by_statement, cls.__mro__[:-1]))
     return made and (cls.__dictoffset__ != 0 or bool(_slot_names(cls)))
-
-
-_HEAP_TYPE = 1 << 9  # a class that was made by a class statement
 
 
 # --- what graphs read -------------------------------------------------------------------------------------------------
@@ -301,7 +299,7 @@ class Guards:
                 )
                 raise Unguardable(text)
             self.values[key] = value
-        self.values |= {key: value for key, value in attributes.now.items() if key[0] == 0}
+        self.values |= {key: value for key, value in attributes.now.items() if key[0] == 0 and value is not None}
         #: The epoch of the latest look, and what it found.
         self.epoch, self.held = -1, True
 

@@ -13,7 +13,6 @@ What a transparent hook reads are constants of a graph: :class:`Reach` compares 
 from __future__ import annotations
 
 import builtins
-import dis
 import types
 from contextvars import ContextVar
 from typing import Any
@@ -22,6 +21,8 @@ import torch
 from torch import nn
 
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.snapshot import found_in
+from ortmodule.guards.code_reader import read
 from ortmodule.guards.guards import is_plain
 
 _NAMES = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
@@ -29,9 +30,6 @@ _NAMES = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isi
 _PURE = {name: getattr(builtins, name) for name in _NAMES}
 _OF_CONTAINERS = frozenset().union(*map(dir, (dict, list, tuple, set, str)))
 _OF_TENSORS = frozenset({"shape", "dtype", "device", "ndim", "T", "mT", "float", "double", "half", "bfloat16"})
-#: Instructions that change, import or make something beside local variables, by how they begin.
-_EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
-_LOCAL = ("STORE_FAST", "STORE_SUBSCR", "STORE_SLICE", "DELETE_FAST")
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 _MISSING = object()
 
@@ -87,7 +85,7 @@ def reach_of(hook: Any) -> Reach | None:
         return None
     code = hook.__code__
     # The module that a hook is on outlives the forward; it is the first argument, or in the first.
-    if set(code.co_varnames[:1]) & _locals_of(code):
+    if read(code).locals_read.intersection(code.co_varnames[:1]):
         return None
     look = _Look()
     return look.reach if look.function(hook) and look.fields() else None
@@ -110,8 +108,12 @@ class _Look:
         constants = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if code.co_cellvars or code.co_flags & _GENERATORS or not all(map(_is_value, constants)):
             return False
+        use = read(code)
+        if use.has_effects or use.has_super:
+            return False
+        self._names |= use.attributes
         return all(map(self._cell, function.__closure__ or ())) and all(
-            self._instruction(step, function.__globals__) for step in dis.get_instructions(code)
+            self._global(name, function.__globals__) for name in use.globals_read
         )
 
     def fields(self) -> bool:
@@ -129,25 +131,15 @@ class _Look:
         return True
 
     def _cell(self, cell: types.CellType) -> bool:
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            return False
+        value = found_in(cell, "cell_contents", _MISSING)
         self.reach.cells[id(cell)] = cell, value
-        return self._value(value)
+        return value is not _MISSING and self._value(value)
 
-    def _instruction(self, step: dis.Instruction, names: dict[str, Any]) -> bool:
-        kind = step.opname
-        if kind.startswith(_EFFECTS) and not kind.startswith(_LOCAL):
-            return False
-        if kind.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-            self._names.add(step.argval)
-        if not kind.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
-            return not kind.startswith("LOAD_SUPER")
-        value = names.get(step.argval, _MISSING)
-        self.reach.items[id(names), step.argval] = names, step.argval, value
+    def _global(self, name: str, known: dict[str, Any]) -> bool:
+        value = known.get(name, _MISSING)
+        self.reach.items[id(known), name] = known, name, value
         if value is _MISSING:
-            return step.argval in _PURE and getattr(builtins, step.argval) is _PURE[step.argval]
+            return name in _PURE and getattr(builtins, name) is _PURE[name]
         return self._value(value)
 
     def _value(self, value: Any) -> bool:
@@ -181,12 +173,3 @@ def _is_harmless(name: str) -> bool:
     if name.startswith("__"):
         return False
     return name in _OF_CONTAINERS or name in _OF_TENSORS or hasattr(torch.ops.aten, name)
-
-
-def _locals_of(code: types.CodeType) -> set[str]:
-    """The local variables that it reads."""
-    found: set[str] = set()
-    for step in dis.get_instructions(code):
-        if step.opname.startswith(("LOAD_", "STORE_FAST_LOAD")) and step.opcode not in dis.hasconst:
-            found.update(step.argval if isinstance(step.argval, tuple) else (step.argval,))
-    return found

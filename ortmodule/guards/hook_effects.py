@@ -9,7 +9,6 @@ in place.
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -20,8 +19,10 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.snapshot import found_in
+from ortmodule.guards.code_reader import attributes_set_in, is_torchs, names_in
 from ortmodule.guards.guards import MODULE_ATTRIBUTES, Is, describe
-from ortmodule.guards.module_tree import Tree, is_torchs
+from ortmodule.guards.module_tree import Tree
 
 #: Code that names one of these may set any attribute that it names.
 _SETTING = {"setattr", "delattr", "__setattr__", "__dict__", "vars", "register_buffer"}
@@ -37,7 +38,7 @@ def conflict(tree: Tree, hooked: Iterable[str], read: Iterable[tuple[int, str]])
     for path in hooked:
         module = tree.modules[path]
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if own := [hook for hook in hooks if not is_torchs(hook) and tree.reach_of(hook) is None]:
+        if own := [hook for hook in hooks if not is_torchs(hook) and tree.hooks.reach_of(hook) is None]:
             reached = _Reached(module, own)
             places = places or [(key, name, _held(tree, paths[key], name)) for key, name in read if key in paths]
             for key, name, value in places:
@@ -90,9 +91,9 @@ class _Reached:
         elif isinstance(value, types.FunctionType):
             if not is_torchs(value) and not any(value is known for known in self._seen):
                 self._seen.append(value)
-                self._names.update(_names_in(value.__code__))
-                self._sets.update(_names_in(value.__code__, ("STORE_ATTR", "DELETE_ATTR")))
-                cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+                self._names.update(names_in(value.__code__))
+                self._sets.update(attributes_set_in(value.__code__))
+                cells = [found_in(cell, "cell_contents", None) for cell in value.__closure__ or ()]
                 for part in (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
                     self._add(part)
                 for _, part in _globals_of([value]):
@@ -143,31 +144,11 @@ def _held(tree: Tree, path: str, name: str) -> Any:
     return vars(module).get(name, module._buffers.get(name, getattr(type(module), name, None)))
 
 
-def _names_in(code: types.CodeType, instructions: tuple[str, ...] = ()) -> Iterator[str]:
-    """The attributes and globals in it, or those of these instructions alone; and texts, which `setattr` may take."""
-    if instructions:
-        yield from (step.argval for step in dis.get_instructions(code) if step.opname in instructions)
-    else:
-        yield from code.co_names
-        yield from (text for text in code.co_consts if isinstance(text, str))
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant, instructions)
-
-
 def _globals_of(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """The globals that they name, those aside that cannot change."""
     for function in functions:
         if isinstance(function, types.FunctionType) and not is_torchs(function):
-            for name in _names_in(function.__code__):
+            for name in names_in(function.__code__):
                 value = function.__globals__.get(name)
                 if not isinstance(value, (*CONSTANTS, types.ModuleType)):
                     yield name, value
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

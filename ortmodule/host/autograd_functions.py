@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.autograd.function import Function, FunctionMeta
 
+from ortmodule.core.interception import Replacement, as_found, replaced
+
 #: The tracer's node for a call.
 TRACED = "prim::PythonOp"
 
@@ -31,11 +33,8 @@ class _Asked:
         return self if cls is None else self.answer(cls, _own(cls, self.name))
 
     def __set__(self, cls: type, value: Any) -> None:
-        delattr(FunctionMeta, self.name)
-        try:
+        with as_found(FunctionMeta, self.name):
             setattr(cls, self.name, value)
-        finally:
-            setattr(FunctionMeta, self.name, self)
 
 
 def _own(cls: type, name: str) -> Any:
@@ -62,8 +61,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_meetings = 0
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -74,20 +71,13 @@ def meeting(met: Callable[[type, Callable, tuple, dict, bool], tuple[Any, Callab
     What it returns is (what the call goes on with as forward's result, what sets up the context instead of forward and
     `setup_context`, or None), or None: the call goes on as it would.
     """
-    global _meetings
     before, _thread.met = _thread.met, met
-    with _lock:
-        if not _meetings:
-            FunctionMeta.forward, FunctionMeta.setup_context = _FORWARD, _SETUP_CONTEXT
-        _meetings += 1
+    asked = [_Asked("forward", _forward), _Asked("setup_context", _setup_context)]
     try:
-        yield
+        with replaced([Replacement(FunctionMeta, each.name, each) for each in asked]):
+            yield
     finally:
         _thread.met, _thread.asked, _thread.instead = before, None, None
-        with _lock:
-            _meetings -= 1
-            if not _meetings:
-                del FunctionMeta.forward, FunctionMeta.setup_context
 
 
 class _Begun:
@@ -126,9 +116,6 @@ def _setup_context(cls: type, own: Callable) -> Callable:
     if _own(cls, "forward") is not _own(Function, "forward"):  # torch compares with its own class's
         _thread.asked, _thread.grad = cls, torch.is_grad_enabled()
     return own
-
-
-_FORWARD, _SETUP_CONTEXT = _Asked("forward", _forward), _Asked("setup_context", _setup_context)
 
 
 def settle(graph: Any, calls: dict[int, list[int | None]], kind: str) -> None:

@@ -99,8 +99,9 @@ class Node:
             raise Disagrees(f"{self.name} returns another kind of result, or changes other arguments, than before")
         return leaves, outputs + [passed[i] for i in changed]
 
-    def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> Any:
+    def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[Any]) -> Any:
         """What the function returned, around other tensors."""
+        assert self.result is not None, "it has run"
         return self.result.rebuild([(outputs if kind == "new" else operands)[i] for kind, i in self.sources])
 
 
@@ -148,7 +149,7 @@ def specs_of(tensors: Sequence[torch.Tensor]) -> tuple[Result, ...]:
 def operands_of(tensors: Sequence[torch.Tensor]) -> tuple[Spec, ...]:
     """As :func:`specs_of`, with the values of numbers: results may be as large as they say."""
     specs = zip(specs_of(tensors), tensors, strict=True)
-    return tuple([(*spec, t.tolist()) if _is_number(spec) else spec for spec, t in specs])
+    return tuple([(*spec, int(t.item())) if _is_number(spec) else spec for spec, t in specs])
 
 
 def _is_number(spec: Spec) -> bool:
@@ -222,10 +223,9 @@ class Known:
                 self.results.clear()
             for key in ((number, operands), (number, _without_values(operands))):
                 self.results[key] = results if self.results.get(key, results) == results else None
-            rule = self.rules.get(number, number)
-            if rule is number:
+            if number not in self.rules:
                 self.rules[number] = _Rule(operands, results)
-            elif rule is not None and not rule.see(operands, results):
+            elif (rule := self.rules[number]) is not None and not rule.see(operands, results):
                 self.rules[number] = None
 
     def answer(self, number: int, operands: tuple[Spec, ...], guess: bool) -> tuple[tuple[Spec, ...] | None, bool]:
@@ -278,7 +278,7 @@ class Calls:
     def ask(self, number: int, operands: tuple[Spec, ...]) -> tuple | None:
         """Types and shapes of the results, and which operands get a gradient; None: not known yet."""
         done = self.done.get(number)
-        results = done.results if done is not None else None
+        results: tuple[Spec, ...] | None = done.results if done is not None else None
         if results is None:
             results, guessed = self.known.answer(number, operands, self.guess)
             self.guessed |= guessed
@@ -329,12 +329,13 @@ class Calls:
         found = self.grads.get(number)
         if found is None:
             found = self.grads[number] = self._differentiate(number, given, sorted({*wanted, *none}))
-        missing = frozenset(i for i, grad in found.items() if grad is None)
+        there = {i: grad for i, grad in found.items() if grad is not None}
+        missing = frozenset(found.keys() - there.keys())
         if missing != none:
             # No gradient is not a gradient of zeros.
             self.known.none[number] = missing
             raise Mismatch
-        return [found[i].detach().resolve_neg().contiguous() for i in wanted]
+        return [there[i].detach().resolve_neg().contiguous() for i in wanted]
 
     def _differentiate(self, number: int, given: list, indices: list[int]) -> dict[int, torch.Tensor | None]:
         done = self.done[number]

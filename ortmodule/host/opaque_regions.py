@@ -20,6 +20,7 @@ from torch import nn
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.names import REENTRANT
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import (
@@ -28,10 +29,12 @@ from ortmodule.core.torch_private import (
     TracedValue,
     get_tracing_state,
     get_value_trace,
-    set_tracing_state,
     set_value_trace,
+    untraced,
 )
-from ortmodule.guards.module_tree import Slot, Tree, without
+from ortmodule.guards.inventory import Slot
+from ortmodule.guards.module_hooks import without
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
@@ -63,13 +66,17 @@ class Opaque:
         self.kinds, self.functions = kinds, functions
 
 
+def _nothing(*args: Any) -> None:
+    return None
+
+
 class Regions:
     """The calls that become nodes in one trace."""
 
     def __init__(self, tree: Tree, opaque: Opaque) -> None:
         self.tree, self.opaque = tree, opaque
         self.paths = {id(tree.modules[path]): path for path in opaque.modules}
-        self.methods = [(tree.modules[path], name, f"{path}.{name}") for path, name in opaque.methods]
+        self.methods = {(id(tree.modules[path]), name): f"{path}.{name}" for path, name in opaque.methods}
         self.names = {id(module): path for path, module in tree.modules.items()}
         self.nodes: list[Node] = []
         self.calls: dict[int, list[int | None]] = {}  # of functions: the values that are their results
@@ -77,15 +84,19 @@ class Regions:
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
         self.blamed: tuple[BaseException, Place] | None = None
-        self.entered: Callable[[], Any] = lambda: None  # before and after a submodule runs by itself
-        self.left: Callable[[Any, Node, list[torch.Tensor]], None] = lambda before, node, extra: None
-        self.made: Callable[[Any], None] = lambda result: None
-        self.traced: Callable[[], None] = lambda: None  # a submodule has been traced
-        self.runs: Callable[[], None] = lambda: None  # PyTorch is about to run a node
-        self.ran: Callable[[], None] = lambda: None  # it has run it
+        self.entered: Callable[[], Any] = _nothing  # before and after a submodule runs by itself
+        self.left: Callable[[Any, Node, list[torch.Tensor]], None] = _nothing
+        self.made: Callable[[Any], None] = _nothing
+        self.traced: Callable[[], None] = _nothing  # a submodule has been traced
+        self.runs: Callable[[], None] = _nothing  # PyTorch is about to run a node
+        self.ran: Callable[[], None] = _nothing  # it has run it
 
     def active(self) -> bool:
         return get_tracing_state() is not None
+
+    def innermost(self) -> str | None:
+        """The path of the submodule whose forward runs."""
+        return self.stack[-1] if self.stack else None
 
     def function(
         self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool
@@ -106,11 +117,11 @@ class Regions:
             else _value(t).offset()
             for t in results
         ]  # fmt: skip
-        results = [t for t in results if isinstance(t, torch.Tensor)]
+        made = [t for t in results if isinstance(t, torch.Tensor)]
 
         def set_up(context: Any) -> None:
-            context.mark_dirty(*[t for t in results if id(t) in operands])
-            context.mark_non_differentiable(*[t for t in results if not t.requires_grad])
+            context.mark_dirty(*[t for t in made if id(t) in operands])
+            context.mark_non_differentiable(*[t for t in made if not t.requires_grad])
 
         return result, set_up
 
@@ -124,9 +135,9 @@ class Regions:
                         held.append(Slot(f"{self.names.get(id(part), path)}.{key}", part._parameters, key))
 
         # Hooks that are a part of forward are one of the graph around it.
-        if self.tree.busy_hooks(module, path):
+        if self.tree.hooks.busy(module, path):
             raise NotTraceable(f"hooks inside of {path}, which PyTorch would run by itself, give something to forward")
-        followed = dict(self.tree.followed.get(path, {}))
+        followed = dict(self.tree.hooks.followed.get(path, {}))
 
         def function(*args: Any, **kwargs: Any) -> Any:
             with without(module._forward_hooks, followed):
@@ -164,7 +175,7 @@ class Regions:
             _check_type(name, tensor)
         self.runs()
         own = self._own(operands, numbers) if kind == "function" else {}
-        with untraced():
+        with eagerly():
             before = self.entered() if kind != "function" else None
             there = escapes.tensors_alive() if kind == "module" else set()
             outputs, mine = self._run(node, operands)
@@ -178,7 +189,7 @@ class Regions:
                 if kind == "module" and any(t.requires_grad for t in outputs):
                     escapes.check(name, mine, outputs[:known], outputs[known:], there, (outputs,))
                 mine = (*mine, *outputs[known:])
-            if node.result.objects:
+            if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
             for tensor in outputs:
                 _check_type(name, tensor)
@@ -241,7 +252,7 @@ class Regions:
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
         call.output().setType(ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(outputs)))
-        with untraced():
+        with eagerly():
             token = torch.zeros((), dtype=torch.int64)
             detached = [t.detach() for t in outputs]
         self.tokens.append(token)
@@ -256,14 +267,14 @@ class Regions:
         """``operand`` holds what is in ``output`` from now on."""
         if operand.requires_grad != output.requires_grad:
             raise NotTraceable(f"{node.name} changes a tensor in place, which carries a gradient from then on")
-        with untraced(), torch.no_grad():
+        with eagerly(), torch.no_grad():
             operand.copy_(output)
         set_value_trace(operand, value)
 
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
-        self.blamed = self.tokens = None
-        self.entered = self.left = self.made = self.traced = self.runs = self.ran = None
+        self.blamed, self.tokens = None, []
+        self.entered = self.left = self.made = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
         """Notes the innermost submodule that an error comes through, as its origin."""
@@ -279,8 +290,8 @@ class Passed:
     def __init__(self, tree: Tree, nodes: Sequence[Node]) -> None:
         self.tree = tree
         self.paths = {id(tree.modules[node.name]): node.name for node in nodes if node.kind == "module"}
-        labels = [node.name for node in nodes if node.kind == "method"]
-        self.methods = [(tree.modules[n.rpartition(".")[0]], n.rpartition(".")[2], n) for n in labels]
+        labels = [(*node.name.rpartition("."), node.name) for node in nodes if node.kind == "method"]
+        self.methods = {(id(tree.modules[path]), name): label for path, _, name, label in labels}
         self.names: dict[int, str] = {}
         self.stack: list[str] = []
         self.depth = 0
@@ -355,16 +366,14 @@ def _unique(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
 
 
 @contextmanager
-def untraced() -> Iterator[None]:
-    """Inside, nothing is traced, and code that asks whether it is traced gets no."""
-    state, exporting = get_tracing_state(), EXPORTER_GLOBALS.in_onnx_export
-    set_tracing_state(None)
+def eagerly() -> Iterator[None]:
+    """Inside, nothing is traced, and code that asks whether it is traced gets no; PyTorch runs all modules."""
+    exporting = EXPORTER_GLOBALS.in_onnx_export
     EXPORTER_GLOBALS.in_onnx_export = False
     try:
-        with only_pytorch():
+        with untraced(), only_pytorch():
             yield
     finally:
-        set_tracing_state(state)
         EXPORTER_GLOBALS.in_onnx_export = exporting
 
 
@@ -401,51 +410,43 @@ def _module_call(original: Callable) -> Callable:
     return call
 
 
-def _method_call(original: Callable, names: dict[int, str]) -> Callable:
-    """``names``: the labels of the modules whose method it is."""
-
-    @functools.wraps(original)
+def _method_call(name: str, original: Callable) -> Callable:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         regions = _active()
-        if regions is None or id(module) not in names:
+        label = None if regions is None else regions.methods.get((id(module), name))
+        if regions is None or label is None:
             return original(module, *args, **kwargs)
-        return regions.method(module, names[id(module)], original, args, kwargs)
+        return regions.method(module, label, original, args, kwargs)
 
     return call
 
 
-def _methods(regions: Regions | Passed) -> list[tuple[type, str, Callable, Callable]]:
-    """Methods of classes that are intercepted: (the class, the name, the method, its replacement)."""
-    names: dict[tuple[type, str], dict[int, str]] = {}
-    for module, name, label in regions.methods:
-        owner = next(cls for cls in type(module).__mro__ if name in vars(cls))
-        names.setdefault((owner, name), {})[id(module)] = label
-    return [(cls, name, vars(cls)[name], _method_call(vars(cls)[name], of)) for (cls, name), of in names.items()]
+def _replacements(regions: Regions | Passed) -> Iterator[Replacement]:
+    """What meets calls of submodules, and of their methods."""
+    modules = {id(m): m for m in regions.tree.modules.values()}
+    # A layer of transformers begins a checkpoint in a `__call__` of its own.
+    owners = {cls for m in modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
+    for cls in owners:
+        if issubclass(cls, nn.Module):
+            yield Replacement(cls, "__call__", _module_call(original(cls, "__call__")))
+    methods = {
+        (next(cls for cls in type(modules[key]).__mro__ if name in vars(cls)), name) for key, name in regions.methods
+    }
+    for cls, name in methods:
+        yield Replacement.around(cls, name, functools.partial(_method_call, name))
 
 
 @contextmanager
 def recording(regions: Regions | Passed) -> Iterator[None]:
     """Inside, in this thread, calls of functions, submodules and their methods go to ``regions``, when it is active."""
-    # A layer of transformers begins a checkpoint in a `__call__` of its own.
-    owners = {cls for m in regions.tree.modules.values() for cls in type(m).__mro__ if "__call__" in vars(cls)}
-    callers = [(cls, vars(cls)["__call__"]) for cls in owners if issubclass(cls, nn.Module)]
 
     def met(cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, Callable | None] | None:
         regions = _active()
         return None if regions is None else regions.function(cls, forward, args, kwargs, grad)
 
     before, _current.regions = getattr(_current, "regions", None), regions
-    methods = _methods(regions)
-    for cls, call in callers:
-        cls.__call__ = _module_call(call)
-    for cls, name, _, replacement in methods:
-        setattr(cls, name, replacement)
     try:
-        with autograd_functions.meeting(met):
+        with replaced(_replacements(regions)), autograd_functions.meeting(met):
             yield
     finally:
-        for cls, call in callers:
-            cls.__call__ = call
-        for cls, name, method, _ in methods:
-            setattr(cls, name, method)
         _current.regions = before

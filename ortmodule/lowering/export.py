@@ -21,6 +21,7 @@ from torch import nn
 
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import ExportError
+from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import INPUT
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
@@ -136,16 +137,14 @@ def _quiet() -> Iterator[None]:
     """
     logger = logging.getLogger("torch.onnx")
     level, cache = logger.level, torch.is_autocast_cache_enabled()
-    check_input = nn.RNNBase.check_forward_args
-    nn.RNNBase.check_forward_args = _check_input  # type: ignore[method-assign, assignment]  # while it is traced
+    checked = replaced([Replacement(nn.RNNBase, "check_forward_args", _check_input)])
     try:
-        with quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
+        with checked, quiet_exporter(onnx_types.settle, _verify_batch_size), warnings.catch_warnings():
             if not _remarks.shown:
                 warnings.simplefilter("ignore")
                 logger.setLevel(logging.ERROR)
             yield
     finally:
-        nn.RNNBase.check_forward_args = check_input  # type: ignore[method-assign]  # put back
         logger.setLevel(level)
         torch.set_autocast_cache_enabled(cache)
 

@@ -7,20 +7,36 @@ to its :class:`Pending`: several may wait for their backward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
-from ortmodule.runtime.executable import Executable, Flags
-from ortmodule.runtime.recompute import recomputed_results
+from ortmodule.runtime.executable import Executable, Executables, Flags
+from ortmodule.runtime.recompute import RecomputableGraph, recomputed_results
 
-if TYPE_CHECKING:
-    from ortmodule.runtime.compiled_graph import CompiledGraph
-    from ortmodule.runtime.dispatcher import Call
+
+class ForwardCall(Protocol):
+    """The call of a forward, as its backward sees it (:class:`~ortmodule.runtime.compiled_graph.Call`)."""
+
+    shapes: tuple
+    inputs: list[torch.Tensor]
+
+    def eager(self, tensors: Sequence[torch.Tensor]) -> Any: ...
+
+
+class ForwardGraph(RecomputableGraph, Protocol):
+    """The graph of a forward, as its backward sees it (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`)."""
+
+    executables: Executables
+    needs: Flags  # which inputs need a gradient
+    empty: list[int]  # of the leaves
+    differentiable: list[int]  # outputs
+    prediction: Flags  # which outputs will receive a gradient
+    failed: Callable[[Exception], None]
 
 
 class Bridge(torch.autograd.Function):
@@ -66,7 +82,7 @@ class Pending:
     """One forward that waits for its backward."""
 
     def __init__(
-        self, graph: CompiledGraph, executable: Executable, run: Run, call: Call, held: list, tensors: list,
+        self, graph: ForwardGraph, executable: Executable, run: Run, call: ForwardCall, held: list, tensors: list,
         generator: Any = None,
     ) -> None:  # fmt: skip
         """``held``: the tensors that the graph was called with; ``tensors``: those that it was fed, copies of what
@@ -104,7 +120,7 @@ class Pending:
             outputs.append(shown[i] if i in shown else run.outputs[i])
         self.shown = {}
         # An output knows its node; if the node knew the output nothing of both would ever be freed.
-        run.inputs = run.outputs = None
+        run.inputs, run.outputs = (), []
         return tuple(outputs)
 
     # --- backward -----------------------------------------------------------------------------------------------------
@@ -126,7 +142,7 @@ class Pending:
 
     def lacks(self, wanted: Flags) -> bool:
         """Was the run planned without one of these?"""
-        planned = self.executable.output_grads
+        planned = self.executable.output_grads or ()
         return any(want and not have for want, have in zip(wanted, planned, strict=True))
 
     def spread(self, inputs: Sequence[int], outputs: Sequence[int], saved: Sequence) -> tuple[list, list]:
@@ -184,18 +200,22 @@ class Pending:
         return taken
 
     def _forget(self) -> None:
-        self.run = self.call = self.tensors = self.versions = None
+        self.run = self.call = self.tensors = self.versions = None  # type: ignore[assignment]  # the last backward asked
 
     def _backward_with_host_nodes(
-        self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool, *saved: Sequence
-    ) -> list:
+        self, wanted: Flags, run: Run, output_grads: Sequence, keep: bool,
+        inputs: Sequence[torch.Tensor | None] | None = None, outputs: Sequence[torch.Tensor | None] | None = None,
+    ) -> list:  # fmt: skip
         """Backward with nodes that PyTorch runs, once more where it finds out which gradients there are."""
         while True:
             try:
-                return run.backward(output_grads, *saved, keep=keep)
+                return run.backward(output_grads, inputs, outputs, keep)
             except Mismatch:
-                self.graph.session.known.changed()
-                run, saved, self.replaced = self.rerun_forward(wanted), (), True
+                if (known := self.graph.session.known) is None:
+                    raise
+                known.changed()
+                run, self.replaced = self.rerun_forward(wanted), True
+                inputs = outputs = None
 
     def _check_versions(self) -> None:
         for tensor, version in self.versions:
@@ -232,12 +252,13 @@ class Pending:
                 graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
             )
         sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
-        outputs = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
-        wanted = [(outputs[i], g) for i, g in zip(graph.differentiable, grads, strict=True) if g is not None]
-        outputs, grads = zip(*wanted, strict=True)
+        made = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
+        there = [i for i, grad in zip(graph.differentiable, grads, strict=True) if grad is not None]
+        given = [grad for grad in grads if grad is not None]
+        outputs = [made[i] for i in there]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            return torch.autograd.grad(outputs, stands, grads, create_graph=create_graph, allow_unused=True)
+            return torch.autograd.grad(outputs, stands, given, create_graph=create_graph, allow_unused=True)
 
 
 def backward_nodes(tensors: Iterable[torch.Tensor]) -> set[Any]:

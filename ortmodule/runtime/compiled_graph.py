@@ -8,7 +8,7 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import torch
@@ -26,20 +26,62 @@ from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
-from ortmodule.guards.module_tree import Slot, Tree
+from ortmodule.guards.inventory import Slot
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Node
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
-from ortmodule.runtime.grad_buckets import HookDetector, Segment, chain, segments_of
+from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
+from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.recompute import ModuleModes
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Call
+from ortmodule.runtime.segments import Segment, segments_of
 
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
+
+
+class Call:
+    """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
+
+    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "shapes", "key")
+
+    def __init__(
+        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor]
+    ) -> None:
+        """``forward``: the module's own. Raises NotInEngine for an empty input."""
+        self.forward, self.state, self.tree = forward, state, state.tree
+        self.arguments, self.inputs = arguments, inputs
+        kinds, shapes = [], []
+        for tensor in inputs:
+            shape = tensor.shape
+            if 0 in shape:
+                raise NotInEngine(Cause.DATA, "an input is empty")
+            kinds.append((tensor.dtype, len(shape), tensor.requires_grad, tensor.device))
+            shapes.append(shape)
+        self.shapes = tuple(shapes)
+        self.key = (
+            arguments.identity,
+            tuple(kinds),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+            torch.get_default_dtype(),
+            torch.get_deterministic_debug_mode(),
+            state.key,
+            state.hooked,
+        )
+
+    def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The same call in PyTorch, on other tensors."""
+        args, kwargs = self.arguments.rebuild(tensors)
+        return self.forward(*args, **kwargs)
+
+    def move(self, state: ModuleState) -> None:
+        """The module has another state now, which gives the call another key."""
+        self.state, self.key = state, (*self.key[:-2], state.key, state.hooked)
 
 
 class CompiledGraph:
@@ -66,8 +108,8 @@ class CompiledGraph:
         model = capture.model.SerializeToString()
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
-        #: Where the tensors of a run are: (number of the caller's input, None, None), or (None, dictionary, key).
-        self._places = [(f, None, None) if isinstance(f, int) else (None, f.holder, f.key) for f in self.feeds]
+        #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
+        self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
         given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
         #: Places of complex tensors, which the engine gets as pairs.
         self.pairs = frozenset(i for i, t in enumerate(given) if t.is_complex())
@@ -216,9 +258,9 @@ class CompiledGraph:
             self._check_bases(inputs)
         grads = self._predicted() if self.differentiable else None
         generator, executables = None, self.executables
-        executable = executables.plans.get((shapes, grads, (), False)) if executables.plain else None
-        if executable is not None and not executable.plan.prologue:
-            executables.plans.move_to_end((shapes, grads, (), False))
+        executable = executables.plans.get(step := (shapes, grads, (), False))
+        if executable is not None and executable.ready:
+            executables.plans.move_to_end(step)
             run = Run(executable.plan, fed, draw_seed() if executable.random else 0, None)
         elif self.session.known is None:
             executable, run = executables.start(shapes, grads, fed)
@@ -235,7 +277,7 @@ class CompiledGraph:
         if grads is not None:
             pending = Pending(self, executable, run, call, tensors, kept, generator)
             if self._deferral is not None:
-                pending.shown = self._shown(executable, run, fed)
+                pending.shown = self._shown(self._deferral, executable, run, fed)
             leaves = []
             for i in self.leaves:
                 leaves.append(tensors[i])
@@ -265,13 +307,15 @@ class CompiledGraph:
         generator = devices.generators() if grads is not None and not captured else None
         return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
 
-    def _shown(self, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _shown(
+        self, deferral: Deferral, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
         """What the caller gets for logits that are, or may be, deferred."""
-        index = self._deferral.index
+        index = deferral.index
         if executable.defers:
             feeds = dict(zip(self.session.inputs, tensors, strict=True))
-            return {index: self._deferral.deferred(run.outputs[index], feeds)}
-        return {index: self._deferral.watched(run.outputs[index])}
+            return {index: deferral.deferred(run.outputs[index], feeds)}
+        return {index: deferral.watched(run.outputs[index])}
 
     def _compare_views(self, sizes: tuple, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Once for each shape: does a view show what the engine computed?"""
@@ -306,7 +350,7 @@ class CompiledGraph:
                 if self.leaves and any(feed == target for target in written):
                     fed[i] = _copy(fed[i])
             for target, tensor, replaces in changes:
-                if replaces:
+                if replaces and not isinstance(target, int):
                     target.set(tensor)
                 else:
                     overwrite(inputs[target] if isinstance(target, int) else target.get(), tensor)
@@ -341,8 +385,7 @@ class _Reads:
         self.data = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.known: dict[tuple, DoesNotHold | None] = {}  # shapes -> what is wrong with them
         self.early: Session | None = None  # what is read, alone, where effects must not come first
-        if trace.nodes:
-            known = graph.session.known
+        if trace.nodes and (known := graph.session.known) is not None:
             self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
             known.plans.append(graph.plans)
             for seen in trace.seen:
@@ -353,14 +396,17 @@ class _Reads:
 
     def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
         """As :meth:`check`, before a node has effects."""
+        early, known = self.early, self._session.known
+        if early is None or known is None:
+            return
         feeds = dict(zip(self._session.inputs, tensors, strict=True))
-        given = [feeds[name] for name in self.early.inputs]
+        given = [feeds[name] for name in early.inputs]
         try:
-            outputs = self.early.run(given, [False] * len(given), calls=DryCalls(self._session.known)).outputs
+            outputs = early.run(given, [False] * len(given), calls=DryCalls(known)).outputs
         except NotKnown:
             return
         first = len(self._session.outputs) - self._tokens - len(outputs)
-        self.check(shapes, [None] * first + outputs)
+        self.check(shapes, outputs[:1] * first + outputs)  # those that come first are not looked at
 
     def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
         """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""

@@ -7,9 +7,10 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
@@ -18,17 +19,18 @@ from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CaptureError, Cause, NoOtherGraph, NotInEngine, Unguardable
+from ortmodule.core.logger import Log
+from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
+from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 from ortmodule.runtime.changing_numbers import Changing
-from ortmodule.runtime.compiled_graph import CompiledGraph, overlap
-
-if TYPE_CHECKING:
-    from ortmodule.runtime.dispatcher import Call, Dispatcher
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.module_state import ModuleState, ModuleStates
 
 #: Graphs for one key that differ in what Python decided, before PyTorch takes over.
 MOST_VARIANTS = 12
@@ -38,10 +40,26 @@ MOST_VALUES = 8
 MOST_FAILURES = 3
 
 
+class Owner(Protocol):
+    """A wrapped module, as its compiler sees it (:class:`~ortmodule.runtime.dispatcher.Dispatcher`)."""
+
+    module: nn.Module
+    config: Config
+    log: Log
+    fallback: Fallback
+    graphs: dict[tuple, list[CompiledGraph]]
+    observers: Any
+    tuning: Tuning | None
+    states: ModuleStates
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+    def state(self) -> ModuleState: ...
+
+
 class Compiler:
     """Makes the graphs of one dispatcher."""
 
-    def __init__(self, owner: Dispatcher) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner, self.log = owner, owner.log
         self.exports = 0
         self.seconds = {"capture": 0.0, "read": 0.0, "check": 0.0}
@@ -87,7 +105,7 @@ class Compiler:
         if not numbers or call.key in self.owner.graphs:
             return
         kind = call.arguments.without_numbers(), call.key[1:]
-        changing = call.tree.changing.setdefault(kind, Changing(numbers))
+        changing = call.tree.caches.changing.setdefault(kind, Changing(numbers))
         changing.captured += 1
         if changing.captured > MOST_VALUES:
             reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
@@ -115,7 +133,7 @@ class Compiler:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         captured = graph.capture
-        captured.trace.tensors = captured.trace.outputs = captured.sample = None
+        captured.trace.tensors, captured.trace.outputs, captured.sample = [], [], []  # nothing needs them any more
         state = self.owner.state()
         if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
             call.move(state)  # forward puts hooks on submodules, and capturing it has done that now
@@ -175,7 +193,7 @@ class Compiler:
             modules = partition.modules()
             for path, reason in modules.items():
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
-            opaque = Opaque(modules, call.tree.kinds, owner.config.enable_custom_autograd)
+            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd)
             try:
                 captured = capture(
                     owner.forward,
@@ -210,12 +228,12 @@ class Compiler:
 
     def _guards_of_failure(self, call: Call) -> Guards | None:
         """The guards that have to break before another attempt; None: no more attempts are made."""
-        tree = call.tree
-        tree.failures[call.key] = tree.failures.get(call.key, 0) + 1
-        if tree.failures[call.key] > MOST_FAILURES:
+        tree, failures = call.tree, call.tree.caches.failures
+        failures[call.key] = failures.get(call.key, 0) + 1
+        if failures[call.key] > MOST_FAILURES:
             return None
         try:
-            return Guards(tree.attributes, tree.reads, tree.names())
+            return Guards(tree.attributes, tree.caches.reads, tree.names())
         except Unguardable:
             return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
 from ortmodule.runtime.changing_numbers import Changing, lifted
-from ortmodule.runtime.compiled_graph import CompiledGraph
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 
@@ -83,6 +83,7 @@ class Dispatcher:
             return self.forward(*args, **kwargs)
         if self.fallback.forcing and self.fallback.forced():
             return self.forward(*args, **kwargs)
+        reason: BaseException
         try:
             return self._in_engine(args, kwargs)
         except NotInEngine as error:
@@ -104,7 +105,7 @@ class Dispatcher:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs)
         if (
-            state.tree.changing and call.key not in self.graphs
+            state.tree.caches.changing and call.key not in self.graphs
             and (other := self._with_changing_numbers(call)) is not None
         ):  # fmt: skip
             changing, same = other
@@ -119,7 +120,7 @@ class Dispatcher:
         """The call with its changing numbers as tensors, where such a call came before with others."""
         if not (numbers := call.arguments.numbers()):
             return None
-        changing = call.state.tree.changing.get((call.arguments.without_numbers(), call.key[1:]))
+        changing = call.state.tree.caches.changing.get((call.arguments.without_numbers(), call.key[1:]))
         if changing is None or changing.refused:
             return None
         changing.look(numbers)
@@ -161,7 +162,7 @@ class Dispatcher:
         ):
             with self._lock:
                 state = self.states.look()
-                self.graphs, self.fallback.refused = state.tree.graphs, state.tree.refused
+                self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
     def _known(self, call: Call, careful: bool = False) -> tuple[Any, int]:
@@ -225,48 +226,6 @@ class Dispatcher:
             if first:
                 self.log.info(str(self.report(self)))
         return result
-
-
-class Call:
-    """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
-
-    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "shapes", "key")
-
-    def __init__(
-        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor]
-    ) -> None:
-        """``forward``: the module's own. Raises NotInEngine for an empty input."""
-        self.forward, self.state, self.tree = forward, state, state.tree
-        self.arguments, self.inputs = arguments, inputs
-        kinds, shapes = [], []
-        for tensor in inputs:
-            shape = tensor.shape
-            if 0 in shape:
-                raise NotInEngine(Cause.DATA, "an input is empty")
-            kinds.append((tensor.dtype, len(shape), tensor.requires_grad, tensor.device))
-            shapes.append(shape)
-        self.shapes = tuple(shapes)
-        self.key = (
-            arguments.identity,
-            tuple(kinds),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-            torch.get_default_dtype(),
-            torch.get_deterministic_debug_mode(),
-            state.key,
-            state.hooked,
-        )
-
-    def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The same call in PyTorch, on other tensors."""
-        args, kwargs = self.arguments.rebuild(tensors)
-        return self.forward(*args, **kwargs)
-
-    def move(self, state: ModuleState) -> None:
-        """The module has another state now, which gives the call another key."""
-        self.state, self.key = state, (*self.key[:-2], state.key, state.hooked)
 
 
 def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:

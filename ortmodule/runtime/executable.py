@@ -18,8 +18,8 @@ from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.row_count_predictor import Counts
 from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, run_planned
 from ortmodule.host.host_node import Calls
-from ortmodule.runtime.grad_buckets import Segment
 from ortmodule.runtime.lazy_logits import Deferral
+from ortmodule.runtime.segments import Segment
 
 Flags = tuple[bool, ...]
 
@@ -37,6 +37,7 @@ class Executable:
     session: Session
     defers: bool  # there are hidden states in place of logits
     segments: list[Segment]  # in which gradients may be handed over; none: all at once
+    ready: bool  # :meth:`Executables.start` takes it for its shapes and gradients without looking at anything else
 
 
 class Executables:
@@ -60,14 +61,11 @@ class Executables:
         self.varying, self._pairs, self._segments, self._check = varying, pairs, segments, check
         self.plans: OrderedDict[tuple, Executable] = OrderedDict()
         self.deferral: Deferral | None = None  # of logits
-        #: Does the plan depend on shapes and gradients alone?
-        self.plain = self.gpu is None and session.known is None
         self._counts = Counts(MOST_PLANS)
 
     def defer(self, deferral: Deferral | None) -> None:
         """From now on logits may be deferred."""
         self.deferral = deferral
-        self.plain = self.plain and deferral is None
 
     def prepare(
         self,
@@ -84,12 +82,15 @@ class Executables:
         if found is not None:
             self.plans.move_to_end(key)
             return found
-        session = self.deferral.session if defers else self.session
+        session = self.deferral.session if defers and self.deferral is not None else self.session
         plan = session.plan(self.specs_for(shapes), self.needs, output_grads, sizes, calls, self.gpu)
         if not plan.prologue:
             self._check(plan, shapes)
-        reads = [[i for i, flag in enumerate(flags) if flag] for flags in (plan.reads_input, plan.reads_output)]
-        found = Executable(plan, output_grads, sizes, plan.random, *reads, session, defers, self._segments(plan))
+        inputs = [i for i, flag in enumerate(plan.reads_input) if flag]
+        outputs = [i for i, flag in enumerate(plan.reads_output) if flag]
+        ready = self.gpu is None and session.known is None and self.deferral is None and not plan.prologue
+        segments = self._segments(plan)
+        found = Executable(plan, output_grads, sizes, plan.random, inputs, outputs, session, defers, segments, ready)
         self.plans[key] = found
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
@@ -104,16 +105,16 @@ class Executables:
 
     def start(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Executable, Run]:
         """A forward without nodes that PyTorch runs."""
-        deferral, seed = self.deferral, None
+        deferral = self.deferral
+        if self.gpu is not None:
+            return self._start_on_gpu(shapes, grads, tensors)
         if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
             found, seed = self.planned(shapes, grads, tensors, defers=True)
             if not deferral.pays(found.plan.fired):
                 found, seed = self.planned(shapes, grads, tensors, seed)
-        elif self.gpu is not None:
-            return self._start_on_gpu(shapes, grads, tensors)
         else:
             found, seed = self.planned(shapes, grads, tensors)
-        return found, Run(found.plan, tensors, seed or 0, self.gpu)
+        return found, Run(found.plan, tensors, seed or 0, None)
 
     def _start_on_gpu(
         self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
@@ -158,7 +159,7 @@ class Executables:
             found = self.prepare(shapes, grads, (*found.sizes, more), defers=defers)
 
     def run_with(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], seed: int, calls: Calls | None
     ) -> tuple[Executable, Run]:
         """A forward with nodes that PyTorch runs; those that are ``done`` in ``calls`` do not run again."""
         found: Any = None

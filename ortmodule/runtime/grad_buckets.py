@@ -5,74 +5,25 @@ start communication (DistributedDataParallel) or an optimizer's step, wait for i
 of nodes, each with the parameters whose gradients it completes; from one to the next goes a token, an empty tensor.
 Autograd calls the hooks of one node's parameters before it calls the next node.
 
-A :class:`Segment` ends where the engine needs neither some gradients nor their parameters any more: a hook may change
-both. What is under way (:class:`Pass`) travels with the token's gradient. So it belongs to one backward, and is gone
+What is under way (:class:`Pass`) travels with the token's gradient. So it belongs to one backward, and is gone
 when that ends early: because of an exception, or since autograd was not asked for the other gradients.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
 
 from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
+from ortmodule.runtime.autograd_bridge import Pending
+from ortmodule.runtime.segments import Segment
 
-if TYPE_CHECKING:
-    from ortmodule.runtime.autograd_bridge import Pending
-
-#: Bytes of gradients that are handed over at one time, as in a bucket of DistributedDataParallel's.
-BYTES = 25 << 20
-#: Segments of one backward, by bytes.
-MOST = 32
 #: Steps from one look for hooks to the next, after the first few.
 FIRST_LOOKS, LOOKS = 4, 16
-
-
-@dataclass
-class Segment:
-    """A range of a plan's backward instructions whose gradients are handed over together."""
-
-    first: int  # instructions
-    last: int
-    leaves: list[int]  # whose gradients it completes: places among the leaves
-    inputs: list[int]  # that it reads
-    outputs: list[int]
-    grads: list[tuple[int, Any]]  # inputs whose gradients' memory it is the first to use, and what that is like
-
-
-def segments_of(plan: Any, leaves: Sequence[int], each: bool) -> list[Segment]:
-    """In the order of backward; none if one node is enough. ``leaves``: inputs. ``each``: no gradient waits for
-    another that is completed later."""
-    specs = plan.input_grads
-    sizes = {i: math.prod(specs[i][1]) * getattr(torch, specs[i][0]).itemsize for i in leaves if specs[i] is not None}
-    size = 1 if each else max(BYTES, sum(sizes.values()) // MOST)
-    if sum(sizes.values()) <= size:
-        return []
-    lives = plan.gradient_lives
-    begin, end = plan.nodes[0], sum(plan.nodes)
-    cuts, filled, last = [begin], 0, begin
-    for i in sorted(sizes, key=lambda i: lives[i][1]):
-        if filled >= size and lives[i][1] > last:
-            cuts.append(last)
-            filled = 0
-        filled, last = filled + sizes[i], lives[i][1]
-    cuts.append(end)
-    if len(cuts) == 2:
-        return []
-    found = []
-    for first, last in zip(cuts, cuts[1:], strict=False):
-        least = first + 1 if first > begin else 0
-        # A leaf without a gradient belongs to the first.
-        own = [k for k, i in enumerate(leaves) if least <= (begin if lives[i] is None else lives[i][1]) <= last]
-        grads = [(i, specs[i]) for i, life in enumerate(lives) if life is not None and first <= life[0] < last]
-        found.append(Segment(first, last, own, *plan.reads(first, last), grads))
-    return found
 
 
 class HookDetector:
@@ -198,12 +149,15 @@ class Pass:
 
     def _run(self, segment: Segment, saved: Sequence[torch.Tensor]) -> None:
         inputs, outputs = self.pending.spread(segment.inputs, segment.outputs, saved)
+        assert self.backward is not None, "the first segment began it"
         self.backward.run(segment.first, segment.last, segment.grads, inputs, outputs)
 
     def _taken(self, leaf: int) -> torch.Tensor | None:
         """A gradient, to which the engine keeps no reference: autograd need not copy it."""
-        grads, i = (
-            (self.found, leaf) if self.found is not None else (self.backward.grads, self.pending.graph.leaves[leaf])
-        )
+        if self.found is not None:
+            grads, i = self.found, leaf
+        else:
+            assert self.backward is not None, "the first segment began it"
+            grads, i = self.backward.grads, self.pending.graph.leaves[leaf]
         grad, grads[i] = grads[i], None
         return None if self.found is None and self.none is not None and self.none[i] else grad

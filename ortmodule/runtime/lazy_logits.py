@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def _made(model: Any, head: Head, session: Callable[[bytes], Session]) -> Sessio
 
 
 def deferral_of(
-    model: Any, outputs: Sequence[str], candidates: Sequence[int], written: Sequence[str],
+    model: Any, outputs: Sequence[str], candidates: Sequence[int], written: Collection[str],
     tensors: dict[str, torch.Tensor], setting: str, session: Callable[[bytes], Session],
 ) -> Deferral | None:  # fmt: skip
     """How logits among the ``candidates`` can be deferred: indices of ``outputs``, names; None: there are none.
@@ -137,7 +137,8 @@ class _Waiting:
                         "before, or set ORTMODULE_DEFER_LOGITS=0 (from now on this module computes them in forward)"
                     )
                 self._values = self.deferral.head.compute(self.hidden, self.weights)
-                self.hidden, self.weights = None, []
+                del self.hidden
+                self.weights = []
                 _waiting.discard(self)
             return self._values
 
@@ -175,7 +176,7 @@ def _kept_after(closure: Callable) -> Callable:
     return call
 
 
-_before_step.reads_gradients = False  # (optim/zero.py)
+vars(_before_step)["reads_gradients"] = False  # (optim/zero.py)
 #: From the beginning, since a step whose closure calls forward has begun when the first logits wait.
 register_optimizer_step_pre_hook(_before_step)
 

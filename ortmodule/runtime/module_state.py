@@ -44,8 +44,8 @@ class ModuleStates:
             tree = Tree(self.module)
             self._trees = [tree, *self._trees[: MOST_TREES - 1]]
         tree.attributes.look(tree.names())
-        watch, hooked = tree.watch(), tree.hooked()
-        self.latest = ModuleState(tree, watch, tree.polled, tree.reach, hooked, tree.number(), next(self._epochs))
+        watch, hooked = tree.watch(), tree.hooks.look()
+        self.latest = ModuleState(tree, watch, tree.polled, tree.hooks.reach, hooked, tree.number(), next(self._epochs))
         return self.latest
 
     def forget(self) -> None:

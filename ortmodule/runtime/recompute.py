@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from ortmodule.capture.dynamic_dims import Capture
+from ortmodule.capture.trace import Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
-from ortmodule.guards.module_tree import Slot, Tree
+from ortmodule.engine.session import Session
+from ortmodule.guards.guards import Guards
+from ortmodule.guards.inventory import Slot
+from ortmodule.guards.isolation import places_of
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.runtime.rng_replay import RngReplay, replaying
 
@@ -31,8 +37,7 @@ class ModuleModes:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """Inside, it is as it was when this was made."""
-        now = [(module, module.training) for module, _ in self.training]
+        """Inside, it is as it was when this was made. Isolation puts the training flags back, as all attributes."""
         default = torch.get_default_dtype()
         try:
             for module, training in self.training:
@@ -42,12 +47,24 @@ class ModuleModes:
                 yield
         finally:
             torch.set_default_dtype(default)
-            for module, training in now:
-                module.__dict__["training"] = training
+
+
+class RecomputableGraph(Protocol):
+    """A graph whose forward can be run again (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`)."""
+
+    capture: Capture
+    tree: Tree
+    guards: Guards
+    modes: ModuleModes
+    session: Session
+    feeds: list[int | Slot]  # by input: the number of the caller's tensor, or a place of the module
+    leaves: list[int]  # inputs that need a gradient
+    pairs: frozenset[int]  # inputs that are complex numbers as pairs
+    writes: list[tuple[int | Slot, Write]]
 
 
 def recomputed_results(
-    graph: Any, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
+    graph: RecomputableGraph, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
     """The tensors of the result of ``eager(inputs)``, in the order of the graph's sources; and what stands for leaves.
@@ -87,7 +104,9 @@ def recomputed_results(
     return pytree.flatten((result, sets), results=True)[0], leaves
 
 
-def _inputs(graph: Any, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _inputs(
+    graph: RecomputableGraph, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The inputs as they were. Those that need a gradient as views, whose gradients pass no hooks of the caller's."""
     given = [t.view_as(t) if t.requires_grad else t.clone() for t in inputs]  # running statistics change again
     written = {write.target.key for _, write in graph.writes if write.target.kind == "input"}
@@ -98,7 +117,7 @@ def _inputs(graph: Any, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.
 
 
 def _replace_state(
-    graph: Any, tree: Tree, copies: dict[str, torch.Tensor], tensors: Sequence[torch.Tensor]
+    graph: RecomputableGraph, tree: Tree, copies: dict[str, torch.Tensor], tensors: Sequence[torch.Tensor]
 ) -> dict[Slot, torch.Tensor]:
     """Buffers get their contents of then; parameters become views of themselves. Returns what stands for a slot."""
     stands = {}
@@ -109,10 +128,13 @@ def _replace_state(
         if feed.name in copies and not held.requires_grad:
             with torch.no_grad():
                 tensor = torch.view_as_complex(tensor) if i in graph.pairs else tensor
-                held.copy_(tensor) if held.shape == tensor.shape else held.set_(tensor.clone())
+                if held.shape == tensor.shape:
+                    held.copy_(tensor)
+                else:
+                    held.set_(tensor.clone())  # type: ignore[call-overload]  # torch takes a tensor, too
         elif tensor.requires_grad:
             view = tensor.view_as(tensor)
-            places = tree.places(held)
+            places = places_of(held, tree)
             stands[feed] = view if places else as_pairs(held)
             for holder, key in places:
                 holder[key] = torch.view_as_complex(view) if i in graph.pairs else view

@@ -186,6 +186,6 @@ class ReplayMode(TorchDispatchMode):
         kept = {"bernoulli_.float": 1 - draw.ratio, "native_dropout": draw.ratio}.get(name)
         if name != "multinomial" and sizes.numel() != draw.tensor.numel():
             return None
-        if kept is not None and abs(kept - rate) > 1e-6:
+        if kept is not None and (rate is None or abs(kept - rate) > 1e-6):
             return None
         return self.left.pop(0).tensor

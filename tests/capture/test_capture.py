@@ -16,12 +16,7 @@ from ortmodule import LogLevel, ORTModule, explain
 from ortmodule.runtime.compiler import MOST_VARIANTS
 from tests.twins import Pair, made, rows
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -473,6 +473,15 @@ def test_config_reaches_the_module(monkeypatch):
     assert ORTModule(nn.Linear(2, 2), config=Config(verify=3))._ortmodule.config.verify == 1
 
 
+def test_a_default_that_config_gives_beats_debug_options(tmp_path):
+    debug = DebugOptions(log_level=LogLevel.ERROR, save_path=str(tmp_path))
+    assert read_config(Config(log_level=LogLevel.WARNING), debug).log_level is LogLevel.WARNING
+    assert read_config(Config(save_onnx_path=""), debug).save_onnx_path == ""
+    assert read_config(Config(verify=1), debug).log_level is LogLevel.ERROR
+    assert copy.deepcopy(Config(log_level=LogLevel.WARNING)).given == {"log_level"}
+    assert pickle.loads(pickle.dumps(Config(log_level=LogLevel.WARNING))).given == {"log_level"}
+
+
 def test_config_stays_with_copies():
     ours = ORTModule(nn.Linear(2, 2), config=Config(verify=2))
     assert copy.deepcopy(ours)._ortmodule.config.verify == 2

@@ -3,7 +3,6 @@
 import copy
 import math
 import operator
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +12,7 @@ from torch import nn
 from ortmodule import ORTModule, explain
 from tests.twins import Pair, rows
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("first", [(1, 5, 4), (2, 5, 4), (8, 8, 4), (4, 4, 4), (3, 40, 4)])

@@ -6,7 +6,7 @@ import torch
 from ortmodule import _core
 from ortmodule.engine import session
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
-from tests.passes.test_passes import Function, export
+from tests.passes.session import Function, export
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 

@@ -7,8 +7,8 @@ from torch import nn
 from ortmodule import _core
 from tests.cuda.test_emulated import driver  # noqa: F401  (a fixture)
 from tests.cuda.test_products import blas  # noqa: F401  (a fixture)
+from tests.passes.session import Function, export
 from tests.passes.test_linear_loss import CASES, CLASSES, ROWS, TOLERANCE, WEIGHED, each_loss, loss_of, only, operands
-from tests.passes.test_passes import Function, export
 from tests.selection import each
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")

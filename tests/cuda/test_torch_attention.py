@@ -12,7 +12,7 @@ from ortmodule import _core
 from tests.cuda.test_attention import causal, places, sizes
 from tests.cuda.test_emulated import driver, library  # noqa: F401  (a fixture)
 from tests.cuda.test_graphs import aligned
-from tests.passes.test_passes import Function, export
+from tests.passes.session import Function, export
 from tests.selection import each
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")

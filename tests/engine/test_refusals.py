@@ -74,10 +74,10 @@ def test_kinds_that_did_not_help_are_taken_back(monkeypatch):
     error = _core.UnsupportedError("Erf of strings\n  while emitting Erf (/block/Erf)")
 
     tree = Tree(nn.ModuleDict({"block": nn.Linear(2, 2)}))
-    tree.kinds = frozenset({"aten::histc"})
+    tree.caches.kinds = frozenset({"aten::histc"})
     partition = Partition(tree, 0, ())
     assert partition.grow(error, captured)
-    assert tree.kinds == {"aten::histc", "aten::erf"} and not partition.modules()
+    assert tree.caches.kinds == {"aten::histc", "aten::erf"} and not partition.modules()
     assert partition.grow(error, captured)
-    assert tree.kinds == {"aten::histc"} and partition.modules() == {"block": "Erf of strings"}
+    assert tree.caches.kinds == {"aten::histc"} and partition.modules() == {"block": "Erf of strings"}
     assert not partition.grow(error, captured)

@@ -16,21 +16,12 @@ from torch import nn
 
 from ortmodule import Error, ORTModule
 from tests.fuzz.loop import main
+from tests.runtime.test_between import Scaled
 
 #: PyTorch is not to compute what the engine refuses: on such memory it reads and writes anywhere.
 os.environ["ORTMODULE_FALLBACK_POLICY"] = "FALLBACK_DISABLE"
 FENCE, GUARD = 64, 0x5A
 ERRORS = (RuntimeError, IndexError, ValueError, TypeError, Error)
-
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
-        self.register_buffer("scale", torch.rand(4) + 0.5)
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x))) * self.scale
 
 
 class Classifier(nn.Module):

@@ -3,7 +3,6 @@
 import argparse
 import copy
 import random
-import warnings
 
 import numpy
 import pytest
@@ -14,12 +13,7 @@ from torch import nn
 from ortmodule import ORTModule, explain
 from tests.twins import Pair, rows
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 # --- numbers that follow from sizes -----------------------------------------------------------------------------------

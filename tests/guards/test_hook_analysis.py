@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import warnings
 from contextvars import ContextVar
 
 import pytest
@@ -24,11 +23,7 @@ class Net(nn.Module):
         return self.second(self.first(x)).pow(2)
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def rows(n, seed=0):

@@ -1,7 +1,6 @@
 """Packed sequences: any lengths are one graph, and results, gradients and errors are PyTorch's."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -11,12 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ortmodule import ORTModule, explain
 
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Recurrent(nn.Module):

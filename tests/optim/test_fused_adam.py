@@ -11,6 +11,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.optim import AdamWMode, FusedAdam
+from tests.tolerances import assert_near
 
 SHAPES = [(37, 5), (5000,), (1,), (8, 3, 2, 2), (), (0, 3)]
 #: Relative to the norm, after many steps in which every rounding is repeated.
@@ -29,12 +30,6 @@ def give_gradients(*lists, seed):
         grad = torch.randn(together[0].shape, generator=generator)
         for p in together:
             p.grad = grad.to(p.dtype, copy=True)
-
-
-def assert_near(found, expected, tolerance):
-    for a, b in zip(found, expected, strict=True):
-        a, b = a.detach().double(), b.detach().double()
-        assert (a - b).norm() <= tolerance * b.norm() + 1e-30, f"{(a - b).norm() / b.norm():.2e}"
 
 
 def types_of(state):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ortmodule.optim import FusedAdagrad, FusedAdam, FusedLamb, FusedSGD
+from tests.tolerances import assert_near
 
 SHAPES = [(37, 5), (5000,), (1,), (8, 3, 2, 2), (), (0, 3)]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -45,12 +46,6 @@ def steps(count, start, *pairs):
         give_gradients(*(params for _, params in pairs), seed=i)
         for optimizer, _ in pairs:
             optimizer.step()
-
-
-def assert_near(found, expected, tolerance):
-    for a, b in zip(found, expected, strict=True):
-        a, b = a.detach().double(), b.detach().double()
-        assert (a - b).norm() <= tolerance * b.norm() + 1e-30, f"{(a - b).norm() / b.norm():.2e}"
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -23,8 +23,8 @@ from tests.passes.test_rows import LANGUAGE, SMALL, Loss, graphs, language, with
 #: Passes that are compared with PyTorch in another way, and where.
 ELSEWHERE = {
     "clean_up": "test_passes.py::test_clean_up",
-    "softmax_dropout": "test_passes.py::test_dropout_within_a_softmax",
-    "relu_dropout": "test_passes.py::test_dropout_behind_a_relu",
+    "softmax_dropout": "test_dropout.py::test_dropout_within_a_softmax",
+    "relu_dropout": "test_dropout.py::test_dropout_behind_a_relu",
     "packed_weights": "test_packed_weights.py::test_the_same_bits",
     "product_epilogue": "../cuda/test_epilogues.py",
     "flash_dropout": "../cuda/test_torch_attention.py",

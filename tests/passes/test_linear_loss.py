@@ -7,7 +7,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.engine.session import DTYPES, Run
 from tests.cpu import HAS_AVX512_BF16
-from tests.passes.test_passes import ALL_PASSES, NO_PASSES, Function, export, found, run
+from tests.passes.session import ALL_PASSES, NO_PASSES, Function, export, found, run
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 # bfloat16: the gradient of the logits is rounded before it is multiplied.

@@ -3,14 +3,11 @@
 What a pass does to the text of a graph is tested in tests/c (docs/passes.md says where).
 """
 
-import io
 import math
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch import nn
@@ -20,30 +17,22 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, rotate_half
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from ortmodule import _core
-from ortmodule.engine.session import DTYPES, Run, Session
-from ortmodule.lowering import symbolics
-from tests import exact
-from tests.tolerances import SANITIZED
-
-F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-# Difference allowed, relative to the largest number of each tensor: the passes change the order of roundings.
-# In a sanitized build a graph without any pass is 3.2e-6 off in attention's sums.
-TOLERANCE = {F32: 4e-6 if SANITIZED else 2e-6, F64: 1e-13, BF16: 2e-2}
-CLEAN_UP = _core.passes()["clean_up"]
-# What passes look for is told of clean graphs.
-ALL_PASSES, NO_PASSES = 0, sum(_core.passes().values()) - CLEAN_UP
-
+from ortmodule.engine.session import DTYPES
+from tests.passes.session import (
+    ALL_PASSES,
+    BF16,
+    CLEAN_UP,
+    F32,
+    F64,
+    NO_PASSES,
+    TOLERANCE,
+    Function,
+    difference,
+    export,
+    run,
+)
 
 # --- what is rewritten ------------------------------------------------------------------------------------------------
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *operands):
-        return self.function(*operands)
 
 
 class LayerNorm(nn.Module):
@@ -306,56 +295,6 @@ CASES += [Case("gradient_sum", module, dtypes=(F32, F64)) for module in (Project
 # --- running it -------------------------------------------------------------------------------------------------------
 
 
-def export(module, operands):
-    names = [f"x{i}" for i in range(len(operands))]
-    dims = {name: {i: f"{name}_{i}" for i in range(x.dim())} for name, x in zip(names, operands, strict=True)}
-    data = io.BytesIO()
-    with warnings.catch_warnings(), symbolics.installed():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module,
-            tuple(operands),
-            data,
-            dynamo=False,
-            training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
-            export_params=False,
-            keep_initializers_as_inputs=True,
-            opset_version=18,
-            input_names=names,
-            output_names=["y"],
-            dynamic_axes=dims,
-        )
-    session = Session(data.getvalue())
-    session.exported = data.getvalue()
-    return session
-
-
-def check_against_pytorch(module, session, tensors, dy, results, **options):
-    """Results of `run` in PyTorch, which gets the same masks, and in float64: see tests/exact.py."""
-    feeds = dict(zip(session.inputs, tensors, strict=True))
-    model = onnx.load_from_string(session.exported)
-    exact.check_run(module, model, feeds, results, dy, tensors[0].dtype, **options)
-
-
-def run(session, tensors, dy, disabled):
-    """The passes that fired, the result, the gradients."""
-    specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in tensors)
-    plan = session.model.plan(specs, (True,) * len(tensors), (True,), disabled)
-    result = Run(plan, tensors, 0)
-    return found(plan), [result.outputs[0], *result.backward([dy])]
-
-
-def found(plan):
-    """How often each pass has, but for the one that finds something everywhere."""
-    return {name: times for name, times in plan.fired.items() if name != "clean_up"}
-
-
-def difference(ours, theirs):
-    scale = max(1e-30, theirs.double().abs().max().item())
-    return (ours.double() - theirs.double()).abs().max().item() / scale
-
-
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [pytest.param(case, dtype, id=f"{case}-{DTYPES[dtype]}") for case in CASES for dtype in case.dtypes],
@@ -442,81 +381,6 @@ def test_angles_with_a_gradient_stay():
     assert "rotary_fusion" not in fired
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("narrow", [BF16, torch.float16])
-@pytest.mark.parametrize(("rows", "width", "columns"), [(5, 7, 9), (64, 40, 48), (3, 1, 2), (1, 5, 1), (70, 1100, 33)])
-def test_sums_that_stay_wide(narrow, rows, width, columns, batch):
-    """As under autocast: result and gradients in float32, nearer to the exact ones than those that are rounded."""
-    torch.manual_seed(0)
-    x, w = torch.randn(batch, rows, width), torch.randn(columns, width)
-    session = export(Function(lambda x, w: (x.type(narrow) @ w.type(narrow).t()).float()), [x, w])
-    leaves = [t.to(narrow).double().requires_grad_() for t in (x, w)]
-    dy = torch.randn(batch, rows, columns).to(narrow).float()
-    exact = leaves[0] @ leaves[1].mT
-    exact = [exact.detach(), *torch.autograd.grad(exact, leaves, dy.double())]
-    fired, results = run(session, [x, w], dy, ALL_PASSES)
-    assert fired["product_cast"] == 3
-    for ours, truth in zip(results, exact, strict=True):
-        assert ours.dtype == F32 and difference(ours, truth) <= 1e-5
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "width", "columns"), [(5, 7, 9), (64, 40, 48), (1, 33, 2), (70, 900, 33), (40, 65, 300)]
-)
-def test_weights_that_are_rounded_on_their_way(rows, width, columns, turned):
-    """As under autocast, with a bias: the bits are those of a weight that was cast."""
-    torch.manual_seed(0)
-
-    def forward(x, w, b):
-        return x.bfloat16() @ (w.t() if turned else w).bfloat16() + b.bfloat16()
-
-    x, w = torch.randn(2, rows, width), torch.randn(*((columns, width) if turned else (width, columns)))
-    operands = [x, w, torch.randn(columns)]
-    session, dy = export(Function(forward), operands), torch.randn(2, rows, columns).bfloat16()
-    fired, ours = run(session, operands, dy, ALL_PASSES)
-    without, cast = run(session, operands, dy, _core.passes()["wide_operands"])
-    assert "wide_operands" not in without
-    for a, b in zip(ours, cast, strict=True):
-        assert a.dtype == b.dtype and torch.equal(a, b)
-    if not fired.get("wide_operands"):
-        pytest.skip("this CPU has no kernel that rounds")
-
-
-@pytest.mark.parametrize("narrow", [BF16, torch.float16])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("shape", [(7, 33), (2, 5, 300), (3, 9, 4), (40, 2)], ids=str)
-def test_scores_that_are_widened_for_the_loss(shape, smoothing, reduction, narrow):
-    """Loss in float32, with and without weights; the gradient is rounded once."""
-    torch.manual_seed(0)
-    flat = shape == (2, 5, 300)  # as of words
-    classes, samples = (shape[-1], (10,)) if flat else (shape[1], (shape[0], *shape[2:]))
-    labels = torch.randint(0, classes, samples)
-    labels.view(-1)[::4] = -100
-    weight = torch.rand(classes) if smoothing else None
-
-    def forward(x):
-        x = x.float()
-        x = x.view(-1, classes) if flat else x
-        return nn.functional.cross_entropy(
-            x, labels, reduction=reduction, label_smoothing=smoothing, **({} if weight is None else {"weight": weight})
-        )
-
-    x = torch.randn(shape).to(narrow)
-    leaf = x.clone().requires_grad_()
-    loss = forward(leaf)
-    dy = torch.randn(loss.shape)
-    expected = [loss.detach(), *torch.autograd.grad(loss, [leaf], dy)]
-    session = export(Function(forward), [x])
-    fired, results = run(session, [x], dy, ALL_PASSES)
-    assert fired["loss_cast"] == 1
-    assert results[0].dtype == F32 and difference(results[0], expected[0]) <= TOLERANCE[F32]
-    assert results[1].dtype == narrow and difference(results[1], expected[1]) <= (4e-3 if narrow == BF16 else 5e-4)
-    bits = results[1] == expected[1]
-    assert bits.float().mean() > 0.98  # what is not the same was between two numbers
-
-
 def test_a_gradient_that_is_added_to_lies_where_it_is_given_back():
     module = Tied()
     module.table = nn.Parameter(torch.randn(5000, 64))
@@ -529,77 +393,6 @@ def test_a_gradient_that_is_added_to_lies_where_it_is_given_back():
     assert plan.arena_bytes < module.table.numel() * 4
 
 
-def test_weights_that_others_read_are_cast_once():
-    """A fourth product, or an operator that is none."""
-
-    def fourth(x, w):
-        w = w.bfloat16()
-        return x @ w @ w @ w @ w
-
-    def other(x, w):
-        w = w.bfloat16()
-        return (x @ w) * w.sum()
-
-    for function in (fourth, other):
-        operands = [torch.randn(3, 8).bfloat16(), torch.randn(8, 8)]
-        fired, _ = run(export(Function(function), operands), operands, torch.ones(3, 8).bfloat16(), ALL_PASSES)
-        assert "wide_operands" not in fired
-
-
-@pytest.mark.parametrize(
-    "product",
-    [lambda z: z @ z.transpose(1, 2), lambda z: z.transpose(1, 2) @ z, lambda z: z @ z],
-    ids=["right", "left", "neither"],
-)
-def test_what_is_multiplied_by_itself_is_cast(product):
-    """As in attention of an input to itself under autocast: one operand at least says in 16 bits what is multiplied."""
-    torch.manual_seed(0)
-    x = torch.randn(2, 40, 40)
-    session = export(Function(lambda x: product(x.bfloat16())), [x])
-    plan = session.model.plan([("float32", tuple(x.shape))], (False,), (False,), ALL_PASSES)
-    result = Run(plan, [x], 0).outputs[0]
-    assert "wide_operands" not in plan.fired and result.dtype == BF16
-    assert difference(result, product(x.bfloat16().double())) <= TOLERANCE[BF16]
-
-
-class Autocast(nn.Module):
-    """What autocast makes of a layer between two norms: 16 bits around products, float32 in norms and the residual."""
-
-    def __init__(self, norm, width, dropout, narrow):
-        super().__init__()
-        self.first, self.second, self.weight = norm(width), norm(width), nn.Parameter(torch.eye(width))
-        self.dropout, self.narrow = nn.Dropout(dropout), narrow
-
-    def product(self, x):
-        return x.to(self.narrow) @ self.weight.to(self.narrow)
-
-    def forward(self, x):
-        s = self.dropout(self.product(self.first(x))).float() + x
-        return torch.cat((self.product(self.second(s)).float(), s), -1)
-
-
-@pytest.mark.parametrize("width", [3, 70, 1030])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("narrow", [BF16, torch.float16, F32])
-@pytest.mark.parametrize("norm", [nn.LayerNorm, LlamaRMSNorm])
-def test_norms_and_residuals_of_autocast(norm, narrow, dropout, width):
-    """As without the pass: the same masks, and as many roundings; both as near to float64 as PyTorch."""
-    torch.manual_seed(0)
-    module = Autocast(norm, width, dropout, narrow)
-    x, dy = torch.randn(3, 5, width), torch.randn(3, 5, 2 * width)
-    session = export(module, [x])
-    tensors = [x if name == "x0" else dict(module.named_parameters())[name].detach() for name in session.inputs]
-    fired, results = run(session, tensors, dy, ALL_PASSES)
-    without, expected = run(session, tensors, dy, _core.passes()["norm_residual"])
-    assert fired["norm_residual"] == (2 if narrow == F32 else 3) and "norm_residual" not in without
-    for ours, theirs in zip(results, expected, strict=True):
-        assert difference(ours, theirs) <= (1e-5 if narrow == F32 else 2e-2)
-    if dropout:
-        assert torch.equal(results[0][..., width:] == x, expected[0][..., width:] == x)
-    for found in (results, expected):
-        check_against_pytorch(module, session, tensors, dy, found, narrowest=narrow)
-
-
 def test_a_mask_of_minus_infinity():
     """As `masked_attention`, with the other number that hides."""
     module = Function(lambda q, k, v: masked_attention(q, k, v, -math.inf))
@@ -609,97 +402,6 @@ def test_a_mask_of_minus_infinity():
     assert fired["masked_softmax"] == 1
     assert (results[0][1, :, 0] == 0).all()
     assert all(torch.isfinite(x).all() for x in results)
-
-
-@pytest.mark.parametrize("narrow", [BF16, torch.float16])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("shape", [(2, 3, 48, 48), (5, 70), (1, 129), (131, 1), (3, 0), (4, 4096)], ids=str)
-def test_a_softmax_that_is_stored_in_16_bits(shape, masked, rate, narrow):
-    """Of float32 scores: result, mask and gradient, which stays float32, differ from those of the nodes one by one by
-    the rounding of the weights alone."""
-    torch.manual_seed(0)
-    x, allowed = torch.randn(shape), torch.rand(shape) < 0.7
-    allowed[1:2] = False
-
-    def forward(x):
-        p = x.softmax(-1)
-        if masked:
-            p = torch.where(allowed, torch.where(allowed, x, -math.inf).softmax(-1), 0.0)
-        return (nn.functional.dropout(p, rate, True) if rate else p).type(narrow)
-
-    session = export(Function(forward), [x])
-    dy, bit = torch.randn(shape).type(narrow), _core.passes()["softmax_cast"]
-    fired, (y, dx) = run(session, [x], dy, ALL_PASSES)
-    assert fired["softmax_cast"] == 1
-    without, (expected, slope) = run(session, [x], dy, bit)
-    assert "softmax_cast" not in without and y.dtype == narrow and dx.dtype == F32
-    assert torch.equal(y, expected)
-    unit = torch.finfo(narrow).eps
-    weight = slope.abs().amax(-1, keepdim=True) if x.numel() else slope
-    assert ((dx - slope).abs() <= unit * (slope.abs() + weight)).all()
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("shape", [(2, 3, 48, 48), (5, 70), (1, 129), (131, 1), (3, 0), (1, 9000)], ids=str)
-def test_dropout_within_a_softmax(shape, masked, dtype):
-    """The elements that the two operators drop one after the other, with results and gradients of the same bits."""
-    torch.manual_seed(0)
-    x, allowed = torch.randn(shape, dtype=dtype), torch.rand(shape) < 0.7
-    allowed[1:2] = False  # nothing is left of it
-
-    def weights(x):
-        if not masked:
-            return x.softmax(-1)
-        return torch.where(allowed, torch.where(allowed, x, -math.inf).softmax(-1), 0.0)
-
-    session = export(Function(lambda x: nn.functional.dropout(weights(x), 0.3, True)), [x])
-    dy, bit = torch.randn_like(x), _core.passes()["softmax_dropout"]
-    fired, ours = run(session, [x], dy, ALL_PASSES)
-    assert fired["softmax_dropout"] == 1
-    without, apart = run(session, [x], dy, bit)
-    assert "softmax_dropout" not in without
-    assert all(torch.equal(a, b) for a, b in zip(ours, apart, strict=True))
-    leaf = x.clone().requires_grad_()
-    p = weights(leaf).nan_to_num()
-    kept = (ours[0] != 0) | (p == 0)
-    assert x.numel() < 1000 or 0.65 < kept.double().mean() < (1 if masked else 0.75)
-    expected = p * kept / 0.7
-    expected.backward(dy)
-    for a, b in zip(ours, (expected.detach(), leaf.grad), strict=True):
-        assert x.numel() == 0 or difference(a, b.nan_to_num()) <= TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=DTYPES.get)
-@pytest.mark.parametrize("ratio", [0.1, 0.6])
-def test_dropout_behind_a_relu(ratio, dtype):
-    """Gradients of the same bits, zeros and the smallest numbers among what comes in, and less that is kept."""
-    torch.manual_seed(0)
-    x, dy = (torch.randn(37, 65, dtype=dtype) for _ in range(2))
-    smallest = torch.finfo(dtype).smallest_normal
-    x.view(-1)[:5] = torch.tensor([-math.inf, 0.0, -0.0, smallest, -smallest], dtype=dtype)
-    w = torch.randn(65, 65, dtype=dtype)
-
-    def layer(x, w):
-        return nn.functional.dropout(torch.relu(x), ratio, True) @ w
-
-    session = export(Function(layer), [x, w])
-    bit = _core.passes()["relu_dropout"]
-    fired, ours = run(session, [x, w], dy, ALL_PASSES)
-    without, apart = run(session, [x, w], dy, bit)
-    assert fired["relu_dropout"] == 1 and "relu_dropout" not in without
-    assert all(torch.equal(a, b) for a, b in zip(ours, apart, strict=True))
-    slope = ours[1] != 0
-    assert not slope[x <= 0].any() and slope.any()
-    assert abs(slope[x > 0].double().mean() - (1 - ratio)) < 0.05
-    leaves = [t.double().requires_grad_() for t in (x, w)]  # in PyTorch, with the elements that were kept
-    expected = (torch.relu(leaves[0]) * slope / (1 - ratio)) @ leaves[1]
-    for a, b in zip(ours, [expected.detach(), *torch.autograd.grad(expected, leaves, dy.double())], strict=True):
-        assert difference(a, b) <= TOLERANCE[dtype]
-    specs = tuple((DTYPES[t.dtype], tuple(t.shape)) for t in (x, w))
-    peaks = [session.model.plan(specs, (True,) * 2, (True,), disabled).arena_bytes for disabled in (ALL_PASSES, bit)]
-    assert peaks[0] < peaks[1]
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"

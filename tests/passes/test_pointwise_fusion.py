@@ -7,7 +7,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.engine.session import DTYPES
-from tests.passes.test_passes import NO_PASSES, Function, check_against_pytorch, export, run
+from tests.passes.session import NO_PASSES, Function, check_against_pytorch, export, run
 
 DTYPE = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 UNARY = [torch.tanh, torch.sigmoid, torch.exp, torch.sin, torch.relu, torch.abs, torch.neg, torch.erf]

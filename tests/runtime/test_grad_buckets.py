@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ortmodule import ORTModule, _core, explain
-from ortmodule.runtime import grad_buckets
+from ortmodule.runtime import grad_buckets, segments
 from tests.twins import rows
 
 WIDTH, DEPTH = 16, 6
@@ -19,7 +19,7 @@ WIDTH, DEPTH = 16, 6
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A layer's gradients are enough for a segment."""
-    monkeypatch.setattr(grad_buckets, "BYTES", 1000)
+    monkeypatch.setattr(segments, "BYTES", 1000)
 
 
 class Stack(nn.Module):
@@ -121,7 +121,7 @@ def test_hooks_that_come_later_are_seen(monkeypatch):
 
 
 def test_few_gradients_are_one_segment(monkeypatch):
-    monkeypatch.setattr(grad_buckets, "BYTES", 25 << 20)
+    monkeypatch.setattr(segments, "BYTES", 25 << 20)
     ours = wrapped(stack(), monkeypatch)
     ours.added.register_hook(lambda grad: None)
     assert name_of(ours(rows(5, WIDTH))[0]) == "BridgeBackward"
@@ -140,10 +140,10 @@ def test_segments_are_about_equal_and_cover_backward(monkeypatch):
     assert sorted(k for part in parts for k in part.leaves) == list(range(len(graph.leaves)))
     tensors = [rows(5, WIDTH) if isinstance(feed, int) else feed.get() for feed in graph.feeds]
     sizes = [sum(4 * tensors[graph.leaves[k]].numel() for k in p.leaves) for p in parts]
-    assert max(sizes) < 3 * grad_buckets.BYTES and min(sizes[:-1]) >= grad_buckets.BYTES
-    monkeypatch.setattr(grad_buckets, "MOST", 2)
-    assert 2 <= len(grad_buckets.segments_of(plan, graph.leaves, each=False)) <= 3
-    assert len(grad_buckets.segments_of(plan, graph.leaves, each=True)) > len(parts)
+    assert max(sizes) < 3 * segments.BYTES and min(sizes[:-1]) >= segments.BYTES
+    monkeypatch.setattr(segments, "MOST", 2)
+    assert 2 <= len(segments.segments_of(plan, graph.leaves, each=False)) <= 3
+    assert len(segments.segments_of(plan, graph.leaves, each=True)) > len(parts)
 
 
 def test_a_node_of_pytorchs_keeps_it_in_one(monkeypatch):

@@ -51,7 +51,7 @@ def edges(op):
 
 
 def relu_dropped(name, x, rate=NEVER, **kwargs):
-    """With a dropout that leaves nothing to chance; one that does is tested in tests/passes/test_passes.py."""
+    """With a dropout that leaves nothing to chance; one that does is tested in tests/passes/test_dropout.py."""
     nodes = ("Relu", "x0", "r"), ("Dropout", "r x1 x2", "y0")
 
     def ref(x, *_):

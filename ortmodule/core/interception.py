@@ -1,0 +1,109 @@
+"""Replaces attributes of classes and modules for a while, and undoes it in any order: traces register here.
+
+Several replacements of one attribute may be in place at a time, of one thread or of several. The latest is what all
+threads call, so each looks by itself whether, and for what, its thread wants it; what it calls is the original. They
+may end in any order, and the last of them leaves the attribute as it was found, also where it was inherited.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_MISSING = object()
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """What stands in place of ``owner.name``."""
+
+    owner: Any
+    name: str
+    value: Any
+
+    @classmethod
+    def around(cls, owner: Any, name: str, make: Callable[[Callable], Callable]) -> Replacement:
+        """``make`` is given the function of that name, and returns what is called instead."""
+        function = original(owner, name)
+        return cls(owner, name, functools.wraps(function)(make(function)))
+
+
+class _Place:
+    """One attribute that is replaced: how it was found, and the replacements, the latest last."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.found, self.original = vars(owner).get(name, _MISSING), getattr(owner, name, None)
+        self.latest: list[Replacement] = []
+
+    def update(self) -> None:
+        value = self.latest[-1].value if self.latest else self.found
+        if value is vars(self.owner).get(self.name, _MISSING):
+            return
+        if value is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, value)
+
+
+_places: dict[tuple[int, str], _Place] = {}
+
+
+def original(owner: Any, name: str) -> Any:
+    """What ``owner`` has under this name where nothing is replaced."""
+    with _lock:
+        place = _places.get((id(owner), name))
+        return getattr(owner, name) if place is None else place.original
+
+
+def _enter(replacement: Replacement) -> None:
+    key = id(replacement.owner), replacement.name
+    with _lock:
+        place = _places.get(key) or _Place(replacement.owner, replacement.name)
+        place.latest.append(replacement)
+        _places[key] = place  # it keeps the owner, whose id is no other's meanwhile
+        place.update()
+
+
+def _leave(replacement: Replacement) -> None:
+    """Also where it was not entered, or halfway: an error or an interrupt may come anywhere."""
+    key = id(replacement.owner), replacement.name
+    with _lock:
+        place = _places.get(key)
+        if place is not None and replacement in place.latest:
+            place.latest.remove(replacement)
+            if not place.latest:
+                del _places[key]
+            place.update()
+
+
+@contextmanager
+def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Inside, these are in place; the last goes first. Where one cannot be made, those before it are undone."""
+    with ExitStack() as made:
+        for replacement in replacements:
+            made.callback(_leave, replacement)
+            _enter(replacement)
+        yield
+
+
+@contextmanager
+def as_found(owner: Any, name: str) -> Iterator[None]:
+    """Inside, an attribute that is replaced is as it was before; no other thread replaces anything meanwhile."""
+    with _lock:
+        place = _places.get((id(owner), name))
+        if place is None:
+            yield
+            return
+        latest, place.latest = place.latest, []
+        place.update()
+        try:
+            yield
+        finally:
+            place.latest = latest
+            place.update()

@@ -1,0 +1,109 @@
+"""Reads code objects: which globals, attributes and local variables they use, what they change, whose they are."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_HEAP_TYPE = 1 << 9  # a class that was made by a class statement
+#: Instructions that change, import or make something beside local variables, by how they begin.
+_EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
+_LOCAL = ("STORE_FAST", "STORE_SUBSCR", "STORE_SLICE", "DELETE_FAST")
+
+
+class CodeUse(NamedTuple):
+    """What the instructions of one code object use; those of functions inside of it aside."""
+
+    globals: tuple[str, ...]  # read or set, or imported
+    globals_read: tuple[str, ...]
+    attributes: frozenset[str]  # read
+    attributes_set: frozenset[str]  # or deleted
+    locals_read: frozenset[str]
+    has_effects: bool  # beside local variables and items
+    has_super: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def read(code: types.CodeType) -> CodeUse:
+    known: dict[str, None] = {}
+    loaded: dict[str, None] = {}
+    attributes: set[str] = set()
+    attributes_set: set[str] = set()
+    local: set[str] = set()
+    has_effects = has_super = False
+    for step in dis.get_instructions(code):
+        kind, argument = step.opname, step.argval
+        if kind.endswith(("_GLOBAL", "_NAME")):
+            known[argument] = None
+        if kind.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+            loaded[argument] = None
+        elif kind.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            attributes.add(argument)
+        elif kind in ("STORE_ATTR", "DELETE_ATTR"):
+            attributes_set.add(argument)
+        if kind.startswith(("LOAD_", "STORE_FAST_LOAD")) and step.opcode not in dis.hasconst:
+            local.update(argument if isinstance(argument, tuple) else (argument,))
+        has_effects |= kind.startswith(_EFFECTS) and not kind.startswith(_LOCAL)
+        has_super |= kind.startswith("LOAD_SUPER")
+    names = frozenset(attributes), frozenset(attributes_set), frozenset(local)
+    return CodeUse(tuple(known), tuple(loaded), *names, has_effects, has_super)
+
+
+def inner(code: types.CodeType) -> list[types.CodeType]:
+    """The functions inside of it."""
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+
+
+def all_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code itself, and that of all functions inside of it."""
+    yield code
+    for part in inner(code):
+        yield from all_of(part)
+
+
+def names_in(code: types.CodeType) -> list[str]:
+    """All attributes and globals in it, functions inside of it included, and texts, which `setattr` may take."""
+    found: dict[str, None] = {}
+    for part in all_of(code):
+        found |= dict.fromkeys((*part.co_names, *(text for text in part.co_consts if isinstance(text, str))))
+    return list(found)
+
+
+def attributes_set_in(code: types.CodeType) -> set[str]:
+    """Those of :func:`names_in` that are assigned or deleted as attributes."""
+    return set().union(*(read(part).attributes_set for part in all_of(code)))
+
+
+# --- whose code it is -------------------------------------------------------------------------------------------------
+
+
+def is_library(module: Any) -> bool:
+    """Is a module one of Python's, torch's, an installed package's, or ours?"""
+    if getattr(module, "__name__", "").partition(".")[0] in ("torch", "ortmodule"):
+        return True
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return getattr(module, "__name__", "") != "__main__"
+    return file.startswith(_LIBRARIES)
+
+
+def is_librarys(cls: type) -> bool:
+    """Is a class one of such a module?"""
+    return is_library(sys.modules.get(cls.__module__))
+
+
+def is_torchs(hook: Any) -> bool:
+    """Is a function, or an object that is called, one of torch's?"""
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return isinstance(module, str) and module.partition(".")[0] == "torch"
+
+
+def is_made_by_statement(cls: type) -> bool:
+    """Is a class made by a class statement, and not by an extension?"""
+    return bool(cls.__flags__ & _HEAP_TYPE)

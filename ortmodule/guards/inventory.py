@@ -1,0 +1,178 @@
+"""Lists a module's submodules and every tensor they hold, found again on every call.
+
+A captured graph takes the module's tensors as inputs. They are looked up anew for every run, in the dictionaries that
+hold them, so that `.to()`, `load_state_dict(assign=True)` or a replaced buffer need no new capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+_numbers = itertools.count()
+
+#: Classes of tensors that a graph can take in; others need PyTorch.
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+class Holder(Protocol):
+    """A dictionary or a list."""
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __setitem__(self, key: Any, value: Any, /) -> None: ...
+    def __contains__(self, key: Any, /) -> bool: ...
+    def pop(self, key: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A place that holds a tensor: an entry of a module's parameters, buffers or attributes."""
+
+    name: str
+    holder: Holder
+    key: str | int
+
+    def get(self) -> torch.Tensor:
+        return self.holder[self.key]
+
+    def find(self, missing: Any = None) -> Any:
+        """The tensor in this place, or ``missing``. The holder is a dictionary, or a scripted module's."""
+        if self.key not in self.holder:
+            return missing
+        return self.holder[self.key]
+
+    def set(self, tensor: torch.Tensor) -> None:
+        self.holder[self.key] = tensor
+
+
+class Inventory:
+    """The submodules, parameters and buffers of ``module`` at the time of making.
+
+    Plain tensors held by attributes come and go: :meth:`refresh` finds those of now.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.modules = dict(module.named_modules())
+        #: Scripted submodules: their dictionaries are no dictionaries, and nothing shows when they change.
+        self.scripted = [path for path, m in self.modules.items() if isinstance(m, torch.jit.ScriptModule)]
+        self.classes = [(m, type(m)) for m in self.modules.values()]
+        self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
+        self.parameters: list[Slot] = []
+        self.buffers: list[Slot] = []
+        self.plain: list[Slot] = []
+        self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
+        self._holders = [
+            (m, name, m.__dict__[name], _entries_with_tensor(m.__dict__[name]))
+            for m in self.modules.values()
+            for name in ("_parameters", "_buffers")
+        ]
+        found: dict[int, Slot] = {}
+        for path, part in self.modules.items():
+            for holder, slots in ((part._parameters, self.parameters), (part._buffers, self.buffers)):
+                for slot in _slots_in(path, holder):
+                    if id(slot.get()) in found:
+                        self._ties.append((found[id(slot.get())], slot))
+                    else:
+                        found[id(slot.get())] = slot
+                        slots.append(slot)
+        self.outside: list[Slot] = []  # tensors that forward takes from elsewhere: a list, an object, a global
+        self._candidates: list[Slot] = []  # those that were met once
+        self._fresh = 0  # how many are others in every trace
+        self.slots: dict[str, Slot] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Finds the plain tensors that attributes hold now."""
+        known = {id(slot.get()) for slot in (*self.parameters, *self.buffers)}
+        self.plain = []
+        for path, part in self.modules.items():
+            for slot in _slots_in(path, part.__dict__):
+                if id(slot.get()) not in known:
+                    known.add(id(slot.get()))
+                    self.plain.append(slot)
+        self._name_slots()
+
+    def _name_slots(self) -> None:
+        every = (*self.parameters, *self.buffers, *self.plain, *self.outside)
+        self.slots = {slot.name: slot for slot in every}
+
+    def adopt(self, tensors: Iterable[torch.Tensor], second: bool) -> bool:
+        """Makes slots of tensors that a trace met and that are none yet. Is there one that may be met again?
+
+        ``second``: the trace was the second one; what it did not meet is made anew by every forward, and no slot.
+        """
+        met = {id(tensor): tensor for tensor in tensors}
+        known = {id(slot.get()) for slot in self.outside}
+        if second:
+            lost = [slot for slot in self._candidates if id(slot.get()) not in met]
+            self.outside = [slot for slot in self.outside if slot not in lost]
+            self._fresh = max(self._fresh, len(lost))
+            self._candidates = []
+        elif len(met.keys() - known) > self._fresh:
+            self._candidates = [Slot(f"outside/{next(_numbers)}", [t], 0) for key, t in met.items() if key not in known]
+            self.outside = self.outside + self._candidates
+        self._name_slots()
+        return bool(self._candidates)
+
+    @property
+    def others(self) -> list[Slot]:
+        """Buffers and plain tensors."""
+        return self.buffers + self.plain
+
+    def names(self) -> dict[int, str]:
+        """What modules, parameters and buffers are called, by their ids."""
+        found = {id(module): path for path, module in self.modules.items()}
+        return found | {id(slot.get()): slot.name for slot in (*self.parameters, *self.buffers)}
+
+    def is_current(self) -> bool:
+        """Are the submodules the same, and the tensors in the same places?"""
+        for module, cls in self.classes:
+            if type(module) is not cls:
+                return False
+        for module, then in self._children:
+            if tuple(module._modules.items()) != then:
+                return False
+        for module, name, holder, filled in self._holders:
+            if module.__dict__[name] is not holder or ((holder or filled) and _entries_with_tensor(holder) != filled):
+                return False
+        return all(a.get() is b.get() for a, b in self._ties)
+
+    def kinds_of_tensors(self) -> tuple:
+        """Type, shape and need for a gradient of every parameter and buffer."""
+        tensors = [slot.holder[slot.key] for slot in (*self.parameters, *self.buffers)]
+        return tuple([_kind(t) for t in tensors])
+
+    def unsupported_tensor(self) -> str | None:
+        """The name of a tensor that the engine cannot use, with the reason, or None."""
+        self.refresh()
+        for slot in self.slots.values():
+            tensor = slot.get()
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}"
+        return None
+
+
+def path_of(path: str, key: object) -> str:
+    """The name of an entry of the submodule at ``path``, which is empty for the module itself."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def _slots_in(path: str, holder: Any) -> list[Slot]:
+    return [
+        Slot(path_of(path, key), holder, key) for key, value in list(holder.items()) if isinstance(value, torch.Tensor)
+    ]
+
+
+def _kind(t: torch.Tensor) -> tuple:
+    # Parameters that are not initialised have no shape.
+    return type(t), t.dtype, t.requires_grad, t.device, t.layout, t.shape if type(t) in PLAIN_TENSORS else None
+
+
+def _entries_with_tensor(holder: Any) -> tuple[tuple[str, bool], ...]:
+    """Which entries hold a tensor."""
+    return tuple([(key, isinstance(value, torch.Tensor)) for key, value in holder.items()])

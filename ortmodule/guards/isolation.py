@@ -1,0 +1,173 @@
+"""Runs forward on copies of what a module holds, puts everything back, and tells what forward has changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortmodule.core.errors import Unguardable
+from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.rng_state import States
+from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.guards.guards import Description, describe
+from ortmodule.guards.inventory import Inventory
+from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
+
+#: Dictionaries inside a module that are restored one level deeper than its attributes.
+_INNER = ("_parameters", "_buffers", "_modules")
+#: Attributes that every module has.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside, buffers and plain tensors are copies: {name: tensor}. Afterwards all is as it was.
+
+    Covers the attributes of every submodule with the containers in them, and the states of generators. A parameter
+    that forward changes in place is not covered (a trace puts it back, trace_mode.py).
+    """
+    inventory.refresh()
+    modules = list(inventory.modules.values())
+    snapshot = Snapshot([States()])
+    for module in modules:
+        for name in (*_INNER, *HOOKS, *HOOK_FLAGS):
+            snapshot.add(Items(module.__dict__[name]))
+        snapshot.add(Items(module.__dict__))
+    for items in containers(inventory):
+        snapshot.add(items)
+    with snapshot.around():
+        same = {}
+        copies = {}
+        for slot in inventory.others:
+            tensor = slot.get()
+            copies[slot.name] = same[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for holder in [m._buffers for m in modules] + [m.__dict__ for m in modules]:
+            for key, tensor in list(holder.items()):
+                if id(tensor) in same and isinstance(tensor, torch.Tensor):
+                    holder[key] = same[id(tensor)]
+        yield copies
+
+
+def replace_parameters(
+    inventory: Inventory, change: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[int, torch.Tensor]:  # fmt: skip
+    """Inside `isolated`: what ``change`` makes of each parameter takes its place; returned by the ids of both.
+    Hooks on the parameters are not called then."""
+    made: dict[int, torch.Tensor] = {}
+    for module in inventory.modules.values():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                other = made.get(id(parameter))
+                if other is None:
+                    other = torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                    made[id(parameter)] = made[id(other)] = other
+                module._parameters[key] = other
+    return made
+
+
+def places_of(tensor: torch.Tensor, inventory: Inventory) -> list[tuple[dict | list, Any]]:
+    """All places of modules, and of containers in their attributes, that hold this very tensor."""
+    holders = [h for m in inventory.modules.values() for h in (m._parameters, m._buffers, m.__dict__)]
+    holders += [items.container for items in containers(inventory) if isinstance(items.container, (dict, list))]
+    items = [(h, h.items() if isinstance(h, dict) else enumerate(h)) for h in holders]
+    return [(holder, key) for holder, pairs in items for key, value in pairs if value is tensor]
+
+
+# --- what a module holds ----------------------------------------------------------------------------------------------
+
+
+def containers(inventory: Inventory) -> list[Items]:
+    """Every container inside of an attribute, with what is in it now."""
+    found: dict[int, Any] = {}
+    for held in contents(inventory).values():
+        for description in held.inside.values():
+            found |= {id(c): c for c in (description.mutable() if description else ())}
+    return [Items(c) for c in found.values()]
+
+
+def contents(inventory: Inventory) -> dict[str, Contents]:
+    """The contents of every module, by its path."""
+    names = inventory.names()
+    known: dict[int, Description | None] = {}
+    return {path: Contents(module, names, known) for path, module in inventory.modules.items()}
+
+
+class Contents:
+    """What one module holds at some time: attributes, and what is inside of those that are no constants."""
+
+    def __init__(self, module: nn.Module, names: dict[int, str], known: dict[int, Description | None]) -> None:
+        """``known``: descriptions by the ids of what they describe."""
+        self.module = module
+        self.attributes = dict(module.__dict__)
+        self.inner = {name: dict(module.__dict__[name]) for name in _INNER}
+        self.inside: dict[str, Description | None] = {}
+        for name, value in self.attributes.items():
+            if name not in _OF_EVERY_MODULE and not isinstance(value, (torch.Tensor, *CONSTANTS)):
+                self.inside[name] = _describe_once(value, names, known)
+
+    def take(self, now: Contents, holder: dict, key: str) -> None:
+        """One entry, which is in ``holder``, becomes what it is ``now``."""
+        inner = [kept for name, kept in self.inner.items() if holder is self.module.__dict__[name]]
+        kept = inner[0] if inner else self.attributes
+        kept.pop(key, None)
+        if key in holder:
+            kept[key] = holder[key]
+        if kept is self.attributes:
+            self.inside.pop(key, None)
+            if key in now.inside:
+                self.inside[key] = now.inside[key]
+
+    def changed(self, now: Contents) -> Iterator[tuple[dict, str]]:
+        """Dictionaries and keys whose entries were set since, to a value or to other contents."""
+        module = self.module
+        for key in {**self.attributes, **now.attributes}:
+            if not _same(module, key, self.attributes, now.attributes) or self.inside.get(key) != now.inside.get(key):
+                yield module.__dict__, key
+        for name, then in self.inner.items():
+            for key in {**then, **now.inner[name]}:
+                if then.get(key) is not now.inner[name].get(key):
+                    yield module.__dict__[name], key
+
+
+def _describe_once(value: Any, names: dict[int, str], known: dict[int, Description | None]) -> Description | None:
+    if id(value) not in known:
+        try:
+            known[id(value)] = describe(value, names)
+        except Unguardable:
+            known[id(value)] = None
+    return known[id(value)]
+
+
+def _same(module: nn.Module, key: str, then: dict, now: dict) -> bool:
+    a, b = then.get(key, _same), now.get(key, _same)
+    if a is b:
+        return True
+    if a is _same or b is _same:
+        # A method that was patched and put back is an attribute now, but no other method.
+        value, method = (a if b is _same else b), getattr(type(module), key, None)
+        return getattr(value, "__func__", _same) is method and getattr(value, "__self__", None) is module
+    try:
+        return _alike(a, b)
+    except Exception:
+        return False
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal, without a look at the elements of tensors: a trace would see it."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or isinstance(a, torch.Tensor):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_alike(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    if is_dataclass(a) and not isinstance(a, type):
+        return _alike(vars(a), vars(b))
+    return bool(a == b)

@@ -1,0 +1,108 @@
+"""Sorts the hooks of submodules into a part of forward, and those that a graph would not call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.guards.code_reader import is_torchs
+from ortmodule.guards.hook_analysis import Reach, reach_of
+
+GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
+)  # fmt: skip
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: What else is known of hooks, by their keys.
+HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+
+
+class ModuleHooks:
+    """The hooks of the submodules of ``module``, as :meth:`look` found them."""
+
+    def __init__(self, module: nn.Module, modules: dict[str, nn.Module]) -> None:
+        self._modules = modules
+        self._inner = [(name, m.__dict__) for name, m in modules.items() if m is not module]
+        self._reaches: dict[int, tuple[Any, Reach | None]] = {}  # of forward hooks that were met, by their ids
+        self.reach: Reach | None = None  # of the hooks that graphs follow
+        self.followed: dict[str, dict[int, Any]] = {}  # those hooks, by the paths of their modules
+        self.key: tuple = ()  # what every captured graph assumes of them
+
+    def look(self) -> tuple[str, ...]:
+        """The submodules with hooks that a graph would not call (those of the root run around it); "": all.
+
+        :attr:`followed` and :attr:`key` say from now on which ones are a part of forward.
+        """
+        self.reach, self.followed, self.key = None, {}, ()
+        if any(getattr(nn_module, name) for name in GLOBAL_HOOKS):
+            return ("",)
+        found = []
+        for path, attributes in self._inner:
+            count = sum([len(attributes[hooks]) for hooks in HOOKS])
+            if count and len(self._follow(path, attributes)) < count:
+                found.append(path)
+        if self.followed and self.reach is not None:
+            hooks = tuple([(path, tuple(hooks.items())) for path, hooks in self.followed.items()])
+            self.key = hooks, self.reach.values()
+        return tuple(found)
+
+    def _follow(self, path: str, attributes: dict[str, Any]) -> dict[int, Any]:
+        """The transparent hooks of a submodule by their keys: those behind which nothing else follows."""
+        kept: dict[int, Any] = {}
+        for key, hook in attributes["_forward_hooks"].items():
+            if (read := self.reach_of(hook)) is None or any(key in attributes[flags] for flags in HOOK_FLAGS):
+                kept.clear()
+            else:
+                kept[key] = hook
+                self.reach = self.reach or Reach()
+                self.reach.include(read)
+        if kept:
+            self.followed[path] = kept
+        return kept
+
+    def reach_of(self, hook: Any) -> Reach | None:
+        """What a forward hook reads, if it is transparent; as it was found the last time, if that still holds."""
+        known, reach = self._reaches.get(id(hook), (None, None))
+        if known is None or (reach is not None and not reach.holds()):
+            reach = reach_of(hook)
+            self._reaches[id(hook)] = hook, reach
+        return reach
+
+    def entries(self) -> dict[tuple[str, str], Items]:
+        """The dictionaries of hooks, by their modules' paths and their names."""
+        return {(path, name): Items(m.__dict__[name]) for path, m in self._modules.items() for name in HOOKS}
+
+    def busy(self, module: nn.Module, path: str) -> bool:
+        """Would PyTorch, running ``module`` as a host node, leave out what hooks inside of it do for this forward?"""
+        followed = self.followed.get(path, {})
+        hooks = [h for h in module._forward_hooks.items() if h[0] not in followed]
+        hooks += [h for part in module.modules() if part is not module for h in part._forward_hooks.items()]
+        known = [self._reaches.get(id(hook)) for _, hook in hooks if not is_torchs(hook)]
+        return any(found is None or (found[1] is not None and found[1].busy()) for found in known)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Inside, hooks on submodules are not called, but transparent ones and those with which torch makes weights."""
+        left = []
+        for _, attributes in self._inner:
+            for name in HOOKS:
+                for key, hook in attributes[name].items():
+                    if not is_torchs(hook) and self._reaches.get(id(hook), (None, None))[1] is None:
+                        left.append((attributes[name], key))
+        with Snapshot([Items(hooks) for hooks in {id(hooks): hooks for hooks, _ in left}.values()]).around():
+            for hooks, key in left:
+                del hooks[key]
+            yield
+
+
+@contextmanager
+def without(hooks: dict[int, Any], left: Iterable[int]) -> Iterator[None]:
+    """Inside, the hooks with these keys are not called."""
+    with Snapshot([Items(hooks)]).around():
+        for key in left:
+            hooks.pop(key, None)
+        yield
