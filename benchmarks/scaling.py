@@ -49,15 +49,15 @@ class Graph:
         self.nodes.append(helper.make_node(op, list(operands), names, name=f"n{len(self.nodes)}", **attributes))
         return names[0] if outputs == 1 else names
 
-    def bytes(self, result):
-        """The model; ``result``: its output."""
-        output = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, "scaling", self.inputs, [output], self.initializers)
+    def bytes(self, results):
+        """The model; ``results``: its outputs."""
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results]
+        graph = helper.make_graph(self.nodes, "scaling", self.inputs, outputs, self.initializers)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortmodule", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
-# --- families: each returns (graph, its result) for a size ------------------------------------------------------------
+# --- families: each returns (graph, its result or a list of them) for a size ------------------------------------------
 
 
 def chain(n):
@@ -205,6 +205,12 @@ def products(n):
     return g, v
 
 
+def outputs(n):
+    """n / 2 results."""
+    g = Graph()
+    return g, [g.node("Tanh", g.node("Mul", "x", g.constant([1.0 + i]))) for i in range(n // 2)]
+
+
 def joined(n):
     """n / 4 values that are joined, go through one node, and are cut again."""
     g = Graph((1, 8))
@@ -221,7 +227,7 @@ def joined(n):
 FAMILIES = {
     f.__name__: f
     for f in (chain, layers, slices, gathers, fan_out, repeated, operands, split, constants, attributes, inputs)
-} | {f.__name__: f for f in (cell, blocks, dense, products, joined)}
+} | {f.__name__: f for f in (cell, blocks, dense, products, outputs, joined)}
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -254,7 +260,8 @@ def measure(family, size):
     from ortmodule.engine.session import Session
 
     graph, result = FAMILIES[family](size)
-    data = graph.bytes(result)
+    results = result if isinstance(result, list) else [result]
+    data = graph.bytes(results)
     specs, needs = graph.specs, tuple(graph.needs)
     inputs = [torch.ones(shape, dtype=getattr(torch, kind)) for kind, shape in specs]
     del graph
@@ -264,7 +271,7 @@ def measure(family, size):
     watch.lap("read")
     session.model.plan(specs, tuple(False for _ in needs), None, 0)
     watch.lap("forward")
-    plan = session.model.plan(specs, needs, (True,), 0)
+    plan = session.model.plan(specs, needs, tuple(True for _ in results), 0)
     watch.lap("plan")
     plan.text()
     watch.lap("text")
