@@ -114,7 +114,7 @@ CFLAGS += ["-O1", "-g"] if SANITIZE or THREADS or DEBUG else ["-O3"]
 # lets the linker resolve the library's references to itself.
 LDFLAGS = ["-fopenmp", "-l:libprotobuf-c.a", "-Wl,--exclude-libs,ALL", "-ldl", "-lm"]
 if SANITIZE or DEBUG or switch("ORTMODULE_WERROR"):
-    CFLAGS += ["-Werror"]
+    CFLAGS += ["-Werror", "-Wvla"]  # no array on the stack whose size data decides
 if DEBUG:
     CFLAGS += ["-DORT_VERIFY"]
 if SANITIZE:

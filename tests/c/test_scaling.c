@@ -33,6 +33,35 @@ static value *chain(graph *g, value *x, int n) {
 
 static value *sum_up(graph *g, value *sum, value *part) { return sum ? NODE_OF(g, "Add", sum, part) : part; }
 
+/* Products with constants that begin alike. */
+static value *constants(graph *g, value *x, int n) {
+    for (int i = 0; i < n / 2; i++) {
+        value *c = NULL;
+        must(g->c, graph_add_constant(g, F32, &SHAPE(8), (float[8]){1, 1, 1, 1, 1, 1, 1, (float)i}, &c));
+        x = NODE_OF(g, "Tanh", NODE_OF(g, "Mul", x, c));
+    }
+    return x;
+}
+
+/* Nodes that differ in their last attribute alone. */
+static value *attributes(graph *g, value *x, int n) {
+    value *sum = NULL;
+    for (int i = 0; i < n / 2; i++)
+        sum = sum_up(g, sum, NODE_OF_WITH(g, "Selu", NODE_ATTRS(FLOAT("alpha", 1), FLOAT("gamma", i + 2)), x));
+    return sum;
+}
+
+/* One node with many results. */
+static value *split(graph *g, value *x, int n) {
+    node *cut = NULL;
+    value **parts = NULL;
+    must(g->c, graph_add_node(g, op_find(NULL, "Split", 18), "n", NODE_ATTRS(INT("axis", 0), INT("num_outputs", n / 2)),
+                              1, &x, n / 2, &cut));
+    must(g->c, NEW(g->c, parts, n / 2));
+    for (int i = 0; i < n / 2; i++) parts[i] = NODE_OF(g, "Tanh", cut->out[i]);
+    return op(g, "Concat", NODE_ATTRS(INT("axis", 0)), n / 2, parts);
+}
+
 /* One value with many readers. */
 static value *fan_out(graph *g, value *x, int n) {
     value *root = NODE_OF(g, "Tanh", x), *sum = NULL;
@@ -200,3 +229,6 @@ DOUBLES(products, 512)
 DOUBLES(cell, 0)
 DOUBLES(weights, 512)
 DOUBLES(outputs, 4)
+DOUBLES(constants, 4)
+DOUBLES(attributes, 4)
+DOUBLES(split, 0)
