@@ -114,7 +114,7 @@ CFLAGS += ["-O1", "-g"] if SANITIZE or THREADS or DEBUG else ["-O3"]
 # lets the linker resolve the library's references to itself.
 LDFLAGS = ["-fopenmp", "-l:libprotobuf-c.a", "-Wl,--exclude-libs,ALL", "-ldl", "-lm"]
 if SANITIZE or DEBUG or switch("ORTMODULE_WERROR"):
-    CFLAGS += ["-Werror"]
+    CFLAGS += ["-Werror", "-Wvla"]  # no array on the stack whose size data decides
 if DEBUG:
     CFLAGS += ["-DORT_VERIFY"]
 if SANITIZE:
@@ -465,7 +465,8 @@ PLANNING = ("grad", "graph", "passes", "plan", "shape")
 def counted(objects):
     """These, the folders of ``PLANNING`` compiled for that."""
     sources = [source for folder in PLANNING for source in c_sources(f"csrc/{folder}")]
-    flags = [*CC, *CFLAGS, "-fsanitize-coverage=trace-pc"]
+    # Each block is counted by itself: there is one of each, not one for each place where a function was inlined.
+    flags = [*CC, *CFLAGS, "-O1", "-fno-inline", "-fsanitize-coverage=trace-pc"]
     telling = compile_objects([Object(flags, s, (ENGINE / "counted" / s).with_suffix(".o")) for s in sources])
     instead = {(ENGINE / s).with_suffix(".o"): o for s, o in zip(sources, telling, strict=True)}
     return [instead.get(o, o) for o in objects]

@@ -3,15 +3,16 @@
     python -m benchmarks.scaling [FAMILY...] [--most 100000] [--seconds 60] [--out results/scaling]
 
 Each family is a graph that has one of its dimensions doubled: nodes, operands of a node, uses of a value, constants,
-inputs. Every size is read, planned (with its gradient, all passes) and freed in a process of its own. Printed are the
-seconds of the processor that reading and planning take, the growth of the process at its peak, and both per doubling:
-2.0 is linear, 4.0 is quadratic. A family ends at ``--most`` or before the size that would take longer than
-``--seconds``.
+inputs. Every size is read, planned for inference and with its gradient, printed, written and run, in a process of its
+own. Printed are the seconds of the processor that each takes, the growth of the process at its peak, and the growth of
+both from the middle of the sizes to the end, per doubling: 2.0 is linear, 4.0 is quadratic. A family ends at ``--most``
+or before the size that would take longer than ``--seconds``.
 """
 
 import argparse
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -48,15 +49,15 @@ class Graph:
         self.nodes.append(helper.make_node(op, list(operands), names, name=f"n{len(self.nodes)}", **attributes))
         return names[0] if outputs == 1 else names
 
-    def bytes(self, result):
-        """The model; ``result``: its output."""
-        output = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, "scaling", self.inputs, [output], self.initializers)
+    def bytes(self, results):
+        """The model; ``results``: its outputs."""
+        outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results]
+        graph = helper.make_graph(self.nodes, "scaling", self.inputs, outputs, self.initializers)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortmodule", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
 
 
-# --- families: each returns (graph, its result) for a size ------------------------------------------------------------
+# --- families: each returns (graph, its result or a list of them) for a size ------------------------------------------
 
 
 def chain(n):
@@ -204,6 +205,12 @@ def products(n):
     return g, v
 
 
+def outputs(n):
+    """n / 2 results."""
+    g = Graph()
+    return g, [g.node("Tanh", g.node("Mul", "x", g.constant([1.0 + i]))) for i in range(n // 2)]
+
+
 def joined(n):
     """n / 4 values that are joined, go through one node, and are cut again."""
     g = Graph((1, 8))
@@ -220,48 +227,85 @@ def joined(n):
 FAMILIES = {
     f.__name__: f
     for f in (chain, layers, slices, gathers, fan_out, repeated, operands, split, constants, attributes, inputs)
-} | {f.__name__: f for f in (cell, blocks, dense, products, joined)}
+} | {f.__name__: f for f in (cell, blocks, dense, products, outputs, joined)}
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
+#: What is measured, in seconds of the process.
+PHASES = ("read", "forward", "plan", "text", "write", "run")
+
+
+class Watch:
+    """Seconds of this process alone, phase by phase: the machine may be busy."""
+
+    def __init__(self):
+        self.seconds, self.last = {}, time.process_time()
+
+    def lap(self, phase):
+        now = time.process_time()
+        self.seconds[phase] = now - self.last
+        self.last = time.process_time()
+
+
+def grown(before):
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+
 
 def measure(family, size):
-    """{"read", "plan": seconds, "bytes": how much the process has grown at its peak}."""
-    import torch  # noqa: F401  (the engine finds torch's library in the process)
+    """{phase: seconds, "bytes": how much the process has grown at its peak}. "forward" is a plan for inference, "plan"
+    one with the gradient, "run" a step of that."""
+    import torch
 
     from ortmodule.engine.session import Session
 
     graph, result = FAMILIES[family](size)
-    data = graph.bytes(result)
-    shape = graph.specs
-    needs = tuple(graph.needs)
+    results = result if isinstance(result, list) else [result]
+    data = graph.bytes(results)
+    specs, needs = graph.specs, tuple(graph.needs)
+    inputs = [torch.ones(shape, dtype=getattr(torch, kind)) for kind, shape in specs]
     del graph
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()  # of this process alone: the machine may be busy
+    watch = Watch()
     session = Session(data)
-    read = time.process_time()
-    plan = session.model.plan(shape, needs, (True,), 0)
-    end = time.process_time()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    return {
-        "read": read - start,
-        "plan": end - read,
-        "bytes": grown,
-        "instructions": len(str(plan.text()).splitlines()),
-    }
+    watch.lap("read")
+    session.model.plan(specs, tuple(False for _ in needs), None, 0)
+    watch.lap("forward")
+    plan = session.model.plan(specs, needs, tuple(True for _ in results), 0)
+    watch.lap("plan")
+    plan.text()
+    watch.lap("text")
+    plan.onnx()
+    watch.lap("write")
+    peak = grown(before)
+    step(torch, plan, inputs)
+    watch.lap("run")
+    return {**watch.seconds, "bytes": peak}
+
+
+def step(torch, plan, inputs):
+    """Forward and backward."""
+    arena = torch.empty(plan.arena_bytes + 64, dtype=torch.uint8)
+    arena = arena[-arena.data_ptr() % 64 :]
+    outputs, grads = plan.empty_outputs(torch.Tensor), plan.empty_input_grads(torch.Tensor)
+    plan.forward(arena, inputs, outputs, [], 0)
+    dys = [spec and torch.ones(spec[1]) for spec in plan.output_grads]
+    plan.backward(arena, inputs, outputs, dys, grads, 0)
 
 
 def in_process(family, size, limit):
-    """As ``measure``, in a process of its own; None when it takes longer than ``limit`` seconds."""
-    command = [sys.executable, "-m", "benchmarks.scaling", "--one", family, str(size)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
+    """As ``measure``, in a process of its own; None when it takes longer than ``limit`` seconds of the processor."""
+    command = [sys.executable, "-m", "benchmarks.scaling", "--seconds", str(limit), "--one", family, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == -signal.SIGXCPU:
         return None
     if done.returncode != 0:
         raise RuntimeError(f"{family} of size {size}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def total(figures):
+    return sum(figures[phase] for phase in PHASES)
 
 
 def sizes(most):
@@ -280,7 +324,7 @@ def run(family, most, seconds):
         if found is None:
             break
         rows.append((size, found))
-        if found["read"] + found["plan"] > seconds / 4:
+        if total(found) > seconds / 4:
             break
     return rows
 
@@ -301,14 +345,14 @@ def _log2(x):
 
 
 def table(found):
-    lines = ["| family | size | read, s | plan, s | memory, MB | time per doubling | memory per doubling |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    head = ["family", "size", *(f"{phase}, s" for phase in PHASES), "memory, MB", "time, twice the size", "memory"]
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * (len(head) - 1)]
     for family, rows in found.items():
         if not rows:
             continue
         size, last = rows[-1]
-        growth = [per_doubling(rows, key) for key in (lambda f: f["read"] + f["plan"], lambda f: f["bytes"])]
-        cells = [family, size, f"{last['read']:.2f}", f"{last['plan']:.2f}", f"{last['bytes'] / 1e6:.0f}"]
+        growth = [per_doubling(rows, key) for key in (total, lambda f: f["bytes"])]
+        cells = [family, size, *(f"{last[phase]:.2f}" for phase in PHASES), f"{last['bytes'] / 1e6:.0f}"]
         lines.append("| " + " | ".join(map(str, [*cells, *("–" if x is None else f"{x:.2f}" for x in growth)])) + " |")
     return "\n".join(lines)
 
@@ -317,22 +361,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[[], *FAMILIES], metavar="FAMILY")
     parser.add_argument("--most", type=int, default=100_000, help="the largest size")
-    parser.add_argument("--seconds", type=float, default=60, help="the longest that one size may take")
+    parser.add_argument("--seconds", type=float, default=60, help="of the processor, the most for one size")
     parser.add_argument("--out", type=Path, help="the rows as FILE.json and FILE.md")
     parser.add_argument("--one", nargs=2, metavar=("FAMILY", "SIZE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(args.seconds), int(args.seconds)))
         print(json.dumps(measure(args.one[0], int(args.one[1]))))
         return
     found = {}
     for family in args.families or FAMILIES:
         found[family] = run(family, args.most, args.seconds)
         for size, figures in found[family]:
-            print(
-                f"{family:10} {size:7} {figures['read']:8.3f} {figures['plan']:8.3f} s "
-                f"{figures['bytes'] / 1e6:9.1f} MB",
-                flush=True,
-            )
+            seconds = "  ".join(f"{phase} {figures[phase]:.3f}" for phase in PHASES)
+            print(f"{family:10} {size:7}  {seconds} s  {figures['bytes'] / 1e6:.1f} MB", flush=True)
     print(table(found))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

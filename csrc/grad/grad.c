@@ -83,6 +83,6 @@ status grad_build(graph *g, const bool *output_grads) {
     g->emit_name = NULL;
     g->in_backward = false;
     for (int i = 0; i < g->n_input_grads; i++)
-        if (g->inputs[i]->needs_grad) graph_set_end(&g->input_grads[i], d.total[g->inputs[i]->id]);
+        if (g->inputs[i]->needs_grad) TRY(graph_set_end(g, &g->input_grads[i], d.total[g->inputs[i]->id]));
     return OK;
 }

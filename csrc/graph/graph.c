@@ -47,16 +47,65 @@ status graph_add_input(graph *g, const char *name, dtype type, const shape *s, v
     return OK;
 }
 
-void graph_set_end(value **end, value *v) {
-    if (*end) (*end)->n_ends--;
-    *end = v;
-    if (v) v->n_ends++;
+/* --- ends --------------------------------------------------------------------------------------------------------- */
+
+/* Where an end is now: the list of outputs moves when it grows. */
+static value **place_of(const graph *g, const graph_end *e) { return e->output >= 0 ? &g->outputs[e->output] : e->at; }
+
+/* Behind the others: ends that are taken away one by one, in their order, are found at once. */
+static void add_end(value *v, graph_end *e) {
+    if (!v->ends) v->last_end = &v->ends;
+    *v->last_end = e;
+    v->last_end = &e->next;
+    e->next = NULL;
+    v->n_ends++;
+}
+
+static graph_end *take_end(const graph *g, value *v, value *const *at) {
+    for (graph_end **link = &v->ends; *link; link = &(*link)->next) {
+        graph_end *e = *link;
+        if (place_of(g, e) != at) continue;
+        if (!(*link = e->next)) v->last_end = link;
+        v->n_ends--;
+        return e;
+    }
+    return NULL;
+}
+
+static status new_end(graph *g, value **at, graph_end **out) {
+    const bool output = at >= g->outputs && at < g->outputs + g->n_outputs;
+
+    TRY(NEW(g->c, *out, 1));
+    (*out)->output = output ? (int)(at - g->outputs) : -1;
+    (*out)->at = at;
+    return OK;
+}
+
+status graph_set_end(graph *g, value **at, value *v) {
+    graph_end *e = *at ? take_end(g, *at, at) : NULL;
+
+    *at = NULL;
+    if (!v) return OK;
+    if (!e) TRY(new_end(g, at, &e));
+    *at = v;
+    add_end(v, e);
+    return OK;
 }
 
 status graph_add_output(graph *g, value *v) {
-    v->n_ends++;
-    return append(g->c, &g->outputs, &g->n_outputs, v);
+    TRY(append(g->c, &g->outputs, &g->n_outputs, NULL));
+    return graph_set_end(g, &g->outputs[g->n_outputs - 1], v);
 }
+
+static void move_ends(const graph *g, value *from, value *to) {
+    while (from->ends) {
+        value **at = place_of(g, from->ends);
+        add_end(to, take_end(g, from, at));
+        *at = to;
+    }
+}
+
+/* --- constants ---------------------------------------------------------------------------------------------------- */
 
 status graph_add_constant(graph *g, dtype type, const shape *s, const void *data, value **out) {
     char *copy;
@@ -109,19 +158,13 @@ status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
 }
 
 status graph_data_size(graph *g, value *v, int64_t *size) {
-    int k = 0;
-
-    while (k < g->n_sized && g->sized[k] != v) k++;
-    if (k < g->n_sized) {
-        *size = g->sizes[k];
-        return OK;
-    }
-    if (k == g->n_sizes) {
+    if (!v->sized && g->n_sized == g->n_sizes) {
         g->pending = v;
         return fail(g->c, E_PENDING, "a size is decided by data");
     }
-    *size = g->sizes[k];
-    return append(g->c, &g->sized, &g->n_sized, v);
+    if (!v->sized) v->sized = ++g->n_sized;
+    *size = g->sizes[v->sized - 1];
+    return OK;
 }
 
 /* --- uses --------------------------------------------------------------------------------------------------------- */
@@ -167,20 +210,36 @@ node *value_first_reader(const value *v) {
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
 /* Between neighbours there is room for many more nodes, most of which come in right behind each other: a new place is
- * near its predecessor's. Numbering all nodes again, where there is no room left, is rare. */
-enum { NEAR = 64 };
+ * near its predecessor's. */
+enum { NEAR = 64, PLACE_BITS = 62 };
 static const int64_t apart = INT64_C(1) << 32;
 
-static void number_places(graph *g) {
-    int64_t place = 0;
-    for (node *n = g->first; n; n = n->next) n->place = place += apart;
+/* Where there is no room left, nodes nearby get other places: all in the smallest range of 2^bits places, around `n`, that
+ * has no more than 1.5^bits nodes. So an insertion costs O(log n) on average, wherever all of them are (order
+ * maintenance, Bender et al. 2002). */
+static void make_room(node *n) {
+    const int64_t at = n->prev ? n->prev->place : 0;
+    const node *last = n;
+    node *first = n;
+    int64_t count = 1;
+    double most = 1;
+
+    for (int bits = 1; bits <= PLACE_BITS; bits++) {
+        const int64_t size = INT64_C(1) << bits, low = at & -size;
+        for (; first->prev && first->prev->place >= low; first = first->prev) count++;
+        for (; last->next && last->next->place - low < size; last = last->next) count++;
+        if ((double)count > (most *= 1.5)) continue;
+        const int64_t step = size / count;
+        for (int64_t i = 0; i < count; i++, first = first->next) first->place = low + i * step;
+        return;
+    }
 }
 
-static void find_place(graph *g, node *n) {
+static void find_place(node *n) {
     const int64_t before = n->prev ? n->prev->place : 0, room = n->next ? n->next->place - before : apart;
 
     n->place = before + (n->next ? room / NEAR + 1 : apart);
-    if (n->next && n->place >= n->next->place) number_places(g);
+    if (n->next && n->place >= n->next->place) make_room(n);
 }
 
 static void link_node(graph *g, node *n) {
@@ -190,7 +249,7 @@ static void link_node(graph *g, node *n) {
     else g->first = n;
     if (n->next) n->next->prev = n;
     else g->last = n;
-    find_place(g, n);
+    find_place(n);
 }
 
 static void take_out(graph *g, node *n) {
@@ -302,19 +361,14 @@ status graph_add_node(graph *g, const op_def *op, const char *name, const attr *
 status graph_add_write(graph *g, value *input, value *v) {
     state_write *w, **last = g->writes ? g->last_write : &g->writes;
     TRY(NEW(g->c, w, 1));
-    *w = (state_write){input, v, NULL};
-    v->n_ends++;
+    *w = (state_write){input, NULL, NULL};
+    TRY(graph_set_end(g, &w->value, v));
     *last = w;
     g->last_write = &w->next;
     return OK;
 }
 
 /* --- changing ----------------------------------------------------------------------------------------------------- */
-
-static void replace_in(value **list, int count, value *from, value *to) {
-    for (int i = 0; list && from->n_ends && i < count; i++)
-        if (list[i] == from) graph_set_end(&list[i], to);
-}
 
 status graph_replace(graph *g, value *from, value *to) {
     if (from == to) return OK;
@@ -324,10 +378,7 @@ status graph_replace(graph *g, value *from, value *to) {
         u->user->in[u->index] = to;
         put_first(u, to);
     }
-    replace_in(g->outputs, g->n_outputs, from, to);
-    replace_in(g->input_grads, g->n_input_grads, from, to);
-    for (state_write *w = g->writes; w && from->n_ends; w = w->next)
-        if (w->value == from) graph_set_end(&w->value, to);
+    move_ends(g, from, to);
     to->needs_grad |= from->needs_grad;
     return OK;
 }

@@ -50,6 +50,13 @@ typedef struct use {
     struct use *next, **link; /* link: what points here, so that a use is taken out of the list at once */
 } use;
 
+/* A place among the graph's outputs, writes and gradients. */
+typedef struct graph_end {
+    int output; /* its number, or -1: */
+    value **at;
+    struct graph_end *next;
+} graph_end;
+
 struct value {
     int id;           /* dense in its graph */
     const char *name; /* from the model, or NULL */
@@ -62,8 +69,10 @@ struct value {
     bool needs_grad;  /* some graph input that needs a gradient reaches it through differentiable operators */
     use *uses;
     int n_uses;
-    int n_ends; /* places among outputs, writes and gradients that hold it (graph_set_end) */
-    int mark;   /* scratch of a walk over the graph; means nothing between walks */
+    graph_end *ends, **last_end; /* the places that hold it (graph_set_end); last_end: where the next one goes */
+    int n_ends;
+    int sized; /* its number among the sizes that data decides, from 1; 0: it is none, or not yet asked for */
+    int mark;  /* scratch of a walk over the graph; means nothing between walks */
 };
 
 struct node {
@@ -104,8 +113,7 @@ struct graph {
     int n_simplified;     /* nodes that did not have to get in */
     const int64_t *sizes; /* sizes that data decides, as far as they are known, in the order they are asked for */
     int n_sizes;
-    value **sized; /* [n_sized] the values that hold them */
-    int n_sized;
+    int n_sized;      /* of them, those that a value holds (value.sized) */
     const host *host; /* runs nodes of its own, or NULL (graph/host.h) */
     value *asked;     /* the operand whose numbers an inference wants (E_DATA) */
     value *pending;   /* the value that holds the first size that is not known */
@@ -171,8 +179,8 @@ MUST_USE status graph_replace(graph *g, value *from, value *to);
 /* Removes nodes that nothing needs. */
 void graph_remove_dead(graph *g);
 void graph_set_operand(node *n, int index, value *v);
-/* One of the graph's outputs, gradients of inputs or writes, `*end`, becomes `v` (NULL: none). */
-void graph_set_end(value **end, value *v);
+/* One of the graph's outputs, gradients of inputs or writes, `*at`, becomes `v` (NULL: none). */
+MUST_USE status graph_set_end(graph *g, value **at, value *v);
 /* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */
 void graph_move(graph *g, node *n, node *before);
 /* Sets every node's mark: whether forward computes it, only backward, or neither. */

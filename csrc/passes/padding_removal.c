@@ -159,7 +159,7 @@ static status rewrite_all(graph *g, const row_reach *reach, value *rows, node *f
         if (is_computed(&w, g->outputs[i])) {
             value *whole;
             TRY(put_in_place(&w, g->outputs[i], &whole));
-            graph_set_end(&g->outputs[i], whole);
+            TRY(graph_set_end(g, &g->outputs[i], whole));
         }
     return OK;
 }

@@ -23,7 +23,7 @@
 #include "ops/op.h"
 
 /* The most products at once, and readers of x that are looked at for each. */
-enum { MOST = 16, MOST_READERS = 256 };
+enum { MOST = 16, MOST_READERS = 32 };
 
 /* The widest matrices for which that is faster, by so many rows of x. */
 static int64_t widest(dtype t, int64_t rows) {

@@ -65,9 +65,13 @@ static status totals_all_rows(graph *g, const value *v, const node *sum, bool *d
     return OK;
 }
 
+/* Of a value with more readers each product would look at all of them. */
+enum { MOST_READERS = 64 };
+
 /* In the same half as the product `with`. */
 static status find_totals(graph *g, const value *v, const node *with, node **out) {
     *out = NULL;
+    if (v->n_uses > MOST_READERS) return OK;
     for (const use *u = v->uses; u && !*out; u = u->next) {
         bool does;
         const value *sum = u->user->n_out ? u->user->out[0] : NULL;
@@ -124,10 +128,9 @@ static value *end_of(value *v, dtype type) {
 
 /* Every reader of `v` stands behind `n`. */
 static bool is_read_behind(const value *v, const node *n) {
-    int behind = 0;
-    for (const node *m = n->next; m && behind < v->n_uses; m = m->next)
-        for (int i = 0; i < m->n_in; i++) behind += m->in[i] == v;
-    return behind == v->n_uses;
+    for (const use *u = v->uses; u; u = u->next)
+        if (!node_is_before(n, u->user)) return false;
+    return true;
 }
 
 /* With dy, of whose rows the totals are wanted, as the operand `side`. */

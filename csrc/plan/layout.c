@@ -108,7 +108,7 @@ static status own_result(graph *g, value **slot, layout *where, const bool *owne
         g->before = backward && v->def ? v->def->next : NULL; /* at once: the gradient may be handed over early */
         TRY(emit_copy(g, v, where, &copy));
         g->before = NULL;
-        graph_set_end(slot, copy);
+        TRY(graph_set_end(g, slot, copy));
         v = copy;
     }
     v->mark = 1;

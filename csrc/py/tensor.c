@@ -128,16 +128,6 @@ static int refuse_device(const dl_tensor *t, int device, const char *name) {
 
 /* --- storages: a tensor may say more than its storage has, which can shrink at any time --------------------------- */
 
-/* Tensors whose storage has been found to be large enough. It is asked again where a tensor's memory is at another
- * address, as it is after every change of a storage's size, or longer than before. Used with the interpreter's lock. */
-enum { MOST_FITTING = 4096 };
-typedef struct fitting {
-    const PyObject *object;
-    const char *data;
-    int64_t bytes; /* from `data` on */
-} fitting;
-static fitting fittings[MOST_FITTING];
-
 /* object.name(), for names that are interned once a process. */
 static PyObject *call_interned(PyObject *object, PyObject **interned, const char *name) {
     if (!*interned && !(*interned = PyUnicode_InternFromString(name))) return NULL;
@@ -181,7 +171,8 @@ static int refuse_storage(const dl_tensor *t, const char *name, int64_t offset, 
     return -1;
 }
 
-/* Whether all elements of a tensor that is not empty are in its storage. */
+/* Whether all elements of a tensor that is not empty are in its storage. Asked in every run: what a storage that
+ * shrank has left may lie where all of it did. */
 static int check_storage(PyObject *object, const dl_tensor *t, const char *what, int index) {
     const char *data = (const char *)t->data + t->byte_offset, *begin = NULL;
     const int64_t item = (t->dtype.bits * t->dtype.lanes + 7) / 8;
@@ -193,14 +184,10 @@ static int check_storage(PyObject *object, const dl_tensor *t, const char *what,
         n *= t->shape[i];
     }
     bytes = (last + 1) * item;
-    fitting *f = &fittings[((uintptr_t)object / sizeof(void *) ^ (uintptr_t)object >> 16) % MOST_FITTING];
-    if (f->object == object && f->data == data && bytes <= f->bytes) return 0;
     if (storage_of(object, &begin, &found) < 0) return -1;
     const int64_t offset = (int64_t)((uintptr_t)data - (uintptr_t)begin);
-    if (offset < 0 || offset + bytes > found)
-        return refuse_storage(t, name_of(what, index, name), offset / item, offset + bytes, found);
-    *f = (fitting){object, data, bytes};
-    return 0;
+    if (offset >= 0 && offset + bytes <= found) return 0;
+    return refuse_storage(t, name_of(what, index, name), offset / item, offset + bytes, found);
 }
 
 /* Zeros that have no memory on purpose, as autograd makes them. -1 with an exception. */

@@ -51,8 +51,8 @@ static status emit_model_node(graph *g, const node *n, value **map, value **buff
 status make_prologue(graph *g) {
     g->before = NULL;
     g->emit_name = NULL;
-    for (state_write *w = g->writes; w; w = w->next) graph_set_end(&w->value, NULL);
-    for (int i = 0; i < g->n_outputs; i++) graph_set_end(&g->outputs[i], NULL);
+    for (state_write *w = g->writes; w; w = w->next) TRY(graph_set_end(g, &w->value, NULL));
+    for (int i = 0; i < g->n_outputs; i++) TRY(graph_set_end(g, &g->outputs[i], NULL));
     g->writes = NULL;
     g->n_outputs = 0;
     return graph_add_output(g, g->pending);

@@ -1,5 +1,6 @@
 /* build.c -- graphs for tests. */
 #include "build.h"
+#include "copies.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -54,7 +55,7 @@ void make_gradient(graph *g, int i, value *v) {
         must(g->c, NEW(g->c, g->input_grads, g->n_inputs));
         g->n_input_grads = g->n_inputs;
     }
-    graph_set_end(&g->input_grads[i], v);
+    must(g->c, graph_set_end(g, &g->input_grads[i], v));
 }
 
 void make_output(graph *g, value *v) { must(g->c, graph_add_output(g, v)); }
@@ -91,6 +92,7 @@ void check_rewrite(graph *g, const char *name, const char *after) {
     const char *before = graph_text(g);
 
     CHECK(pass_bit(name) != 0);
+    check_copies(g, name);
     for (pass_stage stage = BEFORE_GRADIENT; stage <= LAST; stage <<= 1)
         CHECK_OK(g->c, passes_run(g, stage, ~UINT64_C(0), fired));
     CHECK_TEXT(g, before);

@@ -289,6 +289,42 @@ TEST(verify_finds_an_output_of_another_graph) {
     ctx_release(&c);
 }
 
+/* --- integers of kernels ------------------------------------------------------------------------------------------ */
+
+static status infer_like_first(graph *g, node *n) {
+    (void)g;
+    n->out[0]->type = n->in[0]->type;
+    n->out[0]->shape = n->in[0]->shape;
+    return OK;
+}
+
+static status compute_nothing(ctx *c, call *k) {
+    (void)c, (void)k;
+    return OK;
+}
+
+TEST(a_record_says_what_its_integers_are) {
+    op_def silent = {
+        .name = "Silent",
+        .domain = ORT_DOMAIN,
+        .min_in = 2,
+        .max_in = 2,
+        .max_out = 1,
+        .infer = infer_like_first,
+        .cpu = compute_nothing,
+    };
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *in[] = {INPUT(g, "x", F32, 3), INPUT(g, "i", I64, 3)}, *out = NULL;
+
+    CHECK_FAILS(&c, E_INVALID, "the record of Silent does not say what the integers of operand 1 are",
+                graph_emit_op(g, &silent, NULL, 2, in, 1, &out));
+    silent.checked = OPERAND(1);
+    CHECK_OK(&c, graph_emit_op(g, &silent, NULL, 2, in, 1, &out));
+    ctx_release(&c);
+}
+
 /* --- print -------------------------------------------------------------------------------------------------------- */
 
 TEST(a_graph_as_text) {

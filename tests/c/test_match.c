@@ -47,7 +47,7 @@ TEST(what_others_use_is_not_matched) {
     CHECK(match(g, sum_of_product, sum->def, v));
     make_output(g, product);
     CHECK(!match(g, sum_of_product, sum->def, v));
-    graph_set_end(&g->outputs[0], NULL);
+    CHECK_OK(&c, graph_set_end(g, &g->outputs[0], NULL));
     g->n_outputs = 0;
     CHECK(match(g, sum_of_product, sum->def, v));
     NODE(g, "Neg", product);
@@ -190,7 +190,7 @@ TEST(backward_nodes_are_replaced_by_backward_nodes) {
     g->in_backward = true;
     g->n_input_grads = 1;
     g->input_grads = (value *[]){NULL};
-    graph_set_end(&g->input_grads[0], NODE(g, "Neg", y));
+    CHECK_OK(&c, graph_set_end(g, &g->input_grads[0], NODE(g, "Neg", y)));
     g->in_backward = false;
     CHECK_OK(&c, rules_apply(g, rules, &fired));
     CHECK(fired == 1 && g->last->backward && !g->first->backward && g->input_grads[0] == g->last->out[0]);

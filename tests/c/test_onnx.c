@@ -93,7 +93,7 @@ TEST(gradients_and_state_are_written_as_outputs) {
     CHECK_OK(&c, graph_add_output(g, y));
     CHECK_OK(&c, graph_add_write(g, x, z));
     CHECK_OK(&c, NEW(&c, g->input_grads, 1));
-    graph_set_end(&g->input_grads[0], y);
+    CHECK_OK(&c, graph_set_end(g, &g->input_grads[0], y));
     g->n_input_grads = 1;
     CHECK_OK(&c, onnx_write(&c, g, &bytes, &n));
     CHECK(memmem(bytes, n, "gradient of x", 13) && memmem(bytes, n, "new value of x", 14));

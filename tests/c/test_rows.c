@@ -1,5 +1,6 @@
 /* test_rows.c -- passes that compute some rows only, as text before and after. */
 #include "build.h"
+#include "copies.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -8,6 +9,7 @@ static void check_pass(graph *g, const char *name, int64_t rows, const char *aft
     g->sizes = &rows;
     g->n_sizes = 1;
     CHECK(pass_bit(name) != 0);
+    check_copies(g, name);
     CHECK_OK(g->c, passes_run(g, BEFORE_GRADIENT, ~pass_bit(name), NULL));
     CHECK_OK(g->c, graph_verify(g));
     CHECK_TEXT(g, after);

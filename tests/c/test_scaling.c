@@ -1,17 +1,15 @@
 /* test_scaling.c -- a plan for a graph of twice the size takes twice the work and memory, not four times.
  *
  * What is counted is no time: basic blocks that run in the folders that make a plan, which are compiled for that here
- * (COUNTED in setup.py), and bytes that are allocated. */
+ * (PLANNING in setup.py), all together and each by itself, and bytes that are allocated. Each graph of the passes' tests is
+ * doubled, too (copies.h). */
 #include "plan/compile.h"
 
 #include "build.h"
+#include "copies.h"
+#include "effort.h"
+#include "machine.h"
 #include "test.h"
-
-static uint64_t blocks;
-
-/* Called at the beginning of each basic block. */
-void __sanitizer_cov_trace_pc(void);
-void __sanitizer_cov_trace_pc(void) { blocks++; }
 
 /* --- families --------------------------------------------------------------------------------------------------------- */
 
@@ -34,6 +32,35 @@ static value *chain(graph *g, value *x, int n) {
 }
 
 static value *sum_up(graph *g, value *sum, value *part) { return sum ? NODE_OF(g, "Add", sum, part) : part; }
+
+/* Products with constants that begin alike. */
+static value *constants(graph *g, value *x, int n) {
+    for (int i = 0; i < n / 2; i++) {
+        value *c = NULL;
+        must(g->c, graph_add_constant(g, F32, &SHAPE(8), (float[8]){1, 1, 1, 1, 1, 1, 1, (float)i}, &c));
+        x = NODE_OF(g, "Tanh", NODE_OF(g, "Mul", x, c));
+    }
+    return x;
+}
+
+/* Nodes that differ in their last attribute alone. */
+static value *attributes(graph *g, value *x, int n) {
+    value *sum = NULL;
+    for (int i = 0; i < n / 2; i++)
+        sum = sum_up(g, sum, NODE_OF_WITH(g, "Selu", NODE_ATTRS(FLOAT("alpha", 1), FLOAT("gamma", i + 2)), x));
+    return sum;
+}
+
+/* One node with many results. */
+static value *split(graph *g, value *x, int n) {
+    node *cut = NULL;
+    value **parts = NULL;
+    must(g->c, graph_add_node(g, op_find(NULL, "Split", 18), "n", NODE_ATTRS(INT("axis", 0), INT("num_outputs", n / 2)),
+                              1, &x, n / 2, &cut));
+    must(g->c, NEW(g->c, parts, n / 2));
+    for (int i = 0; i < n / 2; i++) parts[i] = NODE_OF(g, "Tanh", cut->out[i]);
+    return op(g, "Concat", NODE_ATTRS(INT("axis", 0)), n / 2, parts);
+}
 
 /* One value with many readers. */
 static value *fan_out(graph *g, value *x, int n) {
@@ -94,6 +121,24 @@ static value *products(graph *g, value *x, int n) {
     return NODE_OF(g, "Add", sum, b);
 }
 
+/* The same with weights of their own. */
+static value *weights(graph *g, value *x, int n) {
+    value *sum = NULL;
+    for (int i = 0; i < n / 3; i++) {
+        value *w = NULL;
+        must(g->c, graph_add_input(g, "w", F32, &(shape){.rank = -1}, &w));
+        sum = sum_up(g, sum, NODE_OF(g, "MatMul", x, w));
+    }
+    return sum;
+}
+
+/* Many results. */
+static value *outputs(graph *g, value *x, int n) {
+    for (int i = 0; i < n / 2; i++)
+        must(g->c, graph_add_output(g, NODE_OF(g, "Tanh", NODE_OF(g, "Mul", x, number(g, F32, i + 2)))));
+    return x;
+}
+
 /* A cell, step by step: a slice of the input, a product of the state, gates. */
 static value *cell(graph *g, value *x, int n) {
     value *w = NULL, *b = NULL, *state = NULL, *axis = INT_LIST(g, 0);
@@ -119,6 +164,8 @@ static effort plan_of(family *make, int n, int rows) {
     graph *g = NULL;
     value *x = NULL;
     effort e = {0};
+    input_spec *specs = NULL;
+    bool *grads = NULL;
     plan *p;
     ctx c, m;
 
@@ -127,13 +174,16 @@ static effort plan_of(family *make, int n, int rows) {
     g->opset = 18;
     must(&m, graph_add_input(g, "x", F32, &(shape){.rank = -1}, &x));
     must(&m, graph_add_output(g, make(g, x, n)));
-    const input_spec specs[] = {{.type = F32, .shape = SHAPE(rows ? rows : n, 8), .needs_grad = true},
-                                {.type = F32, .shape = SHAPE(8, 8), .needs_grad = true},
-                                {.type = F32, .shape = SHAPE(8), .needs_grad = true}};
+    must(&m, NEW(&m, specs, g->n_inputs));
+    must(&m, NEW(&m, grads, g->n_outputs));
+    for (int i = 0; i < g->n_inputs; i++) specs[i] = (input_spec)SPEC(F32, true, 8, 8);
+    specs[0].shape = SHAPE(rows ? rows : n, 8);
+    if (g->n_inputs == 3) specs[2].shape = SHAPE(8); /* a bias */
+    for (int i = 0; i < g->n_outputs; i++) grads[i] = true;
     ctx_init(&c);
-    blocks = 0;
-    CHECK_OK(&c, compile(&c, g, specs, &(compile_options){.output_grads = (bool[]){true}}, &p));
-    e = (effort){blocks, c.mem.total};
+    effort_begin();
+    CHECK_OK(&c, compile(&c, g, specs, &(compile_options){.output_grads = grads}, &p));
+    e = (effort){effort_blocks(), c.mem.total};
     ctx_release(&c);
     ctx_release(&m);
     return e;
@@ -149,6 +199,7 @@ static int size_of_tests(bool *print) {
 static void check_doubling(const char *name, family *make, int rows) {
     bool print;
     const int size = size_of_tests(&print);
+    plan_of(make, size / 2, rows);
     const effort small = plan_of(make, size, rows), large = plan_of(make, 2 * size, rows);
     const double work = (double)large.blocks / (double)small.blocks, memory = (double)large.bytes / (double)small.bytes;
     char text[160];
@@ -160,6 +211,7 @@ static void check_doubling(const char *name, family *make, int rows) {
         printf("| %s | %d | %.1f | %.0f | %.2f | %.2f |\n", name, 2 * size, (double)large.blocks / 1e6,
                (double)large.bytes / 1e6, work, memory);
     test_check(work < 2.25 && memory < 2.25, __FILE__, __LINE__, text, NULL);
+    check_blocks(name, 16 * (uint64_t)size);
 }
 
 #define DOUBLES(name, rows)                                                                                            \
@@ -175,3 +227,8 @@ DOUBLES(slices_of_a_concat, 4)
 DOUBLES(layers, 4)
 DOUBLES(products, 512)
 DOUBLES(cell, 0)
+DOUBLES(weights, 512)
+DOUBLES(outputs, 4)
+DOUBLES(constants, 4)
+DOUBLES(attributes, 4)
+DOUBLES(split, 0)

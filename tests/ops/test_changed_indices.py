@@ -7,6 +7,7 @@ says what its integers are is what `emit` asks of every record (csrc/ops/op.h), 
 import pytest
 import torch
 
+from benchmarks.checks import index_counts
 from ortmodule import _core
 from tests.ops.cases import FAMILIES
 from tests.ops.harness import ON_GPU, Box, Trial, differentiable, made, tensors_of
@@ -118,3 +119,16 @@ def test_every_kernel_with_places_is_reached():
     constants = {"Interpolate", "NonZeroSized"}  # of tables that the engine makes; test_counted_before
     places = {row["name"] for row in _core.operators() if row["has_kernel"] and row["checked"] | row["owned"]}
     assert places - reached - by_passes - constants == set()
+
+
+def test_indices_are_counted():
+    """benchmarks/checks.py reads from a plan how many indices its kernels check."""
+    text = (
+        "input %0 table float32[9, 4] grad\ninput %1 ids int64[2, 3]\ninput %2 labels int64[6]\ninput %9 dy float32[]\n"
+        "%3 = Gather(%0 table, %1 ids, axis=0) float32[2, 3, 4]\n"
+        "%4 = Reshape(%3, [6, 4], allowzero=1) float32[6, 4]\n"
+        '%5, %6, %7 = CrossEntropy(%4, %2 labels, reduction="mean", ignore_index=-100) float32[], float64[6]\n'
+        "backward\n"
+        "%8 = GatherGrad(%3, %1 ids, axis=0, shape=[9, 4]) float32[9, 4]\n"
+    )
+    assert index_counts(text) == {"Gather": 6, "CrossEntropy": 6, "GatherGrad": 6}

@@ -127,3 +127,34 @@ def test_functions_of_the_core():
     ):
         with pytest.raises(RuntimeError, match=SENTENCE):
             attempt()
+
+
+def shrunk_in_place(tensor, share):
+    """Leaves this share of its storage, where it lay if the allocator allows that; whether it does."""
+    storage = tensor.untyped_storage()
+    address, size = storage.data_ptr(), storage.nbytes()
+    for _ in range(50):
+        storage.resize_(0)
+        storage.resize_(int(size * share))
+        if storage.data_ptr() == address:
+            return True
+    return False
+
+
+def test_shrunk_to_the_same_address():
+    """What is left of a storage may lie where all of it did: the address alone tells nothing."""
+    seen = []
+    for width in (64, 200, 512, 2000):
+        for share in (0.9, 0.5, 0.1):
+            model = nn.Linear(width, width)
+            wrapped, x = ORTModule(model), torch.randn(4, width, requires_grad=True)
+            for _ in range(3):
+                y = wrapped(x)
+                y.sum().backward()
+            y = wrapped(x)
+            seen.append(shrunk_in_place(model.weight, share))
+            with pytest.raises(RuntimeError, match=SENTENCE):
+                wrapped(x)
+            with pytest.raises(RuntimeError, match=SENTENCE):
+                y.sum().backward()
+    assert any(seen)
