@@ -30,55 +30,31 @@ static void fill_portable(uint64_t seed, uint32_t key, uint64_t first, int64_t g
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
-/* The body for one width of vectors: `lanes` counters a vector, 16 / lanes vectors. The low word of a counter cannot
- * carry within a group, since 16 divides its first. */
-#define FILL(name, isa, V, lanes, SET, INDEX, MUL, SHIFT_RIGHT, XOR, STORE_PAIR)                                       \
-    __attribute__((target(isa))) static void name(uint64_t seed, uint32_t key, uint64_t first, int64_t groups,         \
-                                                  uint32_t *out) {                                                     \
-        const V ma = SET(multiply_a), mc = SET(multiply_c);                                                            \
-        for (int64_t g = 0; g < groups; g++, out += PHILOX_GROUP) {                                                    \
-            enum { N = COUNTERS / lanes };                                                                             \
-            uint64_t counter = (first + (uint64_t)g) * COUNTERS;                                                       \
-            uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);                                                 \
-            V a[N], b[N], c[N], d[N];                                                                                  \
-            for (int i = 0; i < N; i++) {                                                                              \
-                a[i] = INDEX((uint32_t)counter + (uint32_t)(lanes * i));                                               \
-                b[i] = SET((uint32_t)(counter >> 32));                                                                 \
-                c[i] = SET(key);                                                                                       \
-                d[i] = SET(0);                                                                                         \
-            }                                                                                                          \
-            for (int r = 0; r < ROUNDS; r++, k0 += step_0, k1 += step_1) {                                             \
-                const V r0 = SET(k0), r1 = SET(k1);                                                                    \
-                for (int i = 0; i < N; i++) {                                                                          \
-                    V x = MUL(a[i], ma), y = MUL(c[i], mc);                                                            \
-                    a[i] = XOR(XOR(SHIFT_RIGHT(y, 32), b[i]), r0);                                                     \
-                    b[i] = y;                                                                                          \
-                    c[i] = XOR(XOR(SHIFT_RIGHT(x, 32), d[i]), r1);                                                     \
-                    d[i] = x;                                                                                          \
-                }                                                                                                      \
-            }                                                                                                          \
-            for (int i = 0; i < N / 2; i++) {                                                                          \
-                STORE_PAIR(out + 2 * lanes * i, a[i], a[i + N / 2]);                                                   \
-                STORE_PAIR(out + 2 * lanes * i + 16, b[i], b[i + N / 2]);                                              \
-                STORE_PAIR(out + 2 * lanes * i + 32, c[i], c[i + N / 2]);                                              \
-                STORE_PAIR(out + 2 * lanes * i + 48, d[i], d[i + N / 2]);                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-#define SET_512(x) _mm512_set1_epi64((long long)(uint64_t)(x))
-#define INDEX_512(x) _mm512_add_epi64(SET_512(x), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0))
-#define STORE_PAIR_512(to, low, high)                                                                                  \
+#define FILL fill_512
+#define ISA "avx512f"
+#define V __m512i
+#define LANES 8
+#define SET(x) _mm512_set1_epi64((long long)(uint64_t)(x))
+#define INDEX(x) _mm512_add_epi64(SET(x), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0))
+#define MUL _mm512_mul_epu32
+#define SHIFT_RIGHT _mm512_srli_epi64
+#define XOR _mm512_xor_si512
+#define STORE_PAIR(to, low, high)                                                                                      \
     _mm512_storeu_si512((to), _mm512_mask_blend_epi32(0xAAAA, (low), _mm512_slli_epi64((high), 32)))
-FILL(fill_512, "avx512f", __m512i, 8, SET_512, INDEX_512, _mm512_mul_epu32, _mm512_srli_epi64, _mm512_xor_si512,
-     STORE_PAIR_512)
+#include "core/philox_fill.h"
 
-#define SET_256(x) _mm256_set1_epi64x((long long)(uint64_t)(x))
-#define INDEX_256(x) _mm256_add_epi64(SET_256(x), _mm256_set_epi64x(3, 2, 1, 0))
-#define STORE_PAIR_256(to, low, high)                                                                                  \
+#define FILL fill_256
+#define ISA "avx2"
+#define V __m256i
+#define LANES 4
+#define SET(x) _mm256_set1_epi64x((long long)(uint64_t)(x))
+#define INDEX(x) _mm256_add_epi64(SET(x), _mm256_set_epi64x(3, 2, 1, 0))
+#define MUL _mm256_mul_epu32
+#define SHIFT_RIGHT _mm256_srli_epi64
+#define XOR _mm256_xor_si256
+#define STORE_PAIR(to, low, high)                                                                                      \
     _mm256_storeu_si256((__m256i *)(to), _mm256_blend_epi32((low), _mm256_slli_epi64((high), 32), 0xAA))
-FILL(fill_256, "avx2", __m256i, 4, SET_256, INDEX_256, _mm256_mul_epu32, _mm256_srli_epi64, _mm256_xor_si256,
-     STORE_PAIR_256)
+#include "core/philox_fill.h"
 
 void philox_fill(uint64_t seed, uint32_t key, int64_t first, int64_t groups, uint32_t *out) {
     if (__builtin_cpu_supports("avx512f")) fill_512(seed, key, (uint64_t)first, groups, out);

@@ -11,6 +11,7 @@
  * A sum stays in the wide type until its tile is stored, so 16-bit results are rounded once; and it is made of partial
  * sums over TILE_K steps each, so that float32 loses little over long ones. */
 #include "core/ints.h"
+#include "core/names.h"
 #include "core/parallel.h"
 #include "gemm/gemm.h"
 
@@ -52,63 +53,67 @@ typedef void pack_fn(void *out, const void *in, int64_t lanes, int64_t depth, in
 /* One row of a tile: c = alpha * sum + beta * c. */
 typedef void store_fn(void *c, const void *sum, int64_t n, double alpha, double beta);
 
-/* S is stored, T is summed in; WIDEN and NARROW are conversions of `x` from one to the other. */
-#define READ(name, S, T, WIDEN)                                                                                        \
-    SIMD static void pack_##name(void *out, const void *in, int64_t lanes, int64_t depth, int64_t lane_step,           \
-                                 int64_t depth_step, int width) {                                                      \
-        T *o = out;                                                                                                    \
-        for (int64_t first = 0; first < lanes; first += width, o += width * depth) {                                   \
-            const S *s = (const S *)in + first * lane_step;                                                            \
-            int64_t n = lanes - first < width ? lanes - first : width;                                                 \
-            for (int64_t k = 0; k < depth; k++) {                                                                      \
-                if (lane_step == 1)                                                                                    \
-                    for (int64_t i = 0; i < n; i++) {                                                                  \
-                        S x = s[k * depth_step + i];                                                                   \
-                        o[k * width + i] = WIDEN;                                                                      \
-                    }                                                                                                  \
-                else                                                                                                   \
-                    for (int64_t i = 0; i < n; i++) {                                                                  \
-                        S x = s[k * depth_step + i * lane_step];                                                       \
-                        o[k * width + i] = WIDEN;                                                                      \
-                    }                                                                                                  \
-                for (int64_t i = n; i < width; i++) o[k * width + i] = 0;                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-#define STORED(name, S, T, WIDEN, NARROW)                                                                              \
-    READ(name, S, T, WIDEN)                                                                                            \
-    SIMD static void store_##name(void *c, const void *sum, int64_t n, double alpha_, double beta_) {                  \
-        const T *s = sum, alpha = (T)alpha_, beta = (T)beta_;                                                          \
-        S *o = c;                                                                                                      \
-        if (beta_ == 0)                                                                                                \
-            for (int64_t i = 0; i < n; i++) {                                                                          \
-                T x = alpha * s[i];                                                                                    \
-                o[i] = NARROW;                                                                                         \
-            }                                                                                                          \
-        else                                                                                                           \
-            for (int64_t i = 0; i < n; i++) {                                                                          \
-                T y;                                                                                                   \
-                {                                                                                                      \
-                    S x = o[i];                                                                                        \
-                    y = WIDEN;                                                                                         \
-                }                                                                                                      \
-                T x = alpha * s[i] + beta * y;                                                                         \
-                o[i] = NARROW;                                                                                         \
-            }                                                                                                          \
-    }
+#define NAME(f) JOIN_NAMES(f, TYPE)
 
-STORED(f32, float, float, x, x)
-STORED(f64, double, double, x, x)
-STORED(bf16, bf16, float, bf16_to_f32(x), f32_to_bf16(x))
-STORED(f16, f16, float, (float)x, (f16)x)
+#define WIDEN(x) ((T)(x))
+#define NARROW(x) ((S)(x))
+#define T float
+#define TYPE f32
+#define S float
+#include "gemm/gemm_stored.h"
+#define TYPE f16
+#define S f16
+#include "gemm/gemm_stored.h"
+#undef T
+
+#define T double
+#define TYPE f64
+#define S double
+#include "gemm/gemm_stored.h"
+#undef T
+
+#define T uint64_t
+#define TYPE i64
+#define S uint64_t
+#include "gemm/gemm_stored.h"
+#define TYPE i32
+#define S int32_t
+#include "gemm/gemm_stored.h"
+#define TYPE i16
+#define S int16_t
+#include "gemm/gemm_stored.h"
+#define TYPE i8
+#define S int8_t
+#include "gemm/gemm_stored.h"
+#define TYPE u8
+#define S uint8_t
+#include "gemm/gemm_stored.h"
+#undef T
+#undef WIDEN
+#undef NARROW
+
+#define T float
+#define WIDEN(x) bf16_to_f32(x)
+#define NARROW(x) f32_to_bf16(x)
+#define TYPE bf16
+#define S bf16
+#include "gemm/gemm_stored.h"
+#undef WIDEN
+#undef NARROW
+
 /* float32 that a 16-bit product reads: rounded first. */
-READ(f32_as_bf16, float, float, bf16_to_f32(f32_to_bf16(x)))
-READ(f32_as_f16, float, float, (float)(f16)x)
-STORED(i64, uint64_t, uint64_t, x, x)
-STORED(i32, int32_t, uint64_t, (uint64_t)x, (int32_t)x)
-STORED(i16, int16_t, uint64_t, (uint64_t)x, (int16_t)x)
-STORED(i8, int8_t, uint64_t, (uint64_t)x, (int8_t)x)
-STORED(u8, uint8_t, uint64_t, x, (uint8_t)x)
+#define WIDEN(x) bf16_to_f32(f32_to_bf16(x))
+#define TYPE f32_as_bf16
+#define S float
+#include "gemm/gemm_stored.h"
+#undef WIDEN
+#define WIDEN(x) ((float)(f16)(x))
+#define TYPE f32_as_f16
+#define S float
+#include "gemm/gemm_stored.h"
+#undef WIDEN
+#undef T
+#undef NAME
 
 typedef struct kind {
     int wide; /* bytes of the type sums are kept in */

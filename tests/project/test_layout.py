@@ -256,3 +256,42 @@ def test_a_class_name_stands_once():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 assert node.name not in found, f"{node.name} in {module} and {found[node.name]}"
                 found[node.name] = module
+
+
+# --- macros -----------------------------------------------------------------------------------------------------------
+
+MOST_MACRO_LINES = 20
+#: Longer ones, ten at most, and why. No kernel's body is one: it stands in a file that is included once for each type
+#: (csrc/ops/pointwise/float_and_double.h), where debuggers and sanitizers see its lines.
+LONG_MACROS = {
+    "TORCH_LIB_FUNCTIONS": "a list of functions in torch's libraries, from which types, names and messages are made",
+    "DRIVER_FUNCTIONS": "a list of the driver's functions, from which types and names are made",
+    "CONV_FUNCTIONS": "a list of cuDNN's functions, from which types and names are made",
+}
+WITHOUT_LONG_MACROS = [path for path in SOURCES if path.relative_to(CSRC).parts[0] != "cuda"]
+
+
+def long_macros(text: str) -> dict[str, int]:
+    found = re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(?:.*\\\n)*.*", text, re.M)
+    return {macro[1]: lines for macro in found if (lines := macro[0].count("\n") + 1) > MOST_MACRO_LINES}
+
+
+def test_macros_are_short():
+    found = [
+        f"{source}: {name} has {lines} lines"
+        for source in WITHOUT_LONG_MACROS
+        for name, lines in long_macros(source.read_text()).items()
+        if name not in LONG_MACROS
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_exceptions_are_few_and_needed():
+    assert len(LONG_MACROS) <= 10
+    assert LONG_MACROS.keys() <= {name for source in SOURCES for name in long_macros(source.read_text())}
+
+
+def test_a_long_macro_is_found():
+    body = " \\\n    x();"
+    assert long_macros(f"#define LONG(x){body * 20}\nint a;\n") == {"LONG": 21}
+    assert not long_macros(f"#define SHORT(x){body * 19}\n#define NEXT 1\nint a;\n" + "int b;\n" * 30)

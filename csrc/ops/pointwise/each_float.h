@@ -5,9 +5,9 @@
  * takes elements in an order that suits T (ops/reductions/lanes.h), NAME(f) is f_f32, f_f64, f_bf16 or f_f16. FLOAT_TABLE(f), for
  * afterwards, is the four functions by dtype. */
 
+#include "core/names.h"
 #include "ops/reductions/lanes.h"
 
-#define JOIN_NAMES(f, suffix) f##_##suffix
 #define FLOAT_TABLE(f) {[F32] = f##_f32, [F64] = f##_f64, [BF16] = f##_bf16, [F16] = f##_f16}
 
 #define T float
@@ -79,4 +79,3 @@
 #undef EACH_OF
 
 #undef TEMPLATE
-#undef JOIN_NAMES

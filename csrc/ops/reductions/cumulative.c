@@ -3,6 +3,7 @@
  * Floats are summed in double, integers in 64 bits. As in PyTorch the sum of narrow integers and booleans is int64;
  * int32 stays int32, as ONNX says and the exporter relies on. The gradient is the same sum in the other direction;
  * nothing is kept. */
+#include "core/names.h"
 #include "core/parallel.h"
 #include "ops/op.h"
 
@@ -19,49 +20,71 @@ struct job {
     scan_fn *fn;
 };
 
-/* `width` neighbours whose first element is at `at`, each along the axis. */
-#define SCAN(name, From, To, A, GET, PUT)                                                                              \
-    SIMD static void name(const job *j, int64_t at, int64_t width) {                                                   \
-        A total[COLUMNS] = {0};                                                                                        \
-        if (width == 1) {                                                                                              \
-            const From *x = (const From *)j->x + at;                                                                   \
-            To *y = (To *)j->y + at;                                                                                   \
-            A sum = 0;                                                                                                 \
-            for (int64_t step = 0; step < j->length; step++) {                                                         \
-                int64_t i = (j->reverse ? j->length - 1 - step : step) * j->inner;                                     \
-                A before = sum;                                                                                        \
-                sum += (A)GET(x[i]);                                                                                   \
-                y[i] = (To)PUT(j->exclusive ? before : sum);                                                           \
-            }                                                                                                          \
-            return;                                                                                                    \
-        }                                                                                                              \
-        for (int64_t step = 0; step < j->length; step++) {                                                             \
-            int64_t i = j->reverse ? j->length - 1 - step : step;                                                      \
-            const From *x = (const From *)j->x + at + i * j->inner;                                                    \
-            To *y = (To *)j->y + at + i * j->inner;                                                                    \
-            for (int64_t k = 0; k < width; k++) {                                                                      \
-                A before = total[k], after = before + (A)GET(x[k]);                                                    \
-                total[k] = after;                                                                                      \
-                y[k] = (To)PUT(j->exclusive ? before : after);                                                         \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-#define AS_IT_IS(x) (x)
-#define TO_BF16(x) f32_to_bf16((float)(x))
-#define TO_F16(x) ((float)(x))
-SCAN(scan_f32, float, float, double, AS_IT_IS, AS_IT_IS)
-SCAN(scan_f64, double, double, double, AS_IT_IS, AS_IT_IS)
-SCAN(scan_bf16, bf16, bf16, double, bf16_to_f32, TO_BF16)
-SCAN(scan_f16, f16, f16, double, TO_F16, TO_F16)
-SCAN(scan_i64, int64_t, int64_t, uint64_t, AS_IT_IS, AS_IT_IS)
-SCAN(scan_i32, int32_t, int32_t, uint32_t, AS_IT_IS, AS_IT_IS)
-SCAN(scan_i16, int16_t, int64_t, uint64_t, AS_IT_IS, AS_IT_IS)
-SCAN(scan_i8, int8_t, int64_t, uint64_t, AS_IT_IS, AS_IT_IS)
-SCAN(scan_u8, uint8_t, int64_t, uint64_t, AS_IT_IS, AS_IT_IS)
+#define NAME(f) JOIN_NAMES(f, T)
+
+#define A double
+#define RESULT T
+#define GET(x) (x)
+#define PUT(x) (x)
+#define T float
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#define T double
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#undef GET
+#undef PUT
+
+#define GET(x) bf16_to_f32(x)
+#define PUT(x) f32_to_bf16((float)(x))
+#define T bf16
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#undef GET
+#undef PUT
+
+#define GET(x) ((float)(x))
+#define PUT(x) ((float)(x))
+#define T f16
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#undef GET
+#undef PUT
+#undef A
+
+/* Integers wrap around: their sums are made of unsigned numbers, where that is defined. */
+#define GET(x) (x)
+#define PUT(x) (x)
+#define A uint32_t
+#define T int32_t
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#undef A
+#undef RESULT
+
+#define A uint64_t
+#define RESULT int64_t
+#define T int64_t
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#define T int16_t
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#define T int8_t
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#define T uint8_t
+#include "ops/reductions/cumulative_scan.h"
+#undef T
+#undef A
+#undef RESULT
+#undef GET
+#undef PUT
+#undef NAME
 
 static scan_fn *const scans[DTYPE_COUNT] = {
-    [F32] = scan_f32, [F64] = scan_f64, [BF16] = scan_bf16, [F16] = scan_f16, [I64] = scan_i64,
-    [I32] = scan_i32, [I16] = scan_i16, [I8] = scan_i8,     [U8] = scan_u8,   [BOOL] = scan_u8,
+    [F32] = scan_float,   [F64] = scan_double,  [BF16] = scan_bf16, [F16] = scan_f16,    [I64] = scan_int64_t,
+    [I32] = scan_int32_t, [I16] = scan_int16_t, [I8] = scan_int8_t, [U8] = scan_uint8_t, [BOOL] = scan_uint8_t,
 };
 
 static void scan_range(void *arg, int64_t begin, int64_t end) {

@@ -7,152 +7,95 @@
 
 /* --- folds -------------------------------------------------------------------------------------------------------- */
 
-#define PRAGMA(text) _Pragma(#text)
-#define NO_SHIFT(A, i) 0
-#define SHIFT(A, i) (((const A *)shift)[i])
-
-/* One fold in one class: elements of type C, totals of type A. `step` makes the new total from the old one `t`, the
- * element `x` and the shift `s`; `op` puts two totals together, of which `unit` is the neutral one. A row's tile is
- * folded in type L before it joins the total. */
-#define FOLD(name, C, L, A, op, unit, SHIFT_OR_NOT, step)                                                              \
-    SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        L t = unit;                                                                                                    \
-        const A s = SHIFT_OR_NOT(A, 0);                                                                                \
-        (void)shift, (void)s;                                                                                          \
-        PRAGMA(omp simd reduction(op : t))                                                                             \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            L x = (L)p[i];                                                                                             \
-            t = step;                                                                                                  \
-        }                                                                                                              \
-        A tile = (A)t;                                                                                                 \
-        *total = *total op tile;                                                                                       \
-    }                                                                                                                  \
-    SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            const A s = SHIFT_OR_NOT(A, i);                                                                            \
-            (void)s;                                                                                                   \
-            total[i] = step;                                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            const A s = SHIFT_OR_NOT(A, i);                                                                            \
-            (void)s;                                                                                                   \
-            t = step, x = (A)p[i + stride];                                                                            \
-            t = step, x = (A)p[i + 2 * stride];                                                                        \
-            t = step, x = (A)p[i + 3 * stride];                                                                        \
-            total[i] = step;                                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_short(void *acc, const void *from, int64_t n, int64_t length, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A t = total[i];                                                                                            \
-            const A s = SHIFT_OR_NOT(A, i);                                                                            \
-            (void)s;                                                                                                   \
-            for (int64_t k = 0; k < length; k++) {                                                                     \
-                const A x = (A)p[i * length + k];                                                                      \
-                t = step;                                                                                              \
-            }                                                                                                          \
-            total[i] = t;                                                                                              \
-        }                                                                                                              \
-    }
-
-/* Maximum and minimum: a NaN wins, and stays. NaNs of a tile are counted in an N, an integer as wide as C. */
-#define FOLD_EXTREME(name, C, N, A, op, beats)                                                                         \
-    SIMD static void name##_rows(void *acc, const void *from, int64_t n, const void *shift) {                          \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        C t = p[0];                                                                                                    \
-        N nans = 0;                                                                                                    \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd reduction(op : t) reduction(+ : nans))                                                         \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            nans += p[i] != p[i];                                                                                      \
-            t = p[i] beats t ? p[i] : t;                                                                               \
-        }                                                                                                              \
-        const A tile = nans ? (A)NAN : (A)t, old = *total;                                                             \
-        *total = tile beats old || tile != tile ? tile : old;                                                          \
-    }                                                                                                                  \
-    SIMD static void name##_columns(void *acc, const void *from, int64_t n, const void *shift) {                       \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A x = (A)p[i], t = total[i];                                                                               \
-            total[i] = x beats t || x != x ? x : t;                                                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_lines(void *acc, const void *from, int64_t n, int64_t stride, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            const C x = p[i], y = p[i + stride], z = p[i + 2 * stride], w = p[i + 3 * stride];                         \
-            const C first = x beats y ? x : y, second = z beats w ? z : w;                                             \
-            const int nans = (x != x) | (y != y) | (z != z) | (w != w);                                                \
-            const A four = nans ? (A)NAN : (A)(first beats second ? first : second), t = total[i];                     \
-            total[i] = (four beats t) | (four != four) ? four : t;                                                     \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_short(void *acc, const void *from, int64_t n, int64_t length, const void *shift) {         \
-        const C *p = from;                                                                                             \
-        A *total = acc;                                                                                                \
-        (void)shift;                                                                                                   \
-        PRAGMA(omp simd)                                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            A t = total[i];                                                                                            \
-            for (int64_t k = 0; k < length; k++) {                                                                     \
-                const A x = (A)p[i * length + k];                                                                      \
-                t = x beats t || x != x ? x : t;                                                                       \
-            }                                                                                                          \
-            total[i] = t;                                                                                              \
-        }                                                                                                              \
-    }
+/* clang-format off */
+#define SIGNED(x) _Generic((x), uint64_t: (int64_t)(x), default: (x)) /* integers are folded as unsigned ones */
 
 /* Sums have error enough to spare for float in a tile; squares and products need the range of double. */
-#define FOLD_FLOATS(name, L, op, unit, SHIFT_OR_NOT, step)                                                             \
-    FOLD(name##_f32, float, L, double, op, unit, SHIFT_OR_NOT, step)                                                   \
-    FOLD(name##_f64, double, double, double, op, unit, SHIFT_OR_NOT, step)
-/* Integers wrap around as they do in PyTorch: their sums are made of unsigned numbers, where that is defined. */
-#define FOLD_NUMBERS(name, L, op, unit, step)                                                                          \
-    FOLD_FLOATS(name, L, op, unit, NO_SHIFT, step)                                                                     \
-    FOLD(name##_i64, int64_t, uint64_t, uint64_t, op, unit, NO_SHIFT, step)
+#define OP +
+#define UNIT 0
+#define SHIFTED 0
+#define FOLDS_INTEGERS 1
 
-/* clang-format off */
-FOLD_NUMBERS(sum,         float,  +, 0, t + x)
-FOLD_NUMBERS(square,      double, +, 0, t + x * x)
-FOLD_NUMBERS(prod,        double, *, 1, t * x)
-FOLD_FLOATS(count_equal,  double, +, 0, SHIFT, t + (x == s ? 1 : 0))
-FOLD_FLOATS(prod_nonzero, double, *, 1, NO_SHIFT, t * (x == 0 ? 1 : x))
-FOLD(l1_f32,      float,   float,    double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
-FOLD(l1_f64,      double,  double,   double,   +, 0, NO_SHIFT, t + (x < 0 ? -x : x))
-FOLD(l1_i64,      int64_t, uint64_t, uint64_t, +, 0, NO_SHIFT, t + ((int64_t)x < 0 ? -x : x))
-FOLD(sum_exp_f32, float,   double,   double,   +, 0, SHIFT, t + v_exp((float)(x - s)))
-FOLD(sum_exp_f64, double,  double,   double,   +, 0, SHIFT, t + v_exp(x - s))
-FOLD_EXTREME(max_f32, float,   int32_t, double,  max, >)
-FOLD_EXTREME(max_f64, double,  int64_t, double,  max, >)
-FOLD_EXTREME(max_i64, int64_t, int64_t, int64_t, max, >)
-FOLD_EXTREME(min_f32, float,   int32_t, double,  min, <)
-FOLD_EXTREME(min_f64, double,  int64_t, double,  min, <)
-FOLD_EXTREME(min_i64, int64_t, int64_t, int64_t, min, <)
+#define FOLD sum
+#define STEP t + x
+#define TILE float
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#define FOLD l1
+#define STEP t + (SIGNED(x) < 0 ? -x : x)
+#define TILE float
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#define FOLD square
+#define STEP t + x * x
+#define TILE double
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#undef SHIFTED
+#undef FOLDS_INTEGERS
+
+#define SHIFTED 1
+#define FOLDS_INTEGERS 0
+
+#define FOLD count_equal
+#define STEP t + (x == s ? 1 : 0)
+#define TILE double
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#define FOLD sum_exp
+#define STEP t + v_exp((C)(x - s))
+#define TILE double
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#undef SHIFTED
+#undef FOLDS_INTEGERS
+#undef OP
+#undef UNIT
+
+#define OP *
+#define UNIT 1
+#define SHIFTED 0
+#define FOLDS_INTEGERS 1
+
+#define FOLD prod
+#define STEP t * x
+#define TILE double
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#undef FOLDS_INTEGERS
+#define FOLDS_INTEGERS 0
+
+#define FOLD prod_nonzero
+#define STEP t * (x == 0 ? 1 : x)
+#define TILE double
+#define TEMPLATE "ops/reductions/fold_forms.h"
+#include "ops/reductions/each_fold_class.h"
+
+#undef FOLDS_INTEGERS
+#undef SHIFTED
+#undef OP
+#undef UNIT
+
+#define FOLDS_INTEGERS 1
+
+#define FOLD max
+#define BEATS >
+#define TEMPLATE "ops/reductions/fold_extreme.h"
+#include "ops/reductions/each_fold_class.h"
+#undef BEATS
+
+#define FOLD min
+#define BEATS <
+#define TEMPLATE "ops/reductions/fold_extreme.h"
+#include "ops/reductions/each_fold_class.h"
+#undef BEATS
+#undef FOLDS_INTEGERS
 /* clang-format on */
 
 #define FORMS_FLOAT(name, form) [FOLD_F32] = name##_f32_##form, [FOLD_F64] = name##_f64_##form

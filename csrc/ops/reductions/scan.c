@@ -10,6 +10,7 @@
  *                   without it; 0 behind it. x and y stay alive
  *     LogCumSumExp  dx_k = exp(x_k - y_k) Σ_{i >= k} dy_i exp(y_k - y_i), no exponent of which is positive
  * Each lane is one thread's. Narrow types are computed as wider ones, floats in double. */
+#include "core/names.h"
 #include "core/parallel.h"
 #include "core/vmath.h"
 #include "ops/op.h"
@@ -47,65 +48,6 @@ PRODUCT(float, double)
 PRODUCT(double, double)
 PRODUCT(int64_t, uint64_t)
 
-#define PRODUCT_GRAD(T)                                                                                                \
-    static void product_grad_##T(const lanes *j, int64_t at) {                                                         \
-        const T *dy = (const T *)j->a + at, *x = (const T *)j->b + at, *y = (const T *)j->c + at;                      \
-        T *dx = (T *)j->out + at;                                                                                      \
-        int64_t zero = 0, i;                                                                                           \
-        double total = 0, product;                                                                                     \
-        while (zero < j->length && x[zero * j->step] != 0) zero++;                                                     \
-        for (i = zero - 1; i >= 0; i--) {                                                                              \
-            total += (double)dy[i * j->step] * (double)y[i * j->step];                                                 \
-            dx[i * j->step] = (T)(total / (double)x[i * j->step]);                                                     \
-        }                                                                                                              \
-        if (zero == j->length) return;                                                                                 \
-        product = zero ? (double)y[(zero - 1) * j->step] : 1;                                                          \
-        total = (double)dy[zero * j->step] * product;                                                                  \
-        for (i = zero + 1; i < j->length; i++) {                                                                       \
-            product *= (double)x[i * j->step];                                                                         \
-            total += (double)dy[i * j->step] * product;                                                                \
-            dx[i * j->step] = 0;                                                                                       \
-        }                                                                                                              \
-        dx[zero * j->step] = (T)total;                                                                                 \
-    }
-PRODUCT_GRAD(float)
-PRODUCT_GRAD(double)
-
-#define OTHERS(T)                                                                                                      \
-    static void others_##T(const lanes *j, int64_t at) {                                                               \
-        const T *x = (const T *)j->a + at;                                                                             \
-        T *y = (T *)j->out + at;                                                                                       \
-        double before = 1, after = 1;                                                                                  \
-        for (int64_t i = 0; i < j->length; i++) {                                                                      \
-            y[i * j->step] = (T)before;                                                                                \
-            before *= (double)x[i * j->step];                                                                          \
-        }                                                                                                              \
-        for (int64_t i = j->length - 1; i >= 0; i--) {                                                                 \
-            y[i * j->step] = (T)((double)y[i * j->step] * after);                                                      \
-            after *= (double)x[i * j->step];                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void others_beside_##T(const lanes *j, int64_t at, int64_t width) {                                    \
-        const T *x = (const T *)j->a + at;                                                                             \
-        T *y = (T *)j->out + at;                                                                                       \
-        double before[BESIDE], after[BESIDE];                                                                          \
-        for (int64_t k = 0; k < width; k++) before[k] = after[k] = 1;                                                  \
-        for (int64_t i = 0; i < j->length; i++, x += j->step, y += j->step)                                            \
-            for (int64_t k = 0; k < width; k++) {                                                                      \
-                y[k] = (T)before[k];                                                                                   \
-                before[k] *= (double)x[k];                                                                             \
-            }                                                                                                          \
-        for (int64_t i = 0; i < j->length; i++) {                                                                      \
-            x -= j->step, y -= j->step;                                                                                \
-            for (int64_t k = 0; k < width; k++) {                                                                      \
-                y[k] = (T)((double)y[k] * after[k]);                                                                   \
-                after[k] *= (double)x[k];                                                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-OTHERS(float)
-OTHERS(double)
-
 /* log(exp(a) + exp(b)) */
 static inline double log_add(double a, double b) {
     const double high = a > b ? a : b, low = a > b ? b : a;
@@ -113,69 +55,20 @@ static inline double log_add(double a, double b) {
     return isinf(high) ? high : high + log1p(exp(low - high));
 }
 
-#define LOG_SUM(T)                                                                                                     \
-    static void log_sum_##T(const lanes *j, int64_t at) {                                                              \
-        const T *x = (const T *)j->a + at;                                                                             \
-        T *y = (T *)j->out + at;                                                                                       \
-        double total = -INFINITY;                                                                                      \
-        for (int64_t i = 0; i < j->length; i++) {                                                                      \
-            total = log_add(total, (double)x[i * j->step]);                                                            \
-            y[i * j->step] = (T)total;                                                                                 \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static void log_sum_grad_##T(const lanes *j, int64_t at) {                                                         \
-        const T *dy = (const T *)j->a + at, *x = (const T *)j->b + at, *y = (const T *)j->c + at;                      \
-        T *dx = (T *)j->out + at;                                                                                      \
-        double total = 0, later = 0;                                                                                   \
-        for (int64_t i = j->length - 1; i >= 0; i--) {                                                                 \
-            const double now = (double)y[i * j->step], size = (double)x[i * j->step];                                  \
-            total = (double)dy[i * j->step] + (total == 0 || isinf(now) ? 0 : total * exp(now - later));               \
-            dx[i * j->step] = size == -INFINITY ? 0 : (T)(total * exp(size - now));                                    \
-            later = now;                                                                                               \
-        }                                                                                                              \
-    }
-LOG_SUM(float)
-LOG_SUM(double)
+#define TEMPLATE "ops/reductions/scan_lanes.h"
+#include "ops/pointwise/float_and_double.h"
 
-/* A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. In most
- * stretches of a lane nothing is better than what was before: that is found out for a whole stretch. */
-#define EXTREME(name, T, better)                                                                                       \
-    SIMD static void name##_##T(const lanes *j, int64_t at) {                                                          \
-        const T *x = (const T *)j->a + at;                                                                             \
-        int64_t *best = (int64_t *)j->out + at, found = 0;                                                             \
-        T b = x[0];                                                                                                    \
-        for (int64_t i = 0, n; i < j->length; i += n, x += n, best += n) {                                             \
-            int any = 0;                                                                                               \
-            n = j->length - i < STRETCH ? j->length - i : STRETCH;                                                     \
-            for (int64_t k = 0; k < n; k++) any |= (x[k] better b) | (x[k] != x[k]);                                   \
-            for (int64_t k = 0; any && k < n; k++) {                                                                   \
-                if (x[k] better b || x[k] != x[k]) {                                                                   \
-                    b = x[k];                                                                                          \
-                    found = i + k;                                                                                     \
-                }                                                                                                      \
-                best[k] = found;                                                                                       \
-            }                                                                                                          \
-            for (int64_t k = 0; !any && k < n; k++) best[k] = found;                                                   \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void name##_beside_##T(const lanes *j, int64_t at, int64_t width) {                                    \
-        const T *x = (const T *)j->a + at;                                                                             \
-        int64_t *best = (int64_t *)j->out + at, found[BESIDE] = {0};                                                   \
-        T b[BESIDE];                                                                                                   \
-        for (int64_t k = 0; k < width; k++) b[k] = x[k];                                                               \
-        for (int64_t i = 0; i < j->length; i++, x += j->step, best += j->step)                                         \
-            for (int64_t k = 0; k < width; k++) {                                                                      \
-                const bool taken = (x[k] better b[k]) | (x[k] != x[k]);                                                \
-                b[k] = taken ? x[k] : b[k];                                                                            \
-                best[k] = found[k] = taken ? i : found[k];                                                             \
-            }                                                                                                          \
-    }
-EXTREME(largest, float, >=)
-EXTREME(largest, double, >=)
-EXTREME(largest, int64_t, >=)
-EXTREME(smallest, float, <=)
-EXTREME(smallest, double, <=)
-EXTREME(smallest, int64_t, <=)
+#define NAME(f) JOIN_NAMES(f, T)
+#define T float
+#include "ops/reductions/scan_extreme.h"
+#undef T
+#define T double
+#include "ops/reductions/scan_extreme.h"
+#undef T
+#define T int64_t
+#include "ops/reductions/scan_extreme.h"
+#undef T
+#undef NAME
 
 /* --- the kernel --------------------------------------------------------------------------------------------------- */
 

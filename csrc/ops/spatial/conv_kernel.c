@@ -110,121 +110,10 @@ static int64_t line_offset(const window *w, const tap *t, int64_t line) {
     return ((z * w->stride[0] + t->shift[0]) * w->in[1] + y * w->stride[1] + t->shift[1]) * w->in[2];
 }
 
-/* A kernel element over the lines [line, line + lines) of outputs: `y` points to the first of them, x to a plane. */
-#define LINES(T)                                                                                                       \
-    /* y = x where it exists, 0 elsewhere */                                                                           \
-    static inline void look_##T(const window *w, const tap *t, int64_t line, int64_t lines, const T *x, T *y) {        \
-        const int64_t width = w->out[2], step = w->stride[2];                                                          \
-        for (int64_t l = line; l < line + lines; l++, y += width) {                                                    \
-            int64_t from = line_offset(w, t, l), first = from < 0 ? width : t->first[2];                               \
-            int64_t last = from < 0 ? width : t->last[2];                                                              \
-            const T *in = x + from + t->shift[2];                                                                      \
-            for (int64_t p = 0; p < first; p++) y[p] = 0;                                                              \
-            if (step == 1)                                                                                             \
-                for (int64_t p = first; p < last; p++) y[p] = in[p];                                                   \
-            else                                                                                                       \
-                for (int64_t p = first; p < last; p++) y[p] = in[p * step];                                            \
-            for (int64_t p = last; p < width; p++) y[p] = 0;                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* y += factor * x */                                                                                              \
-    static inline void gather_##T(const window *w, const tap *t, int64_t line, int64_t lines, T factor, const T *x,    \
-                                  T *y) {                                                                              \
-        const int64_t step = w->stride[2], first = t->first[2], last = t->last[2];                                     \
-        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
-            int64_t from = line_offset(w, t, l);                                                                       \
-            const T *in = x + from + t->shift[2];                                                                      \
-            if (from < 0) continue;                                                                                    \
-            if (step == 1)                                                                                             \
-                for (int64_t p = first; p < last; p++) y[p] += factor * in[p];                                         \
-            else                                                                                                       \
-                for (int64_t p = first; p < last; p++) y[p] += factor * in[p * step];                                  \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* x += factor * y */                                                                                              \
-    static inline void scatter_##T(const window *w, const tap *t, int64_t line, int64_t lines, T factor, const T *y,   \
-                                   T *x) {                                                                             \
-        const int64_t step = w->stride[2], first = t->first[2], last = t->last[2];                                     \
-        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
-            int64_t to = line_offset(w, t, l);                                                                         \
-            T *out = x + to + t->shift[2];                                                                             \
-            if (to < 0) continue;                                                                                      \
-            if (step == 1)                                                                                             \
-                for (int64_t p = first; p < last; p++) out[p] += factor * y[p];                                        \
-            else                                                                                                       \
-                for (int64_t p = first; p < last; p++) out[p * step] += factor * y[p];                                 \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* sum of x * y */                                                                                                 \
-    static inline double dot_##T(const window *w, const tap *t, int64_t line, int64_t lines, const T *x, const T *y) { \
-        const int64_t step = w->stride[2];                                                                             \
-        double total = 0;                                                                                              \
-        for (int64_t l = line; l < line + lines; l++, y += w->out[2]) {                                                \
-            int64_t from = line_offset(w, t, l);                                                                       \
-            const T *in = x + from + t->shift[2];                                                                      \
-            T sum = 0;                                                                                                 \
-            if (from < 0) continue;                                                                                    \
-            _Pragma("omp simd reduction(+ : sum)") for (int64_t p = t->first[2]; p < t->last[2]; p++) sum +=           \
-                y[p] * in[p * step];                                                                                   \
-            total += (double)sum;                                                                                      \
-        }                                                                                                              \
-        return total;                                                                                                  \
-    }
-
-LINES(float)
-LINES(double)
-
-#define COLUMNS(T)                                                                                                     \
-    /* Parts [begin, end) of rows of the chunk's cols: channel, kernel element, image. */                              \
-    SIMD static void make_columns_##T(void *arg, int64_t begin, int64_t end) {                                         \
-        const chunk *k = arg;                                                                                          \
-        const conv *v = k->v;                                                                                          \
-        const int64_t taps = conv_taps(v), channels = v->groups * v->in;                                               \
-        for (int64_t part = begin; part < end; part++) {                                                               \
-            const int64_t row = part / k->images, image = k->image + part % k->images;                                 \
-            const tap t = tap_at(&v->w, row % taps);                                                                   \
-            look_##T(&v->w, &t, k->line, k->lines,                                                                     \
-                     (const T *)k->from + (image * channels + row / taps) * volume(v->w.in),                           \
-                     (T *)k->cols + part * pixels_of(k));                                                              \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* The same for patches, over lines of kernel elements: neighbours in x go to rows filled side by side. */         \
-    SIMD static void make_patches_##T(void *arg, int64_t begin, int64_t end) {                                         \
-        const chunk *k = arg;                                                                                          \
-        const conv *v = k->v;                                                                                          \
-        const window *w = &v->w;                                                                                       \
-        const int64_t across = w->kernel[2], down = conv_taps(v) / across, channels = v->groups * v->in;               \
-        for (int64_t part = begin; part < end; part++) {                                                               \
-            const int64_t row = part / k->images, image = part % k->images, width = width_of(k);                       \
-            const tap t = tap_at(w, row % down * across);                                                              \
-            const T *x = (const T *)k->from + ((k->image + image) * channels + row / down) * volume(w->in);            \
-            T *y = (T *)k->cols + row * across * width + image * pixels_of(k);                                         \
-            for (int64_t l = 0; l < k->lines; l++, y += w->out[2]) {                                                   \
-                const T *in = x + line_offset(w, &t, k->line + l);                                                     \
-                for (int64_t p = 0; p < w->out[2]; p++)                                                                \
-                    for (int64_t i = 0; i < across; i++) y[i * width + p] = in[p * across + i];                        \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Planes [begin, end) of dx within the chunk's images. */                                                         \
-    SIMD static void add_columns_##T(void *arg, int64_t begin, int64_t end) {                                          \
-        const chunk *k = arg;                                                                                          \
-        const conv *v = k->v;                                                                                          \
-        const int64_t taps = conv_taps(v), plane = volume(v->w.in), channels = v->groups * v->in;                      \
-        for (int64_t part = begin; part < end; part++) {                                                               \
-            const int64_t image = part / channels, channel = part % channels;                                          \
-            const T *cols = (const T *)k->cols + channel * taps * width_of(k) + image * pixels_of(k);                  \
-            T *x = (T *)k->to + ((k->image + image) * channels + channel) * plane;                                     \
-            if (k->line == 0) memset(x, 0, (size_t)plane * sizeof(T));                                                 \
-            for (int64_t i = 0; i < taps; i++, cols += width_of(k)) {                                                  \
-                const tap t = tap_at(&v->w, i);                                                                        \
-                scatter_##T(&v->w, &t, k->line, k->lines, 1, cols, x);                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-COLUMNS(float)
-COLUMNS(double)
+#define TEMPLATE "ops/spatial/conv_lines.h"
+#include "ops/pointwise/float_and_double.h"
+#define TEMPLATE "ops/spatial/conv_columns.h"
+#include "ops/pointwise/float_and_double.h"
 
 /* Do windows lie side by side within x, as the patches of a vision transformer do? */
 static bool is_patches(const conv *v) {
@@ -381,61 +270,8 @@ typedef struct direct {
     bool add;
 } direct;
 
-#define DIRECT(T)                                                                                                      \
-    /* Planes [begin, end) of y. */                                                                                    \
-    SIMD static void direct_forward_##T(void *arg, int64_t begin, int64_t end) {                                       \
-        const direct *d = arg;                                                                                         \
-        const conv *v = d->v;                                                                                          \
-        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
-        for (int64_t o = begin; o < end; o++) {                                                                        \
-            const int64_t image = o / (v->groups * v->out), channel = o % (v->groups * v->out);                        \
-            const T *x = (const T *)d->x + (image * v->groups + channel / v->out) * v->in * in_plane;                  \
-            const T *w = (const T *)d->w + channel * v->in * taps;                                                     \
-            T *y = (T *)d->out + o * plane;                                                                            \
-            if (!d->add) memset(y, 0, (size_t)plane * sizeof(T));                                                      \
-            for (int64_t i = 0; i < v->in * taps; i++) {                                                               \
-                const tap t = tap_at(&v->w, i % taps);                                                                 \
-                gather_##T(&v->w, &t, 0, lines_of(v), w[i], x + i / taps * in_plane, y);                               \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Planes [begin, end) of dx. */                                                                                   \
-    SIMD static void direct_input_##T(void *arg, int64_t begin, int64_t end) {                                         \
-        const direct *d = arg;                                                                                         \
-        const conv *v = d->v;                                                                                          \
-        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
-        for (int64_t c = begin; c < end; c++) {                                                                        \
-            const int64_t image = c / (v->groups * v->in), group = c / v->in % v->groups;                              \
-            const T *dy = (const T *)d->dy + (image * v->groups + group) * v->out * plane;                             \
-            const T *w = (const T *)d->w + (group * v->out * v->in + c % v->in) * taps;                                \
-            T *x = (T *)d->out + c * in_plane;                                                                         \
-            memset(x, 0, (size_t)in_plane * sizeof(T));                                                                \
-            for (int64_t i = 0; i < v->out * taps; i++) {                                                              \
-                const tap t = tap_at(&v->w, i % taps);                                                                 \
-                scatter_##T(&v->w, &t, 0, lines_of(v), w[i / taps * v->in * taps + i % taps], dy + i / taps * plane,   \
-                            x);                                                                                        \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Elements [begin, end) of dw. */                                                                                 \
-    SIMD static void direct_weight_##T(void *arg, int64_t begin, int64_t end) {                                        \
-        const direct *d = arg;                                                                                         \
-        const conv *v = d->v;                                                                                          \
-        const int64_t taps = conv_taps(v), in_plane = volume(v->w.in), plane = volume(v->w.out);                       \
-        for (int64_t e = begin; e < end; e++) {                                                                        \
-            const int64_t o = e / (v->in * taps), c = o / v->out * v->in + e / taps % v->in;                           \
-            const tap t = tap_at(&v->w, e % taps);                                                                     \
-            double total = 0;                                                                                          \
-            for (int64_t image = 0; image < v->images; image++)                                                        \
-                total +=                                                                                               \
-                    dot_##T(&v->w, &t, 0, lines_of(v), (const T *)d->x + (image * v->groups * v->in + c) * in_plane,   \
-                            (const T *)d->dy + (image * v->groups * v->out + o) * plane);                              \
-            ((T *)d->out)[e] = (T)total;                                                                               \
-        }                                                                                                              \
-    }
-
-DIRECT(float)
-DIRECT(double)
+#define TEMPLATE "ops/spatial/conv_direct.h"
+#include "ops/pointwise/float_and_double.h"
 
 /* --- the three ---------------------------------------------------------------------------------------------------- */
 

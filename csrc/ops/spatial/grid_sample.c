@@ -42,19 +42,8 @@ static inline int64_t image_end(const sampling *s, int64_t c, int64_t end) {
     return next < end ? next : end;
 }
 
-#define JOIN_NAMES(f, suffix) f##_##suffix
-
-#define T double
-#define NAME(f) JOIN_NAMES(f, double)
-#include "ops/spatial/grid_sample_points.h"
-#undef T
-#undef NAME
-
-#define T float
-#define NAME(f) JOIN_NAMES(f, float)
-#include "ops/spatial/grid_sample_points.h"
-#undef T
-#undef NAME
+#define TEMPLATE "ops/spatial/grid_sample_points.h"
+#include "ops/pointwise/float_and_double.h"
 
 /* --- operators ---------------------------------------------------------------------------------------------------- */
 

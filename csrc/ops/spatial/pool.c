@@ -11,6 +11,7 @@
  * Backward of AveragePool keeps nothing. */
 #include <string.h>
 
+#include "core/names.h"
 #include "core/parallel.h"
 #include "ops/spatial/spatial.h"
 
@@ -170,132 +171,39 @@ static inline int64_t place_of(const pool *k, const segment *s, int32_t i, int64
 
 #define TAKES(v, best) (((v) > (best)) | ((v) != (v)))
 
-/* A line of outputs against what one tap sees; `step` is a constant where it is small. */
-#define MAXIMUM(T, LOWEST)                                                                                             \
-    /* The place of the largest of n elements. */                                                                      \
-    SIMD_PART int64_t largest_##T(const T *x, int64_t n) {                                                             \
-        T most = x[0];                                                                                                 \
-        int nans = 0;                                                                                                  \
-        int64_t at = 0;                                                                                                \
-        _Pragma("omp simd reduction(max : most) reduction(| : nans)") for (int64_t i = 0; i < n; i++) {                \
-            nans |= x[i] != x[i];                                                                                      \
-            most = x[i] > most ? x[i] : most;                                                                          \
-        }                                                                                                              \
-        if (nans)                                                                                                      \
-            for (int64_t i = 0; i < n; i++) at = x[i] != x[i] ? i : at;                                                \
-        else                                                                                                           \
-            while (x[at] != most) at++;                                                                                \
-        return at;                                                                                                     \
-    }                                                                                                                  \
-    SIMD_PART void raise_##T(const T *x, sight e, const int64_t step, T *y) {                                          \
-        for (int64_t p = e.first; p < e.last; p++) y[p] = TAKES(x[p * step], y[p]) ? x[p * step] : y[p];               \
-    }                                                                                                                  \
-    SIMD_PART void choose_##T(const T *x, sight e, const int64_t step, int32_t i, T *best, int32_t *which) {           \
-        for (int64_t p = e.first; p < e.last; p++) {                                                                   \
-            const T v = x[p * step];                                                                                   \
-            const int take = TAKES(v, best[p]) | (which[p] < 0);                                                       \
-            best[p] = take ? v : best[p];                                                                              \
-            which[p] = take ? i : which[p];                                                                            \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void max_##T(void *arg, int64_t begin, int64_t end) {                                                  \
-        const pool *k = arg;                                                                                           \
-        const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
-        if (is_whole(w)) {                                                                                             \
-            for (int64_t c = begin; c < end; c++) {                                                                    \
-                const T *x = (const T *)k->x + c * plane;                                                              \
-                ((T *)k->y)[c] = x[largest_##T(x, plane)];                                                             \
-            }                                                                                                          \
-            return;                                                                                                    \
-        }                                                                                                              \
-        EACH_SEGMENT(w, s) {                                                                                           \
-            T *y = (T *)k->y + segment_start(w, &s);                                                                   \
-            for (int64_t p = 0; p < s.count; p++) y[p] = LOWEST;                                                       \
-            for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(k, &s, i);                                                                        \
-                const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
-                if (step == 1) raise_##T(x, e, 1, y);                                                                  \
-                else if (step == 2) raise_##T(x, e, 2, y);                                                             \
-                else raise_##T(x, e, step, y);                                                                         \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Each output's maximum, and which tap sees it; -1: the window is empty. */                                       \
-    SIMD_PART void find_##T(const pool *k, const segment *s, T *best, int32_t *which) {                                \
-        const int64_t plane = volume(k->w.in), taps = volume(k->w.kernel), step = k->w.stride[2];                      \
-        if (is_whole(&k->w)) {                                                                                         \
-            const T *x = (const T *)k->x + s->plane * plane;                                                           \
-            which[0] = (int32_t)largest_##T(x, plane);                                                                 \
-            best[0] = x[which[0]];                                                                                     \
-            return;                                                                                                    \
-        }                                                                                                              \
-        for (int64_t p = 0; p < s->count; p++) {                                                                       \
-            best[p] = LOWEST;                                                                                          \
-            which[p] = -1;                                                                                             \
-        }                                                                                                              \
-        for (int64_t i = 0; i < taps; i++) {                                                                           \
-            const sight e = look(k, s, i);                                                                             \
-            const T *x = (const T *)k->x + s->plane * plane + e.offset;                                                \
-            if (step == 1) choose_##T(x, e, 1, (int32_t)i, best, which);                                               \
-            else if (step == 2) choose_##T(x, e, 2, (int32_t)i, best, which);                                          \
-            else choose_##T(x, e, step, (int32_t)i, best, which);                                                      \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* What is asked for of maxima, indices and taps. */                                                               \
-    SIMD static void find_all_##T(void *arg, int64_t begin, int64_t end) {                                             \
-        const pool *k = arg;                                                                                           \
-        const window *w = &k->w;                                                                                       \
-        T best[SEGMENT];                                                                                               \
-        int32_t which[SEGMENT];                                                                                        \
-        EACH_SEGMENT(w, s) {                                                                                           \
-            const int64_t start = segment_start(w, &s);                                                                \
-            find_##T(k, &s, best, which);                                                                              \
-            if (k->y) memcpy((T *)k->y + start, best, (size_t)s.count * sizeof(T));                                    \
-            if (k->taps)                                                                                               \
-                for (int64_t p = 0; p < s.count; p++)                                                                  \
-                    k->taps[start + p] = (uint8_t)(which[p] < 0 ? NO_TAP : which[p]);                                  \
-            if (k->indices)                                                                                            \
-                for (int64_t p = 0; p < s.count; p++)                                                                  \
-                    k->indices[start + p] = s.plane * volume(w->in) + place_of(k, &s, which[p], p);                    \
-        }                                                                                                              \
-    }
+/* What the maximum of no elements is. */
+#define LOWEST                                                                                                         \
+    _Generic((T)0,                                                                                                     \
+        float: -__builtin_inff(),                                                                                      \
+        double: -__builtin_inf(),                                                                                      \
+        int64_t: INT64_MIN,                                                                                            \
+        int32_t: INT32_MIN,                                                                                            \
+        int8_t: INT8_MIN,                                                                                              \
+        uint8_t: 0)
+#define NAME(f) JOIN_NAMES(f, T)
 
-MAXIMUM(float, -__builtin_inff())
-MAXIMUM(double, -__builtin_inf())
-MAXIMUM(int64_t, INT64_MIN)
-MAXIMUM(int32_t, INT32_MIN)
-MAXIMUM(int8_t, INT8_MIN)
-MAXIMUM(uint8_t, 0)
+#define T float
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#define T double
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#define T int64_t
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#define T int32_t
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#define T int8_t
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#define T uint8_t
+#include "ops/spatial/pool_maximum.h"
+#undef T
+#undef NAME
 
-#define MAXIMUM_GRADIENT(T)                                                                                            \
-    SIMD static void max_grad_##T(void *arg, int64_t begin, int64_t end) {                                             \
-        const pool *k = arg;                                                                                           \
-        const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in), step = w->stride[2];                                                      \
-        T best[SEGMENT];                                                                                               \
-        int32_t which[SEGMENT];                                                                                        \
-        memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
-        for (int64_t c = begin; k->indices && c < end; c++) ((T *)k->dx)[k->indices[c]] = ((const T *)k->dy)[c];       \
-        if (k->indices) return;                                                                                        \
-        EACH_SEGMENT(w, s) {                                                                                           \
-            const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
-            const uint8_t *taps = k->taps ? k->taps + segment_start(w, &s) : NULL;                                     \
-            T *dx = (T *)k->dx + s.plane * plane;                                                                      \
-            if (taps) {                                                                                                \
-                T *to = dx + origin(w, &s);                                                                            \
-                for (int64_t p = 0; p < s.count; p++)                                                                  \
-                    if (taps[p] != NO_TAP) to[k->table[taps[p]].distance + p * step] += dy[p];                         \
-                continue;                                                                                              \
-            }                                                                                                          \
-            find_##T(k, &s, best, which);                                                                              \
-            for (int64_t p = 0; p < s.count; p++)                                                                      \
-                if (which[p] >= 0) dx[place_of(k, &s, which[p], p)] += dy[p];                                          \
-        }                                                                                                              \
-    }
-
-MAXIMUM_GRADIENT(float)
-MAXIMUM_GRADIENT(double)
+#define TEMPLATE "ops/spatial/pool_maximum_grad.h"
+#include "ops/pointwise/float_and_double.h"
 
 /* --- average ------------------------------------------------------------------------------------------------------ */
 
@@ -311,61 +219,8 @@ static int64_t axis_count(const pool *k, int axis, int64_t o) {
     return to > from ? to - from : 0;
 }
 
-/* The reciprocals' denominators of a segment; 1 for windows in which nothing counts, whose sum is 0. */
-#define COUNTS(T)                                                                                                      \
-    static inline void counts_##T(const pool *k, const segment *s, T *count) {                                         \
-        const int64_t lines = axis_count(k, 0, s->at[0]) * axis_count(k, 1, s->at[1]);                                 \
-        for (int64_t p = 0; p < s->count; p++) {                                                                       \
-            int64_t n = lines * axis_count(k, 2, s->at[2] + p);                                                        \
-            count[p] = n > 0 ? (T)n : 1;                                                                               \
-        }                                                                                                              \
-    }
-
-#define AVERAGE(T)                                                                                                     \
-    COUNTS(T)                                                                                                          \
-    SIMD static void average_##T(void *arg, int64_t begin, int64_t end) {                                              \
-        const pool *k = arg;                                                                                           \
-        const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
-        T count[SEGMENT];                                                                                              \
-        EACH_SEGMENT(w, s) {                                                                                           \
-            T *y = (T *)k->y + segment_start(w, &s);                                                                   \
-            memset(y, 0, (size_t)s.count * sizeof(T));                                                                 \
-            for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(k, &s, i);                                                                        \
-                const T *x = (const T *)k->x + s.plane * plane + e.offset;                                             \
-                if (step == 1)                                                                                         \
-                    for (int64_t p = e.first; p < e.last; p++) y[p] += x[p];                                           \
-                else                                                                                                   \
-                    for (int64_t p = e.first; p < e.last; p++) y[p] += x[p * step];                                    \
-            }                                                                                                          \
-            counts_##T(k, &s, count);                                                                                  \
-            for (int64_t p = 0; p < s.count; p++) y[p] /= count[p];                                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    SIMD static void average_grad_##T(void *arg, int64_t begin, int64_t end) {                                         \
-        const pool *k = arg;                                                                                           \
-        const window *w = &k->w;                                                                                       \
-        const int64_t plane = volume(w->in), taps = volume(w->kernel), step = w->stride[2];                            \
-        T share[SEGMENT];                                                                                              \
-        memset((T *)k->dx + begin * plane, 0, (size_t)((end - begin) * plane) * sizeof(T));                            \
-        EACH_SEGMENT(w, s) {                                                                                           \
-            const T *dy = (const T *)k->dy + segment_start(w, &s);                                                     \
-            counts_##T(k, &s, share);                                                                                  \
-            for (int64_t p = 0; p < s.count; p++) share[p] = dy[p] / share[p];                                         \
-            for (int64_t i = 0; i < taps; i++) {                                                                       \
-                const sight e = look(k, &s, i);                                                                        \
-                T *dx = (T *)k->dx + s.plane * plane + e.offset;                                                       \
-                if (step == 1)                                                                                         \
-                    for (int64_t p = e.first; p < e.last; p++) dx[p] += share[p];                                      \
-                else                                                                                                   \
-                    for (int64_t p = e.first; p < e.last; p++) dx[p * step] += share[p];                               \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-AVERAGE(float)
-AVERAGE(double)
+#define TEMPLATE "ops/spatial/pool_average.h"
+#include "ops/pointwise/float_and_double.h"
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
