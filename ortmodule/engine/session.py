@@ -109,21 +109,21 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
     _refuse_in_capture(gpu, what)
 
 
-def tf32() -> int:
-    """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in every
-    run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read once the
-    new ones have been set."""
+def math_mode() -> int:
+    """What torch lets kernels do, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in
+    every run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read
+    once the new ones have been set."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
     rounds = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
     return rounds + 4 * torch.are_deterministic_algorithms_enabled()
 
 
 def _how(gpu: torch.device | None, graphs: bool, seed_there: torch.Tensor | None = None) -> tuple[Any, ...]:
-    """On a GPU: the stream, where torch allows TF32, whether kernels may be started as CUDA graphs, and where the seed
+    """On a GPU: the stream, what torch lets kernels do, whether they may be started as CUDA graphs, and where the seed
     lies, if not on the host."""
     if gpu is None:
         return ()
-    return stream_of(gpu), tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
+    return stream_of(gpu), math_mode(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -380,7 +380,7 @@ class Session:
     def _tune(self, plan: _core.Plan, gpu: torch.device | None) -> None:
         if gpu is None:
             return self.tuning.plan_made(plan)
-        self.tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
+        self.tuning.plan_made_for(gpu.index or 0, plan, math_mode(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
 
     def _make(self, of: tuple, sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None) -> _core.Plan:
         if gpu is None:
