@@ -156,7 +156,7 @@ class Plan:
         seed: int,
         host: _Host | None = None,
         stream: int = 0,
-        tf32: int = 0,
+        math_mode: int = 0,
         graphs: bool = False,
         seed_at: int = 0,
         /,
@@ -172,7 +172,7 @@ class Plan:
         seed: int,
         host: _Host | None = None,
         stream: int = 0,
-        tf32: int = 0,
+        math_mode: int = 0,
         graphs: bool = False,
         seed_at: int = 0,
         /,
@@ -190,7 +190,7 @@ class Plan:
         seed: int,
         host: _Host | None = None,
         stream: int = 0,
-        tf32: int = 0,
+        math_mode: int = 0,
         graphs: bool = False,
         seed_at: int = 0,
         /,
@@ -293,13 +293,13 @@ def tuning_set(product_class: str, way: str, /) -> None:
     """Products of that class go that way from now on, where they can; ValueError for other names."""
 
 def tuning_clear() -> None:
-    """The table of ways is empty again, and that of cuBLASLt's algorithms."""
+    """Forgets the table of ways, that of cuBLASLt's algorithms, and which of torch's attention kernels have failed."""
 
 def tuning_uses() -> dict[str, int]:
     """{way: how many products of this process went it because the table says so}."""
 
 def cuda_tune(
-    plan: Plan, tf32: int, seconds: float = 0.0, memory: torch.Tensor | None = None, stream: int = 0, /
+    plan: Plan, math_mode: int, seconds: float = 0.0, memory: torch.Tensor | None = None, stream: int = 0, /
 ) -> tuple[int, _Measured]:
     """Bytes needed, and the products of a plan that were measured in ``memory``."""
 
@@ -337,9 +337,6 @@ def cuda_captured(stream: int, /) -> bool:
 
 def cuda_graphs() -> tuple[int, int]:
     """CUDA graphs that the plans of this process keep, and about how many kernels these start."""
-
-def cuda_attention_forget() -> None:
-    """Kernels of torch's for attention that have failed are asked again."""
 
 def cuda_refusals(known: int, /) -> tuple[int, list[tuple[str, str]]] | None:
     """How many of them there are, and (library, sentence) of those since ``known``; None where there are no more."""

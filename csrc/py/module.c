@@ -9,7 +9,6 @@
 #include "cuda/host/refusals.h"
 #include "cuda/host/replay.h"
 #include "cuda/kernels/optim.h"
-#include "cuda/libraries/attention.h"
 #include "cuda/libraries/nccl.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
@@ -181,13 +180,6 @@ static PyObject *core_cuda_graphs(PyObject *module, PyObject *unused) {
     return Py_BuildValue("(LL)", (long long)n.graphs, (long long)n.kernels);
 }
 
-static PyObject *core_cuda_attention_forget(PyObject *module, PyObject *unused) {
-    (void)module;
-    (void)unused;
-    attention_kernels_forget();
-    Py_RETURN_NONE;
-}
-
 static PyObject *core_cuda_refusals(PyObject *module, PyObject *args) {
     const int count = refusals_count();
     PyObject *list, *row;
@@ -242,7 +234,9 @@ static PyMethodDef methods[] = {
          "tuning_set(class, way): products of that class go that way from now on, where they can. ValueError for\n"
          "names that there are not.")},
     {"tuning_clear", core_tuning_clear, METH_NOARGS,
-     PyDoc_STR("tuning_clear(): the table of ways is empty again, and that of cuBLASLt's algorithms")},
+     PyDoc_STR(
+         "tuning_clear(): forgets the table of ways, that of cuBLASLt's algorithms, and which of torch's attention\n"
+         "kernels have failed")},
     {"tuning_uses", core_tuning_uses, METH_NOARGS,
      PyDoc_STR("tuning_uses() -> {way: how many products of this process went it because the table says so}")},
     {"read", core_read, METH_VARARGS,
@@ -250,9 +244,9 @@ static PyMethodDef methods[] = {
                "as the stream gets there")},
     {"cuda_tune", core_cuda_tune, METH_VARARGS,
      PyDoc_STR(
-         "cuda_tune(plan, tf32, seconds=0.0, memory=None, stream=0) -> (bytes, [(product, algorithm, {answer: seconds}),\n"
-         "...]): with memory on its GPU, cuBLASLt's products of a plan that have neither run nor been chosen for are\n"
-         "measured there, and the fastest of the library's answers is used from now on. bytes: how many that takes.\n"
+         "cuda_tune(plan, math_mode, seconds=0.0, memory=None, stream=0) -> (bytes, [(product, algorithm,\n"
+         "{answer: seconds}), ...]): with memory on its GPU, cuBLASLt's products of a plan that have neither run nor\n"
+         "been chosen for are measured there, and the fastest of the library's answers is used from now on. bytes: how many that takes.\n"
          "Nothing is measured while the stream is captured. seconds: about the most for one; 0: as long as it takes.")},
     {"cuda_tuning_set", core_cuda_tuning_set, METH_VARARGS,
      PyDoc_STR(
@@ -271,8 +265,6 @@ static PyMethodDef methods[] = {
      PyDoc_STR(
          "cuda_graphs() -> (graphs, kernels): how many CUDA graphs the plans of this process keep, and about how many\n"
          "kernels these start")},
-    {"cuda_attention_forget", core_cuda_attention_forget, METH_NOARGS,
-     PyDoc_STR("cuda_attention_forget(): kernels of torch's for attention that have failed are asked again")},
     {"cuda_refusals", core_cuda_refusals, METH_VARARGS,
      PyDoc_STR(
          "cuda_refusals(known) -> None where there have been `known` of them in this process; else how many, and\n"

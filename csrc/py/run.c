@@ -69,8 +69,8 @@ int plan_model_inputs(const plan *p) {
 /* How a run goes on a GPU. */
 typedef struct gpu_way {
     unsigned long long stream; /* its handle */
-    int tf32;                  /* what may round operands of float32: enum tf32_use */
-    int graphs;                /* stretches may be recorded and started as a whole */
+    int math;                  /* what torch lets kernels do: a math_mode (cuda/host/driver.h) */
+    int graphs;                /* sections may be recorded and started as a whole (cuda/host/replay.h) */
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
@@ -80,7 +80,7 @@ static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int fro
     status s;
 
     TRY(cuda_begin(c, self->device, (void *)(uintptr_t)way.stream, &where));
-    where.tf32 = way.tf32;
+    where.math = way.math;
     where.seed = (const uint64_t *)(uintptr_t)way.seed;
     r->cuda = &where;
     if ((s = cuda_is_captured(c, &where, &is_captured)) != OK) return cuda_end(c, &where, s);
@@ -92,7 +92,7 @@ static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int fro
                           : exec_run(c, self->p, from, to, r));
 }
 
-static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
+static status run_range(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
     void *constants = NULL;
     int64_t bytes;
     ctx c;
@@ -120,13 +120,14 @@ static int check_stream(const plan_object *self, PyObject *args, Py_ssize_t at) 
 }
 
 const char plan_forward_doc[] =
-    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, tf32=0, graphs=False,\n"
+    "forward(arena, inputs, outputs, writes, seed, host=None, stream=0, math_mode=0, graphs=False,\n"
     "seed_at=0): fills outputs and writes.\n\n"
     "host: runs the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
-    "stream: of a plan for a GPU, the handle of the stream that the work is put into; tf32: what may\n"
-    "round operands of float32 to 19 bits, 1: products, 2: convolutions; graphs: whether the work may be\n"
-    "recorded, and started as a whole where memory is what it was; seed_at: where the seed lies on the GPU, if\n"
-    "not 0: `seed` is not read then. Where the stream is captured by the caller the work becomes part of that graph.";
+    "stream: of a plan for a GPU, the handle of the stream that the work is put into; math_mode: what torch\n"
+    "lets kernels do, added up, 1: TF32 in products, 2: in convolutions, 4: only the same bits in every run;\n"
+    "graphs: whether the work may be recorded, and started as a whole where memory is what it was; seed_at:\n"
+    "where the seed lies on the GPU, if not 0: `seed` is not read then. Where the stream is captured by the\n"
+    "caller the work becomes part of that graph.";
 
 PyObject *plan_forward(PyObject *object, PyObject *args) {
     plan_object *self = (plan_object *)object;
@@ -142,7 +143,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
     err e;
 
     if (!PyArg_ParseTuple(args, "OOOOK|OKipK:forward", &memory, &inputs, &outputs, &writes, &seed, &object_of_host,
-                          &way.stream, &way.tf32, &way.graphs, &way.seed))
+                          &way.stream, &way.math, &way.graphs, &way.seed))
         return NULL;
     if (check_stream(self, args, 6) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -157,7 +158,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
         r.seed = seed;
-        if (run_stretch(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_range(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);
@@ -169,7 +170,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
 
 const char plan_backward_doc[] =
     "backward(arena, inputs, outputs, output_grads, input_grads, seed, host=None, stream=0,\n"
-    "tf32=0, graphs=False, seed_at=0): fills input_grads.\n\n"
+    "math_mode=0, graphs=False, seed_at=0): fills input_grads.\n\n"
     "arena, inputs, outputs, seed, host: those of the forward. Entries that the plan does not read may be None.";
 
 /* Of the tensors that backward is given only those it uses are looked at: the caller may have dropped the rest. */
@@ -227,7 +228,7 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
     err e;
 
     if (!PyArg_ParseTuple(args, "OOOOOK|OKipK:backward", &memory, &inputs, &outputs, &output_grads, &input_grads, &seed,
-                          &object_of_host, &way.stream, &way.tf32, &way.graphs, &way.seed))
+                          &object_of_host, &way.stream, &way.math, &way.graphs, &way.seed))
         return NULL;
     if (check_stream(self, args, 7) < 0) return NULL;
     r.host = python_host_init(&from_python, object_of_host);
@@ -246,7 +247,7 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
                      OURS, &of[AT_INPUT_GRAD]) == 0) {
         for (int i = 0; i < PLACES; i++) r.memory[i] = of[i].at.list;
         r.seed = seed;
-        if (run_stretch(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_range(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE((PyObject *)self)), &e);
     }
     for (int i = 0; i < PLACES; i++) release_given(&of[i]);

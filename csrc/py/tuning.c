@@ -1,4 +1,5 @@
 /* tuning.c -- the tables of measured ways to multiply, for Python, which keeps them in files (ortmodule/engine/autotune.py). */
+#include "cuda/libraries/attention.h"
 #include "cuda/libraries/blas.h"
 #include "exec/exec.h"
 #include "exec/tune.h"
@@ -76,6 +77,7 @@ PyObject *core_tuning_clear(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     gemm_table_clear();
     blas_forget();
+    attention_kernels_forget();
     return Py_NewRef(Py_None);
 }
 
@@ -122,13 +124,13 @@ static PyObject *rows_there(const blas_measured *list) {
 }
 
 /* A dry run that measures. */
-static status tune_there(ctx *c, const struct plan *p, int device, void *stream, int tf32, blas_tuning *t) {
+static status tune_there(ctx *c, const struct plan *p, int device, void *stream, int math, blas_tuning *t) {
     cuda_run where;
     bool is_captured = false;
     status s;
 
     TRY(cuda_begin(c, device, stream, &where));
-    where.tf32 = tf32;
+    where.math = math;
     t->at = where;
     s = cuda_is_captured(c, &where, &is_captured);
     if (s == OK && t->memory && !is_captured) s = blas_fill(c, t);
@@ -143,13 +145,13 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
     PyObject *object, *memory = Py_None, *rows = NULL;
     unsigned long long stream = 0;
     blas_tuning t = {0};
-    int tf32, device;
+    int math, device;
     int64_t bytes = 0;
     void *at = NULL;
     ctx c;
     status s;
 
-    if (!PyArg_ParseTuple(args, "O!i|dOK:cuda_tune", (PyTypeObject *)m->plan_type, &object, &tf32, &t.limit, &memory,
+    if (!PyArg_ParseTuple(args, "O!i|dOK:cuda_tune", (PyTypeObject *)m->plan_type, &object, &math, &t.limit, &memory,
                           &stream))
         return NULL;
     const struct plan *p = plan_for_gpu(object, &device);
@@ -165,7 +167,7 @@ PyObject *core_cuda_tune(PyObject *module, PyObject *args) {
     t.memory = at;
     t.bytes = (size_t)bytes;
     ctx_init(&c);
-    Py_BEGIN_ALLOW_THREADS s = tune_there(&c, p, device, (void *)(uintptr_t)stream, tf32, &t);
+    Py_BEGIN_ALLOW_THREADS s = tune_there(&c, p, device, (void *)(uintptr_t)stream, math, &t);
     Py_END_ALLOW_THREADS if (s == OK) { rows = rows_there(t.found); }
     else {
         raise_status(m, &c.err);

@@ -152,17 +152,19 @@ class Tuning:
         self._gpus[gpu] = _core.cuda_place(gpu)
         self._load(self._gpus[gpu], lambda text, way: _core.cuda_tuning_set(gpu, text, way))
 
-    def plan_made_for(self, gpu: int, plan: _core.Plan, tf32: int, stream: int, empty: Callable[[int], Any]) -> None:
-        """Measures what is new in a plan for a GPU. ``empty``: makes a tensor there of so many bytes; ``tf32``: as
+    def plan_made_for(
+        self, gpu: int, plan: _core.Plan, math_mode: int, stream: int, empty: Callable[[int], Any]
+    ) -> None:
+        """Measures what is new in a plan for a GPU. ``empty``: makes a tensor there of so many bytes; ``math_mode``: as
         Plan.forward takes it."""
         if not self.measures:
             return
         start = time.perf_counter()
         with _lock:
-            needed, found = _core.cuda_tune(plan, tf32, self.limit, None, stream)
+            needed, found = _core.cuda_tune(plan, math_mode, self.limit, None, stream)
             if needed:
                 try:
-                    found = _core.cuda_tune(plan, tf32, self.limit, empty(needed), stream)[1]
+                    found = _core.cuda_tune(plan, math_mode, self.limit, empty(needed), stream)[1]
                 except (torch.OutOfMemoryError, MemoryError) as error:
                     warn_once(f"{PREFIX}ENABLE_TUNING: {needed} bytes to measure products in are not there: {error}")
             self._note(self._gpus[gpu], found, start)

@@ -111,10 +111,10 @@ def may_read(gpu: torch.device | None, prologue: _core.Plan) -> None:
     _refuse_in_capture(gpu, what)
 
 
-def tf32() -> int:
-    """What torch allows, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in every
-    run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read once the
-    new ones have been set."""
+def math_mode() -> int:
+    """What torch lets kernels do, added up. 1: TF32 in products, 2: TF32 in convolutions, 4: only the same bits in
+    every run. Its kernels ask what ``fp32_precision`` says; the older settings set that, too, and refuse to be read
+    once the new ones have been set."""
     products = torch.backends.cuda.matmul
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # torch puts it there when it is imported
     rounds = (products.fp32_precision == "tf32") + 2 * (convolutions.fp32_precision == "tf32")
@@ -122,10 +122,10 @@ def tf32() -> int:
 
 
 def _how(stream: int, graphs: bool, seed_there: torch.Tensor | None) -> tuple[int, int, bool, int]:
-    """How a GPU starts kernels, as plans take it: the stream, where torch allows TF32, whether CUDA graphs may be used,
-    and where the seed lies, if not on the host. Asked once in a forward, and once in a backward: what torch allows may
-    change between them."""
-    return stream, tf32(), graphs, 0 if seed_there is None else seed_there.data_ptr()
+    """How a GPU starts kernels, as plans take it: the stream, what torch lets kernels do, whether CUDA graphs may be
+    used, and where the seed lies, if not on the host. Asked once in a forward, and once in a backward: what torch allows
+    may change between them."""
+    return stream, math_mode(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 
 def overwrite(target: torch.Tensor, source: torch.Tensor) -> None:

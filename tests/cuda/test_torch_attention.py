@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emul
 BF16, F16 = torch.bfloat16, torch.float16
 TOLERANCE = {BF16: 2e-2, F16: 3e-3, torch.float32: 1e-5}
 CUDNN, FLASH, EFFICIENT, ALL = range(4)
-SAME_BITS = 4  # of a run's `tf32` (csrc/cuda/host/driver.h)
+SAME_BITS = 4  # of a run's math mode (csrc/cuda/host/driver.h)
 attend = torch.nn.functional.scaled_dot_product_attention
 #: Of 8 sequences with 16 heads: as many scores as it takes, at least.
 LENGTH = 256
@@ -93,9 +93,9 @@ TAKEN = [
 @pytest.fixture(autouse=True)
 def failures():
     """What has failed twice is not asked again in a process: these tests begin as a process does."""
-    _core.cuda_attention_forget()
+    _core.tuning_clear()
     yield
-    _core.cuda_attention_forget()
+    _core.tuning_clear()
 
 
 @pytest.mark.parametrize(("case", "dtype", "kernel", "lacks"), TAKEN, ids=str)

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from ortmodule.engine.session import tf32
+from ortmodule.engine.session import math_mode
 
 MATMUL, CUDNN = "torch.backends.cuda.matmul", "torch.backends.cudnn"
 #: What is set, in this order, and what may be rounded then: products, convolutions; None: that depends on the version.
@@ -46,7 +46,7 @@ def read_after(settings):
         exec(setting)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = tf32()
+        found = math_mode()
         getter = getattr(torch._C, "_get_fp32_precision_getter", None)  # what torch's kernels ask
         theirs = None if getter is None else [getter("cuda", op) == "tf32" for op in ("matmul", "conv")]
     return [bool(found & 1), bool(found & 2)], theirs

@@ -12,16 +12,17 @@
 
 enum { MOST_DEVICES = 64 };
 
-/* What torch allows: TF32 for products and for convolutions. SAME_BITS: only what gives the same bits every time. */
-typedef enum tf32_use { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2, SAME_BITS = 4 } tf32_use;
+/* What torch lets kernels do, added up. TF32 for products and for convolutions; SAME_BITS: only what gives the same bits
+ * every time. */
+typedef enum math_mode { TF32_PRODUCTS = 1, TF32_CONVOLUTIONS = 2, SAME_BITS = 4 } math_mode;
 
-/* A stretch of a run on a device, between cuda_begin and cuda_end. */
+/* How a run goes on a device, between cuda_begin and cuda_end. */
 typedef struct cuda_run {
     int device;
     void *stream;         /* torch's; NULL is the default stream */
     cuda_fault *fault;    /* as kernels see it */
     bool dry;             /* everything but launching: can this node run here? */
-    int tf32;             /* what torch allows: enum tf32_use */
+    int math;             /* a math_mode */
     void *previous;       /* the thread's context before */
     const uint64_t *seed; /* where kernels find the run's seed; NULL: it goes with each of them */
     struct blas_tuning

@@ -1,4 +1,4 @@
-/* replay.c -- which stretches there are, what addresses they were recorded with, and when to record. */
+/* replay.c -- which sections there are, what addresses they were recorded with, and when to record. */
 #include "cuda/host/replay.h"
 
 #include "cuda/host/refusals.h"
@@ -9,13 +9,13 @@
 #include <string.h>
 
 enum {
-    LEAST = 4,     /* instructions of a stretch that is worth a graph */
-    KEPT = 4,      /* recordings of a stretch */
-    SEEN = 8,      /* sets of addresses that it remembers */
-    PATIENCE = 32, /* recordings, before it is asked whether they are of use */
+    LEAST = 4,   /* instructions of a section that is worth a graph */
+    KEPT = 4,    /* recordings of a section */
+    SEEN = 8,    /* sets of addresses that it remembers */
+    TRIALS = 32, /* recordings, before it is asked whether they are of use */
 };
 
-/* Memory that a stretch uses: a place, and which of it. */
+/* Memory that a section uses: a place, and which of it. */
 typedef struct slot {
     place place;
     int index;
@@ -31,7 +31,8 @@ typedef struct recording {
     struct recording *older, *newer; /* of all that there are, in the order of their use */
 } recording;
 
-typedef struct stretch {
+/* Instructions that become one graph. */
+typedef struct section {
     int from, to;
     slot *slots;
     int n_slots;
@@ -41,12 +42,12 @@ typedef struct stretch {
     int n_seen;
     int64_t recorded, started;
     recording kept[KEPT];
-} stretch;
+} section;
 
 /* What is run at one time: the forward, the backward, a part of it. */
 typedef struct range {
     int from, to;
-    stretch *list;
+    section *list;
     int count;
     struct range *next;
 } range;
@@ -56,12 +57,12 @@ struct replay {
     range *ranges;
     const void **last; /* [n_fixed] where a small input was */
     bool *moves;       /* [n_fixed] it has been elsewhere, too */
-    void **inputs;     /* [inputs of the graph] where they are for the stretch that is about to start */
+    void **inputs;     /* [inputs of the graph] where they are for the section that is about to start */
     int64_t clock;
     replay_counts counts;
 };
 
-enum { ARENA, CONSTANTS, TF32, COMMON }; /* of a key, before the slots */
+enum { ARENA, CONSTANTS, MATH, COMMON }; /* of a key, before the slots */
 
 /* --- all recordings ----------------------------------------------------------------------------------------------- */
 
@@ -131,7 +132,7 @@ replay_kept replay_all_kept(void) {
     return now;
 }
 
-/* --- stretches ---------------------------------------------------------------------------------------------------- */
+/* --- sections ----------------------------------------------------------------------------------------------------- */
 
 /* What the host runs, and what torch does, whose results lie in memory of its own. */
 static bool runs_elsewhere(const node *n) {
@@ -145,15 +146,15 @@ static int fixed_of(const plan *p, const operand *o) {
     return -1;
 }
 
-static void add_slot(const plan *p, stretch *s, const operand *o) {
+static void add_slot(const plan *p, section *s, const operand *o) {
     if (o->place <= AT_CONSTANT) return;
     for (int i = 0; i < s->n_slots; i++)
         if (s->slots[i].place == o->place && s->slots[i].index == o->index) return;
     s->slots[s->n_slots++] = (slot){o->place, o->index, fixed_of(p, o)};
 }
 
-/* Every operand once. A stretch has few of these; its instructions have thousands of operands in the arena. */
-static bool find_slots(const plan *p, stretch *s) {
+/* Every operand once. A section has few of these; its instructions have thousands of operands in the arena. */
+static bool find_slots(const plan *p, section *s) {
     int most = 0;
 
     for (int t = s->from; t < s->to; t++) {
@@ -173,7 +174,7 @@ static bool find_slots(const plan *p, stretch *s) {
     return (s->key = calloc((size_t)s->n_slots + COMMON, sizeof *s->key)) != NULL;
 }
 
-static bool find_stretches(const plan *p, range *of) {
+static bool find_sections(const plan *p, range *of) {
     int from = of->from;
 
     if (!(of->list = calloc((size_t)((of->to - of->from) / LEAST + 2), sizeof *of->list))) return false;
@@ -181,8 +182,8 @@ static bool find_stretches(const plan *p, range *of) {
         const bool elsewhere = t < of->to && runs_elsewhere(p->code[t].node);
         if (t < of->to && !elsewhere) continue;
         if (t - from >= LEAST) {
-            stretch *s = &of->list[of->count++];
-            *s = (stretch){.from = from, .to = t};
+            section *s = &of->list[of->count++];
+            *s = (section){.from = from, .to = t};
             if (!find_slots(p, s)) return false;
         }
         from = t + 1;
@@ -214,7 +215,7 @@ static range *find_range(replay *of, const plan *p, int from, int to) {
     if (!made) return NULL;
     made->from = from;
     made->to = to;
-    if (find_stretches(p, made)) return *at = made;
+    if (find_sections(p, made)) return *at = made;
     range_free(made);
     return NULL;
 }
@@ -249,7 +250,7 @@ void replay_free(replay *of) {
 /* --- keys --------------------------------------------------------------------------------------------------------- */
 
 /* Which small inputs have moved since the last time. */
-static void watch(replay *of, const stretch *s, const run *r) {
+static void watch(replay *of, const section *s, const run *r) {
     for (int i = 0; i < s->n_slots; i++) {
         const int f = s->slots[i].fixed;
         if (f < 0) continue;
@@ -259,10 +260,10 @@ static void watch(replay *of, const stretch *s, const run *r) {
     }
 }
 
-static void make_key(const replay *of, const stretch *s, const run *r, uint64_t *key) {
+static void make_key(const replay *of, const section *s, const run *r, uint64_t *key) {
     key[ARENA] = (uintptr_t)r->arena;
     key[CONSTANTS] = (uintptr_t)r->constants;
-    key[TF32] = r->cuda->tf32;
+    key[MATH] = r->cuda->math;
     for (int i = 0; i < s->n_slots; i++) {
         const int f = s->slots[i].fixed;
         const bool moves = f >= 0 && of->moves[f];
@@ -277,7 +278,7 @@ static uint64_t hash(const uint64_t *key, int words) {
 }
 
 /* Whether these addresses were seen before; they have been now. */
-static bool comes_back(stretch *s, uint64_t h) {
+static bool comes_back(section *s, uint64_t h) {
     for (int i = 0; i < SEEN && i < s->n_seen; i++)
         if (s->seen[i] == h) return true;
     s->seen[s->n_seen++ % SEEN] = h;
@@ -287,7 +288,7 @@ static bool comes_back(stretch *s, uint64_t h) {
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-static status record(ctx *c, const plan *p, const stretch *s, const run *r, void **captured) {
+static status record(ctx *c, const plan *p, const section *s, const run *r, void **captured) {
     cuda_run to;
     run there = *r;
 
@@ -296,13 +297,13 @@ static status record(ctx *c, const plan *p, const stretch *s, const run *r, void
     return cuda_capture_end(c, &to, exec_run(c, p, s->from, s->to, &there), captured);
 }
 
-static recording *recorded_with(stretch *s, const uint64_t *key, size_t bytes) {
+static recording *recorded_with(section *s, const uint64_t *key, size_t bytes) {
     for (int i = 0; i < KEPT; i++)
         if (s->kept[i].executable && memcmp(s->kept[i].key, key, bytes) == 0) return &s->kept[i];
     return NULL;
 }
 
-static recording *oldest(stretch *s) {
+static recording *oldest(section *s) {
     recording *found = &s->kept[0];
     for (int i = 1; i < KEPT; i++)
         if (found->executable && (!s->kept[i].executable || s->kept[i].used < found->used)) found = &s->kept[i];
@@ -310,7 +311,7 @@ static recording *oldest(stretch *s) {
 }
 
 /* What comes from elsewhere, at its place in the arena; `r` finds it there. */
-static status bring(ctx *c, const replay *of, const plan *p, const stretch *s, run *r, void **inputs, cuda_run *where) {
+static status bring(ctx *c, const replay *of, const plan *p, const section *s, run *r, void **inputs, cuda_run *where) {
     for (int i = 0; i < s->n_slots; i++) {
         const int f = s->slots[i].fixed;
         if (f < 0 || !of->moves[f]) continue;
@@ -324,7 +325,7 @@ static status bring(ctx *c, const replay *of, const plan *p, const stretch *s, r
 }
 
 /* *done is false, without an error, when the addresses are new. */
-static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void **inputs, cuda_run *where, bool *done) {
+static status start(ctx *c, replay *of, const plan *p, section *s, run *r, void **inputs, cuda_run *where, bool *done) {
     const int words = COMMON + s->n_slots;
     const size_t bytes = sizeof(uint64_t) * (size_t)words;
     uint64_t *key = s->key;
@@ -356,13 +357,13 @@ static status start(ctx *c, replay *of, const plan *p, stretch *s, run *r, void 
     TRY(cuda_graph_start(c, where, found->executable));
     s->started++;
     of->counts.started++;
-    s->refused = s->recorded >= PATIENCE && s->started < 2 * s->recorded;
+    s->refused = s->recorded >= TRIALS && s->started < 2 * s->recorded;
     *done = true;
     return OK;
 }
 
-/* With the lock. Until its graph is started nothing of a stretch has run: what goes wrong before is no error yet. */
-static bool started(ctx *c, replay *of, const plan *p, stretch *s, const run *given, const cuda_run *at) {
+/* With the lock. Until its graph is started nothing of a section has run: what goes wrong before is no error yet. */
+static bool started(ctx *c, replay *of, const plan *p, section *s, const run *given, const cuda_run *at) {
     void *const *memory = given->memory[AT_INPUT];
     void **inputs = of->inputs;
     cuda_run where = *at;
@@ -390,7 +391,7 @@ status replay_run(ctx *c, replay *of, const plan *p, int from, int to, run *r, c
     range *now = find_range(of, p, from, to);
     (void)pthread_mutex_unlock(&of->lock);
     for (int i = 0; now && i < now->count; i++) {
-        stretch *s = &now->list[i];
+        section *s = &now->list[i];
         TRY(exec_run(c, p, at, s->from, r));
         (void)pthread_mutex_lock(&of->lock);
         const bool done = started(c, of, p, s, r, where);

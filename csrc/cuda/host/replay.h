@@ -1,9 +1,9 @@
-/* replay.h -- a plan's instructions as CUDA graphs: a stretch costs the host what one kernel does.
+/* replay.h -- a plan's instructions as CUDA graphs: a section, many in a row, costs the host what one kernel does.
  *
- * A graph knows addresses. Memory of a step comes back at few different ones, so a stretch is recorded when the same
+ * A graph knows addresses. Memory of a step comes back at few different ones, so a section is recorded when the same
  * addresses are seen for the second time, and started as a whole whenever they are seen again; a recording that has not
  * been of use for longest becomes the next one. What comes from elsewhere in every step, the seed and small inputs that
- * move, is copied to fixed places in the arena. Nodes that the host runs end a stretch. A stretch that cannot be
+ * move, is copied to fixed places in the arena. Nodes that the host runs end a section. A section that cannot be
  * recorded, or whose addresses hardly ever come back, is run instruction by instruction from then on. */
 #ifndef ORT_CUDA_REPLAY_H
 #define ORT_CUDA_REPLAY_H
@@ -13,7 +13,7 @@
 
 typedef struct replay replay;
 
-/* How often, of all stretches: a graph was recorded; a recording took an older one's place; a graph was started. */
+/* How often, of all sections: a graph was recorded; a recording took an older one's place; a graph was started. */
 typedef struct replay_counts {
     int64_t recorded, updated, started;
 } replay_counts;

@@ -54,13 +54,6 @@ KERNEL(range_floats, range_args) {
     FOR_EACH(i, a.count) set_number(a.out, a.type, i, from + (double)i * by);
 }
 
-DEVICE void set_integer(void *p, int type, int64_t i, int64_t x) {
-    if (type == I64) ((int64_t *)p)[i] = x;
-    else if (type == I32) ((int32_t *)p)[i] = (int32_t)x;
-    else if (type == I16) ((int16_t *)p)[i] = (int16_t)x;
-    else ((uint8_t *)p)[i] = (uint8_t)x;
-}
-
 KERNEL(range_integers, range_args) {
     const int64_t from = integer_at(a.start, a.type, 0), by = integer_at(a.delta, a.type, 0);
     FOR_EACH(i, a.count) set_integer(a.out, a.type, i, from + i * by);

@@ -76,7 +76,8 @@ IO int64_t offset_of(const space *a, const source *s, int64_t i) {
         } else {                                                                                                       \
             for (int j = 0; j < AT_ONCE; j++) x[j] = j < n ? get_##T(s->data, type, offset_of(a, s, i + j)) : 0;       \
         }                                                                                                              \
-    }                                                                                                                  \
+    }
+#define STORE(T)                                                                                                       \
     IO void store_##T(void *out, int type, int64_t i, int n, const T x[AT_ONCE]) {                                     \
         if (n == AT_ONCE && IS_ALIGNED(out, type)) {                                                                   \
             write_##T(out, type, i, x);                                                                                \
@@ -87,10 +88,15 @@ IO int64_t offset_of(const space *a, const source *s, int64_t i) {
     }
 #ifndef IS_CHAIN
 LOAD(float)
+STORE(float)
 LOAD(double)
+STORE(double)
 LOAD(int64_t)
+STORE(int64_t)
 LOAD(int32_t)
+STORE(int32_t)
 LOAD(uint8_t)
+STORE(uint8_t)
 #endif
 
 #endif

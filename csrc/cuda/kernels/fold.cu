@@ -4,6 +4,7 @@
  * A block has a result; its threads fold elements in steps, then one folds what they have, in order. Where results are
  * neighbours, of few elements each or so many that all threads have work, a thread has one. Floats are folded as double,
  * integers as 64 bits. */
+#ifndef A
 #include "cuda/kernels/kernel.h"
 
 typedef enum fold_kind {
@@ -110,17 +111,7 @@ status arg_min_cuda(ctx *c, const call *k) { return run_arg(c, k, false); }
 #ifdef ORT_DEVICE
 enum { MOST_FOLDED = 512 }; /* threads of geometry_rows */
 
-DEVICE int64_t place(int64_t i, int n, const int64_t *dim, const int64_t *step) {
-    int64_t offset = 0;
-    for (int d = 0; d < n; d++) {
-        const int64_t next = quotient(i, dim[d]);
-        offset += (i - next * dim[d]) * step[d];
-        i = next;
-    }
-    return offset;
-}
-
-DEVICE double start_float(int kind) {
+DEVICE double start_floats(int kind) {
     return kind == FOLD_MAX                            ? -INFINITY
            : kind == FOLD_MIN                          ? INFINITY
            : kind == FOLD_PROD || kind == FOLD_NONZERO ? 1
@@ -128,7 +119,7 @@ DEVICE double start_float(int kind) {
 }
 
 /* Of an element; `shift` is what it is compared with, or less. */
-DEVICE double term_float(int kind, double x, double shift) {
+DEVICE double term_floats(int kind, double x, double shift) {
     switch (kind) {
     case FOLD_L1: return fabs(x);
     case FOLD_SQUARE: return x * x;
@@ -140,7 +131,7 @@ DEVICE double term_float(int kind, double x, double shift) {
 }
 
 /* NaN wins. */
-DEVICE double join_float(int kind, double t, double x) {
+DEVICE double join_floats(int kind, double t, double x) {
     switch (kind) {
     case FOLD_MAX: return x > t || x != x ? x : t;
     case FOLD_MIN: return x < t || x != x ? x : t;
@@ -150,61 +141,39 @@ DEVICE double join_float(int kind, double t, double x) {
     }
 }
 
-DEVICE int64_t start_integer(int kind) {
+DEVICE int64_t start_integers(int kind) {
     return kind == FOLD_MAX ? INT64_MIN : kind == FOLD_MIN ? INT64_MAX : kind == FOLD_PROD;
 }
 
-DEVICE int64_t term_integer(int kind, int64_t x, int64_t shift) {
+DEVICE int64_t term_integers(int kind, int64_t x, int64_t shift) {
     (void)shift;
     return kind == FOLD_L1       ? (int64_t)(x < 0 ? 0 - (uint64_t)x : (uint64_t)x)
            : kind == FOLD_SQUARE ? (int64_t)((uint64_t)x * (uint64_t)x)
                                  : x;
 }
 
-DEVICE int64_t join_integer(int kind, int64_t t, int64_t x) {
+DEVICE int64_t join_integers(int kind, int64_t t, int64_t x) {
     return kind == FOLD_MAX    ? (x > t ? x : t)
            : kind == FOLD_MIN  ? (x < t ? x : t)
            : kind == FOLD_PROD ? (int64_t)((uint64_t)t * (uint64_t)x)
                                : (int64_t)((uint64_t)t + (uint64_t)x);
 }
 
-DEVICE void set_integer(void *p, int type, int64_t i, int64_t x) {
-    if (type == I64) ((int64_t *)p)[i] = x;
-    else if (type == I32) ((int32_t *)p)[i] = (int32_t)x;
-    else if (type == I16) ((int16_t *)p)[i] = (int16_t)x;
-    else ((uint8_t *)p)[i] = (uint8_t)x;
-}
+#define A double
+#define NAME(f) f##_floats
+#define READ number_f64
+#include "cuda/kernels/fold.cu"
+#undef A
+#undef NAME
+#undef READ
 
-/* Joins what the threads of a block have, in order; every thread gets it. */
-#define JOIN_ALL(A, name, join)                                                                                        \
-    DEVICE A name(int kind, A mine, A start) {                                                                         \
-        SHARED(A, parts, MOST_FOLDED);                                                                                 \
-        __syncthreads();                                                                                               \
-        parts[threadIdx.x] = mine;                                                                                     \
-        __syncthreads();                                                                                               \
-        for (unsigned t = 0; t < blockDim.x; t++) start = join(kind, start, parts[t]);                                 \
-        return start;                                                                                                  \
-    }
-JOIN_ALL(double, join_floats, join_float)
-JOIN_ALL(int64_t, join_integers, join_integer)
-
-/* Of a result's elements every `step`-th, from `first` on. */
-DEVICE double fold_float(const fold_args *a, int kind, int64_t base, double shift, int64_t first, int64_t step) {
-    double total = start_float(kind);
-    for (int64_t i = first; i < a->length; i += step) {
-        const double x = number_f64(a->x, a->type, base + place(i, a->n_gone, a->gone, a->gone_step));
-        total = join_float(kind, total, term_float(kind, x, shift));
-    }
-    return total;
-}
-DEVICE int64_t fold_integer(const fold_args *a, int64_t base, int64_t first, int64_t step) {
-    int64_t total = start_integer(a->kind);
-    for (int64_t i = first; i < a->length; i += step) {
-        const int64_t x = integer_at(a->x, a->type, base + place(i, a->n_gone, a->gone, a->gone_step));
-        total = join_integer(a->kind, total, term_integer(a->kind, x, 0));
-    }
-    return total;
-}
+#define A int64_t
+#define NAME(f) f##_integers
+#define READ integer_at
+#include "cuda/kernels/fold.cu"
+#undef A
+#undef NAME
+#undef READ
 
 DEVICE double finished(const fold_args *a, double total, double shift) {
     if (a->finish == FINISH_SQRT) return sqrt(total);
@@ -219,80 +188,103 @@ DEVICE double second_of(const fold_args *a, int64_t o) {
 
 KERNEL(fold_floats, fold_args) {
     FOR_BLOCKS(o, a.outputs) {
-        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
+        const int64_t base = place_along(o, a.n_kept, a.kept, a.kept_step);
         double shift = second_of(&a, o);
 
         if (a.kind == FOLD_EXP) {
-            shift = fold_float(&a, FOLD_MAX, base, 0, threadIdx.x, blockDim.x);
-            shift = join_floats(FOLD_MAX, shift, start_float(FOLD_MAX));
+            shift = fold_some_floats(&a, FOLD_MAX, base, 0, threadIdx.x, blockDim.x);
+            shift = join_all_floats(FOLD_MAX, shift, start_floats(FOLD_MAX));
             if (isinf(shift)) shift = 0;
         }
-        double total = fold_float(&a, a.kind, base, shift, threadIdx.x, blockDim.x);
-        total = finished(&a, join_floats(a.kind, total, start_float(a.kind)), shift);
+        double total = fold_some_floats(&a, a.kind, base, shift, threadIdx.x, blockDim.x);
+        total = finished(&a, join_all_floats(a.kind, total, start_floats(a.kind)), shift);
         if (threadIdx.x == 0) set_number(a.out, a.out_type, o, total);
     }
 }
 
 KERNEL(fold_few_floats, fold_args) {
     FOR_EACH(o, a.outputs) {
-        const int64_t base = place(o, a.n_kept, a.kept, a.kept_step);
+        const int64_t base = place_along(o, a.n_kept, a.kept, a.kept_step);
         double shift = second_of(&a, o);
 
         if (a.kind == FOLD_EXP) {
-            shift = fold_float(&a, FOLD_MAX, base, 0, 0, 1);
+            shift = fold_some_floats(&a, FOLD_MAX, base, 0, 0, 1);
             if (isinf(shift)) shift = 0;
         }
-        set_number(a.out, a.out_type, o, finished(&a, fold_float(&a, a.kind, base, shift, 0, 1), shift));
+        set_number(a.out, a.out_type, o, finished(&a, fold_some_floats(&a, a.kind, base, shift, 0, 1), shift));
     }
 }
 
 KERNEL(fold_integers, fold_args) {
     FOR_BLOCKS(o, a.outputs) {
-        const int64_t mine = fold_integer(&a, place(o, a.n_kept, a.kept, a.kept_step), threadIdx.x, blockDim.x);
-        const int64_t total = join_integers(a.kind, mine, start_integer(a.kind));
+        const int64_t mine =
+            fold_some_integers(&a, a.kind, place_along(o, a.n_kept, a.kept, a.kept_step), 0, threadIdx.x, blockDim.x);
+        const int64_t total = join_all_integers(a.kind, mine, start_integers(a.kind));
         if (threadIdx.x == 0) set_integer(a.out, a.out_type, o, total);
     }
 }
 
 KERNEL(fold_few_integers, fold_args) {
     FOR_EACH(o, a.outputs)
-    set_integer(a.out, a.out_type, o, fold_integer(&a, place(o, a.n_kept, a.kept, a.kept_step), 0, 1));
+    set_integer(a.out, a.out_type, o,
+                fold_some_integers(&a, a.kind, place_along(o, a.n_kept, a.kept, a.kept_step), 0, 0, 1));
+}
+#endif
+
+#else /* the template */
+
+/* Of a result's elements every `step`-th, from `first` on. */
+DEVICE A NAME(fold_some)(const fold_args *a, int kind, int64_t base, A shift, int64_t first, int64_t step) {
+    A total = NAME(start)(kind);
+    for (int64_t i = first; i < a->length; i += step) {
+        const A x = READ(a->x, a->type, base + place_along(i, a->n_gone, a->gone, a->gone_step));
+        total = NAME(join)(kind, total, NAME(term)(kind, x, shift));
+    }
+    return total;
+}
+
+/* Joins what the threads of a block have, in order; every thread gets it. */
+DEVICE A NAME(join_all)(int kind, A mine, A start) {
+    SHARED(A, parts, MOST_FOLDED);
+    __syncthreads();
+    parts[threadIdx.x] = mine;
+    __syncthreads();
+    for (unsigned t = 0; t < blockDim.x; t++) start = NAME(join)(kind, start, parts[t]);
+    return start;
 }
 
 /* Does (x, at) come before (best, where)? NaN is beyond every number; of equals the first, or the last. */
-#define ARG(name, A, READ)                                                                                             \
-    DEVICE int name##_wins(const arg_args *a, A x, int64_t at, A best, int64_t where) {                                \
-        if (at < 0 || where < 0) return where < 0;                                                                     \
-        if (x != x || best != best) return x != x && (best == best || (a->last ? at > where : at < where));            \
-        if (x == best) return a->last ? at > where : at < where;                                                       \
-        return a->largest ? x > best : x < best;                                                                       \
-    }                                                                                                                  \
-    KERNEL(name, arg_args) {                                                                                           \
-        SHARED(A, bests, MOST_FOLDED);                                                                                 \
-        SHARED(int64_t, places, MOST_FOLDED);                                                                          \
-        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
-            const int64_t base = lane / a.inner * a.length * a.inner + lane % a.inner;                                 \
-            A best = 0;                                                                                                \
-            int64_t where = -1;                                                                                        \
-            FOR_THREADS(i, a.length) {                                                                                 \
-                const A x = (A)READ(a.x, a.type, base + i * a.inner);                                                  \
-                if (!name##_wins(&a, x, i, best, where)) continue;                                                     \
-                best = x;                                                                                              \
-                where = i;                                                                                             \
-            }                                                                                                          \
-            __syncthreads();                                                                                           \
-            bests[threadIdx.x] = best;                                                                                 \
-            places[threadIdx.x] = where;                                                                               \
-            __syncthreads();                                                                                           \
-            if (threadIdx.x != 0) continue;                                                                            \
-            for (unsigned t = 1; t < blockDim.x; t++) {                                                                \
-                if (!name##_wins(&a, bests[t], places[t], best, where)) continue;                                      \
-                best = bests[t];                                                                                       \
-                where = places[t];                                                                                     \
-            }                                                                                                          \
-            a.out[lane] = where;                                                                                       \
-        }                                                                                                              \
+DEVICE int NAME(wins)(const arg_args *a, A x, int64_t at, A best, int64_t where) {
+    if (at < 0 || where < 0) return where < 0;
+    if (IS_NAN(x) || IS_NAN(best)) return IS_NAN(x) && (!IS_NAN(best) || (a->last ? at > where : at < where));
+    if (x == best) return a->last ? at > where : at < where;
+    return a->largest ? x > best : x < best;
+}
+
+KERNEL(NAME(arg), arg_args) {
+    SHARED(A, bests, MOST_FOLDED);
+    SHARED(int64_t, places, MOST_FOLDED);
+    FOR_BLOCKS(lane, a.lanes) {
+        const int64_t base = LANE_START(lane, a.length, a.inner);
+        A best = 0;
+        int64_t where = -1;
+        FOR_THREADS(i, a.length) {
+            const A x = (A)READ(a.x, a.type, base + i * a.inner);
+            if (!NAME(wins)(&a, x, i, best, where)) continue;
+            best = x;
+            where = i;
+        }
+        __syncthreads();
+        bests[threadIdx.x] = best;
+        places[threadIdx.x] = where;
+        __syncthreads();
+        if (threadIdx.x != 0) continue;
+        for (unsigned t = 1; t < blockDim.x; t++) {
+            if (!NAME(wins)(&a, bests[t], places[t], best, where)) continue;
+            best = bests[t];
+            where = places[t];
+        }
+        a.out[lane] = where;
     }
-ARG(arg_floats, double, number_f64)
-ARG(arg_integers, int64_t, integer_at)
+}
 #endif

@@ -2,6 +2,7 @@
  *
  * A thread has a point, and a few channels of it. The gradient of the images adds up what points take from one pixel:
  * the taps of all points are sorted by their pixel (order.cu), and a block adds up those of one, in order. */
+#ifndef T
 #include "cuda/kernels/kernel.h"
 
 typedef struct sample_args {
@@ -183,77 +184,85 @@ DEVICE int64_t tap_of(const sample_args *a, const axis_taps *along, int k, int d
     return at;
 }
 
-#define SAMPLE(T, suffix, is_narrow)                                                                                   \
-    DEVICE void fill_point_##suffix(const sample_args *a, int64_t point, axis_taps *along) {                           \
-        for (int i = 0; i < a->axes; i++)                                                                              \
-            fill_axis(a, a->size[i], (double)((const T *)a->grid)[point * a->axes + i], is_narrow, &along[i]);         \
-    }                                                                                                                  \
-    KERNEL(sample_##suffix, sample_args) {                                                                             \
-        const int64_t parts = (a.channels + CHANNELS_AT_ONCE - 1) / CHANNELS_AT_ONCE;                                  \
-        FOR_EACH(i, a.images * a.points * parts) {                                                                     \
-            const int64_t p = i % a.points, image = i / a.points / parts;                                              \
-            const int64_t first = i / a.points % parts * CHANNELS_AT_ONCE;                                             \
-            axis_taps along[3];                                                                                        \
-            fill_point_##suffix(&a, image * a.points + p, along);                                                      \
-            for (int64_t ch = first; ch < first + CHANNELS_AT_ONCE && ch < a.channels; ch++) {                         \
-                const T *x = (const T *)a.x + (image * a.channels + ch) * a.plane;                                     \
-                T sum = 0;                                                                                             \
-                for (int k = 0; k < a.taps; k++) {                                                                     \
-                    double weight;                                                                                     \
-                    const int64_t at = tap_of(&a, along, k, -1, &weight);                                              \
-                    if (at >= 0) sum += (T)weight * x[at];                                                             \
-                }                                                                                                      \
-                ((T *)a.out)[(image * a.channels + ch) * a.points + p] = sum;                                          \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(sample_grid_##suffix, sample_args) {                                                                        \
-        FOR_EACH(point, a.images * a.points) {                                                                         \
-            const int64_t image = point / a.points, p = point % a.points;                                              \
-            double sum[3] = {0, 0, 0};                                                                                 \
-            axis_taps along[3];                                                                                        \
-            fill_point_##suffix(&a, point, along);                                                                     \
-            for (int k = 0; k < a.taps; k++) {                                                                         \
-                double dot = 0, slope;                                                                                 \
-                const int64_t at = tap_of(&a, along, k, -1, &slope);                                                   \
-                for (int64_t ch = image * a.channels; at >= 0 && ch < (image + 1) * a.channels; ch++)                  \
-                    dot += (double)((const T *)a.x)[ch * a.plane + at] * (double)((const T *)a.dy)[ch * a.points + p]; \
-                for (int d = 0; d < a.axes; d++) {                                                                     \
-                    (void)tap_of(&a, along, k, d, &slope);                                                             \
-                    sum[d] += slope * dot;                                                                             \
-                }                                                                                                      \
-            }                                                                                                          \
-            for (int d = 0; d < a.axes; d++) ((T *)a.out)[point * a.axes + d] = (T)sum[d];                             \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(sample_taps_##suffix, sample_args) {                                                                        \
-        FOR_EACH(point, a.images * a.points) {                                                                         \
-            const int64_t image = point / a.points;                                                                    \
-            axis_taps along[3];                                                                                        \
-            fill_point_##suffix(&a, point, along);                                                                     \
-            for (int k = 0; k < a.taps; k++) {                                                                         \
-                double weight;                                                                                         \
-                const int64_t at = tap_of(&a, along, k, -1, &weight);                                                  \
-                a.key[point * a.taps + k] = (int32_t)(at < 0 ? a.images * a.plane : image * a.plane + at);             \
-                ((T *)a.weight)[point * a.taps + k] = (T)weight;                                                       \
-            }                                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(sample_input_##suffix, sample_args) {                                                                       \
-        const int64_t count = a.images * a.points * a.taps;                                                            \
-        FOR_BLOCKS(first, count) {                                                                                     \
-            const int32_t pixel = a.key[first];                                                                        \
-            const int64_t image = pixel / a.plane;                                                                     \
-            if ((first > 0 && a.key[first - 1] == pixel) || image >= a.images) continue;                               \
-            FOR_THREADS(ch, a.channels) {                                                                              \
-                const T *dy = (const T *)a.dy + (image * a.channels + ch) * a.points;                                  \
-                T sum = 0;                                                                                             \
-                for (int64_t j = first; j < count && a.key[j] == pixel; j++)                                           \
-                    sum += ((const T *)a.weight)[a.order[j]] * dy[a.order[j] / a.taps % a.points];                     \
-                ((T *)a.out)[(image * a.channels + ch) * a.plane + pixel % a.plane] = sum;                             \
-            }                                                                                                          \
-        }                                                                                                              \
+#define TEMPLATE "cuda/kernels/grid_sample.cu"
+#include "cuda/kernels/each_f32_f64.h"
+#endif
+
+#else /* the template */
+
+DEVICE void NAME(fill_point)(const sample_args *a, int64_t point, axis_taps *along) {
+    for (int i = 0; i < a->axes; i++)
+        fill_axis(a, a->size[i], (double)((const T *)a->grid)[point * a->axes + i], sizeof(T) == sizeof(float),
+                  &along[i]);
+}
+
+KERNEL(NAME(sample), sample_args) {
+    const int64_t parts = (a.channels + CHANNELS_AT_ONCE - 1) / CHANNELS_AT_ONCE;
+    FOR_EACH(i, a.images * a.points * parts) {
+        const int64_t p = i % a.points, image = i / a.points / parts;
+        const int64_t first = i / a.points % parts * CHANNELS_AT_ONCE;
+        axis_taps along[3];
+        NAME(fill_point)(&a, image * a.points + p, along);
+        for (int64_t ch = first; ch < first + CHANNELS_AT_ONCE && ch < a.channels; ch++) {
+            const T *x = (const T *)a.x + (image * a.channels + ch) * a.plane;
+            T sum = 0;
+            for (int k = 0; k < a.taps; k++) {
+                double weight;
+                const int64_t at = tap_of(&a, along, k, -1, &weight);
+                if (at >= 0) sum += (T)weight * x[at];
+            }
+            ((T *)a.out)[(image * a.channels + ch) * a.points + p] = sum;
+        }
     }
-SAMPLE(float, f32, 1)
-SAMPLE(double, f64, 0)
+}
+
+KERNEL(NAME(sample_grid), sample_args) {
+    FOR_EACH(point, a.images * a.points) {
+        const int64_t image = point / a.points, p = point % a.points;
+        double sum[3] = {0, 0, 0};
+        axis_taps along[3];
+        NAME(fill_point)(&a, point, along);
+        for (int k = 0; k < a.taps; k++) {
+            double dot = 0, slope;
+            const int64_t at = tap_of(&a, along, k, -1, &slope);
+            for (int64_t ch = image * a.channels; at >= 0 && ch < (image + 1) * a.channels; ch++)
+                dot += (double)((const T *)a.x)[ch * a.plane + at] * (double)((const T *)a.dy)[ch * a.points + p];
+            for (int d = 0; d < a.axes; d++) {
+                (void)tap_of(&a, along, k, d, &slope);
+                sum[d] += slope * dot;
+            }
+        }
+        for (int d = 0; d < a.axes; d++) ((T *)a.out)[point * a.axes + d] = (T)sum[d];
+    }
+}
+
+KERNEL(NAME(sample_taps), sample_args) {
+    FOR_EACH(point, a.images * a.points) {
+        const int64_t image = point / a.points;
+        axis_taps along[3];
+        NAME(fill_point)(&a, point, along);
+        for (int k = 0; k < a.taps; k++) {
+            double weight;
+            const int64_t at = tap_of(&a, along, k, -1, &weight);
+            a.key[point * a.taps + k] = (int32_t)(at < 0 ? a.images * a.plane : image * a.plane + at);
+            ((T *)a.weight)[point * a.taps + k] = (T)weight;
+        }
+    }
+}
+
+KERNEL(NAME(sample_input), sample_args) {
+    const int64_t count = a.images * a.points * a.taps;
+    FOR_BLOCKS(first, count) {
+        const int32_t pixel = a.key[first];
+        const int64_t image = pixel / a.plane;
+        if ((first > 0 && a.key[first - 1] == pixel) || image >= a.images) continue;
+        FOR_THREADS(ch, a.channels) {
+            const T *dy = (const T *)a.dy + (image * a.channels + ch) * a.points;
+            T sum = 0;
+            for (int64_t j = first; j < count && a.key[j] == pixel; j++)
+                sum += ((const T *)a.weight)[a.order[j]] * dy[a.order[j] / a.taps % a.points];
+            ((T *)a.out)[(image * a.channels + ch) * a.plane + pixel % a.plane] = sum;
+        }
+    }
+}
 #endif

@@ -51,6 +51,9 @@ typedef uint16_t bf16, f16; /* their bits */
 /* Elements of something that a block shares out over its threads. */
 #define FOR_THREADS(i, count) for (int64_t i = threadIdx.x; i < (count); i += blockDim.x)
 
+/* For templates of any type: no integer is. */
+#define IS_NAN(x) ((x) != (x))
+
 /* --- places ------------------------------------------------------------------------------------------------------- */
 
 /* x / by of numbers that are not negative: in 32 bits where they fit, since 64 take a subroutine, some ten times as long,
@@ -63,6 +66,21 @@ DEVICE int64_t quotient(int64_t x, int64_t by) {
     return (int64_t)((uint32_t)x / (uint32_t)by);
 }
 DEVICE int64_t remainder_of(int64_t x, int64_t by) { return x - quotient(x, by) * by; }
+
+/* Where element i of `n` dimensions is, the first of which is the innermost. */
+DEVICE int64_t place_along(int64_t i, int n, const int64_t *dim, const int64_t *step) {
+    int64_t at = 0;
+    for (int d = 0; d < n; d++) {
+        const int64_t next = quotient(i, dim[d]);
+        at += (i - next * dim[d]) * step[d];
+        i = next;
+    }
+    return at;
+}
+
+/* Where a lane begins: `length` elements along an axis, `step` apart. A macro, since of an inlined function nvcc makes
+ * one more division. */
+#define LANE_START(lane, length, step) ((lane) / (step) * (length) * (step) + (lane) % (step))
 
 /* --- 16-bit floats, with the bits of core/dtype.h ----------------------------------------------------------------- */
 
@@ -134,14 +152,19 @@ DEVICE f16 f32_to_f16(float x) {
 /* --- what threads of a block do together -------------------------------------------------------------------------- */
 
 /* Sum and maximum over a block, in an order that depends on its size alone; every thread gets it. */
-#define BLOCK_REDUCE(name, T, start, combine)                                                                          \
+#define WARP_REDUCE(name, T, combine)                                                                                  \
     DEVICE T name(T x) {                                                                                               \
-        SHARED(T, parts, WARP);                                                                                        \
-        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;                     \
         for (int step = WARP / 2; step > 0; step /= 2) {                                                               \
             const T y = __shfl_xor_sync(0xffffffffu, x, step);                                                         \
             x = combine;                                                                                               \
         }                                                                                                              \
+        return x;                                                                                                      \
+    }
+#define BLOCK_REDUCE(name, T, start, reduce_warp)                                                                      \
+    DEVICE T name(T x) {                                                                                               \
+        SHARED(T, parts, WARP);                                                                                        \
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;                     \
+        x = reduce_warp(x);                                                                                            \
         if (warps == 1) {                                                                                              \
             __syncwarp(); /* as a barrier does: what was read before may be written after */                           \
             return x;                                                                                                  \
@@ -149,18 +172,17 @@ DEVICE f16 f32_to_f16(float x) {
         __syncthreads(); /* what an earlier reduction left has been read */                                            \
         if (lane == 0) parts[warp] = x;                                                                                \
         __syncthreads();                                                                                               \
-        x = lane < warps ? parts[lane] : (T)(start);                                                                   \
-        for (int step = WARP / 2; step > 0; step /= 2) {                                                               \
-            const T y = __shfl_xor_sync(0xffffffffu, x, step);                                                         \
-            x = combine;                                                                                               \
-        }                                                                                                              \
-        return x;                                                                                                      \
+        return reduce_warp(lane < warps ? parts[lane] : (T)(start));                                                   \
     }
 
-BLOCK_REDUCE(block_sum_f32, float, 0, x + y)
-BLOCK_REDUCE(block_sum_f64, double, 0, x + y)
-BLOCK_REDUCE(block_max_f32, float, -INFINITY, x > y ? x : y)
-BLOCK_REDUCE(block_max_f64, double, -INFINITY, x > y ? x : y)
+WARP_REDUCE(warp_sum_f32, float, x + y)
+WARP_REDUCE(warp_sum_f64, double, x + y)
+WARP_REDUCE(warp_max_f32, float, x > y ? x : y)
+WARP_REDUCE(warp_max_f64, double, x > y ? x : y)
+BLOCK_REDUCE(block_sum_f32, float, 0, warp_sum_f32)
+BLOCK_REDUCE(block_sum_f64, double, 0, warp_sum_f64)
+BLOCK_REDUCE(block_max_f32, float, -INFINITY, warp_max_f32)
+BLOCK_REDUCE(block_max_f64, double, -INFINITY, warp_max_f64)
 
 /* An element of any float type, and of any integer type. */
 #define NUMBER(name, R)                                                                                                \
@@ -187,6 +209,14 @@ DEVICE void set_number(void *p, int type, int64_t i, double x) {
     else if (type == F64) ((double *)p)[i] = x;
     else if (type == BF16) ((bf16 *)p)[i] = f32_to_bf16((float)x);
     else ((f16 *)p)[i] = f32_to_f16((float)x);
+}
+
+/* An element of any integer type becomes x, without what does not fit. */
+DEVICE void set_integer(void *p, int type, int64_t i, int64_t x) {
+    if (type == I64) ((int64_t *)p)[i] = x;
+    else if (type == I32) ((int32_t *)p)[i] = (int32_t)x;
+    else if (type == I16) ((int16_t *)p)[i] = (int16_t)x;
+    else ((uint8_t *)p)[i] = (uint8_t)x;
 }
 
 /* The first report since the host looked is kept. */

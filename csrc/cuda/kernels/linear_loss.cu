@@ -1,7 +1,7 @@
 /* linear_loss.cu -- twin of ops/losses/linear_loss.c: LinearCrossEntropy and its gradient.
  *
- * Parts of the rows, one after the other, are three products and the kernels of losses (loss.cu) between them. What all
- * losses are divided by is computed first, from the labels alone. The logits of a part are sums of the product as they
+ * Chunks of the rows, one after the other, are three products and the kernels of losses (loss.cu) between them. What all
+ * losses are divided by is computed first, from the labels alone. The logits of a chunk are sums of the product as they
  * are; their gradient takes their place, and for 16-bit operands a rounded copy is what is multiplied. Lines of both are
  * a multiple of 16 bytes long, which products like. */
 #include "cuda/kernels/loss.h"
@@ -25,8 +25,8 @@ kernel_fn linear_cross_entropy_cuda, linear_cross_entropy_grad_cuda;
 size_t linear_cross_entropy_cuda_workspace(const node *n);
 size_t linear_cross_entropy_grad_cuda_workspace(const node *n);
 
-/* So many that reading and writing the weight's gradient once a part does not count. */
-enum { PART_ROWS = 1024, PLACE = 256, LINE = 8 };
+/* So many that reading and writing the weight's gradient once a chunk does not count. */
+enum { CHUNK_ROWS = 1024, PLACE = 256, LINE = 8 };
 
 /* What the workspace is made of, in this order. */
 typedef enum place { AT_BLAS, AT_DIVISOR, AT_LOSSES, AT_LSE, AT_DBIAS, AT_LOGITS, AT_NARROW, PLACES } place;
@@ -51,7 +51,7 @@ static void *moved(const void *data, int64_t elements, dtype type) {
 
 /* Bytes of the places; returns all of them. */
 static size_t measure(dtype type, int64_t samples, int64_t width, int64_t classes, size_t bytes[PLACES]) {
-    const int64_t rows = samples < PART_ROWS ? samples : PART_ROWS, line = line_of(classes);
+    const int64_t rows = samples < CHUNK_ROWS ? samples : CHUNK_ROWS, line = line_of(classes);
     const int64_t most = rows > width ? rows : width; /* results have classes x this, or rows x width elements */
     size_t all = 0;
 
@@ -97,7 +97,7 @@ static linear linear_of(const call *k, int hidden, int bias, const tensor *to) {
     return l;
 }
 
-/* --- a part ------------------------------------------------------------------------------------------------------- */
+/* --- a chunk ------------------------------------------------------------------------------------------------------ */
 
 static gemm product_of(const linear *l, int64_t m, int64_t n, int64_t k) {
     return (gemm){.type = l->type, .wide_c = l->sums != l->type, .m = m, .n = n, .k = k, .alpha = 1};
@@ -131,7 +131,7 @@ static status compute_logits(ctx *c, const call *k, const linear *l, int64_t fro
     return cuda_product(c, k, &g);
 }
 
-/* What the gradient of a part's logits adds to those of the operands. */
+/* What the gradient of a chunk's logits adds to those of the operands. */
 static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t from, int64_t rows) {
     static kernel columns = {.name = "linear_loss_columns"};
     const void *gradient = l->at[l->sums == l->type ? AT_LOGITS : AT_NARROW];
@@ -160,27 +160,27 @@ static status spread_gradient(ctx *c, const call *k, const linear *l, int64_t fr
 }
 
 /* Goes through all rows; `losses`: theirs and their lse, else lse is known. all->each: an upstream gradient a row. */
-static status each_part(ctx *c, const call *k, const linear *l, const loss_args *all, bool losses) {
+static status each_chunk(ctx *c, const call *k, const linear *l, const loss_args *all, bool losses) {
     const bool gradients = tensor_present(&l->to[0]) || tensor_present(&l->to[1]) || tensor_present(&l->to[2]);
     const bool narrow = l->sums != l->type;
 
-    for (int64_t from = 0; from < l->samples; from += PART_ROWS) {
-        loss_args part = *all;
-        part.samples = l->samples - from < PART_ROWS ? l->samples - from : PART_ROWS;
-        part.x = l->at[AT_LOGITS];
-        part.line = l->line;
-        part.labels = moved(all->labels, from, (dtype)all->label_type);
-        part.lse = moved(all->lse, from, F64);
-        part.losses = moved(all->losses, from, F64);
-        if (all->each) part.dloss = moved(all->dloss, from, (dtype)all->dloss_type);
-        TRY(compute_logits(c, k, l, from, part.samples));
-        if (losses) TRY(loss_run(c, k, l->sums, &part));
+    for (int64_t from = 0; from < l->samples; from += CHUNK_ROWS) {
+        loss_args chunk = *all;
+        chunk.samples = l->samples - from < CHUNK_ROWS ? l->samples - from : CHUNK_ROWS;
+        chunk.x = l->at[AT_LOGITS];
+        chunk.line = l->line;
+        chunk.labels = moved(all->labels, from, (dtype)all->label_type);
+        chunk.lse = moved(all->lse, from, F64);
+        chunk.losses = moved(all->losses, from, F64);
+        if (all->each) chunk.dloss = moved(all->dloss, from, (dtype)all->dloss_type);
+        TRY(compute_logits(c, k, l, from, chunk.samples));
+        if (losses) TRY(loss_run(c, k, l->sums, &chunk));
         if (!gradients) continue;
-        part.out = !narrow || tensor_present(&l->to[2]) ? l->at[AT_LOGITS] : NULL;
-        part.narrow = narrow ? l->at[AT_NARROW] : NULL;
-        part.narrow_type = l->type;
-        TRY(loss_grad_run(c, k, l->sums, &part));
-        TRY(spread_gradient(c, k, l, from, part.samples));
+        chunk.out = !narrow || tensor_present(&l->to[2]) ? l->at[AT_LOGITS] : NULL;
+        chunk.narrow = narrow ? l->at[AT_NARROW] : NULL;
+        chunk.narrow_type = l->type;
+        TRY(loss_grad_run(c, k, l->sums, &chunk));
+        TRY(spread_gradient(c, k, l, from, chunk.samples));
     }
     return OK;
 }
@@ -206,7 +206,7 @@ status linear_cross_entropy_cuda(ctx *c, const call *k) {
     join.out = k->out[LOSS].data;
     join.divisor = NULL;
     TRY(loss_divisor_run(c, k, &all));
-    TRY(each_part(c, k, &l, &all, true));
+    TRY(each_chunk(c, k, &l, &all, true));
     return loss_join_run(c, k, k->out[LOSS].type, &join);
 }
 
@@ -218,7 +218,7 @@ status linear_cross_entropy_grad_cuda(ctx *c, const call *k) {
     all.dloss = k->in[DLOSS].data;
     all.dloss_type = k->in[DLOSS].type;
     TRY(loss_divisor_run(c, k, &all));
-    return each_part(c, k, &l, &all, false);
+    return each_chunk(c, k, &l, &all, false);
 }
 #endif
 
@@ -230,7 +230,7 @@ KERNEL(linear_loss_fill, bias_args) {
     }
 }
 
-/* A thread has a column; parts add up in their order. */
+/* A thread has a column; chunks add up in their order. */
 KERNEL(linear_loss_columns, bias_args) {
     FOR_EACH(column, a.classes) {
         double total = a.first ? 0 : a.total[column];

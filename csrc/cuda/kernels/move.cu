@@ -3,6 +3,7 @@
  *
  * Where neighbours stay together they are moved as one word, of up to 16 bytes. Where the neighbours of one side are not
  * those of the other a block moves a square through shared memory, so that both are read and written together. */
+#ifndef W
 #include "cuda/kernels/kernel.h"
 #include "cuda/kernels/pieces.h"
 
@@ -191,13 +192,6 @@ DEVICE int64_t reversed(const reverse_args *a, int64_t i) {
     return i + (length - 1 - 2 * time) * a->inner * (a->time_first ? a->second : 1);
 }
 
-#define REVERSE(name, T)                                                                                               \
-    KERNEL(name, reverse_args) { FOR_EACH(i, a.count)((T *)a.to)[i] = ((const T *)a.from)[reversed(&a, i)]; }
-REVERSE(reverse_1, uint8_t)
-REVERSE(reverse_2, uint16_t)
-REVERSE(reverse_4, uint32_t)
-REVERSE(reverse_8, uint64_t)
-
 /* Where element i of the dimensions up to `last` is, without dimension `without`, which may be none. */
 DEVICE void find(const move_args *a, int64_t i, int last, int without, int64_t *to, int64_t *from) {
     for (int d = last; d >= 0; d--) {
@@ -209,19 +203,6 @@ DEVICE void find(const move_args *a, int64_t i, int last, int without, int64_t *
     }
 }
 
-#define MOVE(name, T)                                                                                                  \
-    KERNEL(name, move_args) {                                                                                          \
-        FOR_EACH(i, a.count) {                                                                                         \
-            int64_t to = 0, from = 0;                                                                                  \
-            find(&a, i, a.rank - 1, -1, &to, &from);                                                                   \
-            ((T *)a.to)[to] = ((const T *)a.from)[from];                                                               \
-        }                                                                                                              \
-    }
-MOVE(move_1, uint8_t)
-MOVE(move_2, uint16_t)
-MOVE(move_4, uint32_t)
-MOVE(move_8, uint64_t)
-
 KERNEL(move_16, move_args) {
     FOR_EACH(i, a.count) {
         int64_t to = 0, from = 0;
@@ -232,37 +213,47 @@ KERNEL(move_16, move_args) {
     }
 }
 
-/* Neighbours of `from` go down a column of the square, those of a row go to neighbours of `to`. */
-#define TURN(name, T)                                                                                                  \
-    KERNEL(name, move_args) {                                                                                          \
-        enum { SIDE = SIDE_OF(sizeof(T)), ROWS = TURNERS / SIDE, LINE = SIDE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1) };  \
-        SHARED(T, square, SIDE * LINE);                                                                                \
-        const int last = a.rank - 1, own = threadIdx.x % SIDE, row = threadIdx.x / SIDE;                               \
-        const int64_t high = a.dim[a.across], wide = a.dim[last];                                                      \
-        const int64_t down = (high + SIDE - 1) / SIDE, along = (wide + SIDE - 1) / SIDE;                               \
-        const int64_t others = quotient(a.count, high * wide);                                                         \
-        FOR_BLOCKS(task, others * down * along) {                                                                      \
-            const int64_t line = quotient(task, along), x = (task - line * along) * SIDE;                              \
-            const int64_t o = quotient(line, down), y = (line - o * down) * SIDE;                                      \
-            int64_t to = 0, from = 0;                                                                                  \
-            find(&a, o, last - 1, a.across, &to, &from);                                                               \
-            T mine[SIDE / ROWS];                                                                                       \
-            UNROLL for (int i = 0; i < SIDE / ROWS; i++) { /* all on their way at the same time */                     \
-                const int64_t at = x + row + i * ROWS;                                                                 \
-                mine[i] =                                                                                              \
-                    at < wide && y + own < high ? ((const T *)a.from)[from + at * a.from_step[last] + y + own] : 0;    \
-            }                                                                                                          \
-            UNROLL for (int i = 0; i < SIDE / ROWS; i++) square[(row + i * ROWS) * LINE + own] = mine[i];              \
-            __syncthreads();                                                                                           \
-            UNROLL for (int i = 0; i < SIDE; i += ROWS) {                                                              \
-                if (y + row + i < high && x + own < wide)                                                              \
-                    ((T *)a.to)[to + (y + row + i) * a.to_step[a.across] + x + own] = square[own * LINE + row + i];    \
-            }                                                                                                          \
-            __syncthreads();                                                                                           \
-        }                                                                                                              \
+#define TEMPLATE "cuda/kernels/move.cu"
+#include "cuda/kernels/each_word.h"
+#endif
+
+#else /* the template */
+
+KERNEL(NAME(reverse), reverse_args) { FOR_EACH(i, a.count)((W *)a.to)[i] = ((const W *)a.from)[reversed(&a, i)]; }
+
+KERNEL(NAME(move), move_args) {
+    FOR_EACH(i, a.count) {
+        int64_t to = 0, from = 0;
+        find(&a, i, a.rank - 1, -1, &to, &from);
+        ((W *)a.to)[to] = ((const W *)a.from)[from];
     }
-TURN(turn_1, uint8_t)
-TURN(turn_2, uint16_t)
-TURN(turn_4, uint32_t)
-TURN(turn_8, uint64_t)
+}
+
+/* Neighbours of `from` go down a column of the square, those of a row go to neighbours of `to`. */
+KERNEL(NAME(turn), move_args) {
+    enum { SIDE = SIDE_OF(sizeof(W)), ROWS = TURNERS / SIDE, LINE = SIDE + (sizeof(W) < 4 ? 4 / sizeof(W) : 1) };
+    SHARED(W, square, SIDE * LINE);
+    const int last = a.rank - 1, own = threadIdx.x % SIDE, row = threadIdx.x / SIDE;
+    const int64_t high = a.dim[a.across], wide = a.dim[last];
+    const int64_t down = (high + SIDE - 1) / SIDE, along = (wide + SIDE - 1) / SIDE;
+    const int64_t others = quotient(a.count, high * wide);
+    FOR_BLOCKS(task, others * down * along) {
+        const int64_t line = quotient(task, along), x = (task - line * along) * SIDE;
+        const int64_t o = quotient(line, down), y = (line - o * down) * SIDE;
+        int64_t to = 0, from = 0;
+        find(&a, o, last - 1, a.across, &to, &from);
+        W mine[SIDE / ROWS];
+        UNROLL for (int i = 0; i < SIDE / ROWS; i++) { /* all on their way at the same time */
+            const int64_t at = x + row + i * ROWS;
+            mine[i] = at < wide && y + own < high ? ((const W *)a.from)[from + at * a.from_step[last] + y + own] : 0;
+        }
+        UNROLL for (int i = 0; i < SIDE / ROWS; i++) square[(row + i * ROWS) * LINE + own] = mine[i];
+        __syncthreads();
+        UNROLL for (int i = 0; i < SIDE; i += ROWS) {
+            if (y + row + i < high && x + own < wide)
+                ((W *)a.to)[to + (y + row + i) * a.to_step[a.across] + x + own] = square[own * LINE + row + i];
+        }
+        __syncthreads();
+    }
+}
 #endif

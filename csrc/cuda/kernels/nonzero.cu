@@ -1,7 +1,7 @@
 /* nonzero.cu -- twin of ops/movement/nonzero.c: how many elements are not 0, and where. One block goes through all of them, in
- * stretches. */
+ * chunks. */
+#include "cuda/kernels/chunks.h"
 #include "cuda/kernels/kernel.h"
-#include "cuda/kernels/stretches.h"
 
 typedef struct nonzero_args {
     const void *x;
@@ -28,14 +28,14 @@ static nonzero_args args_of(const call *k) {
 status nonzero_count_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "nonzero_count"};
     const nonzero_args a = args_of(k);
-    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, CHUNKS}, &a);
 }
 
 status nonzero_sized_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "nonzero_sized"};
     nonzero_args a = args_of(k);
     a.count = node_int(k->node, "count");
-    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, CHUNKS}, &a);
 }
 #endif
 
@@ -44,7 +44,7 @@ DEVICE int is_set(const nonzero_args *a, int64_t i) {
     return a->type <= F16 ? number_f64(a->x, a->type, i) != 0 : integer_at(a->x, a->type, i) != 0;
 }
 
-DEVICE int64_t count_stretch(const nonzero_args *a, int64_t begin, int64_t end) {
+DEVICE int64_t count_chunk(const nonzero_args *a, int64_t begin, int64_t end) {
     int64_t n = 0;
     for (int64_t i = begin; i < end; i++) n += is_set(a, i);
     return n;
@@ -52,17 +52,17 @@ DEVICE int64_t count_stretch(const nonzero_args *a, int64_t begin, int64_t end) 
 
 KERNEL(nonzero_count, nonzero_args) {
     int64_t all;
-    (void)sum_before(count_stretch(&a, stretch_begin(a.total), stretch_end(a.total)), &all);
+    (void)sum_before(count_chunk(&a, own_begin(a.total), own_end(a.total)), &all);
     if (threadIdx.x == 0) *a.out = all;
 }
 
 /* What is found beyond the places there are room for is left out, and reported. */
 KERNEL(nonzero_sized, nonzero_args) {
-    const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
+    const int64_t begin = own_begin(a.total), end = own_end(a.total);
     int64_t found, all;
 
     FOR_THREADS(i, a.count * a.rank) a.out[i] = 0;
-    found = sum_before(count_stretch(&a, begin, end), &all);
+    found = sum_before(count_chunk(&a, begin, end), &all);
     if (all != a.count && threadIdx.x == 0) report(a.fault, FAULT_COUNT, a.node, all, a.count);
     for (int64_t i = begin; i < end; i++) {
         int64_t rest = i;

@@ -3,7 +3,7 @@
  * The tensors of a launch are in its argument, so that nothing has to be copied to the GPU first: MOST_ROWS of them, of
  * any sizes, but of one combination of types. What depends on a step's number, the loss scale, an overflow or a norm
  * is read where it is. */
-#ifndef T
+#ifndef A
 #include "cuda/kernels/kernel.h"
 
 #define AT_ONCE ROW_PIECE
@@ -219,9 +219,9 @@ DEVICE double grad_of(const update_args *a) {
     return grad;
 }
 
-/* Of every rule: the factors of a tensor at a step (0: it is not counted), in double; their names in the arithmetic's
- * type A; and what is done to one element, from its weight p, gradient g and states s, which are 0 where there
- * are none. */
+/* Of every rule: the factors of a tensor at a step (0: it is not counted), in double; for the template, their names in
+ * the arithmetic's type A, and what is done to one element, from its weight p, gradient g and states s, which are 0
+ * where there are none. */
 enum { ADAM_MODE, ADAM_LR, ADAM_BETA_1, ADAM_BETA_2, ADAM_EPS, ADAM_DECAY, ADAM_CORRECTS };
 enum { ADAM_L2, ADAMW_TRANSFORMERS, ADAMW_TORCH };
 
@@ -241,15 +241,15 @@ DEVICE void adam_factors(const update_args *a, double step, double *f) {
     f[8] = mode == ADAMW_TORCH ? 1 - lr * decay : 1;
     f[9] = mode == ADAMW_TRANSFORMERS ? lr * decay : 0;
 }
-#define ADAM_NAMES(A)                                                                                                  \
+#define ADAM_NAMES                                                                                                     \
     const A grad = (A)f[0], l2 = (A)f[1], take_1 = (A)f[2], keep_2 = (A)f[3], take_2 = (A)f[4], rate = (A)f[5];        \
     const A root = (A)f[6], eps = (A)f[7], before = (A)f[8], after = (A)f[9];
-#define ADAM_ELEMENT(A, SQRT_OF)                                                                                       \
+#define ADAM_ELEMENT                                                                                                   \
     const A d = grad * g + l2 * p;                                                                                     \
     s[0] += take_1 * (d - s[0]);                                                                                       \
     s[1] = keep_2 * s[1] + take_2 * d * d;                                                                             \
     s[2] = row.s[2] && s[2] > s[1] ? s[2] : s[1];                                                                      \
-    p = before * p - rate * s[0] / (SQRT_OF(s[2]) / root + eps);                                                       \
+    p = before * p - rate * s[0] / (SQRT(s[2]) / root + eps);                                                          \
     p -= after * p;
 
 enum { SGD_LR, SGD_MOMENTUM, SGD_DAMPENING, SGD_DECAY, SGD_NESTEROV };
@@ -264,10 +264,10 @@ DEVICE void sgd_factors(const update_args *a, double step, double *f) {
     f[4] = rate_of(a, SGD_LR);
     f[5] = s[SGD_NESTEROV];
 }
-#define SGD_NAMES(A)                                                                                                   \
+#define SGD_NAMES                                                                                                      \
     const A grad = (A)f[0], l2 = (A)f[1], keep = (A)f[2], take = (A)f[3], rate = (A)f[4];                              \
     const int look_ahead = f[5] != 0;
-#define SGD_ELEMENT(A, SQRT_OF)                                                                                        \
+#define SGD_ELEMENT                                                                                                    \
     const A d = grad * g + l2 * p;                                                                                     \
     s[0] = keep * s[0] + take * d;                                                                                     \
     p -= rate * (!row.s[0] ? d : look_ahead ? d + keep * s[0] : s[0]);
@@ -281,11 +281,11 @@ DEVICE void adagrad_factors(const update_args *a, double step, double *f) {
     f[2] = rate_of(a, ADAGRAD_LR) / (1 + (step - 1) * s[ADAGRAD_LR_DECAY]);
     f[3] = s[ADAGRAD_EPS];
 }
-#define ADAGRAD_NAMES(A) const A grad = (A)f[0], l2 = (A)f[1], rate = (A)f[2], eps = (A)f[3];
-#define ADAGRAD_ELEMENT(A, SQRT_OF)                                                                                    \
+#define ADAGRAD_NAMES const A grad = (A)f[0], l2 = (A)f[1], rate = (A)f[2], eps = (A)f[3];
+#define ADAGRAD_ELEMENT                                                                                                \
     const A d = grad * g + l2 * p;                                                                                     \
     s[0] += d * d;                                                                                                     \
-    p -= rate * (d / (SQRT_OF(s[0]) + eps));
+    p -= rate * (d / (SQRT(s[0]) + eps));
 
 enum { LAMB_LR, LAMB_BETA_1, LAMB_BETA_2, LAMB_EPS, LAMB_DECAY, LAMB_CORRECTS };
 
@@ -302,20 +302,20 @@ DEVICE void lamb_factors(const update_args *a, double step, double *f) {
     f[7] = s[LAMB_DECAY];
     f[8] = rate_of(a, LAMB_LR);
 }
-#define LAMB_DIRECTION(SQRT_OF) (mean * s[0] / (SQRT_OF(s[1]) / root + eps) + l2 * p)
-#define LAMB_NAMES(A) const A mean = (A)f[4], root = (A)f[5], eps = (A)f[6], l2 = (A)f[7], rate = (A)f[8];
-#define LAMB_ELEMENT(A, SQRT_OF)                                                                                       \
+#define LAMB_DIRECTION (mean * s[0] / (SQRT(s[1]) / root + eps) + l2 * p)
+#define LAMB_NAMES const A mean = (A)f[4], root = (A)f[5], eps = (A)f[6], l2 = (A)f[7], rate = (A)f[8];
+#define LAMB_ELEMENT                                                                                                   \
     (void)g;                                                                                                           \
-    p -= rate * LAMB_DIRECTION(SQRT_OF);
+    p -= rate * LAMB_DIRECTION;
 
-#define LAMB_MEASURE_NAMES(A)                                                                                          \
+#define LAMB_MEASURE_NAMES                                                                                             \
     const A grad = (A)f[0], take_1 = (A)f[1], keep_2 = (A)f[2], take_2 = (A)f[3];                                      \
     const A mean = (A)f[4], root = (A)f[5], eps = (A)f[6], l2 = (A)f[7];
-#define LAMB_MEASURE_ELEMENT(A, SQRT_OF)                                                                               \
+#define LAMB_MEASURE_ELEMENT                                                                                           \
     const A d = grad * g;                                                                                              \
     s[0] += take_1 * (d - s[0]);                                                                                       \
     s[1] = keep_2 * s[1] + take_2 * d * d;                                                                             \
-    const A u = LAMB_DIRECTION(SQRT_OF);                                                                               \
+    const A u = LAMB_DIRECTION;                                                                                        \
     weights += (double)p * p;                                                                                          \
     steps += (double)u * u;
 
@@ -331,109 +331,8 @@ DEVICE void lamb_scale(const update_args *a, int row, double *f) {
     if (weights > 0 && steps > 0) f[8] *= sqrt(weights / steps);
 }
 
-#define NOTHING(...)
-
-/* --- kernels ------------------------------------------------------------------------------------------------------ */
-
-/* What follows is done for every chunk of a launch: elements [begin, end) of the row `at`, with factors f. */
-#define FOR_CHUNKS(FACTORS_OF, SCALE, ...)                                                                             \
-    SHARED(double, f, MOST_FACTORS);                                                                                   \
-    const int skip = a.overflow && *a.overflow != 0;                                                                   \
-    FOR_BLOCKS(chunk, a.cut.first[a.cut.n]) {                                                                          \
-        const int at = row_of(a.cut.first, a.cut.n, chunk);                                                            \
-        const update_row row = a.rows[at];                                                                             \
-        const int64_t grown = a.grown ? (row.count + SUM_PARTS - 1) / SUM_PARTS : 0;                                   \
-        const int64_t each = grown > CHUNK ? grown : CHUNK, begin = (chunk - a.cut.first[at]) * each;                  \
-        const int64_t end = begin + each < row.count ? begin + each : row.count;                                       \
-        __syncthreads(); /* those of the chunk before have been read */                                                \
-        if (threadIdx.x == 0) {                                                                                        \
-            FACTORS_OF(&a, row.counter ? number_f64(row.counter, a.counter_type, 0) : 0, f);                           \
-            SCALE(&a, at, f);                                                                                          \
-        }                                                                                                              \
-        __syncthreads();                                                                                               \
-        __VA_ARGS__                                                                                                    \
-    }
-
-/* A piece's values, of a tensor's own type, of which there may be more than one, and those of one element. */
-#define READ_VALUES(A, TAKE_OF)                                                                                        \
-    A ps[AT_ONCE], gs[AT_ONCE], states[3][AT_ONCE];                                                                    \
-    if (row.exact) TAKE_OF(row.exact, F32, i, begin, end, ps);                                                         \
-    else TAKE_OF(row.p, OWN_TYPE(a.type), i, begin, end, ps);                                                          \
-    TAKE_OF(row.g, OWN_TYPE(a.grad_type), i, begin, end, gs);                                                          \
-    UNROLL for (int k = 0; k < 3; k++) {                                                                               \
-        if (row.s[k]) {                                                                                                \
-            TAKE_OF(row.s[k], OWN_TYPE(a.state_type), i, begin, end, states[k]);                                       \
-        } else {                                                                                                       \
-            UNROLL for (int j = 0; j < AT_ONCE; j++) states[k][j] = 0;                                                 \
-        }                                                                                                              \
-    }
-#define READ_ELEMENT(A)                                                                                                \
-    A p = ps[j];                                                                                                       \
-    const A g = gs[j];                                                                                                 \
-    A s[3] = {states[0][j], states[1][j], states[2][j]};
-#define WRITE_ELEMENT                                                                                                  \
-    ps[j] = p;                                                                                                         \
-    UNROLL for (int k = 0; k < 3; k++) states[k][j] = s[k];
-#define WRITE_STATES(GIVE_OF)                                                                                          \
-    UNROLL for (int k = 0; k < 3; k++) if (row.s[k])                                                                   \
-        GIVE_OF(row.s[k], OWN_TYPE(a.state_type), i, begin, end, states[k]);
-
-/* Where the step is left out gradients are cleared nevertheless. */
-#define UPDATE(name, A, SQRT_OF, TAKE_OF, GIVE_OF, FACTORS_OF, SCALE, NAMES, ELEMENT, WRITES_STATES)                   \
-    KERNEL(name, update_args) {                                                                                        \
-        FOR_CHUNKS(FACTORS_OF, SCALE, {                                                                                \
-            NAMES(A)                                                                                                   \
-            FOR_PIECES(i, begin, end) {                                                                                \
-                if (!skip) {                                                                                           \
-                    READ_VALUES(A, TAKE_OF)                                                                             \
-                    EACH_OF(j, i, begin, end) {                                                                        \
-                        READ_ELEMENT(A)                                                                                \
-                        ELEMENT(A, SQRT_OF)                                                                            \
-                        WRITE_ELEMENT                                                                                  \
-                    }                                                                                                  \
-                    WRITES_STATES(GIVE_OF)                                                                             \
-                    if (row.exact) GIVE_OF(row.exact, F32, i, begin, end, ps);                                         \
-                    GIVE_OF(row.p, OWN_TYPE(a.type), i, begin, end, ps);                                               \
-    }                                                                                                                  \
-    if (a.clear) {                                                                                                     \
-        const A none[AT_ONCE] = {0};                                                                                   \
-        GIVE_OF(row.g, OWN_TYPE(a.grad_type), i, begin, end, none);                                                    \
-    }                                                                                                                  \
-    }                                                                                                                  \
-    })                                                                                                                 \
-    }
-#define MEASURE(name, A, SQRT_OF, TAKE_OF, GIVE_OF, FACTORS_OF, NAMES, ELEMENT)                                        \
-    KERNEL(name, update_args) {                                                                                        \
-        FOR_CHUNKS(FACTORS_OF, NOTHING, {                                                                              \
-            NAMES(A)                                                                                                   \
-            double weights = 0, steps = 0;                                                                             \
-            if (!skip)                                                                                                 \
-                FOR_PIECES(i, begin, end){READ_VALUES(A, TAKE_OF) EACH_OF(j, i, begin, end){READ_ELEMENT(A) ELEMENT(   \
-                    A, SQRT_OF) WRITE_ELEMENT} WRITE_STATES(GIVE_OF)} weights = block_sum_f64(weights);                \
-            steps = block_sum_f64(steps);                                                                              \
-            if (threadIdx.x == 0) {                                                                                    \
-                a.room[2 * chunk] = weights;                                                                           \
-                a.room[2 * chunk + 1] = steps;                                                                         \
-            }                                                                                                          \
-        })                                                                                                             \
-    }
-
-/* The kernels of all rules, for elements that are read so. */
-#define RULES(FULL, A, SQRT_OF, TAKE_OF, GIVE_OF)                                                                      \
-    UPDATE(FULL(adam), A, SQRT_OF, TAKE_OF, GIVE_OF, adam_factors, NOTHING, ADAM_NAMES, ADAM_ELEMENT, WRITE_STATES)    \
-    UPDATE(FULL(sgd), A, SQRT_OF, TAKE_OF, GIVE_OF, sgd_factors, NOTHING, SGD_NAMES, SGD_ELEMENT, WRITE_STATES)        \
-    UPDATE(FULL(adagrad), A, SQRT_OF, TAKE_OF, GIVE_OF, adagrad_factors, NOTHING, ADAGRAD_NAMES, ADAGRAD_ELEMENT,      \
-           WRITE_STATES)                                                                                               \
-    MEASURE(FULL(lamb_measure), A, SQRT_OF, TAKE_OF, GIVE_OF, lamb_factors, LAMB_MEASURE_NAMES, LAMB_MEASURE_ELEMENT)  \
-    UPDATE(FULL(lamb), A, SQRT_OF, TAKE_OF, GIVE_OF, lamb_factors, lamb_scale, LAMB_NAMES, LAMB_ELEMENT, NOTHING)
-
-/* Types differ, or there are exact weights. */
-#define MIXED_F32(f) f##_mixed_f32
-#define MIXED_F64(f) f##_mixed_f64
-#define OWN_TYPE(type) type
-RULES(MIXED_F32, float, sqrtf, take_float, give_float)
-RULES(MIXED_F64, double, sqrt, take_double, give_double)
-#undef OWN_TYPE
+/* What a rule's kernel writes. */
+enum { STATES = 1, WEIGHTS = 2, SUMS = 4 };
 
 KERNEL(squares_join, squares_args) {
     FOR_EACH(i, a.cut.n) {
@@ -444,6 +343,37 @@ KERNEL(squares_join, squares_args) {
     }
 }
 
+/* --- kernels ------------------------------------------------------------------------------------------------------ */
+
+/* Types differ, or there are exact weights. */
+#define OWN_TYPE(type) type
+
+#define MIXED(f) f##_mixed_f32
+#define NAME(f) MIXED(f)
+#define A float
+#define SQRT sqrtf
+#define TAKE take_float
+#define GIVE give_float
+#include "cuda/kernels/optim.cu"
+#undef MIXED
+#undef A
+#undef SQRT
+#undef TAKE
+#undef GIVE
+
+#define MIXED(f) f##_mixed_f64
+#define A double
+#define SQRT sqrt
+#define TAKE take_double
+#define GIVE give_double
+#include "cuda/kernels/optim.cu"
+#undef NAME
+#undef A
+#undef SQRT
+#undef TAKE
+#undef GIVE
+#undef OWN_TYPE
+
 /* All are of one type. */
 #define OWN_TYPE(type) TYPE
 #define TEMPLATE "cuda/kernels/optim.cu"
@@ -452,8 +382,71 @@ KERNEL(squares_join, squares_args) {
 
 #else /* the template */
 
-RULES(NAME, A, SQRT, TAKE, GIVE)
+/* A piece's values, of a tensor's own type, of which there may be more than one. */
+DEVICE void NAME(read_values)(const update_args *a, const update_row *row, int64_t i, int64_t begin, int64_t end,
+                              A p[AT_ONCE], A g[AT_ONCE], A s[3][AT_ONCE]) {
+    (void)a;
+    if (row->exact) TAKE(row->exact, F32, i, begin, end, p);
+    else TAKE(row->p, OWN_TYPE(a->type), i, begin, end, p);
+    TAKE(row->g, OWN_TYPE(a->grad_type), i, begin, end, g);
+    UNROLL for (int k = 0; k < 3; k++) {
+        if (row->s[k]) {
+            TAKE(row->s[k], OWN_TYPE(a->state_type), i, begin, end, s[k]);
+        } else {
+            UNROLL for (int j = 0; j < AT_ONCE; j++) s[k][j] = 0;
+        }
+    }
+}
 
+DEVICE void NAME(write_states)(const update_args *a, const update_row *row, int64_t i, int64_t begin, int64_t end,
+                               A s[3][AT_ONCE]) {
+    (void)a;
+    UNROLL for (int k = 0; k < 3; k++) if (row->s[k]) GIVE(row->s[k], OWN_TYPE(a->state_type), i, begin, end, s[k]);
+}
+
+DEVICE void NAME(write_weights)(const update_args *a, const update_row *row, int64_t i, int64_t begin, int64_t end,
+                                const A p[AT_ONCE]) {
+    (void)a;
+    if (row->exact) GIVE(row->exact, F32, i, begin, end, p);
+    GIVE(row->p, OWN_TYPE(a->type), i, begin, end, p);
+}
+
+#define RULE adam
+#define FACTORS(row, step) adam_factors(&a, step, f)
+#define NAMES ADAM_NAMES
+#define ELEMENT ADAM_ELEMENT
+#define WRITES (STATES | WEIGHTS)
+#include "cuda/kernels/optim_rule.h"
+
+#define RULE sgd
+#define FACTORS(row, step) sgd_factors(&a, step, f)
+#define NAMES SGD_NAMES
+#define ELEMENT SGD_ELEMENT
+#define WRITES (STATES | WEIGHTS)
+#include "cuda/kernels/optim_rule.h"
+
+#define RULE adagrad
+#define FACTORS(row, step) adagrad_factors(&a, step, f)
+#define NAMES ADAGRAD_NAMES
+#define ELEMENT ADAGRAD_ELEMENT
+#define WRITES (STATES | WEIGHTS)
+#include "cuda/kernels/optim_rule.h"
+
+#define RULE lamb_measure
+#define FACTORS(row, step) lamb_factors(&a, step, f)
+#define NAMES LAMB_MEASURE_NAMES
+#define ELEMENT LAMB_MEASURE_ELEMENT
+#define WRITES (STATES | SUMS)
+#include "cuda/kernels/optim_rule.h"
+
+#define RULE lamb
+#define FACTORS(row, step) (lamb_factors(&a, step, f), lamb_scale(&a, row, f))
+#define NAMES LAMB_NAMES
+#define ELEMENT LAMB_ELEMENT
+#define WRITES WEIGHTS
+#include "cuda/kernels/optim_rule.h"
+
+#ifdef TYPE
 KERNEL(NAME(squares), squares_args) {
     FOR_BLOCKS(chunk, a.cut.first[a.cut.n]) {
         const int at = row_of(a.cut.first, a.cut.n, chunk);
@@ -471,4 +464,5 @@ KERNEL(NAME(squares), squares_args) {
         if (threadIdx.x == 0) a.room[(int64_t)at * SUM_PARTS + part] = total;
     }
 }
+#endif
 #endif

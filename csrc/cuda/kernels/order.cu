@@ -1,10 +1,10 @@
 /* order.cu -- a stable radix sort of numbers by their keys, a digit of 8 bits at a time, the lowest first.
  *
- * A block has a chunk of the numbers, a warp of it a stretch of them, which it takes 32 at a time: lanes of one digit find
+ * A block has a chunk of the numbers, a warp of it a share of them, which it takes 32 at a time: lanes of one digit find
  * each other by ballots, so each knows how many are before it, and the first of them counts them all. Nothing is counted
  * by atomics, and numbers stay in their order. */
+#include "cuda/kernels/chunks.h"
 #include "cuda/kernels/kernel.h"
-#include "cuda/kernels/stretches.h"
 
 typedef struct order_args {
     const int32_t *key, *index; /* index: NULL where every number is at its own place */
@@ -14,7 +14,7 @@ typedef struct order_args {
 } order_args;
 
 enum { DIGIT = 8, DIGITS = 1 << DIGIT, ORDER_CHUNK = 2048 };
-enum { ORDER_WARPS = DIGITS / WARP, ORDER_STRETCH = ORDER_CHUNK / ORDER_WARPS }; /* a thread has a digit, too */
+enum { ORDER_WARPS = DIGITS / WARP, ORDER_SHARE = ORDER_CHUNK / ORDER_WARPS }; /* a thread has a digit, too */
 
 #ifdef ORT_HOST
 #include "cuda/kernels/order.h"
@@ -42,7 +42,7 @@ status cuda_order_by(ctx *c, const call *k, void *work, int64_t count, int64_t l
         a.key_out = keys[!now];
         a.index_out = indices[!now];
         TRY(cuda_launch(c, k, &counting, chunks, &a));
-        TRY(cuda_launch(c, k, &adding, (geometry){a.chunks ? 1 : 0, STRETCHES}, &a));
+        TRY(cuda_launch(c, k, &adding, (geometry){a.chunks ? 1 : 0, CHUNKS}, &a));
         TRY(cuda_launch(c, k, &placing, chunks, &a));
         now = !now;
         a.shift += DIGIT;
@@ -71,10 +71,10 @@ typedef struct order_lane {
     uint32_t equal; /* the lanes whose numbers have this digit, a bit each */
 } order_lane;
 
-/* Round `round` of the warp's stretch of a chunk; all of the warp's lanes call this. */
+/* Round `round` of the warp's share of a chunk; all of the warp's lanes call this. */
 DEVICE order_lane take_numbers(const order_args *a, int64_t chunk, int round) {
-    order_lane l = {chunk * ORDER_CHUNK + threadIdx.x / WARP * ORDER_STRETCH + round * WARP + threadIdx.x % WARP, 0, 0,
-                    0, 0};
+    order_lane l = {chunk * ORDER_CHUNK + threadIdx.x / WARP * ORDER_SHARE + round * WARP + threadIdx.x % WARP, 0, 0, 0,
+                    0};
 
     l.is_there = l.at < a->count;
     if (l.is_there) l.key = a->key[l.at];
@@ -87,7 +87,7 @@ DEVICE order_lane take_numbers(const order_args *a, int64_t chunk, int round) {
     return l;
 }
 
-/* The number's place among those of its digit in the warp's stretch, from `next` of each digit on, which goes on; all of
+/* The number's place among those of its digit in the warp's share, from `next` of each digit on, which goes on; all of
  * the block's threads call this. */
 DEVICE int32_t rank_of(const order_lane *l, int32_t *next) {
     const uint32_t before = l->equal & ((1u << threadIdx.x % WARP) - 1);
@@ -99,12 +99,12 @@ DEVICE int32_t rank_of(const order_lane *l, int32_t *next) {
     return first + bits_in(before);
 }
 
-/* Counts of each digit in each warp's stretch. */
+/* Counts of each digit in each warp's share. */
 DEVICE void count_digits(const order_args *a, int64_t chunk, int32_t *counts) {
     __syncthreads(); /* those of the chunk before have been read */
     for (int warp = 0; warp < ORDER_WARPS; warp++) counts[warp * DIGITS + threadIdx.x] = 0;
     __syncthreads();
-    NOT_UNROLLED for (int round = 0; round < ORDER_STRETCH / WARP; round++) {
+    NOT_UNROLLED for (int round = 0; round < ORDER_SHARE / WARP; round++) {
         const order_lane l = take_numbers(a, chunk, round);
         (void)rank_of(&l, counts + threadIdx.x / WARP * DIGITS);
     }
@@ -123,7 +123,7 @@ KERNEL(order_count, order_args) {
 
 /* Counts, by digit and then chunk, become what is before each. */
 KERNEL(order_scan, order_args) {
-    const int64_t begin = stretch_begin(DIGITS * a.chunks), end = stretch_end(DIGITS * a.chunks);
+    const int64_t begin = own_begin(DIGITS * a.chunks), end = own_end(DIGITS * a.chunks);
     int64_t mine = 0, all;
 
     for (int64_t i = begin; i < end; i++) mine += a.counts[i];
@@ -146,7 +146,7 @@ KERNEL(order_place, order_args) {
             to += count;
         }
         __syncthreads();
-        NOT_UNROLLED for (int round = 0; round < ORDER_STRETCH / WARP; round++) {
+        NOT_UNROLLED for (int round = 0; round < ORDER_SHARE / WARP; round++) {
             const order_lane l = take_numbers(&a, chunk, round);
             const int32_t place = rank_of(&l, next + threadIdx.x / WARP * DIGITS);
             if (!l.is_there) continue;

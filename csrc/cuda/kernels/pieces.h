@@ -231,26 +231,6 @@ DEVICE int is_piece(const void *p, int type, int64_t i, int64_t begin, int64_t e
     return i >= begin && i + AT_ONCE <= end && IS_ALIGNED((const char *)p + i * SIZE_OF(type), type);
 }
 
-/* Elements i + j of those that p[0] is the first of, from any address; what is not in [begin, end) is 0, or stays. A
- * float64 is no piece among float32s. */
-#define OF_ROWS(T, number, wide)                                                                                       \
-    DEVICE void take_##T(const void *p, int type, int64_t i, int64_t begin, int64_t end, T x[AT_ONCE]) {               \
-        if ((type == F64) == wide && is_piece(p, type, i, begin, end)) {                                               \
-            read_##T(p, type, i, x);                                                                                   \
-            return;                                                                                                    \
-        }                                                                                                              \
-        UNROLL for (int j = 0; j < AT_ONCE; j++) x[j] = i + j >= begin && i + j < end ? number(p, type, i + j) : 0;    \
-    }                                                                                                                  \
-    DEVICE void give_##T(void *p, int type, int64_t i, int64_t begin, int64_t end, const T x[AT_ONCE]) {               \
-        if ((type == F64) == wide && is_piece(p, type, i, begin, end)) {                                               \
-            write_##T(p, type, i, x);                                                                                  \
-            return;                                                                                                    \
-        }                                                                                                              \
-        EACH_OF(j, i, begin, end) set_number(p, type, i + j, x[j]);                                                    \
-    }
-OF_ROWS(float, number_f32, 0)
-OF_ROWS(double, number_f64, 1)
-
 /* As FOR_PIECES, where a thread has PIECES_OF(type) pieces at a time, PIECE_STEP elements apart; and whether it may have more
  * of them than those of one i. */
 #define PIECE_STEP ((int64_t)AT_ONCE * blockDim.x)
@@ -268,43 +248,20 @@ DEVICE uint32_t inside_of(int64_t i, int64_t begin, int64_t end) {
 }
 enum { ALL_INSIDE = (1 << AT_ONCE) - 1 };
 
-/* Pieces k from elements at[k] on, those whose bit k is in `there`, from an aligned address; the others are 0. All are on
- * their way before the first is looked at. */
-#define MANY_PIECES(T, count)                                                                                             \
-    DEVICE void read_pieces_##T(const void *p, int type, const int64_t at[count], uint32_t there,                         \
-                                T x[count][AT_ONCE]) {                                                                    \
-        uint32_t w[count][MOST_WORDS] = {{0}};                                                                            \
-        UNROLL for (int k = 0; k < count; k++) if (there >> k & 1) read_words(p, type, at[k], w[k]);                      \
-        UNROLL for (int k = 0; k < count; k++) {                                                                          \
-            UNROLL for (int j = 0; j < AT_ONCE; j++) x[k][j] = T##_of(word_part(w[k], SIZE_OF(type), j), type);           \
-        }                                                                                                                 \
-    }                                                                                                                     \
-    /* Pieces of [begin, end), `step` elements apart from i on; all are multiples of AT_ONCE, from an aligned address. */ \
-    DEVICE void read_even_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,               \
-                              T x[count][AT_ONCE]) {                                                                      \
-        int64_t at[count];                                                                                                \
-        uint32_t there = 0;                                                                                               \
-        UNROLL for (int k = 0; k < count; k++) {                                                                          \
-            at[k] = i + k * step;                                                                                         \
-            there |= (uint32_t)(at[k] >= begin && at[k] < end) << k;                                                      \
-        }                                                                                                                 \
-        if (PIECES_OF(F64) == count) read_pieces_##T(p, F64, at, there, x);                                               \
-        else if (type == F32) read_pieces_##T(p, F32, at, there, x);                                                      \
-        else if (type == BF16) read_pieces_##T(p, BF16, at, there, x);                                                    \
-        else read_pieces_##T(p, F16, at, there, x);                                                                       \
-    }                                                                                                                     \
-    /* The same of any, from any address; as take_##T. */                                                                 \
-    DEVICE void take_pieces_##T(const void *p, int type, int64_t i, int64_t step, int64_t begin, int64_t end,             \
-                                T x[count][AT_ONCE]) {                                                                    \
-        if ((type == F64) != (PIECES_OF(F64) == count) || ((i | step | begin | end) & (AT_ONCE - 1)) != 0 ||              \
-            !IS_ALIGNED(p, type)) {                                                                                       \
-            UNROLL for (int k = 0; k < count; k++) take_##T(p, type, i + k * step, begin, end, x[k]);                     \
-            return;                                                                                                       \
-        }                                                                                                                 \
-        read_even_##T(p, type, i, step, begin, end, x);                                                                   \
-    }
-MANY_PIECES(float, 4)
-MANY_PIECES(double, 2)
+#define T float
+#define NAME(f) f##_float
+#define NUMBER_AT number_f32
+#define OF_WORD float_of
+#define IS_WIDE 0
+#include "cuda/kernels/row_pieces.h"
+
+#define T double
+#define NAME(f) f##_double
+#define NUMBER_AT number_f64
+#define OF_WORD double_of
+#define IS_WIDE 1
+#include "cuda/kernels/row_pieces.h"
+
 #endif
 #endif
 

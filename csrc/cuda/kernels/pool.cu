@@ -6,6 +6,7 @@
  *
  * Averages are cuDNN's where it is there and takes them (dnn_pool.c). Maxima never: which of equal elements gets the
  * gradient, which NaN wins and which indices come out PyTorch defines and the library does not. */
+#ifndef T
 #include "cuda/kernels/kernel.h"
 
 typedef struct pool_args {
@@ -191,6 +192,14 @@ DEVICE int64_t tap_of(const pool_args *a, const int64_t at[3], int64_t o0, int64
     return (e0 * a->kernel[1] + e1) * a->kernel[2] + e2;
 }
 
+/* Says which element of a window is the largest: its number in the plane that begins there (-1: there is none), and in
+ * the window. */
+DEVICE void put_largest(const pool_args *a, int64_t r, int64_t plane_begin, int64_t found, int64_t tap) {
+    if (a->indices) a->indices[r] = plane_begin + (found < 0 ? 0 : found);
+    if (a->where) a->where[r] = (int32_t)found;
+    if (a->taps) a->taps[r] = (uint8_t)tap;
+}
+
 #define MAX_POOL(name, T, LOWEST)                                                                                      \
     KERNEL(name, pool_args) {                                                                                          \
         const int64_t plane = volume(a.in), outputs = volume(a.out), results = a.planes * outputs;                     \
@@ -207,9 +216,7 @@ DEVICE int64_t tap_of(const pool_args *a, const int64_t at[3], int64_t o0, int64
                 }                                                                                                      \
             }                                                                                                          \
             if (a.y) ((T *)a.y)[r] = best;                                                                             \
-            if (a.indices) a.indices[r] = r / outputs * plane + (found < 0 ? 0 : found);                               \
-            if (a.where) a.where[r] = (int32_t)found;                                                                  \
-            if (a.taps) a.taps[r] = (uint8_t)tap;                                                                      \
+            put_largest(&a, r, r / outputs * plane, found, tap);                                                       \
         }                                                                                                              \
     }
 MAX_POOL(max_pool_f32, float, -INFINITY)
@@ -237,44 +244,49 @@ DEVICE int64_t window_count(const pool_args *a, int64_t o0, int64_t o1, int64_t 
     return n > 0 ? n : 1;
 }
 
-#define GRADIENTS(suffix, T)                                                                                           \
-    KERNEL(max_pool_grad_##suffix, pool_args) {                                                                        \
-        const int64_t plane = volume(a.in), outputs = volume(a.out), elements = a.planes * plane;                      \
-        FOR_EACH(r, elements) {                                                                                        \
-            const int64_t before = r / plane * outputs;                                                                \
-            int64_t at[3];                                                                                             \
-            T total = 0;                                                                                               \
-            place(r % plane, a.in, at);                                                                                \
-            EACH_WATCHER(&a, at, o) {                                                                                  \
-                const int is_largest =                                                                                 \
-                    a.taps ? a.taps[before + o] == tap_of(&a, at, o0, o1, o2) : a.where[before + o] == r % plane;      \
-                if (is_largest) total += ((const T *)a.dy)[before + o];                                                \
-            }                                                                                                          \
-            ((T *)a.dx)[r] = total;                                                                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(average_pool_##suffix, pool_args) {                                                                         \
-        const int64_t plane = volume(a.in), outputs = volume(a.out), results = a.planes * outputs;                     \
-        FOR_EACH(r, results) {                                                                                         \
-            const T *x = (const T *)a.x + r / outputs * plane;                                                         \
-            int64_t at[3];                                                                                             \
-            T total = 0;                                                                                               \
-            place(r % outputs, a.out, at);                                                                             \
-            EACH_SEEN(&a, at, i) total += x[i];                                                                        \
-            ((T *)a.y)[r] = total / (T)window_count(&a, at[0], at[1], at[2]);                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(average_pool_grad_##suffix, pool_args) {                                                                    \
-        const int64_t plane = volume(a.in), outputs = volume(a.out), elements = a.planes * plane;                      \
-        FOR_EACH(r, elements) {                                                                                        \
-            const T *dy = (const T *)a.dy + r / plane * outputs;                                                       \
-            int64_t at[3];                                                                                             \
-            T total = 0;                                                                                               \
-            place(r % plane, a.in, at);                                                                                \
-            EACH_WATCHER(&a, at, o) total += dy[o] / (T)window_count(&a, o0, o1, o2);                                  \
-            ((T *)a.dx)[r] = total;                                                                                    \
-        }                                                                                                              \
+#define TEMPLATE "cuda/kernels/pool.cu"
+#include "cuda/kernels/each_f32_f64.h"
+#endif
+
+#else /* the template */
+
+KERNEL(NAME(max_pool_grad), pool_args) {
+    const int64_t plane = volume(a.in), outputs = volume(a.out), elements = a.planes * plane;
+    FOR_EACH(r, elements) {
+        const int64_t before = r / plane * outputs;
+        int64_t at[3];
+        T total = 0;
+        place(r % plane, a.in, at);
+        EACH_WATCHER(&a, at, o) {
+            const int is_largest =
+                a.taps ? a.taps[before + o] == tap_of(&a, at, o0, o1, o2) : a.where[before + o] == r % plane;
+            if (is_largest) total += ((const T *)a.dy)[before + o];
+        }
+        ((T *)a.dx)[r] = total;
     }
-GRADIENTS(f32, float)
-GRADIENTS(f64, double)
+}
+
+KERNEL(NAME(average_pool), pool_args) {
+    const int64_t plane = volume(a.in), outputs = volume(a.out), results = a.planes * outputs;
+    FOR_EACH(r, results) {
+        const T *x = (const T *)a.x + r / outputs * plane;
+        int64_t at[3];
+        T total = 0;
+        place(r % outputs, a.out, at);
+        EACH_SEEN(&a, at, i) total += x[i];
+        ((T *)a.y)[r] = total / (T)window_count(&a, at[0], at[1], at[2]);
+    }
+}
+
+KERNEL(NAME(average_pool_grad), pool_args) {
+    const int64_t plane = volume(a.in), outputs = volume(a.out), elements = a.planes * plane;
+    FOR_EACH(r, elements) {
+        const T *dy = (const T *)a.dy + r / plane * outputs;
+        int64_t at[3];
+        T total = 0;
+        place(r % plane, a.in, at);
+        EACH_WATCHER(&a, at, o) total += dy[o] / (T)window_count(&a, o0, o1, o2);
+        ((T *)a.dx)[r] = total;
+    }
+}
 #endif

@@ -258,7 +258,7 @@ KERNEL(bernoulli, draw_args) {
     }
 }
 
-/* A block has a row, each thread a stretch of its classes: first[t] is the sum of what is before stretch t. One of
+/* A block has a row, each thread a chunk of its classes: first[t] is the sum of what is before chunk t. One of
  * probability 0 leaves the sum as it is, so it is never chosen. */
 KERNEL(multinomial, draw_args) {
     SHARED(double, first, CHOOSERS + 1);

@@ -132,20 +132,9 @@ status reduce_mean_cuda(ctx *c, const call *k) { return run(c, k, true); }
 #endif
 
 #ifdef ORT_DEVICE
-/* The dimensions are in rising order of their strides. */
-DEVICE int64_t walk(int64_t i, int n, const int64_t *dim, const int64_t *step) {
-    int64_t offset = 0;
-    for (int d = 0; d < n; d++) {
-        const int64_t next = quotient(i, dim[d]);
-        offset += (i - next * dim[d]) * step[d];
-        i = next;
-    }
-    return offset;
-}
-
 /* Where row i of what is added up begins. */
 DEVICE int64_t row_of(const reduce_args *a, int64_t i) {
-    return a->n_gone == 1 ? i * a->gone_step[0] : walk(i, a->n_gone, a->gone, a->gone_step);
+    return a->n_gone == 1 ? i * a->gone_step[0] : place_along(i, a->n_gone, a->gone, a->gone_step);
 }
 
 #define STORE_TOTAL(o, total)                                                                                          \
@@ -163,12 +152,12 @@ DEVICE int64_t row_of(const reduce_args *a, int64_t i) {
 
 KERNEL(NAME(reduce_rows), reduce_args) {
     FOR_BLOCKS(o, a.outputs) {
-        const T *x = (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step);
+        const T *x = (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step);
         A total = 0;
         if (a.n_gone == 1) {
             FOR_THREADS(i, a.length) total += GET(x[i * a.gone_step[0]]);
         } else {
-            FOR_THREADS(i, a.length) total += GET(x[walk(i, a.n_gone, a.gone, a.gone_step)]);
+            FOR_THREADS(i, a.length) total += GET(x[place_along(i, a.n_gone, a.gone, a.gone_step)]);
         }
         total = SUM(total);
         if (threadIdx.x == 0) STORE_TOTAL(o, (double)total / a.divisor);
@@ -184,7 +173,7 @@ KERNEL(NAME(reduce_columns), reduce_args) {
         const int64_t group = quotient(task, groups), o = quotient(group, a.parts), part = group - o * a.parts;
         const int64_t column = (task - group * groups) * WARP + threadIdx.x % WARP;
         const int64_t begin = quotient(a.length * part, a.parts), end = quotient(a.length * (part + 1), a.parts);
-        const T *x = (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step) + column;
+        const T *x = (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step) + column;
         A total = 0;
 
         for (int64_t i = begin + lane; i < end && column < a.inner; i += LANES) total += GET(x[row_of(&a, i)]);
@@ -230,7 +219,7 @@ KERNEL(NAME(reduce_few), reduce_args) {
         const int64_t o = quotient(task, groups), first = (task - o * groups) * AT_ONCE, out = o * a.inner;
         A total[AT_ONCE] = {0};
 
-        NAME(add_rows)(&a, (const T *)a.x + walk(o, a.n_kept, a.kept, a.kept_step), first, total);
+        NAME(add_rows)(&a, (const T *)a.x + place_along(o, a.n_kept, a.kept, a.kept_step), first, total);
         if (a.divisor != 1) {
             UNROLL for (int j = 0; j < AT_ONCE; j++) total[j] = (A)((double)total[j] / a.divisor);
         }

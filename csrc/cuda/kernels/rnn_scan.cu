@@ -2,6 +2,7 @@
  *
  * Each step is one product of the state with r (cuBLASLt, or the kernel of matmul.cu) and one kernel over the hidden
  * units of the batch, a thread a unit. No unit sees another's state within a step, so each step is in place. */
+#ifndef T
 #include "cuda/kernels/kernel.h"
 
 typedef struct scan_step_args {
@@ -246,118 +247,129 @@ status lstm_scan_grad_cuda(ctx *c, const call *k) {
 
 DEVICE int has_ended(const scan_step_args *a, int64_t b) { return a->lengths && a->t >= a->lengths[b]; }
 
-#define STEPS(T, suffix, EXP_OF, TANH_OF)                                                                              \
-    DEVICE T logistic_##suffix(T x) { return 1 / (1 + EXP_OF(-x)); }                                                   \
-    /* What a unit starts from, and what an ended sequence shows. False: that is all. */                               \
-    DEVICE int begin_unit_##suffix(const scan_step_args *a, int64_t b, int64_t j) {                                    \
-        const int64_t i = b * a->hidden + j;                                                                           \
-        if (a->before) ((T *)a->before)[i] = ((const T *)a->h)[i];                                                     \
-        if (!has_ended(a, b)) return 1;                                                                                \
-        if (a->y) ((T *)a->y)[i] = 0;                                                                                  \
-        if (a->cells) ((T *)a->cells)[i] = ((const T *)a->c)[i];                                                       \
-        return 0;                                                                                                      \
-    }                                                                                                                  \
-    /* An ended sequence passes dh and dc on as they are. */                                                           \
-    DEVICE int begin_unit_back_##suffix(const scan_step_args *a, int64_t b, int64_t j, int gates) {                    \
-        const int64_t i = b * a->hidden + j;                                                                           \
-        if (!has_ended(a, b)) {                                                                                        \
-            if (a->dy) ((T *)a->h)[i] += ((const T *)a->dy)[i];                                                        \
-            return 1;                                                                                                  \
-        }                                                                                                              \
-        for (int g = 0; g < gates; g++) {                                                                              \
-            ((T *)a->dz)[(b * gates + g) * a->hidden + j] = 0;                                                         \
-            if (a->du) ((T *)a->du)[(b * gates + g) * a->hidden + j] = 0;                                              \
-        }                                                                                                              \
-        return 0;                                                                                                      \
-    }                                                                                                                  \
-    KERNEL(rnn_step_##suffix, scan_step_args) {                                                                        \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            T *gate = (T *)a.gate;                                                                                     \
-            if (!begin_unit_##suffix(&a, b, j)) continue;                                                              \
-            const T h = !a.positive ? TANH_OF(gate[i]) : gate[i] <= 0 ? 0 : gate[i];                                   \
-            gate[i] = ((T *)a.h)[i] = h;                                                                               \
-            if (a.y) ((T *)a.y)[i] = h;                                                                                \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(gru_step_##suffix, scan_step_args) {                                                                        \
-        const int64_t n = a.hidden;                                                                                    \
-        const T *bias = (const T *)a.bias;                                                                             \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            const T *z = (const T *)a.z + b * 3 * n + j, *u = (const T *)a.u + b * 3 * n + j;                          \
-            T *gate = (T *)a.gate + b * 4 * n + j;                                                                     \
-            if (!begin_unit_##suffix(&a, b, j)) continue;                                                              \
-            const T update = logistic_##suffix(z[0] + u[0] + bias[j]);                                                 \
-            const T reset = logistic_##suffix(z[n] + u[n] + bias[n + j]);                                              \
-            const T inner = u[2 * n] + bias[2 * n + j], fresh = TANH_OF(z[2 * n] + reset * inner);                     \
-            const T h = fresh + update * (((const T *)a.h)[i] - fresh);                                                \
-            gate[0] = update;                                                                                          \
-            gate[n] = reset;                                                                                           \
-            gate[2 * n] = fresh;                                                                                       \
-            gate[3 * n] = inner;                                                                                       \
-            ((T *)a.h)[i] = h;                                                                                         \
-            if (a.y) ((T *)a.y)[i] = h;                                                                                \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(lstm_step_##suffix, scan_step_args) {                                                                       \
-        const int64_t n = a.hidden;                                                                                    \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            T *gate = (T *)a.gate + b * 4 * n + j;                                                                     \
-            if (!begin_unit_##suffix(&a, b, j)) continue;                                                              \
-            const T in = logistic_##suffix(gate[0]), out = logistic_##suffix(gate[n]);                                 \
-            const T keep = logistic_##suffix(gate[2 * n]), fresh = TANH_OF(gate[3 * n]);                               \
-            const T cell = keep * ((const T *)a.c)[i] + in * fresh, h = out * TANH_OF(cell);                           \
-            gate[0] = in;                                                                                              \
-            gate[n] = out;                                                                                             \
-            gate[2 * n] = keep;                                                                                        \
-            gate[3 * n] = fresh;                                                                                       \
-            ((T *)a.c)[i] = cell;                                                                                      \
-            ((T *)a.h)[i] = h;                                                                                         \
-            if (a.y) ((T *)a.y)[i] = h;                                                                                \
-            if (a.cells) ((T *)a.cells)[i] = cell;                                                                     \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(rnn_back_##suffix, scan_step_args) {                                                                        \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            if (!begin_unit_back_##suffix(&a, b, j, 1)) continue;                                                      \
-            const T h = ((const T *)a.gate)[i], dh = ((const T *)a.h)[i];                                              \
-            ((T *)a.dz)[i] = a.positive ? (h > 0 ? dh : 0) : dh * (1 - h * h);                                         \
-            ((T *)a.h)[i] = 0;                                                                                         \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(gru_back_##suffix, scan_step_args) {                                                                        \
-        const int64_t n = a.hidden;                                                                                    \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            const T *gate = (const T *)a.gate + b * 4 * n + j;                                                         \
-            T *dz = (T *)a.dz + b * 3 * n + j, *du = (T *)a.du + b * 3 * n + j;                                        \
-            if (!begin_unit_back_##suffix(&a, b, j, 3)) continue;                                                      \
-            const T update = gate[0], reset = gate[n], fresh = gate[2 * n], inner = gate[3 * n];                       \
-            const T dh = ((const T *)a.h)[i], dn = dh * (1 - update) * (1 - fresh * fresh);                            \
-            du[0] = dz[0] = dh * (((const T *)a.before_in)[i] - fresh) * update * (1 - update);                        \
-            du[n] = dz[n] = dn * inner * reset * (1 - reset);                                                          \
-            dz[2 * n] = dn;                                                                                            \
-            du[2 * n] = dn * reset;                                                                                    \
-            ((T *)a.h)[i] = dh * update;                                                                               \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(lstm_back_##suffix, scan_step_args) {                                                                       \
-        const int64_t n = a.hidden, earlier = a.reverse ? a.t + 1 : a.t - 1;                                           \
-        const T *cells = (const T *)a.cells_in;                                                                        \
-        const T *c = earlier < 0 || earlier >= a.steps ? (const T *)a.first_c : cells + (earlier - a.t) * a.batch * n; \
-        FOR_UNITS(i, b, j) {                                                                                           \
-            const T *gate = (const T *)a.gate + b * 4 * n + j;                                                         \
-            T *dz = (T *)a.dz + b * 4 * n + j;                                                                         \
-            if (!begin_unit_back_##suffix(&a, b, j, 4)) continue;                                                      \
-            const T in = gate[0], out = gate[n], keep = gate[2 * n], fresh = gate[3 * n];                              \
-            const T seen = TANH_OF(cells[i]), dh = ((const T *)a.h)[i];                                                \
-            const T d = ((const T *)a.c)[i] + dh * out * (1 - seen * seen);                                            \
-            dz[0] = d * fresh * in * (1 - in);                                                                         \
-            dz[n] = dh * seen * out * (1 - out);                                                                       \
-            dz[2 * n] = d * c[i] * keep * (1 - keep);                                                                  \
-            dz[3 * n] = d * in * (1 - fresh * fresh);                                                                  \
-            ((T *)a.c)[i] = d * keep;                                                                                  \
-            ((T *)a.h)[i] = 0;                                                                                         \
-        }                                                                                                              \
+#define TEMPLATE "cuda/kernels/rnn_scan.cu"
+#include "cuda/kernels/each_f32_f64.h"
+#endif
+
+#else /* the template */
+
+DEVICE T NAME(logistic)(T x) { return 1 / (1 + EXP(-x)); }
+
+/* What a unit starts from, and what an ended sequence shows. False: that is all. */
+DEVICE int NAME(begin_unit)(const scan_step_args *a, int64_t b, int64_t j) {
+    const int64_t i = b * a->hidden + j;
+    if (a->before) ((T *)a->before)[i] = ((const T *)a->h)[i];
+    if (!has_ended(a, b)) return 1;
+    if (a->y) ((T *)a->y)[i] = 0;
+    if (a->cells) ((T *)a->cells)[i] = ((const T *)a->c)[i];
+    return 0;
+}
+
+/* An ended sequence passes dh and dc on as they are. */
+DEVICE int NAME(begin_unit_back)(const scan_step_args *a, int64_t b, int64_t j, int gates) {
+    const int64_t i = b * a->hidden + j;
+    if (!has_ended(a, b)) {
+        if (a->dy) ((T *)a->h)[i] += ((const T *)a->dy)[i];
+        return 1;
     }
-STEPS(float, f32, expf, tanhf)
-STEPS(double, f64, exp, tanh)
+    for (int g = 0; g < gates; g++) {
+        ((T *)a->dz)[(b * gates + g) * a->hidden + j] = 0;
+        if (a->du) ((T *)a->du)[(b * gates + g) * a->hidden + j] = 0;
+    }
+    return 0;
+}
+
+KERNEL(NAME(rnn_step), scan_step_args) {
+    FOR_UNITS(i, b, j) {
+        T *gate = (T *)a.gate;
+        if (!NAME(begin_unit)(&a, b, j)) continue;
+        const T h = !a.positive ? TANH(gate[i]) : gate[i] <= 0 ? 0 : gate[i];
+        gate[i] = ((T *)a.h)[i] = h;
+        if (a.y) ((T *)a.y)[i] = h;
+    }
+}
+
+KERNEL(NAME(gru_step), scan_step_args) {
+    const int64_t n = a.hidden;
+    const T *bias = (const T *)a.bias;
+    FOR_UNITS(i, b, j) {
+        const T *z = (const T *)a.z + b * 3 * n + j, *u = (const T *)a.u + b * 3 * n + j;
+        T *gate = (T *)a.gate + b * 4 * n + j;
+        if (!NAME(begin_unit)(&a, b, j)) continue;
+        const T update = NAME(logistic)(z[0] + u[0] + bias[j]);
+        const T reset = NAME(logistic)(z[n] + u[n] + bias[n + j]);
+        const T inner = u[2 * n] + bias[2 * n + j], fresh = TANH(z[2 * n] + reset * inner);
+        const T h = fresh + update * (((const T *)a.h)[i] - fresh);
+        gate[0] = update;
+        gate[n] = reset;
+        gate[2 * n] = fresh;
+        gate[3 * n] = inner;
+        ((T *)a.h)[i] = h;
+        if (a.y) ((T *)a.y)[i] = h;
+    }
+}
+
+KERNEL(NAME(lstm_step), scan_step_args) {
+    const int64_t n = a.hidden;
+    FOR_UNITS(i, b, j) {
+        T *gate = (T *)a.gate + b * 4 * n + j;
+        if (!NAME(begin_unit)(&a, b, j)) continue;
+        const T in = NAME(logistic)(gate[0]), out = NAME(logistic)(gate[n]);
+        const T keep = NAME(logistic)(gate[2 * n]), fresh = TANH(gate[3 * n]);
+        const T cell = keep * ((const T *)a.c)[i] + in * fresh, h = out * TANH(cell);
+        gate[0] = in;
+        gate[n] = out;
+        gate[2 * n] = keep;
+        gate[3 * n] = fresh;
+        ((T *)a.c)[i] = cell;
+        ((T *)a.h)[i] = h;
+        if (a.y) ((T *)a.y)[i] = h;
+        if (a.cells) ((T *)a.cells)[i] = cell;
+    }
+}
+
+KERNEL(NAME(rnn_back), scan_step_args) {
+    FOR_UNITS(i, b, j) {
+        if (!NAME(begin_unit_back)(&a, b, j, 1)) continue;
+        const T h = ((const T *)a.gate)[i], dh = ((const T *)a.h)[i];
+        ((T *)a.dz)[i] = a.positive ? (h > 0 ? dh : 0) : dh * (1 - h * h);
+        ((T *)a.h)[i] = 0;
+    }
+}
+
+KERNEL(NAME(gru_back), scan_step_args) {
+    const int64_t n = a.hidden;
+    FOR_UNITS(i, b, j) {
+        const T *gate = (const T *)a.gate + b * 4 * n + j;
+        T *dz = (T *)a.dz + b * 3 * n + j, *du = (T *)a.du + b * 3 * n + j;
+        if (!NAME(begin_unit_back)(&a, b, j, 3)) continue;
+        const T update = gate[0], reset = gate[n], fresh = gate[2 * n], inner = gate[3 * n];
+        const T dh = ((const T *)a.h)[i], dn = dh * (1 - update) * (1 - fresh * fresh);
+        du[0] = dz[0] = dh * (((const T *)a.before_in)[i] - fresh) * update * (1 - update);
+        du[n] = dz[n] = dn * inner * reset * (1 - reset);
+        dz[2 * n] = dn;
+        du[2 * n] = dn * reset;
+        ((T *)a.h)[i] = dh * update;
+    }
+}
+
+KERNEL(NAME(lstm_back), scan_step_args) {
+    const int64_t n = a.hidden, earlier = a.reverse ? a.t + 1 : a.t - 1;
+    const T *cells = (const T *)a.cells_in;
+    const T *c = earlier < 0 || earlier >= a.steps ? (const T *)a.first_c : cells + (earlier - a.t) * a.batch * n;
+    FOR_UNITS(i, b, j) {
+        const T *gate = (const T *)a.gate + b * 4 * n + j;
+        T *dz = (T *)a.dz + b * 4 * n + j;
+        if (!NAME(begin_unit_back)(&a, b, j, 4)) continue;
+        const T in = gate[0], out = gate[n], keep = gate[2 * n], fresh = gate[3 * n];
+        const T seen = TANH(cells[i]), dh = ((const T *)a.h)[i];
+        const T d = ((const T *)a.c)[i] + dh * out * (1 - seen * seen);
+        dz[0] = d * fresh * in * (1 - in);
+        dz[n] = dh * seen * out * (1 - out);
+        dz[2 * n] = d * c[i] * keep * (1 - keep);
+        dz[3 * n] = d * in * (1 - fresh * fresh);
+        ((T *)a.c)[i] = d * keep;
+        ((T *)a.h)[i] = 0;
+    }
+}
 #endif

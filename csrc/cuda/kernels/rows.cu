@@ -1,9 +1,9 @@
 /* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these.
  *
- * One block counts, in stretches. Rows are moved in pieces of up to 16 bytes. */
+ * One block counts, in chunks. Rows are moved in pieces of up to 16 bytes. */
+#include "cuda/kernels/chunks.h"
 #include "cuda/kernels/kernel.h"
 #include "cuda/kernels/pieces.h"
-#include "cuda/kernels/stretches.h"
 
 typedef struct rows_args {
     const uint8_t *live;
@@ -39,13 +39,13 @@ status row_count_cuda(ctx *c, const call *k) {
     rows_args a = args_of(k);
 
     a.step = row_step(a.total);
-    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, CHUNKS}, &a);
 }
 
 status row_index_cuda(ctx *c, const call *k) {
     static kernel f = {.name = "row_index"};
     const rows_args a = args_of(k);
-    return cuda_launch(c, k, &f, (geometry){1, STRETCHES}, &a);
+    return cuda_launch(c, k, &f, (geometry){1, CHUNKS}, &a);
 }
 
 /* Bytes of a piece: all of a row's are whole, and aligned. */
@@ -103,7 +103,7 @@ DEVICE int64_t count_live(const rows_args *a, int64_t begin, int64_t end) {
 KERNEL(row_count, rows_args) {
     int64_t all;
 
-    (void)sum_before(count_live(&a, stretch_begin(a.total), stretch_end(a.total)), &all);
+    (void)sum_before(count_live(&a, own_begin(a.total), own_end(a.total)), &all);
     if (threadIdx.x != 0) return;
     all = a.step ? (all + a.step - 1) / a.step * a.step : 0;
     if (all == 0) all = a.step;
@@ -113,7 +113,7 @@ KERNEL(row_count, rows_args) {
 /* What is left of the places repeats the last row, as -1 - r. Rows that there is no room for are left out: the plan was
  * made for a guess, and the caller compares it with what RowCount found (ortmodule/engine/row_count_predictor.py). */
 KERNEL(row_index, rows_args) {
-    const int64_t begin = stretch_begin(a.total), end = stretch_end(a.total);
+    const int64_t begin = own_begin(a.total), end = own_end(a.total);
     int64_t found, all, last = 0;
 
     found = sum_before(count_live(&a, begin, end), &all);
@@ -125,7 +125,7 @@ KERNEL(row_index, rows_args) {
         if (found < a.room) a.out[found] = i;
         found++;
     }
-    for (int64_t i = all + threadIdx.x; i < a.room; i += STRETCHES) a.out[i] = -1 - last;
+    for (int64_t i = all + threadIdx.x; i < a.room; i += CHUNKS) a.out[i] = -1 - last;
 }
 
 /* 16 bytes, of which a filler is 8 twice. */

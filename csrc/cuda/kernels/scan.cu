@@ -1,8 +1,9 @@
 /* scan.cu -- twin of ops/reductions/scan.c: products, log sums of exponentials and extremes along an axis, and their gradients.
  *
- * What may be put together in any grouping is shared out: a block has a lane, each thread a stretch of it; what the
- * stretches leave is put together in order, then each thread goes through its stretch again. A product may not: zero
- * times a stretch that overflows is no zero. There a thread has a lane, and its neighbours the next ones. */
+ * What may be put together in any grouping is shared out: a block has a lane, each thread a chunk of it; what the
+ * chunks leave is put together in order, then each thread goes through its chunk again. A product may not: zero
+ * times a chunk that overflows is no zero. There a thread has a lane, and its neighbours the next ones. */
+#ifndef T
 #include "cuda/kernels/kernel.h"
 
 typedef struct lanes_args {
@@ -44,78 +45,7 @@ ALONG(cum_arg_min_cuda, cum_smallest, true)
 #endif
 
 #ifdef ORT_DEVICE
-enum { MOST_STRETCHES = 512 };
-
-DEVICE int64_t lane_start(const lanes_args *a, int64_t lane) {
-    return lane / a->step * a->length * a->step + lane % a->step;
-}
-DEVICE int64_t first_of(const lanes_args *a, int64_t thread) { return a->length * thread / blockDim.x; }
-
-/* --- a thread has a lane ------------------------------------------------------------------------------------------ */
-
-#define PRODUCT(name, T, A)                                                                                            \
-    KERNEL(name, lanes_args) {                                                                                         \
-        FOR_EACH(lane, a.lanes) {                                                                                      \
-            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
-            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
-            A total = 1;                                                                                               \
-            for (int64_t i = 0; i < a.length; i++) {                                                                   \
-                total *= (A)x[i * a.step];                                                                             \
-                y[i * a.step] = (T)total;                                                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-PRODUCT(cum_product_f32, float, double)
-PRODUCT(cum_product_f64, double, double)
-PRODUCT(cum_product_i64, int64_t, uint64_t)
-
-#define PRODUCT_GRAD(name, T)                                                                                          \
-    KERNEL(name, lanes_args) {                                                                                         \
-        FOR_EACH(lane, a.lanes) {                                                                                      \
-            const int64_t start = lane_start(&a, lane), step = a.step;                                                 \
-            const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;            \
-            T *dx = (T *)a.out + start;                                                                                \
-            int64_t zero = 0;                                                                                          \
-            double total = 0, product;                                                                                 \
-            while (zero < a.length && x[zero * step] != 0) zero++;                                                     \
-            for (int64_t i = zero - 1; i >= 0; i--) {                                                                  \
-                total += (double)dy[i * step] * (double)y[i * step];                                                   \
-                dx[i * step] = (T)(total / (double)x[i * step]);                                                       \
-            }                                                                                                          \
-            if (zero == a.length) continue;                                                                            \
-            product = zero ? (double)y[(zero - 1) * step] : 1;                                                         \
-            total = (double)dy[zero * step] * product;                                                                 \
-            for (int64_t i = zero + 1; i < a.length; i++) {                                                            \
-                product *= (double)x[i * step];                                                                        \
-                total += (double)dy[i * step] * product;                                                               \
-                dx[i * step] = 0;                                                                                      \
-            }                                                                                                          \
-            dx[zero * step] = (T)total;                                                                                \
-        }                                                                                                              \
-    }
-PRODUCT_GRAD(cum_product_grad_f32, float)
-PRODUCT_GRAD(cum_product_grad_f64, double)
-
-#define OTHERS(name, T)                                                                                                \
-    KERNEL(name, lanes_args) {                                                                                         \
-        FOR_EACH(lane, a.lanes) {                                                                                      \
-            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
-            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
-            double before = 1, after = 1;                                                                              \
-            for (int64_t i = 0; i < a.length; i++) {                                                                   \
-                y[i * a.step] = (T)before;                                                                             \
-                before *= (double)x[i * a.step];                                                                       \
-            }                                                                                                          \
-            for (int64_t i = a.length - 1; i >= 0; i--) {                                                              \
-                y[i * a.step] = (T)((double)y[i * a.step] * after);                                                    \
-                after *= (double)x[i * a.step];                                                                        \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-OTHERS(product_others_f32, float)
-OTHERS(product_others_f64, double)
-
-/* --- a block has a lane ------------------------------------------------------------------------------------------- */
+#include "cuda/kernels/chunks.h"
 
 /* log(exp(a) + exp(b)) */
 DEVICE double log_add(double a, double b) {
@@ -124,104 +54,162 @@ DEVICE double log_add(double a, double b) {
     return isinf(high) ? high : high + log1p(exp(low - high));
 }
 
-#define LOG_SUM(name, T)                                                                                               \
-    KERNEL(name, lanes_args) {                                                                                         \
-        SHARED(double, sums, MOST_STRETCHES);                                                                          \
-        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
-        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
-            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
-            T *y = (T *)a.out + lane_start(&a, lane);                                                                  \
-            double total = -INFINITY;                                                                                  \
-            for (int64_t i = begin; i < end; i++) total = log_add(total, (double)x[i * a.step]);                       \
-            __syncthreads(); /* those of the lane before have been read */                                             \
-            sums[threadIdx.x] = total;                                                                                 \
-            __syncthreads();                                                                                           \
-            total = -INFINITY;                                                                                         \
-            for (unsigned t = 0; t < threadIdx.x; t++) total = log_add(total, sums[t]);                                \
-            for (int64_t i = begin; i < end; i++) {                                                                    \
-                total = log_add(total, (double)x[i * a.step]);                                                         \
-                y[i * a.step] = (T)total;                                                                              \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-LOG_SUM(log_sum_f32, float)
-LOG_SUM(log_sum_f64, double)
-
 /* What the elements behind `later` have summed up, seen from the one before, with sums `now`. */
 DEVICE double carried(double total, double now, double later) {
     return total == 0 || isinf(now) ? 0 : total * exp(now - later);
 }
 
-#define LOG_SUM_GRAD(name, T)                                                                                          \
-    KERNEL(name, lanes_args) {                                                                                         \
-        SHARED(double, sums, MOST_STRETCHES);                                                                          \
-        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
-        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
-            const int64_t start = lane_start(&a, lane), step = a.step;                                                 \
-            const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;            \
-            T *dx = (T *)a.out + start;                                                                                \
-            double total = 0, later = 0;                                                                               \
-            for (int64_t i = end - 1; i >= begin; i--) {                                                               \
-                const double now = (double)y[i * step];                                                                \
-                total = (double)dy[i * step] + carried(total, now, later);                                             \
-                later = now;                                                                                           \
-            }                                                                                                          \
-            __syncthreads(); /* those of the lane before have been read */                                             \
-            sums[threadIdx.x] = total;                                                                                 \
-            __syncthreads();                                                                                           \
-            total = later = 0;                                                                                         \
-            for (int64_t t = (int64_t)blockDim.x - 1; t > (int64_t)threadIdx.x; t--) {                                 \
-                const int64_t first = first_of(&a, t);                                                                 \
-                if (first == first_of(&a, t + 1)) continue;                                                            \
-                /* An infinite sum within the stretch keeps out what is behind it. */                                  \
-                double through = total;                                                                                \
-                if (isinf((double)y[(first_of(&a, t + 1) - 1) * step])) through = 0;                                   \
-                total = sums[t] + carried(through, (double)y[first * step], later);                                    \
-                later = (double)y[first * step];                                                                       \
-            }                                                                                                          \
-            for (int64_t i = end - 1; i >= begin; i--) {                                                               \
-                const double now = (double)y[i * step], size = (double)x[i * step];                                    \
-                total = (double)dy[i * step] + carried(total, now, later);                                             \
-                dx[i * step] = size == -INFINITY ? 0 : (T)(total * exp(size - now));                                   \
-                later = now;                                                                                           \
-            }                                                                                                          \
-        }                                                                                                              \
+#define A double /* what products are computed with */
+#define TEMPLATE "cuda/kernels/scan.cu"
+#include "cuda/kernels/each_f32_f64.h"
+#undef A
+
+#define ARE_INTEGERS
+#define A uint64_t
+#define T int64_t
+#define NAME(f) f##_i64
+#include "cuda/kernels/scan.cu"
+#endif
+
+#else /* the template */
+
+/* --- a thread has a lane ------------------------------------------------------------------------------------------ */
+
+KERNEL(NAME(cum_product), lanes_args) {
+    FOR_EACH(lane, a.lanes) {
+        const T *x = (const T *)a.a + LANE_START(lane, a.length, a.step);
+        T *y = (T *)a.out + LANE_START(lane, a.length, a.step);
+        A total = 1;
+        for (int64_t i = 0; i < a.length; i++) {
+            total *= (A)x[i * a.step];
+            y[i * a.step] = (T)total;
+        }
     }
-LOG_SUM_GRAD(log_sum_grad_f32, float)
-LOG_SUM_GRAD(log_sum_grad_f64, double)
+}
+
+#ifndef ARE_INTEGERS
+KERNEL(NAME(cum_product_grad), lanes_args) {
+    FOR_EACH(lane, a.lanes) {
+        const int64_t start = LANE_START(lane, a.length, a.step), step = a.step;
+        const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;
+        T *dx = (T *)a.out + start;
+        int64_t zero = 0;
+        double total = 0, product;
+        while (zero < a.length && x[zero * step] != 0) zero++;
+        for (int64_t i = zero - 1; i >= 0; i--) {
+            total += (double)dy[i * step] * (double)y[i * step];
+            dx[i * step] = (T)(total / (double)x[i * step]);
+        }
+        if (zero == a.length) continue;
+        product = zero ? (double)y[(zero - 1) * step] : 1;
+        total = (double)dy[zero * step] * product;
+        for (int64_t i = zero + 1; i < a.length; i++) {
+            product *= (double)x[i * step];
+            total += (double)dy[i * step] * product;
+            dx[i * step] = 0;
+        }
+        dx[zero * step] = (T)total;
+    }
+}
+
+KERNEL(NAME(product_others), lanes_args) {
+    FOR_EACH(lane, a.lanes) {
+        const T *x = (const T *)a.a + LANE_START(lane, a.length, a.step);
+        T *y = (T *)a.out + LANE_START(lane, a.length, a.step);
+        double before = 1, after = 1;
+        for (int64_t i = 0; i < a.length; i++) {
+            y[i * a.step] = (T)before;
+            before *= (double)x[i * a.step];
+        }
+        for (int64_t i = a.length - 1; i >= 0; i--) {
+            y[i * a.step] = (T)((double)y[i * a.step] * after);
+            after *= (double)x[i * a.step];
+        }
+    }
+}
+#endif
+
+/* --- a block has a lane ------------------------------------------------------------------------------------------- */
 
 /* A NaN is better than all others, and than the one before. */
-#define EXTREME(name, T, better)                                                                                       \
-    KERNEL(name, lanes_args) {                                                                                         \
-        SHARED(int64_t, places, MOST_STRETCHES);                                                                       \
-        const int64_t begin = first_of(&a, threadIdx.x), end = first_of(&a, (int64_t)threadIdx.x + 1);                 \
-        FOR_BLOCKS(lane, a.lanes) {                                                                                    \
-            const T *x = (const T *)a.a + lane_start(&a, lane);                                                        \
-            int64_t *y = (int64_t *)a.out + lane_start(&a, lane), found = begin;                                       \
-            for (int64_t i = begin; i < end; i++) {                                                                    \
-                const T v = x[i * a.step], best = x[found * a.step];                                                   \
-                if (v better best || v != v) found = i;                                                                \
-            }                                                                                                          \
-            __syncthreads(); /* those of the lane before have been read */                                             \
-            places[threadIdx.x] = begin < end ? found : -1;                                                            \
-            __syncthreads();                                                                                           \
-            found = 0;                                                                                                 \
-            for (unsigned t = 0; t < threadIdx.x; t++) {                                                               \
-                if (places[t] < 0) continue;                                                                           \
-                const T v = x[places[t] * a.step], best = x[found * a.step];                                           \
-                if (v better best || v != v) found = places[t];                                                        \
-            }                                                                                                          \
-            for (int64_t i = begin; i < end; i++) {                                                                    \
-                const T v = x[i * a.step], best = x[found * a.step];                                                   \
-                if (v better best || v != v) found = i;                                                                \
-                y[i * a.step] = found;                                                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
+DEVICE int NAME(is_better)(T x, T best, int largest) { return (largest ? x >= best : x <= best) || IS_NAN(x); }
+
+DEVICE void NAME(cum_extreme)(const lanes_args *a, int largest) {
+    SHARED(int64_t, places, CHUNKS);
+    const int64_t begin = chunk_begin(a->length, threadIdx.x, blockDim.x),
+                  end = chunk_begin(a->length, (int64_t)threadIdx.x + 1, blockDim.x);
+    FOR_BLOCKS(lane, a->lanes) {
+        const T *x = (const T *)a->a + LANE_START(lane, a->length, a->step);
+        int64_t *y = (int64_t *)a->out + LANE_START(lane, a->length, a->step), found = begin;
+        for (int64_t i = begin; i < end; i++) {
+            if (NAME(is_better)(x[i * a->step], x[found * a->step], largest)) found = i;
+        }
+        __syncthreads(); /* those of the lane before have been read */
+        places[threadIdx.x] = begin < end ? found : -1;
+        __syncthreads();
+        found = 0;
+        for (unsigned t = 0; t < threadIdx.x; t++) {
+            if (places[t] < 0) continue;
+            if (NAME(is_better)(x[places[t] * a->step], x[found * a->step], largest)) found = places[t];
+        }
+        for (int64_t i = begin; i < end; i++) {
+            if (NAME(is_better)(x[i * a->step], x[found * a->step], largest)) found = i;
+            y[i * a->step] = found;
+        }
     }
-EXTREME(cum_largest_f32, float, >=)
-EXTREME(cum_largest_f64, double, >=)
-EXTREME(cum_largest_i64, int64_t, >=)
-EXTREME(cum_smallest_f32, float, <=)
-EXTREME(cum_smallest_f64, double, <=)
-EXTREME(cum_smallest_i64, int64_t, <=)
+}
+
+KERNEL(NAME(cum_largest), lanes_args) { NAME(cum_extreme)(&a, 1); }
+KERNEL(NAME(cum_smallest), lanes_args) { NAME(cum_extreme)(&a, 0); }
+
+#ifndef ARE_INTEGERS
+#define SCAN NAME(log_sum)
+#define ARGS lanes_args
+#define START -INFINITY
+#define JOIN log_add
+#define PLACE(i) (i)
+#define READ(args, at) ((double)((const T *)(args)->a)[at])
+#define WRITE(args, at, before, total) ((void)(before), ((T *)(args)->out)[at] = (T)(total))
+#include "cuda/kernels/lane_scan.h"
+#undef ARGS
+#undef START
+#undef JOIN
+#undef PLACE
+
+KERNEL(NAME(log_sum_grad), lanes_args) {
+    SHARED(double, sums, CHUNKS);
+    const int64_t begin = chunk_begin(a.length, threadIdx.x, blockDim.x),
+                  end = chunk_begin(a.length, (int64_t)threadIdx.x + 1, blockDim.x);
+    FOR_BLOCKS(lane, a.lanes) {
+        const int64_t start = LANE_START(lane, a.length, a.step), step = a.step;
+        const T *dy = (const T *)a.a + start, *x = (const T *)a.b + start, *y = (const T *)a.c + start;
+        T *dx = (T *)a.out + start;
+        double total = 0, later = 0;
+        for (int64_t i = end - 1; i >= begin; i--) {
+            const double now = (double)y[i * step];
+            total = (double)dy[i * step] + carried(total, now, later);
+            later = now;
+        }
+        __syncthreads(); /* those of the lane before have been read */
+        sums[threadIdx.x] = total;
+        __syncthreads();
+        total = later = 0;
+        for (int64_t t = (int64_t)blockDim.x - 1; t > (int64_t)threadIdx.x; t--) {
+            const int64_t first = chunk_begin(a.length, t, blockDim.x);
+            if (first == chunk_begin(a.length, t + 1, blockDim.x)) continue;
+            /* An infinite sum within the chunk keeps out what is behind it. */
+            double through = total;
+            if (isinf((double)y[(chunk_begin(a.length, t + 1, blockDim.x) - 1) * step])) through = 0;
+            total = sums[t] + carried(through, (double)y[first * step], later);
+            later = (double)y[first * step];
+        }
+        for (int64_t i = end - 1; i >= begin; i--) {
+            const double now = (double)y[i * step], size = (double)x[i * step];
+            total = (double)dy[i * step] + carried(total, now, later);
+            dx[i * step] = size == -INFINITY ? 0 : (T)(total * exp(size - now));
+            later = now;
+        }
+    }
+}
+#endif
 #endif

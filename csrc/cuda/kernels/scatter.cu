@@ -3,6 +3,7 @@
  *
  * Where updates replace, each destination learns the number of its last one. Where they are combined, they are sorted by
  * destination first (order.cu), in their own order: the thread at the first of a destination's combines all of them. */
+#if !defined T && !defined W
 #include "cuda/kernels/kernel.h"
 
 typedef struct element_args {
@@ -242,33 +243,6 @@ DEVICE int64_t place_of(const element_args *a, int64_t at) {
     return -1;
 }
 
-#define ELEMENTS(bytes, W)                                                                                             \
-    KERNEL(gather_elements_##bytes, element_args) {                                                                    \
-        FOR_EACH(e, a.lanes * a.length) {                                                                              \
-            const lane_at at = lane_of(&a, e / a.length);                                                              \
-            const int64_t j = e % a.length, i = place_of(&a, at.index + j * a.index_along);                            \
-            ((W *)a.y)[at.y + j * a.y_along] = i < 0 ? (W) ~(W)0 : ((const W *)a.x)[at.x + i * a.x_along];             \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(put_elements_##bytes, element_args) {                                                                       \
-        FOR_EACH(to, a.lanes * a.size) {                                                                               \
-            const int32_t e = a.last[to];                                                                              \
-            if (e >= 0)                                                                                                \
-                ((W *)a.y)[lane_of(&a, to / a.size).y + to % a.size * a.y_along] =                                     \
-                    ((const W *)a.x)[lane_of(&a, e / a.length).x + e % a.length * a.x_along];                          \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(put_rows_##bytes, row_args) {                                                                               \
-        FOR_EACH(e, a.rows * a.width) {                                                                                \
-            const int32_t k = a.last[e / a.width];                                                                     \
-            if (k >= 0) ((W *)a.y)[e] = ((const W *)a.updates)[k * a.width + e % a.width];                             \
-        }                                                                                                              \
-    }
-ELEMENTS(1, uint8_t)
-ELEMENTS(2, uint16_t)
-ELEMENTS(4, uint32_t)
-ELEMENTS(8, uint64_t)
-
 /* The row that an index says; -1 where it says none. */
 DEVICE int64_t row_of(const row_args *a, int64_t k) {
     int64_t row = k / a->part * a->part_rows;
@@ -287,19 +261,6 @@ DEVICE void report_row(const row_args *a, int64_t k) {
         if (given < -a->size[d] || given >= a->size[d]) report(a->fault, FAULT_INDEX, a->node, given, a->size[d]);
     }
 }
-
-#define GATHER_ROWS(size, W)                                                                                           \
-    KERNEL(gather_rows_##size, row_args) {                                                                             \
-        FOR_EACH(e, a.count * a.width) {                                                                               \
-            const int64_t row = row_of(&a, e / a.width);                                                               \
-            if (row < 0) report_row(&a, e / a.width);                                                                  \
-            ((W *)a.y)[e] = row < 0 ? (W) ~(W)0 : ((const W *)a.updates)[row * a.width + e % a.width];                 \
-        }                                                                                                              \
-    }
-GATHER_ROWS(1, uint8_t)
-GATHER_ROWS(2, uint16_t)
-GATHER_ROWS(4, uint32_t)
-GATHER_ROWS(8, uint64_t)
 
 /* Where update e goes, among lanes * size destinations; as many where it goes nowhere. */
 DEVICE int64_t destination_of(const element_args *a, int64_t e) {
@@ -337,51 +298,87 @@ KERNEL(row_keys, row_args) {
 /* As in ops/movement/move.h. */
 enum { COMBINE_NONE, COMBINE_ADD, COMBINE_MUL, COMBINE_MAX, COMBINE_MIN };
 
-/* T is an element in memory, X what it is combined as, U an X whose overflow is defined. Rows: a thread has a column. */
-#define COMBINE(name, T, X, U, GET, PUT)                                                                               \
-    DEVICE X take_##name(int how, X x, X y) {                                                                          \
-        return how == COMBINE_ADD   ? (X)((U)x + (U)y)                                                                 \
-               : how == COMBINE_MUL ? (X)((U)x * (U)y)                                                                 \
-               : how == COMBINE_MAX ? (x > y || x != x ? x : y)                                                        \
-                                    : (x < y || x != x ? x : y);                                                       \
-    }                                                                                                                  \
-    KERNEL(combine_elements_##name, element_args) {                                                                    \
-        FOR_EACH(first, a.lanes * a.length) {                                                                          \
-            const int64_t to = a.key[first];                                                                           \
-            if ((first > 0 && a.key[first - 1] == to) || to == a.lanes * a.size) continue;                             \
-            T *y = (T *)a.y + lane_of(&a, to / a.size).y + to % a.size * a.y_along;                                    \
-            X total = GET(*y);                                                                                         \
-            for (int64_t j = first; j < a.lanes * a.length && a.key[j] == to; j++) {                                   \
-                const int64_t e = a.order[j];                                                                          \
-                const int64_t at = lane_of(&a, e / a.length).x + e % a.length * a.x_along;                             \
-                total = take_##name(a.how, total, GET(((const T *)a.x)[at]));                                          \
-            }                                                                                                          \
-            *y = PUT(total);                                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    KERNEL(combine_rows_##name, row_args) {                                                                            \
-        FOR_EACH(i, a.count * a.width) {                                                                               \
-            const int64_t first = i / a.width, column = i % a.width, row = a.key[first];                               \
-            if ((first > 0 && a.key[first - 1] == row) || row == a.rows) continue;                                     \
-            T *y = (T *)a.y + row * a.width + column;                                                                  \
-            X total = GET(*y);                                                                                         \
-            for (int64_t j = first; j < a.count && a.key[j] == row; j++)                                               \
-                total = take_##name(a.how, total, GET(((const T *)a.updates)[a.order[j] * a.width + column]));         \
-            *y = PUT(total);                                                                                           \
-        }                                                                                                              \
+#define TEMPLATE "cuda/kernels/scatter.cu"
+#include "cuda/kernels/each_word.h"
+
+/* U is an A whose overflow is defined. */
+#define U A
+#define TEMPLATE "cuda/kernels/scatter.cu"
+#include "cuda/kernels/each_float.h"
+#undef U
+#define U uint64_t
+#define TEMPLATE "cuda/kernels/scatter.cu"
+#include "cuda/kernels/each_integer.h"
+#endif
+
+#elif defined W /* the template for words */
+
+KERNEL(NAME(gather_elements), element_args) {
+    FOR_EACH(e, a.lanes * a.length) {
+        const lane_at at = lane_of(&a, e / a.length);
+        const int64_t j = e % a.length, i = place_of(&a, at.index + j * a.index_along);
+        ((W *)a.y)[at.y + j * a.y_along] = i < 0 ? (W) ~(W)0 : ((const W *)a.x)[at.x + i * a.x_along];
     }
-#define SAME(x) (x)
-#define TO_I32(x) ((int32_t)(x))
-#define TO_I16(x) ((int16_t)(x))
-#define TO_I8(x) ((int8_t)(x))
-#define TO_U8(x) ((uint8_t)(x))
-COMBINE(f32, float, float, float, SAME, SAME)
-COMBINE(f64, double, double, double, SAME, SAME)
-COMBINE(bf16, bf16, float, float, bf16_to_f32, f32_to_bf16)
-COMBINE(f16, f16, float, float, f16_to_f32, f32_to_f16)
-COMBINE(i64, int64_t, int64_t, uint64_t, SAME, SAME)
-COMBINE(i32, int32_t, int64_t, uint64_t, SAME, TO_I32)
-COMBINE(i16, int16_t, int64_t, uint64_t, SAME, TO_I16)
-COMBINE(i8, int8_t, int64_t, uint64_t, SAME, TO_I8)
-COMBINE(u8, uint8_t, int64_t, uint64_t, SAME, TO_U8)
+}
+
+KERNEL(NAME(put_elements), element_args) {
+    FOR_EACH(to, a.lanes * a.size) {
+        const int32_t e = a.last[to];
+        if (e >= 0)
+            ((W *)a.y)[lane_of(&a, to / a.size).y + to % a.size * a.y_along] =
+                ((const W *)a.x)[lane_of(&a, e / a.length).x + e % a.length * a.x_along];
+    }
+}
+
+KERNEL(NAME(put_rows), row_args) {
+    FOR_EACH(e, a.rows * a.width) {
+        const int32_t k = a.last[e / a.width];
+        if (k >= 0) ((W *)a.y)[e] = ((const W *)a.updates)[k * a.width + e % a.width];
+    }
+}
+
+KERNEL(NAME(gather_rows), row_args) {
+    FOR_EACH(e, a.count * a.width) {
+        const int64_t row = row_of(&a, e / a.width);
+        if (row < 0) report_row(&a, e / a.width);
+        ((W *)a.y)[e] = row < 0 ? (W) ~(W)0 : ((const W *)a.updates)[row * a.width + e % a.width];
+    }
+}
+
+#else /* the template for numbers */
+
+DEVICE A NAME(take)(int how, A x, A y) {
+    return how == COMBINE_ADD   ? (A)((U)x + (U)y)
+           : how == COMBINE_MUL ? (A)((U)x * (U)y)
+           : how == COMBINE_MAX ? (x > y || IS_NAN(x) ? x : y)
+                                : (x < y || IS_NAN(x) ? x : y);
+}
+
+KERNEL(NAME(combine_elements), element_args) {
+    FOR_EACH(first, a.lanes * a.length) {
+        const int64_t to = a.key[first];
+        if ((first > 0 && a.key[first - 1] == to) || to == a.lanes * a.size) continue;
+        T *y = (T *)a.y + lane_of(&a, to / a.size).y + to % a.size * a.y_along;
+        A total = GET(*y);
+        for (int64_t j = first; j < a.lanes * a.length && a.key[j] == to; j++) {
+            const int64_t e = a.order[j];
+            const int64_t at = lane_of(&a, e / a.length).x + e % a.length * a.x_along;
+            total = NAME(take)(a.how, total, GET(((const T *)a.x)[at]));
+        }
+        *y = PUT(total);
+    }
+}
+
+/* A thread has a column. */
+KERNEL(NAME(combine_rows), row_args) {
+    FOR_EACH(i, a.count * a.width) {
+        const int64_t first = i / a.width, column = i % a.width, row = a.key[first];
+        if ((first > 0 && a.key[first - 1] == row) || row == a.rows) continue;
+        T *y = (T *)a.y + row * a.width + column;
+        A total = GET(*y);
+        for (int64_t j = first; j < a.count && a.key[j] == row; j++)
+            total = NAME(take)(a.how, total, GET(((const T *)a.updates)[a.order[j] * a.width + column]));
+        *y = PUT(total);
+    }
+}
 #endif

@@ -90,8 +90,8 @@ KERNEL(top_k, top_k_args) {
     candidate *sorted = a.work + blockIdx.x * a.padded;
 
     FOR_BLOCKS(lane, a.lanes) {
-        const int64_t from = lane / a.inner * a.size * a.inner + lane % a.inner;
-        const int64_t to = lane / a.inner * a.k * a.inner + lane % a.inner;
+        const int64_t from = LANE_START(lane, a.size, a.inner);
+        const int64_t to = LANE_START(lane, a.k, a.inner);
 
         FOR_THREADS(i, a.padded) {
             candidate x = {0, INT64_MAX};

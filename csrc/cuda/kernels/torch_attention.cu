@@ -41,12 +41,18 @@ static bool fits(const tensor *x) {
     return true;
 }
 
-/* [B, S, H, D], or with heads first. */
+/* Sizes and strides of [B, S, H, D] as a kernel has them: with heads first, or as they are. */
+static void turn_heads(bool heads_first, const shape *s, const int64_t *stride, shape *to, int64_t to_stride[4]) {
+    const int from[] = {0, heads_first ? 2 : 1, heads_first ? 1 : 2, 3};
+    *to = *s;
+    for (int d = 0; d < 4; d++) to->dim[d] = s->dim[from[d]], to_stride[d] = stride[from[d]];
+}
+
 static aten handle_of(const attention_call *a, const call *k, const tensor *x, bool heads_first) {
-    const int turn[] = {0, heads_first ? 2 : 1, heads_first ? 1 : 2, 3};
-    int64_t dim[4], stride[4];
-    for (int i = 0; i < 4; i++) dim[i] = x->shape.dim[turn[i]], stride[i] = x->stride[turn[i]];
-    return torch_tensor_there(a->call.t, k->cuda->device, x->type, x->data, 4, dim, stride);
+    int64_t stride[4];
+    shape s;
+    turn_heads(heads_first, &x->shape, x->stride, &s, stride);
+    return torch_tensor_there(a->call.t, k->cuda->device, x->type, x->data, 4, s.dim, stride);
 }
 
 static bool wanted(const call *k, int i) { return i < k->n_out && tensor_present(&k->out[i]); }
@@ -78,7 +84,7 @@ static bool begin(const call *k, bool kept, attention_call *a) {
                           .ratio = node_float(k->node, "ratio"),
                           .causal = node_int(k->node, "torch") == TORCH_CAUSAL,
                           .kept = kept,
-                          .same_bits = (k->cuda->tf32 & SAME_BITS) != 0,
+                          .same_bits = (k->cuda->math & SAME_BITS) != 0,
                           .architecture = cuda_architecture(k->cuda->device)};
     if (!torch_begin(&a->call, t)) return false;
     if (t->aoti_torch_new_uninitialized_tensor && t->aoti_torch_new_uninitialized_tensor(&a->nothing))
@@ -121,12 +127,11 @@ static geometry over_rows(const sums_args *a) { return geometry_over(a->batch * 
 
 /* The memory of result i, if it lies as [B, S, H, D] of these sizes does that is dense. */
 static const void *result(const attention_call *a, int i, const shape *s, bool heads_first) {
-    const int turn[] = {0, heads_first ? 2 : 1, heads_first ? 1 : 2, 3};
     int64_t dense[MAX_RANK], stride[4];
-    shape turned = *s;
+    shape turned;
 
     stride_contiguous(s, dense);
-    for (int d = 0; d < 4; d++) turned.dim[d] = s->dim[turn[d]], stride[d] = dense[turn[d]];
+    turn_heads(heads_first, s, dense, &turned, stride);
     return torch_tensor_data(a->call.t, a->call.out[i], &turned, stride);
 }
 

@@ -293,7 +293,7 @@ static bool describes(const call *k, const gemm *g, const addend *plus, const ep
     out->type = g->type;
     out->result_type = gemm_type_c(g);
     out->beta = plus->kind == ADD_MATRIX;
-    out->tf32 = (k->cuda->tf32 & TF32_PRODUCTS) != 0;
+    out->tf32 = (k->cuda->math & TF32_PRODUCTS) != 0;
     out->trans_a = a.transposed == 'T';
     out->trans_b = b.transposed == 'T';
     out->rows = g->n, out->cols = g->m, out->inner = g->k;

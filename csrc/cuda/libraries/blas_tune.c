@@ -35,8 +35,8 @@ static char *take(const blas_tuning *t, size_t *at, int64_t elements, dtype type
     return t->memory ? t->memory + from : NULL;
 }
 
-/* Returns how many bytes all operands take. */
-static size_t lay_out(trial *r, const blas_key *k, void **vector, void **extra) {
+/* Where each is in the memory. Returns how many bytes all take. */
+static size_t place_operands(trial *r, const blas_key *k, void **vector, void **extra) {
     const dtype type = (dtype)k->type, result = (dtype)k->result_type;
     size_t at = 0;
 
@@ -133,7 +133,7 @@ status blas_tune(ctx *c, void *handle, blas_described *p, blas_tuning *t) {
     blas_answer answers[BLAS_ANSWERS];
     blas_measured *m;
     void *vector, *extra;
-    const size_t needed = lay_out(&r, &p->key, &vector, &extra);
+    const size_t needed = place_operands(&r, &p->key, &vector, &extra);
 
     if (needed > t->needed) t->needed = needed;
     if (!t->memory || needed > t->bytes) return OK;

@@ -143,7 +143,7 @@ static bool describes(const call *k, const conv *v, conv_product which, dnn_key 
     out->kind = DNN_CONVOLUTION;
     out->which = which;
     out->type = v->type;
-    out->tf32 = v->type == F32 && (k->cuda->tf32 & TF32_CONVOLUTIONS);
+    out->tf32 = v->type == F32 && (k->cuda->math & TF32_CONVOLUTIONS);
     out->groups = v->groups;
     out->workspace = (int64_t)dnn_workspace(v);
     out->rank = 2 + SPATIAL - first;
