@@ -1,11 +1,11 @@
-/* exec.h -- runs a stretch of a plan's instructions. Holds no lock, keeps no state; allocates nothing, but
+/* exec.h -- runs a range of a plan's instructions. Holds no lock, keeps no state; allocates nothing, but
  * for instructions of more than 64 operands. */
 #ifndef ORT_EXEC_EXEC_H
 #define ORT_EXEC_EXEC_H
 
 #include "plan/plan.h"
 
-/* The memory of one run; all borrowed. Pointers an executed stretch does not need may be NULL. */
+/* The memory of one run; all borrowed. Pointers an executed range does not need may be NULL. */
 typedef struct run {
     void *arena; /* plan->arena_bytes, aligned as plan.h says; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */

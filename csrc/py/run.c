@@ -60,17 +60,11 @@ static int collect_arena(const plan_object *self, PyObject *memory, void **out) 
     return -1;
 }
 
-int plan_model_inputs(const plan *p) {
-    int n = p->g->n_inputs;
-    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
-    return n;
-}
-
 /* How a run goes on a GPU. */
 typedef struct gpu_way {
     unsigned long long stream; /* its handle */
     int tf32;                  /* what may round operands of float32: enum tf32_use */
-    int graphs;                /* stretches may be recorded and started as a whole */
+    int graphs;                /* ranges of instructions may be recorded and started as a whole */
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
@@ -92,7 +86,7 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
                           : exec_run(c, self->p, from, to, r));
 }
 
-static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
+static status run_range(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
     void *constants = NULL;
     int64_t bytes;
     ctx c;
@@ -157,7 +151,7 @@ PyObject *plan_forward(PyObject *object, PyObject *args) {
         r.memory[AT_OUTPUT] = out.list;
         r.memory[AT_WRITE] = written.list;
         r.seed = seed;
-        if (run_stretch(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_range(self, way, &r, 0, p->n_forward, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE(object)), &e);
     }
     release(&in);
@@ -246,7 +240,7 @@ static PyObject *run_backward(plan_object *self, PyObject *args, int from, int t
                      OURS, &of[AT_INPUT_GRAD]) == 0) {
         for (int i = 0; i < PLACES; i++) r.memory[i] = of[i].at.list;
         r.seed = seed;
-        if (run_stretch(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);
+        if (run_range(self, way, &r, from, to, &e) == OK) result = Py_NewRef(Py_None);
         else raise_status(state_of((PyObject *)Py_TYPE((PyObject *)self)), &e);
     }
     for (int i = 0; i < PLACES; i++) release_given(&of[i]);
