@@ -138,7 +138,7 @@ LOG_SUM(float)
 LOG_SUM(double)
 
 /* A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. In most
- * stretches of a lane nothing is better than what was before: that is found out for a whole stretch. */
+ * ranges of a lane nothing is better than what was before: that is found out for a whole range. */
 #define EXTREME(name, T, better)                                                                                       \
     SIMD static void name##_##T(const lanes *j, int64_t at) {                                                          \
         const T *x = (const T *)j->a + at;                                                                             \
