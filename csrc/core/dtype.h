@@ -21,6 +21,8 @@ extern const dtype_info dtype_table[DTYPE_COUNT];
 static inline size_t dtype_size(dtype t) { return (size_t)dtype_table[t].size; }
 static inline const char *dtype_name(dtype t) { return dtype_table[t].name; }
 static inline bool dtype_is_float(dtype t) { return dtype_table[t].is_float; }
+/* A float of 16 bits? */
+static inline bool dtype_is_narrow(dtype t) { return t == BF16 || t == F16; }
 static inline bool dtype_is_int(dtype t) { return dtype_table[t].is_int; }
 
 /* DT_NONE when there is no such type here. */

@@ -5,7 +5,7 @@
 
 #include "plan/plan.h"
 
-/* The memory of one run; all borrowed. Pointers what is executed does not need may be NULL. */
+/* The memory of one run; all borrowed. Pointers an executed range does not need may be NULL. */
 typedef struct run {
     void *arena; /* plan->arena_bytes, aligned as plan.h says; the same for a forward and its backward */
     void *const *memory[PLACES]; /* [AT_INPUT][i], [AT_OUTPUT][i], ... each contiguous */

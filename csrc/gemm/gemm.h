@@ -21,7 +21,7 @@ typedef struct gemm {
     int n_batch;   /* nested batch dimensions, outermost first; 0: one pair */
     int64_t batch[MAX_RANK];
     int64_t a_step[MAX_RANK], b_step[MAX_RANK], c_step[MAX_RANK]; /* 0 where an operand is shared */
-    const void *laid_b; /* what gemm_lay_out has made of B, or NULL; ways that cannot use it read B */
+    const void *packed_b; /* what gemm_prepack has made of B, or NULL; ways that cannot use it read B */
 } gemm;
 
 static inline dtype gemm_type_a(const gemm *g) { return g->wide_a ? F32 : g->type; }
@@ -82,10 +82,10 @@ bool gemm_sums_wide(dtype type);
 /* Whether float32 operands can be rounded to this 16-bit type (wide_a, wide_b) without it. */
 bool gemm_rounds(dtype type);
 
-/* B as our own kernel for this product reads it, for all products by it with as many columns and any rows: bytes, 64-byte
+/* B packed as our own kernel for this product reads it, for all products by it with as many columns and any rows: bytes, 64-byte
  * aligned; 0: no such kernel, or it does not pay. Only `a` and `c` may be NULL. The sums are the same bit by bit. */
-size_t gemm_layout_bytes(const gemm *g);
-void gemm_lay_out(const gemm *g, void *to);
+size_t gemm_prepack_bytes(const gemm *g);
+void gemm_prepack(const gemm *g, void *to);
 
 /* The last implementation (gemm_reference.c): any type, any strides. */
 void gemm_reference(const gemm *g);

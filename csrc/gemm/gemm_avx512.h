@@ -1,4 +1,4 @@
-/* gemm_avx512.h -- what the AVX-512 kernels share: laying out panels, storing sums, the loop over K.
+/* gemm_avx512.h -- what the AVX-512 kernels share: packing panels, storing sums, the loop over K.
  *
  * Included once a file. Before it, AVX512 is the attribute of the CPU features that the file's functions need. After
  * it, functions take constants (sources, widths, rows), and are inlined where these are given. */
@@ -14,7 +14,7 @@ enum { LANES = 16 };
 
 static inline __mmask16 first(int64_t n) { return (__mmask16)(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1); }
 
-/* --- laying out ------------------------------------------------------------------------------------------------------- */
+/* --- packing ---------------------------------------------------------------------------------------------------------- */
 
 /* Rows become columns: out[i] holds element i of every row. */
 INLINE void transpose(__m512 r[LANES]) {
@@ -114,7 +114,7 @@ INLINE void pack_unit(uint32_t *out, const char *p, const char *q, int64_t lines
     }
 }
 
-/* Panels of lines that lie side by side, laid out as [unit][width]: a line of memory after the other, through all
+/* Panels of lines that lie side by side, packed as [unit][width]: a line of memory after the other, through all
  * panels, because neighbouring lines may be pages apart. */
 INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t depth, int64_t deep, source s, int width,
                         int unit_step, __m512i *largest) {
@@ -140,7 +140,7 @@ INLINE void pack_across(uint32_t *out, const char *in, int64_t lines, int64_t de
     }
 }
 
-/* How panels are laid out: as [unit][width] or, `lines_first`, as [unit / 16][width][16]; of several planes, unit_step
+/* How panels are packed: as [unit][width] or, `lines_first`, as [unit / 16][width][16]; of several planes, unit_step
  * units of each in turn. */
 typedef struct panels {
     source s;

@@ -1,5 +1,5 @@
-/* gemm_f32.c -- the inner kernel that multiplies floats with AVX-512; 16-bit floats are widened while they are laid
- * out, for CPUs that do not multiply them. */
+/* gemm_f32.c -- the inner kernel that multiplies floats with AVX-512; 16-bit floats are widened while they are packed,
+ * for CPUs that do not multiply them. */
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))

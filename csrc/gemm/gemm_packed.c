@@ -1,19 +1,19 @@
 /* gemm_packed.c -- products of our own for CPUs with AVX-512: blocks, panels and threads around the inner kernels.
  *
  * C is cut among the threads. A thread goes through its part by blocks of A's rows that fit the second-level cache, and
- * in each by slices of K; it lays both operands out as the inner kernel reads them:
+ * in each by slices of K; it packs both operands as the inner kernel reads them:
  *
  *     A panel: rows         a block of them stays in the second-level cache
  *     B panel: PANEL_COLS columns   one stays near while the block passes by
  *
  * The kernel keeps a block of sums in registers over a slice. Sums over several slices are kept in float32 until the
  * last one: in C itself when that is float32 and near, else beside A's block, for as many columns as there is room for.
- * A's block has all slices where they fit, so that it is laid out once: for all pairs of a batch that share it, as the
+ * A's block has all slices where they fit, so that it is packed once: for all pairs of a batch that share it, as the
  * images of a convolution share its weights. Some columns go through all slices then, before the next ones do.
  *
- * Operands come from memory, the weights of a model at least: what B's next panels are laid out from is asked for while
+ * Operands come from memory, the weights of a model at least: what B's next panels are packed from is asked for while
  * the present ones are multiplied, which leaves memory alone otherwise. */
-#include "gemm/gemm_layout.h"
+#include "gemm/gemm_prepack.h"
 
 #include "core/ints.h"
 #include "core/parallel.h"
@@ -29,7 +29,7 @@ enum {
     PANEL_UNITS = 768,     /* of all of B's panels: 98 KB */
     FEW_BLOCKS = 6,        /* of A's, so that reading B takes longer than multiplying */
     NEAR = 48 << 8,        /* words of the first cache */
-    LEAST_COLS = 224,      /* of sums that are kept beside C, unless A is laid out as a whole: of so many rows, */
+    LEAST_COLS = 224,      /* of sums that are kept beside C, unless A is packed as a whole: of so many rows, */
     LEAST_ROWS = 256,
     WORTH_CUTTING = 1 << 18,
     LONG = 1024 /* from here on torch's bfloat16 product is as fast as ours with AVX-512-BF16 */
@@ -46,8 +46,8 @@ typedef struct area {
 typedef struct blocking {
     int64_t slice, depth; /* of K: units, elements */
     int64_t rows;         /* of a block of A */
-    int64_t a_units;      /* of K that are laid out at once: a slice, or all of it */
-    int64_t group;        /* of columns of B that are laid out at once */
+    int64_t a_units;      /* of K that are packed at once: a slice, or all of it */
+    int64_t group;        /* of columns of B that are packed at once */
     int64_t cols;         /* that go through all slices before the next ones do */
     bool beside;          /* sums of several slices are kept beside C */
 } blocking;
@@ -80,15 +80,15 @@ typedef struct job {
     const gemm_kernel *kn;
     area r;
     blocking x;
-    const char *a, *b;             /* of the area's first row, and column */
-    char *c;                       /* of both */
-    int64_t b_step, c_step;        /* bytes from pair to pair */
-    const gemm_layout *laid;       /* B, or NULL: its panels are laid out in */
-    uint32_t *room, *b_panels;     /* A's block and, behind it, sums beside C; B's panels */
-    uint32_t largest_a, largest_b; /* of what is laid out */
+    const char *a, *b;               /* of the area's first row, and column */
+    char *c;                         /* of both */
+    int64_t b_step, c_step;          /* bytes from pair to pair */
+    const gemm_prepacked *prepacked; /* B, or NULL: its panels are packed in */
+    uint32_t *room, *b_panels;       /* A's block and, behind it, sums beside C; B's panels */
+    uint32_t largest_a, largest_b;   /* of what is packed */
 } job;
 
-/* Where B's panels that are laid out come from. */
+/* Where B's panels that are packed come from. */
 typedef struct place {
     int64_t top; /* of the block of A's rows that they are multiplied with */
     int64_t pair;
@@ -148,28 +148,28 @@ static void run_other(const gemm *g, const gemm_kernel *other, const char *a, co
     }
 }
 
-/* The panels of B at a place, laid out where they were not before. */
+/* The panels of B at a place, packed where they were not before. */
 static const uint32_t *panels_at(job *w, place p, int64_t cols, int64_t deep) {
     const gemm *g = w->g;
     const int64_t slice = p.k / w->x.depth, panel = (w->r.col + p.left + p.col) / PANEL_COLS;
 
-    if (!w->laid) {
+    if (!w->prepacked) {
         w->largest_b = w->kn->pack_b(w->b_panels, b_at(w, p), gemm_type_b(g), cols, deep, g->b_col, g->b_row);
         return w->b_panels;
     }
-    w->largest_b = gemm_layout_largest(w->laid, slice, panel, parts(cols, PANEL_COLS));
-    return gemm_layout_panel(w->laid, slice, deep, panel);
+    w->largest_b = gemm_prepacked_largest(w->prepacked, slice, panel, parts(cols, PANEL_COLS));
+    return gemm_prepacked_panel(w->prepacked, slice, deep, panel);
 }
 
-/* The lines of a laid out panel that a step reads, of which each block asks for some. */
-static gemm_ahead laid_ahead(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
+/* The lines of a prepacked panel that a step reads, of which each block asks for some. */
+static gemm_ahead prepacked_ahead(const job *w, place p, int64_t j, int64_t i, int64_t blocks) {
     const int64_t step = w->kn->step_units * PANEL_COLS * 4, lines = step / CACHE_LINE, share = parts(lines, blocks);
     const int64_t first = i * share, deep = least(w->x.depth, w->g->k - p.k);
     const int64_t panel = (w->r.col + p.left + p.col) / PANEL_COLS + j;
     gemm_ahead x = {.lines = least(share, lines - first), .line = CACHE_LINE, .bytes = CACHE_LINE, .step = step};
 
     if (j * PANEL_COLS >= cols_at(w, p) || x.lines <= 0 || x.lines > w->kn->asks) return (gemm_ahead){0};
-    x.at = (const char *)gemm_layout_panel(w->laid, p.k / w->x.depth, deep, panel) + first * CACHE_LINE;
+    x.at = (const char *)gemm_prepacked_panel(w->prepacked, p.k / w->x.depth, deep, panel) + first * CACHE_LINE;
     return x;
 }
 
@@ -180,7 +180,7 @@ static gemm_ahead ahead_of(const job *w, place p, int64_t j, int64_t i, int64_t 
     const bool along = g->b_row == 1; /* columns are lines of memory */
 
     if (p.top >= w->r.rows) return (gemm_ahead){0};
-    if (w->laid) return laid_ahead(w, p, j, i, blocks);
+    if (w->prepacked) return prepacked_ahead(w, p, j, i, blocks);
     if (!along && g->b_col != 1) return (gemm_ahead){0};
     const int64_t cols = least(PANEL_COLS, cols_at(w, p) - j * PANEL_COLS);
     const int64_t lines = along ? cols : step, share = parts(lines, blocks), first = i * share;
@@ -194,7 +194,7 @@ static gemm_ahead ahead_of(const job *w, place p, int64_t j, int64_t i, int64_t 
     return x;
 }
 
-/* Lays B's panels out, and A's block where it begins, and multiplies them. */
+/* Packs B's panels, and A's block where it begins, and multiplies them. */
 static void run_panels(job *w, place p) {
     const gemm *g = w->g;
     const gemm_kernel *kn = w->kn;
@@ -259,7 +259,7 @@ static void run_area(const cut *x, gemm_offsets at, area r) {
              .c = (char *)g->c + (at.c + r.row * g->c_row + r.col) * c_size,
              .b_step = r.pairs > 1 ? g->b_step[last] * b_size : 0,
              .c_step = r.pairs > 1 ? g->c_step[last] * c_size : 0,
-             .laid = gemm_layout_for(g, kn),
+             .prepacked = gemm_prepacked_for(g, kn),
              .room = room,
              .b_panels = b_panels};
 
@@ -283,7 +283,7 @@ static void run_areas(void *arg, int64_t begin, int64_t end) {
     if (x->kernel->leave) x->kernel->leave();
 }
 
-/* As many areas as there are threads, cut so that least is laid out twice. */
+/* As many areas as there are threads, cut so that least is packed twice. */
 static void cut_among(cut *x, int64_t threads) {
     const gemm *g = x->g;
     double best = -1;
@@ -390,11 +390,11 @@ bool gemm_packed_by(gemm_way way, gemm *g) {
     return kernel_for(g) && run_kernel(here.way[way], g);
 }
 
-size_t gemm_layout_bytes(const gemm *g) {
-    return g->k > 0 && g->n > 0 && gemm_packed_pays(g) ? gemm_layout_bytes_with(g, kernel_for(g)) : 0;
+size_t gemm_prepack_bytes(const gemm *g) {
+    return g->k > 0 && g->n > 0 && gemm_packed_pays(g) ? gemm_prepack_bytes_with(g, kernel_for(g)) : 0;
 }
 
-void gemm_lay_out(const gemm *g, void *to) { gemm_lay_out_with(g, kernel_for(g), to); }
+void gemm_prepack(const gemm *g, void *to) { gemm_prepack_with(g, kernel_for(g), to); }
 
 gemm_way gemm_packed_way(const gemm *g) {
     const gemm_kernel *kernel = kernel_for(g);
@@ -411,7 +411,7 @@ bool gemm_packed_by(gemm_way way, gemm *g) { return (void)way, (void)g, false; }
 gemm_way gemm_packed_way(const gemm *g) { return (void)g, GEMM_DEFAULT; }
 bool gemm_sums_wide(dtype type) { return (void)type, false; }
 bool gemm_rounds(dtype type) { return (void)type, false; }
-size_t gemm_layout_bytes(const gemm *g) { return (void)g, 0; }
-void gemm_lay_out(const gemm *g, void *to) { (void)g, (void)to; }
+size_t gemm_prepack_bytes(const gemm *g) { return (void)g, 0; }
+void gemm_prepack(const gemm *g, void *to) { (void)g, (void)to; }
 
 #endif

@@ -1,6 +1,6 @@
 /* gemm_packed.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
  *
- * Operands are laid out in units of 32 bits along K: a float, or two neighbouring bfloat16; or three units are the three
+ * Operands are packed in units of 32 bits along K: a float, or two neighbouring bfloat16; or three units are the three
  * bfloat16 that each of two neighbouring floats is the sum of. A *panel* of A holds `rows` rows and one of B PANEL_COLS
  * columns, unit by unit; places beyond the operand's edge are zeros. */
 #ifndef ORT_EXEC_GEMM_PACKED_H
@@ -30,7 +30,7 @@ typedef struct gemm_target {
     gemm_ahead ahead;
 } gemm_target;
 
-/* Lays out `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. Returns, of
+/* Packs `lines` rows of A, or columns of B, of `depth` elements of type `from`, in units of the kernel's. Returns, of
  * a kernel with `holds`, the largest magnitude, as bits of a bfloat16. */
 typedef uint32_t gemm_pack_fn(uint32_t *out, const void *in, dtype from, int64_t lines, int64_t depth,
                               int64_t line_step, int64_t depth_step);
@@ -41,7 +41,7 @@ typedef struct gemm_kernel {
     int step_depth;   /* so many elements along K are in as many units */
     int most_units;   /* what a slice of K has at most, of several; */
     int one_slice;    /* so many units are one slice */
-    int panels;       /* of B that are laid out at once, at most */
+    int panels;       /* of B that are packed at once, at most */
     int asks;         /* lines of the cache that are asked for in a step, at most; 0: run() leaves target.ahead */
     bool apart;       /* sums of several slices are kept beside C even where C has floats */
     int room, room_a; /* words for a block of A and sums beside C, and how many of them A may have */

@@ -2,7 +2,7 @@
  * without a unit stride, 16-bit floats that torch is slow at, integers.
  *
  * C is cut into tiles. For each tile, slices of A and B are widened to the type sums are kept in (float, double, or
- * 64-bit integers, which wrap like the narrow ones they stand for) and laid out as panels that the inner kernel reads
+ * 64-bit integers, which wrap like the narrow ones they stand for) and packed as panels that the inner kernel reads
  * from end to end:
  *
  *     A panel: MR rows      a[k][0..MR)          sum[i][j] += a[k][i] * b[k][j]

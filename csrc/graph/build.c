@@ -311,27 +311,33 @@ static status element_of(graph *g, value *v, int64_t i, value **out) {
             break;
         }
     }
-    if (v->shape.rank > 0) {
-        TRY(emit_reshape(g, v, &SHAPE(shape_count(&v->shape)), &v));
+    if (v->shape.rank > 1) {
+        const int64_t count = shape_count(&v->shape);
+        TRY(graph_ints(g, 1, &count, &at));
+        TRY(emit(g, &v, "Reshape", v, at));
+    }
+    if (v->shape.rank == 1) {
         TRY(graph_scalar(g, I64, (double)i, &at));
         TRY(emit(g, &v, "Gather", v, at));
     }
-    return emit_cast(g, v, I64, out);
+    *out = v;
+    return v->type == I64 ? OK : emit_with(g, out, "Cast", NODE_ATTRS(INT("to", dtype_table[I64].onnx)), v);
 }
 
 /* A constant with the numbers that `v` holds when this plan runs. */
 static status numbers_of(graph *g, value *v, value **out) {
-    int64_t numbers[MAX_NUMBERS], count = shape_count(&v->shape);
-    value *one;
+    const int64_t count = shape_count(&v->shape);
 
+    TRY(graph_add_constant(g, v->type, &v->shape, NULL, out));
     for (int64_t i = 0; i < count; i++) {
+        int64_t number;
+        value *one;
         TRY(element_of(g, v, i, &one));
-        if (one->data) numbers[i] = *(const int64_t *)one->data;
-        else TRY(graph_data_size(g, one, &numbers[i]));
+        if (one->data) number = *(const int64_t *)one->data;
+        else TRY(graph_data_size(g, one, &number));
+        dtype_set_int(v->type, (void *)(uintptr_t)(*out)->data, i, number);
     }
-    TRY(graph_ints(g, (int)count, numbers, &one));
-    TRY(emit_cast(g, one, v->type, &one));
-    return emit_reshape(g, one, &v->shape, out);
+    return OK;
 }
 
 /* `n` with numbers in the place of the operand that was asked for. E_UNSUPPORTED when they cannot be found: the operand

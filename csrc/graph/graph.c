@@ -140,23 +140,6 @@ status graph_ints(graph *g, int count, const int64_t *x, value **out) {
     return graph_add_constant(g, I64, &SHAPE(count), x, out);
 }
 
-status graph_full(graph *g, dtype type, const shape *s, double x, value **out) {
-    int64_t dims[MAX_RANK] = {0}, count = shape_count(s);
-    union {
-        int64_t align;
-        char bytes[8];
-    } one = {0};
-    tensor fill = {.data = one.bytes, .type = type, .shape = SHAPE(1), .stride = {1}};
-    value *sizes;
-
-    dtype_set_value(type, one.bytes, 0, x);
-
-    if (count <= 1) return graph_add_constant(g, type, s, one.bytes, out);
-    memcpy(dims, s->dim, sizeof dims);
-    TRY(graph_ints(g, s->rank, dims, &sizes));
-    return emit_with(g, out, "ConstantOfShape", NODE_ATTRS(TENSOR("value", &fill)), sizes);
-}
-
 status graph_data_size(graph *g, value *v, int64_t *size) {
     if (!v->sized && g->n_sized == g->n_sizes) {
         g->pending = v;
@@ -405,11 +388,11 @@ static void want(value *const *list, int count, int mark) {
         if (list[i] && list[i]->def && list[i]->def->mark < mark) list[i]->def->mark = mark;
 }
 
-void graph_mark_parts(graph *g) {
-    for (node *n = g->first; n; n = n->next) n->mark = n->op->flags & EFFECT ? PART_FORWARD : PART_NONE;
-    want(g->outputs, g->n_outputs, PART_FORWARD);
-    for (state_write *w = g->writes; w; w = w->next) want(&w->value, 1, PART_FORWARD);
-    want(g->input_grads, g->n_input_grads, PART_BACKWARD);
+void graph_mark_phases(graph *g) {
+    for (node *n = g->first; n; n = n->next) n->mark = n->op->flags & EFFECT ? PHASE_FORWARD : PHASE_NONE;
+    want(g->outputs, g->n_outputs, PHASE_FORWARD);
+    for (state_write *w = g->writes; w; w = w->next) want(&w->value, 1, PHASE_FORWARD);
+    want(g->input_grads, g->n_input_grads, PHASE_BACKWARD);
     /* Backwards over a topological order: a node's mark is final when it is reached. */
     for (node *n = g->last; n; n = n->prev) want(n->in, n->n_in, n->mark);
 }

@@ -138,8 +138,6 @@ MUST_USE status graph_add_constant(graph *g, dtype type, const shape *s, const v
 /* A constant of rank 0; of rank 1. */
 MUST_USE status graph_scalar(graph *g, dtype type, double x, value **out);
 MUST_USE status graph_ints(graph *g, int count, const int64_t *x, value **out);
-/* A constant of shape `s` filled with `x`; small, or an emitted node when large. */
-MUST_USE status graph_full(graph *g, dtype type, const shape *s, double x, value **out);
 /* A node with `n_out` fresh outputs at g->before, as it is: no inference. Copies names, attributes and operands. */
 MUST_USE status graph_add_node(graph *g, const struct op_def *op, const char *name, const attr *attrs, int n_in,
                                value *const *in, int n_out, node **out);
@@ -184,8 +182,8 @@ MUST_USE status graph_set_end(graph *g, value **at, value *v);
 /* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */
 void graph_move(graph *g, node *n, node *before);
 /* Sets every node's mark: whether forward computes it, only backward, or neither. */
-enum { PART_NONE, PART_BACKWARD, PART_FORWARD };
-void graph_mark_parts(graph *g);
+enum { PHASE_NONE, PHASE_BACKWARD, PHASE_FORWARD };
+void graph_mark_phases(graph *g);
 
 /* --- asking ------------------------------------------------------------------------------------------------------- */
 

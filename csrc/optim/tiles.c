@@ -35,9 +35,9 @@ const converters for_double = {.in = {[F32] = f32_to_double, [BF16] = bf16_to_do
 
 /* --- threads ---------------------------------------------------------------------------------------------------------- */
 
-/* A stretch of tiles is added up by one thread, in order. The tiles of a thing that began in an earlier stretch go into
- * the stretch's head; no other thread writes the sums of the others. */
-enum { STRETCH = 64, STRETCHES = 1024 };
+/* A group of tiles is added up by one thread, in order. The tiles of a thing that began in an earlier group go into
+ * the group's head; no other thread writes the sums of the others. */
+enum { GROUP = 64, GROUPS = 1024 };
 
 typedef struct job {
     tiled *things;
@@ -45,9 +45,9 @@ typedef struct job {
     size_t size;
     tile_fn *body;
     const void *arg;
-    int64_t tiles, from; /* of all things; the first tile of these stretches */
-    double heads[STRETCHES][2];
-    int owners[STRETCHES]; /* whose head it is; -1: there is none */
+    int64_t tiles, from; /* of all things; the first tile of these groups */
+    double heads[GROUPS][2];
+    int owners[GROUPS]; /* whose head it is; -1: there is none */
 } job;
 
 static int64_t tiles_of(const tiled *thing) { return (thing->count + TILE - 1) / TILE; }
@@ -79,11 +79,11 @@ static void run_tiles(void *arg, int64_t begin, int64_t end) {
     });
 }
 
-static void run_stretches(void *arg, int64_t begin, int64_t end) {
+static void run_groups(void *arg, int64_t begin, int64_t end) {
     job *j = arg;
 
     for (int64_t s = begin; s < end; s++) {
-        const int64_t from = j->from + s * STRETCH, to = from + STRETCH < j->tiles ? from + STRETCH : j->tiles;
+        const int64_t from = j->from + s * GROUP, to = from + GROUP < j->tiles ? from + GROUP : j->tiles;
         j->heads[s][0] = j->heads[s][1] = 0;
         j->owners[s] = -1;
         FOR_TILES(from, to, j, {
@@ -112,11 +112,11 @@ void sum_tiles(tiled *things, int count, size_t size, tile_fn *body, const void 
         thing->sums[0] = thing->sums[1] = 0;
         j.tiles += tiles_of(thing);
     }
-    for (; j.from < j.tiles; j.from += STRETCH * STRETCHES) {
-        int64_t stretches = (j.tiles - j.from + STRETCH - 1) / STRETCH;
-        if (stretches > STRETCHES) stretches = STRETCHES;
-        parallel_for(stretches, 1, run_stretches, &j);
-        for (int64_t s = 0; s < stretches; s++)
+    for (; j.from < j.tiles; j.from += GROUP * GROUPS) {
+        int64_t groups = (j.tiles - j.from + GROUP - 1) / GROUP;
+        if (groups > GROUPS) groups = GROUPS;
+        parallel_for(groups, 1, run_groups, &j);
+        for (int64_t s = 0; s < groups; s++)
             for (int k = 0; k < 2 && j.owners[s] >= 0; k++) thing_of(&j, j.owners[s])->sums[k] += j.heads[s][k];
     }
 }

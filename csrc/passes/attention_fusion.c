@@ -1,18 +1,18 @@
 /* attention_fusion.c -- dropout(softmax(alpha q k' + bias, where allowed)) v  ->  FusedAttention
  *
  * Heads and sequences come as [B, H, S, D]; the operator's are [B, S, H, D], as linear layers make and take them, so
- * that the transposes around attention cancel. Keys that are repeated for groups of heads (Reshape of Expand) are taken
- * as they were before. No other node may read what is between the products.
+ * that the transposes around attention cancel. Keys and values that are repeated for groups of heads (Reshape of Expand)
+ * are taken as they were before; where a kernel wants as many heads as of queries, they are repeated behind the transpose.
+ * No other node may read what is between the products.
  *
  * Three passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
  * for who asks for it; flash_dropout where torch's flash attention on a GPU drops elements, which it draws from torch's
  * generator: the numbers are others than those of the operators one by one. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { WEIGHTS, VALUES };
 
@@ -26,13 +26,11 @@ typedef struct attention {
     torch_attention torch;
 } attention;
 
-static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
-
 /* Before a cast between a 16-bit type and float32. */
 static value *before_cast(value *v) {
     if (!value_is(v, "Cast") || !value_is_private(v)) return v;
     value *x = v->def->in[0];
-    const bool wide = (is_narrow(x->type) && v->type == F32) || (x->type == F32 && is_narrow(v->type));
+    const bool wide = (dtype_is_narrow(x->type) && v->type == F32) || (x->type == F32 && dtype_is_narrow(v->type));
     return wide ? x : v;
 }
 
@@ -72,8 +70,7 @@ static value *before_softmax(value *v, attention *a) {
 }
 
 static bool is_product(const value *v) {
-    return value_is(v, "MatMul") ||
-           (value_is(v, "MatMulBias") && !node_in(v->def, 2) && v->type == v->def->in[0]->type);
+    return v->def && product_is(v->def) && !node_in(v->def, 2) && v->type == v->def->in[0]->type;
 }
 
 /* The product of queries and keys behind scores, with what is added to it. */
@@ -122,7 +119,7 @@ static bool bias_fits(const attention *a) {
     const int rank = b ? b->shape.rank : 0;
 
     if (!b) return true;
-    if (b->type != a->q->type && !(is_narrow(a->q->type) && b->type == F32)) return false;
+    if (b->type != a->q->type && !(dtype_is_narrow(a->q->type) && b->type == F32)) return false;
     if (!b->needs_grad) return true;
     return rank >= 2 && b->shape.dim[rank - 2] == a->q->shape.dim[2] && b->shape.dim[rank - 1] == a->k->shape.dim[3];
 }
@@ -142,60 +139,89 @@ static status bias_to_mask(graph *g, attention *a) {
     return OK;
 }
 
-/* Before [B, G, S, D] was repeated for groups of heads: Reshape(Expand([B, G, 1, S, D] to [B, G, n, S, D])). */
-static status before_repeat(graph *g, value *x, value **out) {
-    const bool cast = value_is(x, "Cast");
-    const value *heads = cast ? x->def->in[0] : x, *all;
-    value *few;
+/* Keys or values [B, G n, S, D] whose G heads are repeated, each for a group of n heads of queries:
+ * Reshape(Expand([B, G, 1, S, D] to [B, G, n, S, D])), and perhaps a Cast. */
+typedef struct repeat {
+    value *few; /* [B, G, 1, S, D]; NULL: none is repeated */
+    int64_t times;
+    dtype type; /* behind the cast */
+    bool seen;  /* others read what is repeated */
+} repeat;
 
-    *out = x;
-    if (!value_is(heads, "Reshape") || !value_is(all = heads->def->in[0], "Expand")) return OK;
-    few = all->def->in[0];
-    const shape *s = &few->shape, *e = &all->shape;
-    if (s->rank != 5 || e->rank != 5 || s->dim[2] != 1 || heads->shape.rank != 4) return OK;
+static repeat find_repeat(value *x) {
+    const value *heads = value_is(x, "Cast") ? x->def->in[0] : x, *all;
+    repeat r = {.few = NULL};
+
+    if (!value_is(heads, "Reshape") || !value_is(all = heads->def->in[0], "Expand")) return r;
+    const shape *s = &all->def->in[0]->shape, *e = &all->shape, *h = &heads->shape;
+    if (s->rank != 5 || e->rank != 5 || s->dim[2] != 1 || h->rank != 4) return r;
     for (int i = 0; i < 5; i++)
-        if (i != 2 && s->dim[i] != e->dim[i]) return OK;
-    if (heads->shape.dim[1] != e->dim[1] * e->dim[2] || heads->shape.dim[2] != e->dim[3]) return OK;
-    TRY(emit_reshape(g, few, &SHAPE(s->dim[0], s->dim[1], s->dim[3], s->dim[4]), out));
-    return cast ? emit_cast(g, *out, x->type, out) : OK;
+        if (i != 2 && s->dim[i] != e->dim[i]) return r;
+    if (h->dim[1] != e->dim[1] * e->dim[2] || h->dim[2] != e->dim[3]) return r;
+    return (repeat){.few = all->def->in[0],
+                    .times = e->dim[2],
+                    .type = x->type,
+                    .seen = !value_is_private(x) || !value_is_private(heads) || !value_is_private(all)};
+}
+
+/* The heads before they are repeated, [B, G, S, D]. */
+static status emit_few(graph *g, const repeat *r, value **out) {
+    const int64_t *d = r->few->shape.dim;
+    TRY(emit_reshape(g, r->few, &SHAPE(d[0], d[1], d[3], d[4]), out));
+    return emit_cast(g, *out, r->type, out);
 }
 
 static status tokens_first(graph *g, value *x, value **out) {
     return emit_transpose(g, x, (const int[]){0, 2, 1, 3}, out);
 }
 
-static bool is_turned(const node *n) {
-    static const int64_t turn[] = {0, 2, 1, 3};
-    const int64_t *perm;
-    return node_is(n, "Transpose") && node_ints(n, "perm", &perm) == 4 && !memcmp(perm, turn, sizeof turn);
+/* Heads that are repeated, tokens first: the copy that repeats is the only one, and what comes back of a group of heads
+ * lies together, where it is added up. */
+static status repeat_tokens_first(graph *g, const repeat *r, value **out) {
+    const int64_t *d = r->few->shape.dim, b = d[0], groups = d[1], tokens = d[3], width = d[4];
+    TRY(emit_few(g, r, out));
+    TRY(tokens_first(g, *out, out));
+    TRY(emit_reshape(g, *out, &SHAPE(b, tokens, groups, 1, width), out));
+    TRY(emit_expand(g, *out, &SHAPE(b, tokens, groups, r->times, width), out));
+    return emit_reshape(g, *out, &SHAPE(b, tokens, groups * r->times, width), out);
+}
+
+/* `x` tokens first; heads that are repeated for it alone are repeated behind the transpose. */
+static status heads_tokens_first(graph *g, const repeat *r, value *x, value **out) {
+    return r->few && g->cuda && !r->seen ? repeat_tokens_first(g, r, out) : tokens_first(g, x, out);
+}
+
+/* Queries, keys and values as the operator takes them, tokens first, the latter of as few heads as it can read: torch's
+ * kernels want as many as of queries, but for flash attention. */
+static status emit_operands(graph *g, const attention *a, value *in[3]) {
+    const int64_t width = a->q->shape.dim[3], value_width = a->v->shape.dim[3];
+    value *k, *v = a->v;
+
+    TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
+    repeat rk = find_repeat(k), rv = find_repeat(v);
+    rk.seen |= !value_is_private(a->k);
+    const int64_t groups = rk.few ? rk.few->shape.dim[1] : k->shape.dim[1];
+    const bool same_groups = groups == (rv.few ? rv.few->shape.dim[1] : v->shape.dim[1]);
+    if (same_groups && (!a->torch || fused_attention_flash(g, a->q->type, width, value_width))) {
+        if (rk.few) TRY(emit_few(g, &rk, &k));
+        if (rv.few) TRY(emit_few(g, &rv, &v));
+        rk.few = rv.few = NULL;
+    }
+    TRY(tokens_first(g, a->q, &in[0]));
+    TRY(heads_tokens_first(g, &rk, k, &in[1]));
+    return heads_tokens_first(g, &rv, v, &in[2]);
 }
 
 static status emit_attention(graph *g, const attention *a, const node *root, value **out) {
-    value *k, *v = a->v, *fewer_k, *fewer_v, *in[5] = {NULL}, *y[3];
+    value *in[] = {NULL, NULL, NULL, a->allowed, a->bias}, *y[3];
 
-    TRY(emit_transpose(g, a->k, (const int[]){0, 1, 3, 2}, &k));
-    fewer_k = k;
-    fewer_v = v;
-    const int64_t width = a->q->shape.dim[3], value_width = a->v->shape.dim[3];
-    if (!a->torch || fused_attention_flash(g, a->q->type, width, value_width)) { /* others want as many heads of keys */
-        TRY(before_repeat(g, k, &fewer_k));
-        TRY(before_repeat(g, v, &fewer_v));
-    }
-    if (fewer_k->shape.dim[1] == fewer_v->shape.dim[1]) {
-        k = fewer_k;
-        v = fewer_v;
-    }
-    TRY(tokens_first(g, a->q, &in[0]));
-    TRY(tokens_first(g, k, &in[1]));
-    TRY(tokens_first(g, v, &in[2]));
-    in[3] = a->allowed;
-    in[4] = a->bias;
+    TRY(emit_operands(g, a, in));
     TRY(graph_emit(g, "FusedAttention",
                    NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
                               INT("safe", a->safe), INT("torch", a->torch)),
                    5, in, a->torch && a->ratio > 0 ? 3 : 2, y));
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
-        if (is_turned(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
+        if (node_swaps_middle_axes(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
 }
 

@@ -23,8 +23,6 @@ static value *some_rows(value *v, value **rows) {
     return x;
 }
 
-static bool is_seen(const value *v) { return v->n_uses || value_is_end(v); }
-
 /* A reader of `y` that takes the listed rows from it: PackRows(Reshape(y)). */
 static value *taken_from(const value *y, const value *rows) {
     const int64_t all = y->shape.dim[0] * y->shape.dim[1];
@@ -33,7 +31,7 @@ static value *taken_from(const value *y, const value *rows) {
         const node *flat = u->user;
         if (!node_is(flat, "Reshape") || flat->out[0]->shape.dim[0] != all) continue;
         for (const use *p = flat->out[0]->uses; p; p = p->next)
-            if (node_is(p->user, "PackRows") && p->user->in[1] == rows && is_seen(p->user->out[0]))
+            if (node_is(p->user, "PackRows") && p->user->in[1] == rows && value_is_read(p->user->out[0]))
                 return p->user->out[0];
     }
     return NULL;
@@ -52,10 +50,11 @@ static status replace_rows(graph *g, value *y, value *some, value *rows) {
     return graph_replace(g, y, all);
 }
 
-static status take_rows(graph *g, node *n, bool *fired) {
+static status take_rows(graph *g, node *n, int *fired) {
     value *in[OPERANDS] = {NULL}, *k_rows = NULL, *v_rows = NULL, *y[2];
-    const value *q = n->in[Q], *k = n->in[K];
 
+    if (!node_is(n, "FusedAttention") || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) return OK;
+    const value *q = n->in[Q], *k = n->in[K];
     for (int i = 0; i < OPERANDS; i++) in[i] = node_in(n, i);
     value *some_q = some_rows(n->in[Q], &in[Q_ROWS]);
     value *some_k = some_rows(n->in[K], &k_rows), *some_v = some_rows(n->in[V], &v_rows);
@@ -73,24 +72,10 @@ static status take_rows(graph *g, node *n, bool *fired) {
                               INT("batch", q->shape.dim[0]), INT("queries", q->shape.dim[1]),
                               INT("keys", k->shape.dim[1])),
                    OPERANDS, in, 2, y));
-    *fired = true;
+    ++*fired;
     return some_q ? replace_rows(g, n->out[0], y[0], in[Q_ROWS]) : graph_replace(g, n->out[0], y[0]);
 }
 
-static status run(graph *g, int *fired) {
-    for (node *n = g->first, *next; n && !g->pending; n = next) {
-        bool here = false;
-        next = n->next;
-        if (!node_is(n, "FusedAttention") || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) continue;
-        g->before = n;
-        g->emit_name = n->name;
-        TRY(take_rows(g, n, &here));
-        *fired += here;
-    }
-    g->before = NULL;
-    g->emit_name = NULL;
-    graph_remove_dead(g);
-    return OK;
-}
+static status run(graph *g, int *fired) { return g->pending ? OK : pass_rewrite_each(g, take_rows, fired); }
 
 const pass_def attention_lengths = {.name = "attention_lengths", .stage = BEFORE_GRADIENT, .level = 1, .run = run};

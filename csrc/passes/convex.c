@@ -12,10 +12,21 @@ status convex_begin(graph *g, value *(*source)(value *v), convex *out) {
 static int found(const convex *w, const node *n) { return n->id < w->n_seen ? w->seen[n->id] - 2 * w->walk : -1; }
 static void set_found(convex *w, const node *n, int what) { w->seen[n->id] = 2 * w->walk + what; }
 
-static bool is_member(node *const *members, int count, const node *n) {
+bool convex_has(node *const *members, int count, const node *n) {
     for (int i = 0; i < count; i++)
         if (members[i] == n) return true;
     return false;
+}
+
+void convex_sort(node **members, int count, node *first) {
+    int sorted = 0;
+
+    for (node *n = first; sorted < count; n = n->next)
+        for (int i = sorted; i < count; i++) {
+            if (members[i] != n) continue;
+            members[i] = members[sorted];
+            members[sorted++] = n;
+        }
 }
 
 static bool depends(const convex *w, const node *n) {
@@ -35,10 +46,10 @@ static bool depends_through_others(const convex *w, const node *n) {
 bool convex_holds(convex *w, node *const *members, int count, const node *first, const node *last) {
     w->walk++;
     for (const node *n = first;; n = n->next) {
-        const bool member = is_member(members, count, n);
+        const bool member = convex_has(members, count, n);
         if (member && depends_through_others(w, n)) return false;
         if (member) set_found(w, n, MEMBER);
-        else if (n->mark > PART_NONE && depends(w, n)) set_found(w, n, DEPENDENT);
+        else if (node_is_live(n) && depends(w, n)) set_found(w, n, DEPENDENT);
         if (n == last) return true;
     }
 }
@@ -48,7 +59,7 @@ void convex_clear(convex *w, graph *g, node *const *members, int count, node *fi
 
     for (node *n = first, *next; n != behind; n = next) {
         next = n->next;
-        if (n->mark > PART_NONE && !is_member(members, count, n) && found(w, n) == DEPENDENT) graph_move(g, n, behind);
+        if (node_is_live(n) && !convex_has(members, count, n) && found(w, n) == DEPENDENT) graph_move(g, n, behind);
         if (n == last) break;
     }
 }

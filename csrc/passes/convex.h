@@ -10,6 +10,14 @@ typedef struct convex {
     value *(*source)(value *v); /* members read this, whatever comes between; NULL: the value itself */
 } convex;
 
+/* A node's mark when a group has taken it; otherwise it is that of graph_mark_phases. */
+enum { TAKEN = -1 };
+/* Is it needed, and of no group yet? */
+static inline bool node_is_live(const node *n) { return n->mark > PHASE_NONE; }
+
+bool convex_has(node *const *members, int count, const node *n);
+/* Into program order; `first` is the first of them. */
+void convex_sort(node **members, int count, node *first);
 /* For the nodes that the graph has now, and as many again. */
 MUST_USE status convex_begin(graph *g, value *(*source)(value *v), convex *out);
 /* Finds what depends on the members from `first`, the first of them, to `last`; false when a member does through others. */

@@ -7,7 +7,7 @@
  * reads an addend that was selected, or a part of the sum; the sum itself may be read, as the norm's gradient does. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 typedef struct addends {
     value *in[EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES];
@@ -16,11 +16,7 @@ typedef struct addends {
 } addends;
 
 static bool is_selection(const value *v) {
-    if (!value_is(v, "Gather") && !value_is(v, "Embedding")) return false;
-    const value *table = v->def->in[0];
-    if (table->shape.rank != 2 || !value_is_private(v)) return false;
-    const int64_t axis = value_is(v, "Gather") ? node_int(v->def, "axis") : 0;
-    return axis == 0 || axis == -2;
+    return v->def && node_looks_up_rows(v->def) && v->def->in[0]->shape.rank == 2 && value_is_private(v);
 }
 
 /* Are rows of `v` those of `sum`, or those of its last axes again and again? */
@@ -58,19 +54,16 @@ static bool read_sum(const graph *g, const value *v, const value *sum, addends *
            read_addend(in[1 - deep], sum, a);
 }
 
-static bool is_ready(const value *v, const node *at) { return !v || !v->def || node_is_before(v->def, at); }
-
 enum { Y, MEANS, INVERSES, SUM, RESULTS };
 
 static status fuse(graph *g, node *n, int *fired) {
     value *s = n->in[0], *out[RESULTS] = {NULL};
-    const int64_t axis = node_int(n, "axis");
     addends a = {.in = {n->in[1], node_in(n, 2)}};
 
-    if ((axis != -1 && axis != s->shape.rank - 1) || !value_is(s, "Add") || s->def->backward != n->backward) return OK;
+    if (!node_is_along_last_axis(n) || !value_is(s, "Add") || s->def->backward != n->backward) return OK;
     if (!read_sum(g, s, s, &a) || !a.selects) return OK;
     node *before = value_first_reader(s);
-    if (!is_ready(a.in[EMBEDDING_SCALE], before) || !is_ready(a.in[EMBEDDING_BIAS], before)) return OK;
+    if (!value_is_before(a.in[EMBEDDING_SCALE], before) || !value_is_before(a.in[EMBEDDING_BIAS], before)) return OK;
     pass_emits(g, before, n);
     TRY(graph_emit(g, "EmbeddingNorm",
                    NODE_ATTRS(INTS("shape", s->shape.rank, s->shape.dim), FLOAT("epsilon", node_float(n, "epsilon"))),
@@ -83,11 +76,10 @@ static status fuse(graph *g, node *n, int *fired) {
     return OK;
 }
 
-static status run(graph *g, int *fired) {
-    status s = OK;
-    for (node *n = g->first; n && s == OK; n = n->next)
-        if (node_is(n, "LayerNormalization") && value_is_read(n->out[0])) s = fuse(g, n, fired);
-    return pass_end(g, s);
+static status visit(graph *g, node *n, int *fired) {
+    return node_is(n, "LayerNormalization") && value_is_read(n->out[0]) ? fuse(g, n, fired) : OK;
 }
+
+static status run(graph *g, int *fired) { return pass_rewrite_each(g, visit, fired); }
 
 const pass_def embedding_norm = {.name = "embedding_norm", .stage = LAST, .level = 1, .device = FOR_CPUS, .run = run};

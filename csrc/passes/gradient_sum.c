@@ -13,7 +13,7 @@
  * bits too, and products of 16 bits that stay wide. Its rows it adds nowhere. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 /* A product, or rows, of backward that only the sum sees. */
 static bool is_addend(const graph *g, const value *v) {

@@ -6,7 +6,6 @@
  * for everything row by row between x and the loss, a language model's head and what lies before it up to attention.
  * It has to be the loss alone that looks. How many rows there are is decided by data; repetitions that round their
  * number up have an ignored label. */
-#include "passes/pipeline.h"
 #include "passes/rowwise.h"
 
 #include "ops/op.h"
@@ -24,13 +23,6 @@ static bool is_loss(const node *n) {
     return !n->in[LABELS]->def || !node_is(n->in[LABELS]->def, "PackRows"); /* done already */
 }
 
-static status emit_live(graph *g, const node *loss, value **live) {
-    value *ignored;
-    TRY(graph_scalar(g, loss->in[LABELS]->type, (double)node_int(loss, "ignore_index"), &ignored));
-    TRY(emit(g, live, "Equal", loss->in[LABELS], ignored));
-    return emit(g, live, "Not", *live);
-}
-
 /* The loss over packed rows. */
 static status emit_loss(row_set *r, const node *loss, value *logits, value **out) {
     double ignored = (double)node_int(loss, "ignore_index");
@@ -43,7 +35,7 @@ static status emit_loss(row_set *r, const node *loss, value *logits, value **out
     return emit_with(r->g, out, "UnpackRows", NODE_ATTRS(INT("size", r->all)), *out, r->rows);
 }
 
-static status rewrite_loss(graph *g, node *loss, bool *fired) {
+static status rewrite_loss(graph *g, node *loss, int *fired) {
     value *live, *rows, *logits, *out;
     int64_t all, count;
     int products;
@@ -55,7 +47,7 @@ static status rewrite_loss(graph *g, node *loss, bool *fired) {
     r = rows_of(g, all, NULL, true);
     TRY(rows_find_above(&r, loss, LOGITS, &products));
     if (products == 0) return OK;
-    TRY(emit_live(g, loss, &live));
+    TRY(rows_labelled(g, loss->in[LABELS], node_int(loss, "ignore_index"), &live));
     TRY(rows_count(g, live, &count));
     if (!rows_pay(count, all)) return OK;
     TRY(emit_with(g, &rows, "RowIndex", NODE_ATTRS(INT("count", count)), live));
@@ -63,7 +55,7 @@ static status rewrite_loss(graph *g, node *loss, bool *fired) {
     r.count = count;
     TRY(rows_compute_above(&r, loss, LOGITS, &logits));
     TRY(emit_loss(&r, loss, logits, &out));
-    *fired = true;
+    ++*fired;
     return graph_replace(g, loss->out[0], out);
 }
 

@@ -8,30 +8,24 @@
  * them: where backward would compute the logits once more, a quarter of the time is paid for the memory of the largest
  * only. */
 #include "passes/pipeline.h"
+#include "passes/view_steps.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 #include <string.h>
 
 enum { LOGITS, LABELS, WEIGHTS };
 
-static bool widens(const value *v) { return value_is(v, "Cast") && v->type == F32 && v->def->in[0]->type == BF16; }
+/* What the logits `v` show, the same rows; NULL when others see it. */
+static value *product_of(value *v) {
+    value *x = value_behind(v);
 
-/* The value that was reshaped to `v`, its last axis as it is, and widened; NULL when others see it. */
-static value *before_reshapes(value *v) {
-    const int64_t last = v->shape.dim[v->shape.rank - 1];
-
-    while (value_is_private(v) && (value_is(v, "Reshape") || widens(v))) {
-        value *x = v->def->in[0];
-        if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != last) return NULL;
-        v = x;
-    }
-    return value_is_private(v) ? v : NULL;
+    if (!value_is_private(x) || (x->type != v->type && (x->type != BF16 || v->type != F32))) return NULL;
+    if (x->shape.rank == 0 || x->shape.dim[x->shape.rank - 1] != v->shape.dim[v->shape.rank - 1]) return NULL;
+    return x;
 }
 
-static bool is_product(const value *v) {
-    return value_is(v, "MatMul") || (value_is(v, "MatMulBias") && node_float(v->def, "alpha") == 1);
-}
+static bool is_product(const value *v) { return v->def && product_is(v->def) && product_alpha(v->def) == 1; }
 
 /* The product behind `v`, and its bias: of the product, or added to it. */
 static const node *product_behind(const value *v, value **bias) {
@@ -101,7 +95,7 @@ static status to_linear_loss(graph *g, value *const v[], const node *root, value
 
     if (logits->shape.rank != 2 || logits->type == F16) return OK;
     if (v[WEIGHTS] && v[WEIGHTS]->needs_grad) return OK;
-    if (!(logits = before_reshapes(logits)) || !(product = product_behind(logits, &bias))) return OK;
+    if (!(logits = product_of(logits)) || !(product = product_behind(logits, &bias))) return OK;
     h = product->in[0];
     w = weight_of(product->in[1]);
     if (!w || h->shape.rank < 2 || w->shape.dim[0] != classes) return OK;

@@ -89,21 +89,17 @@ static status emit_for_one(graph *g, node *loss, const node *gradient, value *se
     return OK;
 }
 
-static status replace_gradient(graph *g, node *loss, node *gradient, value *seed, bool *fired) {
+static status replace_gradient(graph *g, node *loss, node *gradient, value *seed, int *fired) {
     value *rows, *in[UPSTREAM + 1] = {loss->in[0], loss->in[1], loss->in[2], node_in(loss, 3), node_in(loss, 4)};
     value *out[4], *dloss, *scaled;
 
-    g->before = loss;
-    g->emit_name = loss->name;
-    g->in_backward = false;
+    pass_emits(g, loss, loss);
     TRY(emit_for_one(g, loss, gradient, seed, &rows));
     if (!rows || !shape_equal(&rows->shape, &gradient->in[DLOSS]->shape)) return OK;
     in[UPSTREAM] = rows;
     TRY(graph_emit_op(g, loss->op, loss->attrs, UPSTREAM + 1, in, 4, out));
     TRY(graph_replace(g, loss->out[0], out[0]));
-    g->before = gradient;
-    g->emit_name = gradient->name;
-    g->in_backward = true;
+    pass_emits(g, gradient, gradient);
     TRY(emit_cast(g, seed, gradient->out[0]->type, &dloss));
     TRY(emit_reshape(g, dloss, &SCALAR, &dloss));
     for (int i = 0; i < 3; i++) {
@@ -111,7 +107,7 @@ static status replace_gradient(graph *g, node *loss, node *gradient, value *seed
         TRY(emit(g, &scaled, "Mul", dloss, out[i + 1]));
         TRY(graph_replace(g, gradient->out[i], scaled));
     }
-    *fired = true;
+    ++*fired;
     return OK;
 }
 
@@ -121,7 +117,7 @@ static node *loss_behind(const node *n) {
     return value_is(n->in[LSE], "LinearCrossEntropy") ? n->in[LSE]->def : NULL;
 }
 
-static status rewrite(graph *g, node *n, bool *fired) {
+static status rewrite(graph *g, node *n, int *fired) {
     node *loss;
     value *seed;
 
@@ -130,20 +126,6 @@ static status rewrite(graph *g, node *n, bool *fired) {
     return replace_gradient(g, loss, n, seed, fired);
 }
 
-static status run(graph *g, int *fired) {
-    for (node *n = g->first, *next; n; n = next) {
-        bool here = false;
-        status s;
-        next = n->next;
-        s = rewrite(g, n, &here);
-        g->before = NULL;
-        g->emit_name = NULL;
-        g->in_backward = false;
-        TRY(s);
-        *fired += here;
-    }
-    graph_remove_dead(g);
-    return OK;
-}
+static status run(graph *g, int *fired) { return pass_rewrite_each(g, rewrite, fired); }
 
 const pass_def loss_gradient = {.name = "loss_gradient", .stage = AFTER_GRADIENT, .level = 1, .run = run};

@@ -14,11 +14,6 @@
 
 enum { X, ALLOWED, HIDDEN, LOWEST };
 
-static bool over_last_axis(const node *n) {
-    int64_t axis = node_int(n, "axis");
-    return n->in[0]->shape.rank > 0 && (axis == -1 || axis == n->in[0]->shape.rank - 1);
-}
-
 static bool is_lowest(const value *v) {
     static const double lowest[DTYPE_COUNT] = {
         [F32] = -0x1.fffffep127, [F64] = -0x1.fffffffffffffp1023, [BF16] = -0x1.fep127, [F16] = -65504};
@@ -41,7 +36,7 @@ static status to_masked_softmax(graph *g, value *const v[], const node *root, va
     return emit(g, out, "MaskedSoftmax", v[X], before_expand(allowed));
 }
 
-#define SOFTMAX(x) OP_WHERE(over_last_axis, "Softmax", x)
+#define SOFTMAX(x) OP_WHERE(node_is_along_last_axis, "Softmax", x)
 
 static const rule rules[] = {
     {OP("Where", VAR(HIDDEN), CONST(0), SOFTMAX(OP("Where", VAR(HIDDEN), ANYCONST(LOWEST), VAR(X)))),

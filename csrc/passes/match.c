@@ -1,7 +1,7 @@
 /* match.c -- matching by search, and the driver of rules. */
 #include "passes/match.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 #include <math.h>
 #include <string.h>
@@ -51,6 +51,34 @@ bool slice_keeps(const node *n, int axis) {
     node_ints(n, "steps", &steps); /* all elements with a step of 1 begin at the first */
     return steps[axis] == 1 && n->out[0]->shape.dim[axis] == n->in[0]->shape.dim[axis];
 }
+
+bool node_swaps_middle_axes(const node *n) {
+    static const int64_t swapped[] = {0, 2, 1, 3};
+    const int64_t *perm;
+    return node_is(n, "Transpose") && node_ints(n, "perm", &perm) == 4 && !memcmp(perm, swapped, sizeof swapped);
+}
+
+int node_axis(const node *n, int rank) {
+    const int64_t axis = node_int(n, "axis");
+    return (int)(axis < 0 ? axis + rank : axis);
+}
+
+bool node_is_along_last_axis(const node *n) {
+    const int rank = n->in[0]->shape.rank;
+    return rank > 0 && node_axis(n, rank) == rank - 1;
+}
+
+bool node_looks_up_rows(const node *n) {
+    return node_is(n, "Embedding") || (node_is(n, "Gather") && node_axis(n, n->in[0]->shape.rank) == 0);
+}
+
+bool node_is_read(const node *n) {
+    for (int i = 0; i < n->n_out; i++)
+        if (n->out[i] && value_is_read(n->out[i])) return true;
+    return false;
+}
+
+bool value_is_before(const value *v, const node *n) { return !v || !v->def || node_is_before(v->def, n); }
 
 bool node_is_read_by_a_chain(const node *n) {
     const shape *s = &n->out[0]->shape;
@@ -163,12 +191,6 @@ bool match(const graph *g, const pattern *p, const node *root, value *v[MAX_CAPT
 /* Rewriting strictly shrinks or normalises a graph, a few rounds do; more would mean two rules undoing each other. */
 enum { MAX_ROUNDS = 16 };
 
-static bool is_wanted(const node *n) {
-    for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return true;
-    return false;
-}
-
 /* Emits in the place, and on behalf, of `n`. */
 static status rewrite_at(graph *g, const rule *r, node *n, value *const v[], bool *fired) {
     value *root = n->out[0], *out = NULL;
@@ -204,7 +226,7 @@ status rules_apply(graph *g, const rule *rules, int *fired) {
         before = *fired;
         for (node *n = g->first; n; n = n->next) {
             bool here = false;
-            if (is_wanted(n)) TRY(apply_at(g, rules, n, &here));
+            if (node_is_read(n)) TRY(apply_at(g, rules, n, &here));
             *fired += here;
         }
         graph_remove_dead(g);

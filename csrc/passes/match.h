@@ -60,8 +60,19 @@ bool node_is(const node *n, const char *op);
 bool value_is(const value *v, const char *op);
 /* Of a StridedSlice: does it keep all of an axis, in its order? */
 bool slice_keeps(const node *n, int axis);
+/* A Transpose of [a, b, c, d] to [a, c, b, d]? */
+bool node_swaps_middle_axes(const node *n);
+/* Its attribute "axis" counted from the front, of so many axes; whether that is the last one of its first operand. */
+int node_axis(const node *n, int rank);
+bool node_is_along_last_axis(const node *n);
+/* Does it look rows of a table up: a Gather along the first axis, or an Embedding? */
+bool node_looks_up_rows(const node *n);
+/* Does anything need one of its results? */
+bool node_is_read(const node *n);
 /* True when `n` and one that reads it may be steps of one chain (pointwise_fusion.c). */
 bool node_is_read_by_a_chain(const node *n);
+/* Is `v`, if it is present, computed before `n`? */
+bool value_is_before(const value *v, const node *n);
 
 /* Applies rules to all nodes in program order, the first that matches at a node, until none fires any more.
  * `*fired` counts replacements. */

@@ -10,7 +10,7 @@
  * the transposed k. The library multiplies by alpha for nothing. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 #include <math.h>
 
@@ -53,16 +53,11 @@ static bool is_read_by_products(const value *v) {
 }
 
 static status cast_before(graph *g, value *const v[], const node *root, value **out) {
-    const int64_t *axes;
-    int perm[MAX_RANK];
     value *x;
 
     if (!value_is_private(v[TURNED]) || !is_read_by_products(root->out[0])) return OK;
-    const int rank = node_ints(v[TURNED]->def, "perm", &axes);
-    if (rank != v[A]->shape.rank) return OK;
-    for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
     TRY(emit_cast(g, v[A], root->out[0]->type, &x));
-    return emit_transpose(g, x, perm, out);
+    return emit_transpose_like(g, v[TURNED]->def, x, out);
 }
 
 static const rule rules[] = {

@@ -8,6 +8,7 @@
  * in 16-bit floats compute the first formula in float32 between two casts and scale after the second one, as the
  * operator does; then the casts go too. */
 #include "passes/pipeline.h"
+#include "passes/view_steps.h"
 
 #include "ops/op.h"
 
@@ -33,15 +34,8 @@ static bool fits_last_axis(const value *v, const value *x) {
     return v->shape.rank == 1 && v->shape.dim[0] == x->shape.dim[x->shape.rank - 1];
 }
 
-/* What `x` was before it was widened to float32, when it was `type`. */
-static value *before_cast(value *x, dtype type) {
-    bool widened =
-        x->type == F32 && value_is(x, "Cast") && x->def->in[0]->type == type && (type == BF16 || type == F16);
-    return widened ? x->def->in[0] : x;
-}
-
 static status to_rms_norm(graph *g, value *const v[], const node *root, value **out) {
-    value *x = before_cast(v[X], root->out[0]->type);
+    value *x = value_is_widened(v[X]) && v[X]->def->in[0]->type == root->out[0]->type ? v[X]->def->in[0] : v[X];
     double epsilon;
 
     if (shape_count(&v[EPSILON]->shape) != 1 || !value_is_filled(v[EPSILON], &epsilon)) return OK;
@@ -50,15 +44,10 @@ static status to_rms_norm(graph *g, value *const v[], const node *root, value **
     return emit_with(g, out, "RMSNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), x, v[SCALE]);
 }
 
-static bool is_over_last_axis(const value *norm, const value *x) {
-    int64_t axis = node_int(norm->def, "axis");
-    return axis == -1 || axis == x->shape.rank - 1;
-}
-
 static status to_layer_norm(graph *g, value *const v[], const node *root, value **out) {
     double epsilon = node_float(root, "epsilon");
 
-    if (!is_over_last_axis(v[NORM], v[X]) || !fits_last_axis(v[SCALE], v[X]) || v[SCALE]->type != v[X]->type) return OK;
+    if (!node_is_along_last_axis(root) || !fits_last_axis(v[SCALE], v[X]) || v[SCALE]->type != v[X]->type) return OK;
     return emit_with(g, out, "LayerNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), v[X],
                      v[SCALE]);
 }
@@ -67,7 +56,7 @@ static status add_bias(graph *g, value *const v[], const node *root, value **out
     double epsilon = node_float(v[NORM]->def, "epsilon");
 
     (void)root;
-    if (!is_over_last_axis(v[NORM], v[X]) || !fits_last_axis(v[BIAS], v[X])) return OK;
+    if (!node_is_along_last_axis(v[NORM]->def) || !fits_last_axis(v[BIAS], v[X])) return OK;
     return emit_with(g, out, "LayerNormalization", NODE_ATTRS(INT("axis", -1), FLOAT("epsilon", epsilon)), v[X],
                      v[SCALE], v[BIAS]);
 }

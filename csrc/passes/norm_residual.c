@@ -11,10 +11,9 @@
  * float32 and float64 a product and the sum after it may be rounded once. An addition stays where a chain of pointwise
  * operators makes what it adds, which would have to be stored then, or where it reads through strides. */
 #include "passes/pipeline.h"
+#include "passes/view_steps.h"
 
-#include "ops/op.h"
-
-static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
+#include "ops/queries.h"
 
 /* An addition had better read `v` itself: a chain of pointwise operators need not store it, and reads through strides
  * where a norm would have a copy made. */
@@ -35,7 +34,7 @@ static bool is_stored(const value *v) {
 /* Whether what the norm `n` scales with is there when `at` runs. */
 static bool is_ready(const node *n, const node *at) {
     for (int i = 1; i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->def && !node_is_before(n->in[i]->def, at)) return false;
+        if (!value_is_before(n->in[i], at)) return false;
     return true;
 }
 
@@ -51,8 +50,7 @@ typedef struct sum {
 static void peel(value *v, sum *s) {
     s->x = v;
     s->dropout = NULL;
-    if (value_is(v, "Cast") && v->type == F32 && is_narrow(v->def->in[0]->type) && value_is_private(v))
-        s->x = v->def->in[0];
+    if (value_is_widened(v) && value_is_private(v)) s->x = v->def->in[0];
     v = s->x;
     if (!value_is(v, "DropoutTrain") || node_in(v->def, 1) || !value_is_private(v)) return;
     s->dropout = v->def;
@@ -85,7 +83,7 @@ static void find_casts(const graph *g, const value *v, casts *found) {
         value *y = u->user->n_out ? u->user->out[0] : NULL;
         if (!y || u->index != 0) continue;
         if (value_is(y, "Reshape")) find_casts(g, y, found);
-        else if (value_is(y, "Cast") && is_narrow(y->type) && is_stored(y) &&
+        else if (value_is(y, "Cast") && dtype_is_narrow(y->type) && is_stored(y) &&
                  (!found->count || found->to[0]->type == y->type))
             found->to[found->count++] = y;
     }
@@ -127,12 +125,10 @@ static status fuse_norm(graph *g, node *n, int *fired) {
 
 /* What arrived before it was widened to float32, reshaped as `v`; `v` itself where it was not. */
 static status before_cast(graph *g, value *v, value **out) {
-    const shape *s = &v->shape;
+    value *x = value_before_widening(v);
 
     *out = v;
-    while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
-    if (!value_is_private(v) || !value_is(v, "Cast") || v->type != F32 || !is_narrow(v->def->in[0]->type)) return OK;
-    return emit_reshape(g, v->def->in[0], s, out);
+    return x ? emit_reshape(g, x, &v->shape, out) : OK;
 }
 
 /* The addition of dx and a gradient that is there before; NULL: none, or a chain makes that gradient. */
@@ -142,7 +138,7 @@ static node *addition_to(const value *dx, value **other) {
     if (!n || !value_is(n->out[0], "Add") || !n->backward) return NULL;
     *other = n->in[0] == dx ? n->in[1] : n->in[0];
     if (!shape_equal(&(*other)->shape, &dx->shape) || suits_a_chain(*other)) return NULL;
-    if ((*other)->def && !node_is_before((*other)->def, dx->def)) return NULL;
+    if (!value_is_before(*other, dx->def)) return NULL;
     return n;
 }
 
@@ -166,23 +162,13 @@ static status fuse_gradient(graph *g, node *n, int *fired) {
 
 /* --- the pass ----------------------------------------------------------------------------------------------------- */
 
-static bool is_wanted(const node *n) {
-    for (int i = 0; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return true;
-    return false;
-}
-
 static bool is_any_of(const node *n, const char *a, const char *b) { return node_is(n, a) || node_is(n, b); }
 
-static status run(graph *g, int *fired) {
-    status s = OK;
-
-    for (node *n = g->first; n && s == OK; n = n->next) {
-        if (!is_wanted(n)) continue;
-        if (is_any_of(n, "LayerNormalization", "RMSNormalization")) s = fuse_norm(g, n, fired);
-        else if (is_any_of(n, "LayerNormGrad", "RMSNormGrad")) s = fuse_gradient(g, n, fired);
-    }
-    return pass_end(g, s);
+static status fuse(graph *g, node *n, int *fired) {
+    if (is_any_of(n, "LayerNormalization", "RMSNormalization")) return fuse_norm(g, n, fired);
+    return is_any_of(n, "LayerNormGrad", "RMSNormGrad") ? fuse_gradient(g, n, fired) : OK;
 }
+
+static status run(graph *g, int *fired) { return pass_rewrite_each(g, fuse, fired); }
 
 const pass_def norm_residual = {.name = "norm_residual", .stage = LAST, .level = 1, .run = run};

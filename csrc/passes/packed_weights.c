@@ -1,12 +1,12 @@
-/* packed_weights.c -- a matrix that many products multiply by is laid out once for all of them:
+/* packed_weights.c -- a matrix that many products multiply by is packed once for all of them:
  *
- *     x b, y b, ...  ->  p = LaidOut(b);  x b with p, y b with p, ...
+ *     x b, y b, ...  ->  p = Prepack(b);  x b with p, y b with p, ...
  *
- * as our own products read it, which lay it out for themselves otherwise: the weights of layers that share them, and of
+ * as our own products read it, which pack it for themselves otherwise: the weights of layers that share them, and of
  * cells that run step by step. Forward and backward each have their own, since they read the matrix in other directions. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@ enum { LEAST = 4 };
 
 static int64_t rows_of(const node *n) { return shape_span(&n->in[0]->shape, 0, n->in[0]->shape.rank - 1); }
 
-/* A product by one matrix for all of its rows, which is not laid out yet. */
+/* A product by one matrix for all of its rows, which is not packed yet. */
 static bool is_product(const node *n) {
     return product_is(n) && n->n_in < 4 && n->in[0]->shape.rank > 1 && n->in[1]->shape.rank == 2 &&
            n->in[0] != n->in[1];
@@ -46,34 +46,34 @@ static status find_products(graph *g, const value *matrix, node ***found, int *c
     return OK;
 }
 
-static status read_laid_out(graph *g, node *n, value *laid) {
-    value *in[] = {n->in[0], n->in[1], node_in(n, 2), laid}, *y;
+static status read_packed(graph *g, node *n, value *packed) {
+    value *in[] = {n->in[0], n->in[1], node_in(n, 2), packed}, *y;
 
     pass_emits(g, n->next, n);
     TRY(product_emit(g, n, 4, in, &y));
     return graph_replace(g, n->out[0], y);
 }
 
-/* Lays the matrix out for products that read it alike, where there are enough of them. */
-static status lay_out_for(graph *g, node *const *products, int count, int *fired) {
-    value *laid;
+/* Packs the matrix for products that read it alike, where there are enough of them. */
+static status pack_for(graph *g, node *const *products, int count, int *fired) {
+    value *packed;
 
     if (count < LEAST) return OK;
     pass_emits(g, products[0], products[0]);
-    TRY(product_lay_out(g, products[0], &laid));
-    for (int i = 0; laid && i < count; i++) TRY(read_laid_out(g, products[i], laid));
-    *fired += laid != NULL;
+    TRY(product_prepack(g, products[0], &packed));
+    for (int i = 0; packed && i < count; i++) TRY(read_packed(g, products[i], packed));
+    *fired += packed != NULL;
     return OK;
 }
 
-static status lay_out(graph *g, const value *matrix, int *fired) {
+static status pack(graph *g, const value *matrix, int *fired) {
     node **products;
     int count;
 
     TRY(find_products(g, matrix, &products, &count));
     for (int first = 0, i = 1; i <= count; i++) {
         if (i < count && are_alike(products[first], products[i])) continue;
-        TRY(lay_out_for(g, products + first, i - first, fired));
+        TRY(pack_for(g, products + first, i - first, fired));
         first = i;
     }
     return OK;
@@ -85,7 +85,7 @@ static status run_all(graph *g, int *fired) {
     for (node *n = g->first; n; n = n->next) {
         if (!is_product(n) || n->in[1]->n_uses < LEAST || n->in[1]->mark) continue;
         n->in[1]->mark = 1;
-        TRY(lay_out(g, n->in[1], fired));
+        TRY(pack(g, n->in[1], fired));
     }
     return OK;
 }

@@ -27,12 +27,10 @@ static status emit_listed(graph *g, value *index, int64_t all, value **out) {
 /* A mask [B or 1, h, Q, S] lets a query look. */
 static status emit_looked_at(graph *g, const row_reach *r, value *allowed, value **out) {
     const int64_t heads_and_queries[] = {1, 2};
-    value *sizes;
 
     TRY(emit_cast(g, allowed, I32, out));
     TRY(emit_reduce(g, "ReduceMax", *out, 2, heads_and_queries, false, out));
-    TRY(graph_ints(g, 2, (const int64_t[]){r->batch, r->length}, &sizes));
-    return emit(g, out, "Expand", *out, sizes);
+    return emit_expand(g, *out, &SHAPE(r->batch, r->length), out);
 }
 
 static status emit_need(graph *g, const row_reach *r, const row_need *need, value **out) {
@@ -42,13 +40,7 @@ static status emit_need(graph *g, const row_reach *r, const row_need *need, valu
     case NEED_NONZERO: *out = need->value; break;
     case NEED_ALLOWED: TRY(emit_looked_at(g, r, need->value, out)); break;
     case NEED_INDEX: TRY(emit_listed(g, need->value, all, out)); break;
-    case NEED_LABELS: {
-        value *ignored;
-        TRY(graph_scalar(g, need->value->type, (double)need->ignored, &ignored));
-        TRY(emit(g, out, "Equal", need->value, ignored));
-        TRY(emit(g, out, "Not", *out));
-        break;
-    }
+    case NEED_LABELS: TRY(rows_labelled(g, need->value, need->ignored, out)); break;
     }
     TRY(emit_cast(g, *out, BOOL, out));
     return emit_reshape(g, *out, &SHAPE(all), out);

@@ -20,19 +20,19 @@
  * measured. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 /* The most products at once, and readers of x that are looked at for each. */
 enum { MOST = 16, MOST_READERS = 32 };
 
 /* The widest matrices for which that is faster, by so many rows of x. */
 static int64_t widest(dtype t, int64_t rows) {
-    const bool narrow = t == BF16 || t == F16;
-    const int64_t most = narrow ? 256 : 128, by_rows = narrow ? rows / 4 : rows / 8;
+    const bool is_narrow = dtype_is_narrow(t);
+    const int64_t most = is_narrow ? 256 : 128, by_rows = is_narrow ? rows / 4 : rows / 8;
     return rows < 256 ? 0 : by_rows < most ? by_rows : most;
 }
 
-static bool is_narrow(const node *n) {
+static bool has_few_columns(const node *n) {
     const value *a, *b, *bias;
     int64_t width;
 
@@ -48,7 +48,7 @@ static bool is_narrow(const node *n) {
 
 static bool are_alike(const node *n, const node *m) {
     const value *bias = node_in(n, 2), *other = node_in(m, 2);
-    if (!is_narrow(m) || m->in[0] != n->in[0] || m->in[1]->type != n->in[1]->type) return false;
+    if (!has_few_columns(m) || m->in[0] != n->in[0] || m->in[1]->type != n->in[1]->type) return false;
     if (product_alpha(m) != product_alpha(n)) return false;
     return bias ? other && other->type == bias->type : !other;
 }
@@ -136,7 +136,7 @@ static status run_all(graph *g, int *fired) {
         node *of[MOST];
         if (n->mark) continue;
         n->mark = true;
-        if (!is_narrow(n) || n->in[0]->n_uses < 2) continue;
+        if (!has_few_columns(n) || n->in[0]->n_uses < 2) continue;
         const int count = find_parallel(n, of);
         if (count < 2) continue;
         TRY(multiply(g, of, count));

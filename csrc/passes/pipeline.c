@@ -6,9 +6,8 @@
 extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices, early_cast,
     efficient_attention, embedding_norm, flash_dropout, gelu_fusion, gradient_marks, gradient_sum, label_sparsity,
     linear_loss, loss_cast, loss_gradient, masked_softmax, matmul_fusion, norm_fusion, norm_residual, packed_weights,
-    padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, repeated_heads,
-    rotary_fusion, row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_cast, softmax_dropout,
-    wide_operands;
+    padding_removal, parallel_products, pointwise_fusion, product_cast, product_epilogue, relu_dropout, rotary_fusion,
+    row_fusion, row_selection, safe_softmax, shifted_loss, silu_fusion, softmax_cast, softmax_dropout, wide_operands;
 
 /* clang-format off */
 const pass_def *const passes[] = {
@@ -28,7 +27,6 @@ const pass_def *const passes[] = {
     &flash_dropout,
     &attention_fusion,
     &efficient_attention,
-    &repeated_heads,
     &attention_lengths,
     &softmax_cast,
     &softmax_dropout,
@@ -82,20 +80,6 @@ static status run_pass(graph *g, const pass_def *pass, int *fired) {
     *fired = 0;
     TRY(pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired));
     return check(g);
-}
-
-void pass_emits(graph *g, node *before, const node *n) {
-    g->before = before;
-    g->emit_name = n->name;
-    g->in_backward = n->backward;
-}
-
-status pass_end(graph *g, status s) {
-    g->before = NULL;
-    g->emit_name = NULL;
-    g->in_backward = false;
-    if (s == OK) graph_remove_dead(g);
-    return s;
 }
 
 status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired) {

@@ -32,9 +32,14 @@ uint64_t passes_above(int level);
 /* Runs the passes of a stage whose bit is not set in `disabled`. Adds to fired[i] how often passes[i] changed
  * something; `fired` may be NULL. */
 MUST_USE status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired);
-/* What is emitted from now on stands before `before`, with the name of `n` and in its part, forward or backward. */
+/* --- what passes are written with (rewrite.c) --- */
+
+/* What is emitted from now on stands before `before`, with the name of `n` and in its phase, forward or backward. */
 void pass_emits(graph *g, node *before, const node *n);
 /* What a pass that emits within the graph ends with: nodes are appended again, and what nothing needs is gone. `s`. */
 MUST_USE status pass_end(graph *g, status s);
+/* For a pass: `rewrite` each node that gives something, with what it emits in front of the node. */
+typedef status node_rewrite(graph *g, node *n, int *fired);
+MUST_USE status pass_rewrite_each(graph *g, node_rewrite *rewrite, int *fired);
 
 #endif

@@ -14,14 +14,12 @@
 #include "passes/convex.h"
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 /* Nodes between the last member and the next; between two that have only an operand in common; sweeps. */
 enum { WINDOW = 96, NEIGHBOURS = 24, SWEEPS = 3 };
 /* What has more readers than this is kept: every group of theirs would look at all of them. */
 enum { MOST_READERS = 256 };
-/* A node's mark when a group has taken it; see PART_NONE. */
-enum { TAKEN = -1 };
 
 typedef struct group {
     node *members[FUSED_STEPS]; /* in program order, once complete */
@@ -47,8 +45,6 @@ static bool may_join(const group *gr, const node *n) {
     return n->mark == first->mark && n->backward == first->backward && n->n_out == 1 &&
            shape_equal(&n->out[0]->shape, gr->shape) && fused_holds(n);
 }
-
-static bool is_live(const node *n) { return n->mark > PART_NONE; }
 
 /* --- operands and results ----------------------------------------------------------------------------------------- */
 
@@ -77,23 +73,14 @@ static bool list_operands(group *gr) {
     return true;
 }
 
-static bool is_member(const group *gr, const node *n) {
-    for (int i = 0; i < gr->count; i++)
-        if (gr->members[i] == n) return true;
-    return false;
-}
-
-static bool is_fold(const group *gr, const node *n) {
-    for (int i = 0; i < gr->n_folds; i++)
-        if (gr->folds[i] == n) return true;
-    return false;
-}
+static bool is_member(const group *gr, const node *n) { return convex_has(gr->members, gr->count, n); }
+static bool is_fold(const group *gr, const node *n) { return convex_has(gr->folds, gr->n_folds, n); }
 
 /* A node outside the group needs what the member computes. */
 static bool is_result(const group *gr, const node *member) {
     const value *v = member->out[0];
     for (const use *u = v->uses; u; u = u->next)
-        if (is_live(u->user) && !is_member(gr, u->user) && !is_fold(gr, u->user)) return true;
+        if (node_is_live(u->user) && !is_member(gr, u->user) && !is_fold(gr, u->user)) return true;
     return value_is_end(v);
 }
 
@@ -143,7 +130,7 @@ static int sweep(fuser *f, group *gr, node *first, node **last) {
     for (node *n = first->next; n && distance < WINDOW && n->mark <= first->mark; n = n->next) {
         distance += past;
         past |= n == *last;
-        if (!is_live(n) || !n->op->pointwise || is_member(gr, n)) continue;
+        if (!node_is_live(n) || !n->op->pointwise || is_member(gr, n)) continue;
         bool near = consumes(gr, n) || feeds(gr, n) || (distance < NEIGHBOURS && shares_operand(gr, n));
         if (!near || !may_join(gr, n) || !join(f, gr, n, first, past ? n : *last)) continue;
         joined++;
@@ -154,16 +141,6 @@ static int sweep(fuser *f, group *gr, node *first, node **last) {
     return joined;
 }
 
-static void sort_members(group *gr, const node *first) {
-    node *sorted[FUSED_STEPS];
-    int count = 0;
-
-    for (const node *n = first; count < gr->count; n = n->next)
-        for (int i = 0; i < gr->count; i++)
-            if (gr->members[i] == n) sorted[count++] = gr->members[i];
-    for (int i = 0; i < count; i++) gr->members[i] = sorted[i];
-}
-
 /* --- values of forward, computed again in backward ------------------------------------------------------------------ */
 
 /* The forward node behind an operand of a backward group, when it can be a step of it. */
@@ -171,12 +148,12 @@ static node *source_of(const fuser *f, const group *gr, const value *v) {
     node *n = v->id < f->n_steps && f->steps[v->id] ? f->steps[v->id] : v->def;
 
     if (!n || n->backward || !n->op || !shape_equal(&v->shape, gr->shape)) return NULL;
-    if (n->mark == PART_BACKWARD || n->n_out != 1 || !fused_holds(n)) return NULL;
+    if (n->mark == PHASE_BACKWARD || n->n_out != 1 || !fused_holds(n)) return NULL;
     /* Of 16 bits an element a CPU's memory delivers more than such a function computes; a GPU computes more. */
     if (!f->g->cuda && n->op->flags & COSTLY && dtype_size(v->type) <= 2) return NULL;
     if (v->n_uses > MOST_READERS) return NULL;
     for (const use *u = v->uses; u; u = u->next)
-        if (u->user->mark == PART_BACKWARD && !is_member(gr, u->user)) return NULL;
+        if (u->user->mark == PHASE_BACKWARD && !is_member(gr, u->user)) return NULL;
     for (int i = 0; i < n->n_in; i++)
         if (!n->in[i]->data && !reads(gr, n->in[i])) return NULL;
     return value_is_end(v) ? NULL : n;
@@ -222,7 +199,7 @@ static bool may_fold(const group *gr, const node *n) {
     const node *first = gr->members[0];
     unsigned axes;
 
-    if (!is_live(n) || n->mark != first->mark || n->backward != first->backward || is_fold(gr, n)) return false;
+    if (!node_is_live(n) || n->mark != first->mark || n->backward != first->backward || is_fold(gr, n)) return false;
     return fused_folds(n, &axes) && (gr->n_folds == 0 || axes == gr->axes);
 }
 
@@ -253,7 +230,7 @@ static status replace_group(fuser *f, group *gr, node *first, node *last) {
 
     if (!convex_holds(&f->around, gr->members, gr->count, first, last)) return OK;
     convex_clear(&f->around, g, gr->members, gr->count, first, last);
-    if (first->backward && mark == PART_BACKWARD) TRY(compute_forward_again(f, gr));
+    if (first->backward && mark == PHASE_BACKWARD) TRY(compute_forward_again(f, gr));
     fused_chain ch = {.n_steps = gr->count, .n_folds = gr->n_folds, .axes = gr->axes};
     for (int i = 0; i < gr->count; i++) ch.steps[i] = gr->members[i];
     for (int i = 0; i < gr->n_folds; i++) ch.folds[i] = gr->folds[i];
@@ -280,7 +257,7 @@ static status fuse_from(fuser *f, node *seed) {
 
     if (seed->n_out != 1 || !fused_holds(seed) || !list_operands(&gr)) return OK;
     for (int i = 0; i < SWEEPS && sweep(f, &gr, seed, &last); i++);
-    sort_members(&gr, seed);
+    convex_sort(gr.members, gr.count, seed);
     take_folds(f, &gr);
     if (gr.count + gr.n_folds < 2) return OK;
     return replace_group(f, &gr, seed, last);
@@ -288,7 +265,7 @@ static status fuse_from(fuser *f, node *seed) {
 
 static status fuse_all(fuser *f) {
     for (node *n = f->g->first; n; n = n->next)
-        if (is_live(n)) TRY(fuse_from(f, n));
+        if (node_is_live(n)) TRY(fuse_from(f, n));
     return OK;
 }
 
@@ -296,7 +273,7 @@ static status run(graph *g, int *fired) {
     fuser f = {.g = g, .n_steps = 2 * g->n_values};
     status s;
 
-    graph_mark_parts(g);
+    graph_mark_phases(g);
     TRY(convex_begin(g, NULL, &f.around));
     TRY(NEW(g->c, f.steps, f.n_steps));
     s = fuse_all(&f);

@@ -8,7 +8,7 @@
 #include "passes/pipeline.h"
 #include "passes/view_steps.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum { X };
 
@@ -17,7 +17,7 @@ static status widen(graph *g, value *const v[], const node *root, value **out) {
     value *y = view_steps_before(v[X], &steps);
     const node *product = y->def;
 
-    if (root->out[0]->type != F32 || (y->type != BF16 && y->type != F16) || steps.repeats) return OK;
+    if (root->out[0]->type != F32 || !dtype_is_narrow(y->type) || steps.repeats) return OK;
     if (!value_is_private(y) || !product || !product_is(product) || node_in(product, 2)) return OK;
     if (value_is_end(root->out[0]) && !view_steps_keep_order(&steps, y)) return OK; /* it would be copied, in float32 */
     TRY(emit_with(g, &y, "MatMulBias", NODE_ATTRS(FLOAT("alpha", product_alpha(product)), INT("wide", 1)),
@@ -33,7 +33,7 @@ static bool is_loss_gradient(const value *v) {
 
 /* The gradient that is rounded to `v`, which may be reshaped after; NULL: it is none that was left in float32. */
 static value *loss_gradient_behind(value *v) {
-    while (value_is_private(v) && value_is(v, "Reshape")) v = v->def->in[0];
+    v = value_before_reshapes(v);
     if (!value_is_private(v) || !value_is(v, "Cast")) return NULL;
     v = v->def->in[0];
     return v->type == F32 && is_loss_gradient(v) ? v : NULL;

@@ -9,7 +9,7 @@
  * they are taken where they are widened. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 static bool is_product(const value *v) {
     const node *n = v->def;
@@ -68,7 +68,7 @@ static status totals_all_rows(graph *g, const value *v, const node *sum, bool *d
 /* Of a value with more readers each product would look at all of them. */
 enum { MOST_READERS = 64 };
 
-/* In the same half as the product `with`. */
+/* In the same phase as the product `with`. */
 static status find_totals(graph *g, const value *v, const node *with, node **out) {
     *out = NULL;
     if (v->n_uses > MOST_READERS) return OK;
@@ -176,12 +176,7 @@ static status visit(graph *g, node *n, int *fired) {
     return fuse_weight_gradient(g, n, fired);
 }
 
-static status run(graph *g, int *fired) {
-    status s = OK;
-
-    for (node *n = g->first; n && s == OK; n = n->next) s = visit(g, n, fired);
-    return pass_end(g, s);
-}
+static status run(graph *g, int *fired) { return pass_rewrite_each(g, visit, fired); }
 
 const pass_def product_epilogue = {
     .name = "product_epilogue", .stage = LAST, .level = 1, .device = FOR_GPUS, .run = run};

@@ -27,14 +27,9 @@ static bool is_half(const node *n, bool second) {
 static bool is_first(const node *n) { return is_half(n, false); }
 static bool is_second(const node *n) { return is_half(n, true); }
 
-static bool along_last_axis(const node *n) {
-    int64_t axis = node_int(n, "axis");
-    return axis == -1 || axis == n->out[0]->shape.rank - 1;
-}
-
 #define FIRST OP_WHERE(is_first, "StridedSlice", VAR(X))
 #define SECOND OP_WHERE(is_second, "StridedSlice", VAR(X))
-#define TURNED OP_WHERE(along_last_axis, "Concat", OP("Neg", SECOND), FIRST)
+#define TURNED OP_WHERE(node_is_along_last_axis, "Concat", OP("Neg", SECOND), FIRST)
 #define SUM_OF(turned, x) OP("Add", OP("Mul", turned, VAR(SIN)), OP("Mul", x, VAR(COS)))
 
 /* The angles as they are before x was transposed. */
@@ -78,10 +73,8 @@ static status angles_fit(const graph *g, value *const v[], bool *fit) {
     return OK;
 }
 
-static bool is_narrow(const value *v) { return v->type == BF16 || v->type == F16; }
-
 static status to_rotary(graph *g, value *const v[], const node *root, value **out) {
-    const bool wide = root->out[0]->type == F32 && is_narrow(v[X]);
+    const bool wide = root->out[0]->type == F32 && dtype_is_narrow(v[X]->type);
     bool fit;
 
     TRY(angles_fit(g, v, &fit));
@@ -91,7 +84,7 @@ static status to_rotary(graph *g, value *const v[], const node *root, value **ou
 
 /* Rotary(Cast(x)), whose x others do not read in float32. */
 static status without_cast(graph *g, value *const v[], const node *root, value **out) {
-    if (!is_narrow(v[X]) || node_int(root, "inverse")) return OK;
+    if (!dtype_is_narrow(v[X]->type) || node_int(root, "inverse")) return OK;
     return emit_rotary(g, v[X], v[COS], v[SIN], true, out);
 }
 
@@ -101,7 +94,7 @@ static status round_itself(graph *g, value *const v[], const node *root, value *
 
     if (!n || !node_is(n, "Rotary") || !node_int(n, "wide") || n->in[0]->type != root->out[0]->type) return OK;
     TRY(emit(g, out, "Rotary", n->in[0], n->in[1], n->in[2]));
-    return turn ? graph_emit_op(g, turn->op, turn->attrs, 1, (value *[]){*out}, 1, out) : OK;
+    return turn ? emit_transpose_like(g, turn, *out, out) : OK;
 }
 
 static const rule rules[] = {

@@ -11,7 +11,7 @@
 #include "passes/convex.h"
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum {
     WINDOW = 64,          /* nodes between the last member and the next */
@@ -19,7 +19,6 @@ enum {
     WIDEST = 1 << 16,     /* elements of a row; a wider one does not stay */
     FEWEST = 16,          /* rows, for threads to share */
     SWEEPS = 2,
-    TAKEN = -1, /* a node's mark when a group has taken it */
 };
 
 typedef struct fuser {
@@ -27,13 +26,7 @@ typedef struct fuser {
     convex around;
 } fuser;
 
-static bool is_live(const node *n) { return n->mark > PART_NONE; }
-
-static bool is_member(const rows_chain *ch, const node *n) {
-    for (int i = 0; i < ch->n_stages; i++)
-        if (ch->stages[i] == n) return true;
-    return false;
-}
+static bool is_member(const rows_chain *ch, const node *n) { return convex_has(ch->stages, ch->n_stages, n); }
 
 /* The member that makes what `v` shows, perhaps reshaped or expanded. */
 static node *maker(const rows_chain *ch, value *v) {
@@ -77,7 +70,7 @@ static bool is_needed(const fuser *f, const rows_chain *ch, const value *v) {
     if (value_is_end(v)) return true;
     for (const use *u = v->uses; u; u = u->next) {
         const node *n = u->user;
-        if (!is_live(n) || is_member(ch, n)) continue;
+        if (!node_is_live(n) || is_member(ch, n)) continue;
         if (fused_rows_source(n->out[0]) != fused_rows_source((value *)(uintptr_t)v)) return true;
         if (is_needed(f, ch, n->out[0])) return true;
     }
@@ -139,22 +132,13 @@ static int sweep(fuser *f, rows_chain *ch, node *first, node **last) {
     for (node *n = first->next; n && distance < WINDOW && n->mark <= first->mark; n = n->next) {
         distance += past;
         past |= n == *last;
-        if (!is_live(n) || !may_join(ch, first, n) || !join(f, ch, n, first, past ? n : *last)) continue;
+        if (!node_is_live(n) || !may_join(ch, first, n) || !join(f, ch, n, first, past ? n : *last)) continue;
         joined++;
         if (!past) continue;
         *last = n;
         distance = 0;
     }
     return joined;
-}
-
-static void sort_stages(rows_chain *ch, node *first) {
-    int count = 0;
-    node *sorted[ROWS_STAGES];
-
-    for (node *n = first; count < ch->n_stages; n = n->next)
-        if (is_member(ch, n)) sorted[count++] = n;
-    for (int i = 0; i < count; i++) ch->stages[i] = sorted[i];
 }
 
 /* A stage over elements reads what was folded of them, perhaps through stages over rows. */
@@ -172,7 +156,7 @@ static status replace(fuser *f, rows_chain *ch, node *first, node *last) {
     value *out[ROWS_GIVES];
     const int mark = first->mark;
 
-    sort_stages(ch, first);
+    convex_sort(ch->stages, ch->n_stages, first);
     if (!list_values(f, ch) || !convex_holds(&f->around, ch->stages, ch->n_stages, first, last)) return OK;
     convex_clear(&f->around, g, ch->stages, ch->n_stages, first, last);
     pass_emits(g, last->next, last);
@@ -200,10 +184,10 @@ static status run(graph *g, int *fired) {
     fuser f = {.g = g};
     status s = OK;
 
-    graph_mark_parts(g);
+    graph_mark_phases(g);
     TRY(convex_begin(g, fused_rows_source, &f.around));
     for (node *n = g->first; n && s == OK; n = n->next)
-        if (is_live(n)) s = fuse_from(&f, n, fired);
+        if (node_is_live(n)) s = fuse_from(&f, n, fired);
     return pass_end(g, s);
 }
 

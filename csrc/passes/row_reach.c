@@ -80,8 +80,6 @@ static bool add_shifted(visit *v, const row_state *s, int shift) {
     return true;
 }
 
-static int normal_axis(int64_t axis, int rank) { return (int)(axis < 0 ? axis + rank : axis); }
-
 /* --- row by row ----------------------------------------------------------------------------------------------------- */
 
 static bool visit_broadcast(visit *v) {
@@ -140,7 +138,7 @@ static bool visit_same(visit *v) {
 }
 
 static bool visit_norm(visit *v) {
-    int axis = normal_axis(node_int(v->n, "axis"), v->n->in[0]->shape.rank);
+    int axis = node_axis(v->n, v->n->in[0]->shape.rank);
     for (int i = axis; i < v->n->in[0]->shape.rank; i++)
         if (touches(operand(v, 0), i)) return false;
     if (!visit_same(v)) return false;
@@ -149,8 +147,7 @@ static bool visit_norm(visit *v) {
 }
 
 static bool visit_softmax(visit *v) {
-    if (touches(operand(v, 0), normal_axis(node_int(v->n, "axis"), v->n->in[0]->shape.rank)) || !visit_same(v))
-        return false;
+    if (touches(operand(v, 0), node_axis(v->n, v->n->in[0]->shape.rank)) || !visit_same(v)) return false;
     v->out.has_zeros = false;
     return true;
 }
@@ -213,7 +210,7 @@ static bool visit_reshape(visit *v) {
 static bool visit_expand(visit *v) { return only_operand(v, 0) && visit_broadcast(v); }
 
 static bool visit_concat(visit *v) {
-    int axis = normal_axis(node_int(v->n, "axis"), v->n->out[0]->shape.rank);
+    int axis = node_axis(v->n, v->n->out[0]->shape.rank);
     return visit_broadcast(v) && !touches(&v->out, axis);
 }
 
@@ -286,8 +283,10 @@ static bool visit_reduce(visit *v) {
     int to[MAX_RANK], rank = v->n->in[0]->shape.rank, next = 0;
 
     if (axes && !value_is_constant(axes)) return false;
-    for (int64_t i = 0; axes && i < shape_count(&axes->shape); i++)
-        reduced[normal_axis(dtype_get_int(axes->type, axes->data, i), rank)] = true;
+    for (int64_t i = 0; axes && i < shape_count(&axes->shape); i++) {
+        const int64_t axis = dtype_get_int(axes->type, axes->data, i);
+        reduced[axis < 0 ? axis + rank : axis] = true;
+    }
     for (int i = 0; i < rank; i++) {
         if (!axes) reduced[i] = true;
         to[i] = keep || !reduced[i] ? next++ : -1;
@@ -322,7 +321,7 @@ static bool visit_pack(visit *v) {
 
 static bool visit_gather(visit *v) {
     const row_state *s = operand(v, 0);
-    int axis = normal_axis(node_int(v->n, "axis"), v->n->in[0]->shape.rank);
+    int axis = node_axis(v->n, v->n->in[0]->shape.rank);
     return s->count == 1 && s->at[0].batch == axis && s->at[0].token == axis && axis == 0 && only_operand(v, 0) &&
            v->n->in[1]->type == I64 && add_need(v->r, NEED_INDEX, v->n->in[1], 0);
 }
@@ -410,8 +409,7 @@ static bool is_batch(const row_reach *r, const value *v) {
 }
 
 bool rows_begin_at(const row_reach *r, const node *n) {
-    bool look_up = node_is(n, "Gather") || node_is(n, "Embedding");
-    return look_up && node_int(n, "axis") == 0 && dtype_is_float(n->out[0]->type) && n->in[1]->shape.rank == 2 &&
+    return node_looks_up_rows(n) && dtype_is_float(n->out[0]->type) && n->in[1]->shape.rank == 2 &&
            is_batch(r, n->in[1]) && !state_of(r, n->in[0])->count && !state_of(r, n->in[1])->count;
 }
 
@@ -428,7 +426,7 @@ static bool follow_node(row_reach *r, const node *n) {
     if (!(visit_it = visit_of(n)) || !visit_it(&v)) return false;
     r->states[n->out[0]->id] = v.out;
     for (int i = 1; i < n->n_out; i++)
-        if (n->out[i] && (n->out[i]->n_uses || value_is_end(n->out[i]))) return false;
+        if (n->out[i] && value_is_read(n->out[i])) return false;
     return true;
 }
 

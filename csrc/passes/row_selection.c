@@ -5,7 +5,6 @@
  * for everything row by row between x and the selection (StridedSlice, Gather, GatherND): of a classifier's last layer
  * the first token, of a language model's the last one. The same selection from the numbers 0, 1, ... of all rows says
  * which they are, wraps what is negative, and refuses what is out of range. */
-#include "passes/pipeline.h"
 #include "passes/rowwise.h"
 
 #include "ops/op.h"
@@ -25,10 +24,7 @@ static int selected_axes(const node *n) {
         while (k > 0 && slice_keeps(n, k - 1)) k--;
         return k;
     }
-    if (node_is(n, "Gather")) {
-        int64_t axis = node_int(n, "axis");
-        return (int)(axis < 0 ? axis + x->rank : axis) + 1;
-    }
+    if (node_is(n, "Gather")) return node_axis(n, x->rank) + 1;
     if (node_is(n, "GatherND")) {
         const shape *index = &n->in[1]->shape;
         return (int)(node_int(n, "batch_dims") + index->dim[index->rank - 1]);
@@ -87,7 +83,7 @@ static status find_rows(graph *g, const node *n, int k, const shape *lead, int64
     return *rows ? OK : rows_in(g, n, k, lead, all, index, rows);
 }
 
-static status select_rows(graph *g, node *n, bool *fired) {
+static status select_rows(graph *g, node *n, int *fired) {
     int k = selected_axes(n);
     shape lead = {.rank = k};
     value *rows = NULL, *out;
@@ -108,7 +104,7 @@ static status select_rows(graph *g, node *n, bool *fired) {
     r.count = rows->shape.dim[0];
     TRY(rows_compute_above(&r, n, 0, &out));
     TRY(emit_reshape(g, out, &n->out[0]->shape, &out));
-    *fired = true;
+    ++*fired;
     return graph_replace(g, n->out[0], out);
 }
 

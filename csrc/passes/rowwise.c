@@ -2,7 +2,6 @@
 #include "passes/rowwise.h"
 
 #include "ops/op.h"
-#include "passes/match.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +46,13 @@ status rows_count(graph *g, value *live, int64_t *count) {
     return OK;
 }
 
+status rows_labelled(graph *g, value *labels, int64_t ignored, value **out) {
+    value *number;
+    TRY(graph_scalar(g, labels->type, (double)ignored, &number));
+    TRY(emit(g, out, "Equal", labels, number));
+    return emit(g, out, "Not", *out);
+}
+
 int rows_axes(const row_set *r, const value *v) {
     int64_t product = 1;
     for (int k = 0; k < v->shape.rank; k++) {
@@ -78,8 +84,7 @@ static bool fits_pointwise(const row_set *r, const node *n, int k) {
 
 /* The other axes, of which one is looked along, lie behind the rows. */
 static bool fits_axis(const row_set *r, const node *n, int k) {
-    int64_t axis = node_int(n, "axis");
-    return same_axes(r, n->in[0], k) && (axis < 0 ? axis + n->in[0]->shape.rank : axis) >= k;
+    return same_axes(r, n->in[0], k) && node_axis(n, n->in[0]->shape.rank) >= k;
 }
 
 static bool fits_last_axis(const row_set *r, const node *n, int k) {
@@ -112,7 +117,7 @@ static bool fits_slice(const row_set *r, const node *n, int k) {
 static bool fits_dropout(const row_set *r, const node *n, int k) { return same_axes(r, n->in[0], k) && !node_in(n, 1); }
 
 static bool fits_look_up(const row_set *r, const node *n, int k) {
-    return node_int(n, "axis") == 0 && same_axes(r, n->in[1], k);
+    return node_looks_up_rows(n) && same_axes(r, n->in[1], k);
 }
 
 static bool fits_concat(const row_set *r, const node *n, int k) {
@@ -204,12 +209,6 @@ status rows_take(row_set *r, value *v, value **out) {
     if (r->packed) TRY(emit(g, out, "PackRows", *out, r->rows));
     else TRY(emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", 0)), *out, r->rows));
     return remember(r, v, *out);
-}
-
-static status emit_expand(graph *g, value *x, const shape *s, value **out) {
-    value *sizes;
-    TRY(graph_ints(g, s->rank, s->dim, &sizes));
-    return emit(g, out, "Expand", x, sizes);
 }
 
 /* An operand that is broadcast: its rows, or what all rows share. */
@@ -357,20 +356,9 @@ status rows_compute_above(row_set *r, const node *sink, int i, value **out) {
 
 /* --- a pass --------------------------------------------------------------------------------------------------------- */
 
-status rows_rewrite_each(graph *g, row_rewrite *rewrite, int *fired) {
+status rows_rewrite_each(graph *g, node_rewrite *rewrite, int *fired) {
     if (g->pending) return OK;
     for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
     for (const node *n = g->first; n; n = n->next) clear_marks(n);
-    for (node *n = g->first; n; n = n->next) {
-        bool here = false;
-        if (!n->n_out || !n->out[0] || !value_is_read(n->out[0])) continue;
-        g->before = n;
-        g->emit_name = n->name;
-        TRY(rewrite(g, n, &here));
-        *fired += here;
-    }
-    g->before = NULL;
-    g->emit_name = NULL;
-    graph_remove_dead(g);
-    return OK;
+    return pass_rewrite_each(g, rewrite, fired);
 }

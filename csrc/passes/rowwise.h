@@ -6,7 +6,7 @@
 #ifndef ORT_PASSES_ROWWISE_H
 #define ORT_PASSES_ROWWISE_H
 
-#include "graph/graph.h"
+#include "passes/pipeline.h"
 
 typedef struct known_rows {
     const value *of;
@@ -31,6 +31,8 @@ value *rows_known(const row_set *r, const value *v);
 /* How many rows a plan computes where `live`, bool [all], says which matter. E_PENDING when data decides (see
  * graph_data_size). */
 MUST_USE status rows_count(graph *g, value *live, int64_t *count);
+/* Which labels are not `ignored`: bool. */
+MUST_USE status rows_labelled(graph *g, value *labels, int64_t ignored, value **out);
 /* The number of leading axes that make up the rows; 0: `v` has none. */
 int rows_axes(const row_set *r, const value *v);
 /* Can `n` be computed row by row? */
@@ -55,8 +57,7 @@ enum { FEWEST_ROWS = 96 };
 /* Whether so many rows of all are few enough for computing them alone. */
 static inline bool rows_pay(int64_t count, int64_t all) { return count <= all - all / 8 && count < all; }
 
-/* For a pass: `rewrite` each node that gives something, with what it emits in front of the node. */
-typedef status row_rewrite(graph *g, node *n, bool *fired);
-MUST_USE status rows_rewrite_each(graph *g, row_rewrite *rewrite, int *fired);
+/* pass_rewrite_each by functions that call rows_find_above, unless a size is not known yet. */
+MUST_USE status rows_rewrite_each(graph *g, node_rewrite *rewrite, int *fired);
 
 #endif

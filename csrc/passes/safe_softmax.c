@@ -7,14 +7,9 @@
 
 enum { X, S };
 
-static bool over_last_axis(const node *n) {
-    int64_t axis = node_int(n, "axis");
-    return n->in[0]->shape.rank > 0 && (axis == -1 || axis == n->in[0]->shape.rank - 1);
-}
-
 static status to_masked_softmax(graph *g, value *const v[], const node *root, value **out) {
     (void)root;
-    return over_last_axis(v[S]->def) ? emit(g, out, "MaskedSoftmax", v[X]) : OK;
+    return node_is_along_last_axis(v[S]->def) ? emit(g, out, "MaskedSoftmax", v[X]) : OK;
 }
 
 static const rule rules[] = {

@@ -3,6 +3,7 @@
  * where a loss leaves few rows out, as the one of a language model does: its last token predicts nothing. So the rows
  * need not be copied without those, nor their gradient back, and a label for every row says which of them matter. */
 #include "passes/pipeline.h"
+#include "passes/view_steps.h"
 
 #include "ops/op.h"
 
@@ -10,13 +11,9 @@
 
 enum { LOGITS, LABELS, WEIGHTS };
 
-static bool keeps_numbers(const value *v) {
-    return value_is(v, "Reshape") || (value_is(v, "Cast") && dtype_size(v->def->in[0]->type) < dtype_size(v->type));
-}
-
 /* The slice of leading axes whose rows are `v`, in another shape or a wider type; NULL: it is none. */
-static const node *slice_behind(const value *v, int64_t classes) {
-    while (value_is_private(v) && keeps_numbers(v)) v = v->def->in[0];
+static const node *slice_behind(value *v, int64_t classes) {
+    v = value_behind(v);
     if (!value_is(v, "StridedSlice") || v->shape.rank < 2 || v->shape.dim[v->shape.rank - 1] != classes) return NULL;
     return slice_keeps(v->def, v->shape.rank - 1) ? v->def : NULL;
 }

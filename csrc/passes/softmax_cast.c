@@ -9,16 +9,9 @@
  * takes the weights as they were multiplied, whose rounding is as large as that of the scores' gradient. */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum { X, ALLOWED, SOFTMAX, DROPPED, DY, WEIGHTS, SLOPE };
-
-static bool is_narrow(dtype t) { return t == BF16 || t == F16; }
-
-static bool over_last_axis(const node *n) {
-    const int64_t axis = node_int(n, "axis");
-    return axis == -1 || axis == n->in[0]->shape.rank - 1;
-}
 
 static bool fits(const value *x) {
     return x->type == F32 && x->shape.rank > 0 && x->shape.dim[x->shape.rank - 1] <= NARROW_SOFTMAX_MOST;
@@ -30,7 +23,8 @@ static status store(graph *g, value *const v[], const node *root, value **out) {
     double ratio = 0;
     int64_t key = 0;
 
-    if (!is_narrow(root->out[0]->type) || !fits(v[X]) || (!safe && !over_last_axis(v[SOFTMAX]->def))) return OK;
+    if (!dtype_is_narrow(root->out[0]->type) || !fits(v[X]) || (!safe && !node_is_along_last_axis(v[SOFTMAX]->def)))
+        return OK;
     if (v[DROPPED]) {
         ratio = node_float(v[DROPPED]->def, "ratio");
         key = node_int(v[DROPPED]->def, "key");

@@ -11,11 +11,6 @@
 
 enum { X, ALLOWED };
 
-static bool over_last_axis(const node *n) {
-    const int64_t axis = node_int(n, "axis");
-    return n->in[0]->shape.rank > 0 && (axis == -1 || axis == n->in[0]->shape.rank - 1);
-}
-
 static status emit_dropped(graph *g, const char *op, int n_in, value *const in[], const node *root, value **out) {
     value *y[2];
 
@@ -35,7 +30,7 @@ static status to_masked(graph *g, value *const v[], const node *root, value **ou
 }
 
 static const rule rules[] = {
-    {OP("DropoutTrain", OP_WHERE(over_last_axis, "Softmax", VAR(X))), to_softmax_dropout},
+    {OP("DropoutTrain", OP_WHERE(node_is_along_last_axis, "Softmax", VAR(X))), to_softmax_dropout},
     {OP("DropoutTrain", OP("MaskedSoftmax", VAR(X))), to_masked},
     {OP("DropoutTrain", OP("MaskedSoftmax", VAR(X), VAR(ALLOWED))), to_masked},
     {0},

@@ -1,4 +1,4 @@
-/* view_steps.c -- walks along Reshapes, Transposes and Expands, and repeats them. */
+/* view_steps.c -- walks along Reshapes, Transposes, Expands and Casts, and repeats steps. */
 #include "passes/view_steps.h"
 
 #include "passes/match.h"
@@ -86,4 +86,28 @@ bool view_steps_keep_order(const view_steps *steps, const value *first) {
         } else if (!reshape_axes(&a, &n->out[0]->shape)) return false;
     }
     return in_order(&a);
+}
+
+static bool widens(const node *n) {
+    if (!node_is(n, "Cast")) return false;
+    const dtype from = n->in[0]->type, to = n->out[0]->type;
+    return dtype_is_float(from) && dtype_is_float(to) && dtype_size(from) < dtype_size(to);
+}
+
+static value *walk(value *v, bool casts) {
+    while (value_is_private(v) && v->def && (node_is(v->def, "Reshape") || (casts && widens(v->def))))
+        v = v->def->in[0];
+    return v;
+}
+
+value *value_before_reshapes(value *v) { return walk(v, false); }
+value *value_behind(value *v) { return walk(v, true); }
+
+bool value_is_widened(const value *v) {
+    return v->type == F32 && value_is(v, "Cast") && dtype_is_narrow(v->def->in[0]->type);
+}
+
+value *value_before_widening(value *v) {
+    v = value_before_reshapes(v);
+    return value_is_private(v) && value_is_widened(v) ? v->def->in[0] : NULL;
 }

@@ -3,12 +3,12 @@
  *     w' = Cast(w);  a w'  ->  a w          and by a transpose of w'
  *
  * Under autocast every weight is cast once a step, written, and read by one product of forward and one of backward. Our
- * own products lay an operand out before they multiply; that they round it meanwhile costs a quarter of what the cast
+ * own products pack an operand before they multiply; that they round it meanwhile costs a quarter of what the cast
  * does, and the copy is not there. What more products read than MOST is cast once, and so is what others read, too.
  * Only where the CPU has a kernel that rounds (product_rounds). */
 #include "passes/pipeline.h"
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum { MOST = 3 };
 
@@ -50,16 +50,12 @@ static status multiply(graph *g, const node *n, int side, value *wide) {
 static status read_wide(graph *g, const value *narrow, value *wide) {
     for (const use *u = narrow->uses; u; u = u->next) {
         value *turned;
-        int perm[MAX_RANK];
-        const int64_t *axes;
         if (!node_is(u->user, "Transpose")) {
             TRY(multiply(g, u->user, u->index, wide));
             continue;
         }
-        const int rank = node_ints(u->user, "perm", &axes);
-        for (int i = 0; i < rank; i++) perm[i] = (int)axes[i];
         pass_emits(g, u->user->next, u->user);
-        TRY(emit_transpose(g, wide, perm, &turned));
+        TRY(emit_transpose_like(g, u->user, wide, &turned));
         TRY(read_wide(g, u->user->out[0], turned));
     }
     return OK;

@@ -98,6 +98,7 @@ static status own_result(graph *g, value **slot, layout *where, const bool *owne
     value *v = *slot;
 
     if (!v) return OK;
+    if (v->data) place_alone(v, where);
     if (is_whole(v, where, backward) && !owned[where[v->id].root->id]) {
         where[v->id].root->mark = 1;
         return OK;
@@ -115,19 +116,8 @@ static status own_result(graph *g, value **slot, layout *where, const bool *owne
     return OK;
 }
 
-status layout_make(graph *g, layout **out) {
-    layout *where;
-    value **copies; /* [value id] its contiguous copy */
-    bool *owned;    /* [root id] a kernel trusts what is there */
-    int known = g->n_values, room = known + g->n_outputs + g->n_input_grads;
-
-    for (const node *n = g->first; n; n = n->next) room += n->n_in;
-    for (const state_write *w = g->writes; w; w = w->next) room++;
-    TRY(NEW(g->c, where, room));
-    TRY(NEW(g->c, copies, known));
-    TRY(NEW(g->c, owned, room));
-    for (int i = 0; i < g->n_inputs; i++) place_alone(g->inputs[i], where);
-
+/* Of all nodes, in program order; copies[value id]: its contiguous copy. */
+static status place_nodes(graph *g, layout *where, value **copies, bool *owned) {
     for (node *n = g->first; n; n = n->next) {
         bool changed, viewed;
         for (int i = 0; i < n->n_in; i++) {
@@ -145,22 +135,31 @@ status layout_make(graph *g, layout **out) {
         if (changed) TRY(place_results(g, n, where, &viewed));
     }
     g->before = NULL;
+    return OK;
+}
+
+static status own_results(graph *g, layout *where, const bool *owned) {
     for (const node *n = g->first; n; n = n->next)
         for (int i = 0; i < n->n_out; i++) n->out[i]->mark = 0;
     for (int i = 0; i < g->n_inputs; i++) g->inputs[i]->mark = 0;
-    for (int i = 0; i < g->n_outputs; i++) {
-        if (g->outputs[i]->data) place_alone(g->outputs[i], where);
-        TRY(own_result(g, &g->outputs[i], where, owned, false));
-    }
-    for (state_write *w = g->writes; w; w = w->next) {
-        if (w->value->data) place_alone(w->value, where);
-        TRY(own_result(g, &w->value, where, owned, false));
-    }
-    for (int i = 0; i < g->n_input_grads; i++) {
-        if (g->input_grads[i] && g->input_grads[i]->data) place_alone(g->input_grads[i], where);
-        TRY(own_result(g, &g->input_grads[i], where, owned, true));
-    }
+    for (int i = 0; i < g->n_outputs; i++) TRY(own_result(g, &g->outputs[i], where, owned, false));
+    for (state_write *w = g->writes; w; w = w->next) TRY(own_result(g, &w->value, where, owned, false));
+    for (int i = 0; i < g->n_input_grads; i++) TRY(own_result(g, &g->input_grads[i], where, owned, true));
     g->in_backward = false;
-    *out = where;
     return OK;
+}
+
+status layout_make(graph *g, layout **out) {
+    value **copies;
+    bool *owned; /* [root id] a kernel trusts what is there */
+    int known = g->n_values, room = known + g->n_outputs + g->n_input_grads;
+
+    for (const node *n = g->first; n; n = n->next) room += n->n_in;
+    for (const state_write *w = g->writes; w; w = w->next) room++;
+    TRY(NEW(g->c, *out, room));
+    TRY(NEW(g->c, copies, known));
+    TRY(NEW(g->c, owned, room));
+    for (int i = 0; i < g->n_inputs; i++) place_alone(g->inputs[i], *out);
+    TRY(place_nodes(g, *out, copies, owned));
+    return own_results(g, *out, owned);
 }

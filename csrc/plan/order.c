@@ -5,13 +5,13 @@ status order_make(graph *g, const layout *where, const node ***out, int *count, 
     const node **order;
     int total = 0, used = 0;
 
-    graph_mark_parts(g);
+    graph_mark_phases(g);
     for (const node *n = g->first; n; n = n->next) total++;
     TRY(NEW(g->c, order, total));
-    for (int part = PART_FORWARD; part >= PART_BACKWARD; part--) {
+    for (int phase = PHASE_FORWARD; phase >= PHASE_BACKWARD; phase--) {
         for (const node *n = g->first; n; n = n->next)
-            if (n->mark == part && (!n->op->view || where[n->out[0]->id].root == n->out[0])) order[used++] = n;
-        if (part == PART_FORWARD) *n_forward = used;
+            if (n->mark == phase && (!n->op->view || where[n->out[0]->id].root == n->out[0])) order[used++] = n;
+        if (phase == PHASE_FORWARD) *n_forward = used;
     }
     *out = order;
     *count = used;

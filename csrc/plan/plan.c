@@ -382,3 +382,9 @@ status plan_make(graph *g, bool cuda, plan **out) {
     *out = pl.p;
     return OK;
 }
+
+int plan_model_inputs(const plan *p) {
+    int n = p->g->n_inputs;
+    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
+    return n;
+}

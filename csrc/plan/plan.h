@@ -82,6 +82,9 @@ MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 /* E_NOMEM, with a sentence that names the largest result, where a run on the CPU needs more memory than there is now. */
 MUST_USE status plan_check_memory(ctx *c, const plan *p);
 
+/* How many inputs the model has: they come first among those of the graph; the outputs' gradients follow. */
+int plan_model_inputs(const plan *p);
+
 /* What instructions [from, to) read or write beside the arena: flags[place][index] becomes true; places may be NULL. */
 void plan_uses(const plan *p, int from, int to, bool *const flags[PLACES]);
 

@@ -1,4 +1,4 @@
-/* module.c -- ortmodule._core: the module, its state, and the way from a status to an exception. */
+/* module.c -- ortmodule._core: the module and its functions. */
 #include "py/py.h"
 
 #include "core/limit.h"
@@ -12,36 +12,6 @@
 #include "cuda/libraries/nccl.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
-
-#include <string.h>
-
-module_state *state_of(PyObject *object) {
-    return PyModule_Check(object) ? PyModule_GetState(object) : PyType_GetModuleState((PyTypeObject *)object);
-}
-
-PyObject *raise_status(const module_state *m, const err *e) {
-    PyObject *type = m->Error, *text;
-
-    switch (e->code) {
-    case E_NOMEM: type = PyExc_MemoryError; break;
-    case E_INVALID: type = m->InvalidModelError; break;
-    case E_SHAPE: type = PyExc_ValueError; break;
-    case E_TYPE: type = PyExc_TypeError; break;
-    case E_DATA:
-    case E_UNSUPPORTED: type = m->UnsupportedError; break;
-    case E_FOREIGN:
-        if (PyErr_Occurred()) return NULL;
-        break;
-    case E_RUNTIME:
-    case E_PENDING:
-    case OK: break;
-    }
-    /* A long name may have been cut within a character. */
-    text = PyUnicode_DecodeUTF8(e->text, (Py_ssize_t)strlen(e->text), "replace");
-    if (text) PyErr_SetObject(type, text);
-    Py_XDECREF(text);
-    return NULL;
-}
 
 /* One dict a record: what tests and documentation read the registry through. */
 static PyObject *core_operators(PyObject *module, PyObject *unused) {
@@ -346,7 +316,7 @@ static PyModuleDef_Slot slots[] = {
     {0, NULL},
 };
 
-PyModuleDef core_module = {
+static PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "ortmodule._core",
     .m_doc = PyDoc_STR("The C engine: models, plans, operators."),

@@ -19,9 +19,6 @@ typedef struct plan_object {
         was_captured; /* a graph of the caller's knows where its constants are: they stay for the life of the process */
 } plan_object;
 
-/* Inputs of the model come first among those of the graph; the outputs' gradients follow. */
-int plan_model_inputs(const plan *p);
-
 /* Methods (run.c). */
 PyObject *plan_forward(PyObject *object, PyObject *args);
 PyObject *plan_backward(PyObject *object, PyObject *args);

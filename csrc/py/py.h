@@ -29,8 +29,7 @@ typedef struct module_state {
 #undef X
 } module_state;
 
-extern PyModuleDef core_module;
-
+/* state.c */
 module_state *state_of(PyObject *type_or_module_object);
 
 /* The one place where a status becomes an exception; returns NULL. */

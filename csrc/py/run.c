@@ -60,12 +60,6 @@ static int collect_arena(const plan_object *self, PyObject *memory, void **out) 
     return -1;
 }
 
-int plan_model_inputs(const plan *p) {
-    int n = p->g->n_inputs;
-    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++) n -= p->g->output_grads[i] != NULL;
-    return n;
-}
-
 /* How a run goes on a GPU. */
 typedef struct gpu_way {
     unsigned long long stream; /* its handle */

@@ -318,7 +318,7 @@ def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
     if gpu is None:
         tuning.plan_made(plan)
     else:
-        tuning.plan_made_for(gpu.index or 0, plan, tf32(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
+        tuning.plan_made_for(gpu.index or 0, plan, math_mode(), stream_of(gpu), lambda n: aligned_bytes(n, gpu))
 
 
 class Session:

@@ -59,21 +59,20 @@ TEST(attention_takes_mask_bias_and_dropout) {
     ctx_release(&c);
 }
 
-/* [2, S, 1, D] repeated for three heads */
-static value *repeated(graph *g, value *x) {
-    const shape *s = &x->shape;
-    value *heads = turned(g, x), *more;
-    more = NODE(g, "Reshape", heads, INT_LIST(g, 2, 1, 1, s->dim[1], s->dim[3]));
-    more = NODE(g, "Expand", more, INT_LIST(g, 2, 1, 3, s->dim[1], s->dim[3]));
-    return NODE(g, "Reshape", more, INT_LIST(g, 2, 3, s->dim[1], s->dim[3]));
+/* [2, S, G, D], each head repeated for a group of queries' heads: [2, heads, S, D] */
+static value *repeated(graph *g, value *x, int64_t heads) {
+    const int64_t tokens = x->shape.dim[1], groups = x->shape.dim[2], width = x->shape.dim[3];
+    value *more = NODE(g, "Reshape", turned(g, x), INT_LIST(g, 2, groups, 1, tokens, width));
+    more = NODE(g, "Expand", more, INT_LIST(g, 2, groups, heads / groups, tokens, width));
+    return NODE(g, "Reshape", more, INT_LIST(g, 2, heads, tokens, width));
 }
 
 TEST(attention_takes_keys_before_they_are_repeated) {
     ctx c;
     ctx_init(&c);
     graph *g = new_graph(&c);
-    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = repeated(g, INPUT(g, "k", F32, 2, 7, 1, 4));
-    value *v = repeated(g, INPUT(g, "v", F32, 2, 7, 1, 5));
+    value *q = turned(g, INPUT(g, "q", F32, 2, 6, 3, 4)), *k = repeated(g, INPUT(g, "k", F32, 2, 7, 1, 4), 3);
+    value *v = repeated(g, INPUT(g, "v", F32, 2, 7, 1, 5), 3);
 
     make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
     check_rewrite(g, "efficient_attention",
@@ -84,6 +83,34 @@ TEST(attention_takes_keys_before_they_are_repeated) {
                   "float32[2, 6, 3, 5], float32[2, 6, 3, 2]\n"
                   "%5 = Transpose(%3, perm=[0, 2, 1, 3]) float32[2, 3, 6, 5]\n"
                   "output %5\n");
+    ctx_release(&c);
+}
+
+/* Groups of keys and of values differ, so that all heads have to be there: on a GPU they are repeated tokens first, in the
+ * one copy that attention reads. */
+TEST(heads_are_repeated_tokens_first) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *q = turned(g, INPUT(g, "q", F32, 2, 5, 6, 4)), *k = repeated(g, INPUT(g, "k", F32, 2, 7, 2, 4), 6);
+    value *v = repeated(g, INPUT(g, "v", F32, 2, 7, 3, 4), 6);
+
+    g->cuda = true;
+    make_output(g, NODE(g, "MatMul", weights_of(g, q, k), v));
+    check_rewrite(g, "efficient_attention",
+                  "input %0 q float32[2, 5, 6, 4] grad\n"
+                  "input %1 k float32[2, 7, 2, 4] grad\n"
+                  "input %2 v float32[2, 7, 3, 4] grad\n"
+                  "%3 = Reshape(%1 k, [2, 7, 2, 1, 4], allowzero=1) float32[2, 7, 2, 1, 4]\n"
+                  "%4 = Expand(%3, [2, 7, 2, 3, 4]) float32[2, 7, 2, 3, 4]\n"
+                  "%5 = Reshape(%4, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
+                  "%6 = Reshape(%2 v, [2, 7, 3, 1, 4], allowzero=1) float32[2, 7, 3, 1, 4]\n"
+                  "%7 = Expand(%6, [2, 7, 3, 2, 4]) float32[2, 7, 3, 2, 4]\n"
+                  "%8 = Reshape(%7, [2, 7, 6, 4], allowzero=1) float32[2, 7, 6, 4]\n"
+                  "%9, %10 = FusedAttention(%0 q, %5, %8, scale=0.5, ratio=0, key=0, safe=0, torch=0) "
+                  "float32[2, 5, 6, 4], float32[2, 5, 6, 2]\n"
+                  "%11 = Transpose(%9, perm=[0, 2, 1, 3]) float32[2, 6, 5, 4]\n"
+                  "output %11\n");
     ctx_release(&c);
 }
 

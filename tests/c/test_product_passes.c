@@ -2,6 +2,7 @@
  * after, as text. */
 #include "build.h"
 #include "gemm/gemm.h"
+#include "ops/queries.h"
 #include "passes/pipeline.h"
 #include "test.h"
 
@@ -431,7 +432,7 @@ static value *shared_layers(graph *g, value *x, value *w, value *b, bool more) {
 TEST(a_weight_of_many_layers_is_laid_out_once) {
     enum { ROWS = 8, WIDTH = 16, ROOM = 1200 };
     const gemm product = {.type = BF16, .m = ROWS, .n = WIDTH, .k = WIDTH};
-    const long long bytes = (long long)gemm_layout_bytes(&product);
+    const long long bytes = (long long)gemm_prepack_bytes(&product);
     char after[ROOM];
     ctx c;
     ctx_init(&c);
@@ -444,7 +445,7 @@ TEST(a_weight_of_many_layers_is_laid_out_once) {
              "input %%0 x bfloat16[8, 16] grad\n"
              "input %%1 w bfloat16[16, 16] grad\n"
              "input %%2 b bfloat16[16] grad\n"
-             "%%3 = LaidOut(%%1 w, rows=8, to=16) uint8[%lld]\n"
+             "%%3 = Prepack(%%1 w, rows=8, to=16) uint8[%lld]\n"
              "%%4 = MatMulBias(%%0 x, %%1 w, -, %%3, alpha=1, wide=0) bfloat16[8, 16]\n"
              "%%5 = MatMulBias(%%4, %%1 w, %%2 b, %%3, alpha=0.5, wide=0) bfloat16[8, 16]\n"
              "%%6 = Neg(%%5) bfloat16[8, 16]\n"

@@ -1,6 +1,6 @@
 /* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
  * these are our own kernels, which the Python tests see only where torch has none. */
-#include "gemm/gemm_layout.h"
+#include "gemm/gemm_prepack.h"
 #include "ops/spatial/conv.h"
 
 #include "test.h"
@@ -68,13 +68,13 @@ static void run_laid_out(const gemm_kernel *kernel, const gemm *g) {
         run_with(kernel, g);
         return;
     }
-    const size_t bytes = gemm_layout_bytes_with(g, kernel);
+    const size_t bytes = gemm_prepack_bytes_with(g, kernel);
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     gemm by = *g;
 
     memset(memory, 0x55, bytes);
-    gemm_lay_out_with(g, kernel, memory);
-    by.laid_b = memory;
+    gemm_prepack_with(g, kernel, memory);
+    by.packed_b = memory;
     if (!kernel->holds) by.b = NULL;
     gemm_packed_with(&by, kernel);
     free(memory);

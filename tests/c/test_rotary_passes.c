@@ -1,5 +1,4 @@
-/* test_rotary_passes.c -- rotary embeddings, and the casts and repeated heads around them: their graphs before and after, as
- * text. */
+/* test_rotary_passes.c -- rotary embeddings, and the casts around them: their graphs before and after, as text. */
 #include "build.h"
 #include "passes/pipeline.h"
 #include "test.h"
@@ -111,7 +110,7 @@ TEST(a_turn_that_is_seen_in_both_types_is_stored_in_both) {
     ctx_release(&c);
 }
 
-/* --- early_cast, repeated_heads ----------------------------------------------------------------------------------- */
+/* --- early_cast --------------------------------------------------------------------------------------------------- */
 
 /* x[2, 3, 5, 4] for groups of `times` heads: [2, 3 times, 5, 4]. */
 static value *repeated(graph *g, value *x, int64_t times) {
@@ -151,28 +150,5 @@ TEST(casts_that_stay_where_they_are) {
     make_output(g, cast(g, NODE_WITH(g, "Transpose", PERM(1, 0), INPUT(g, "z", F32, 2, 3)), BF16));
     make_output(g, cast(g, repeated(g, NODE(g, "Neg", INPUT(g, "w", F32, 2, 3, 5, 4)), 2), BF16));
     check_untouched(g, "early_cast");
-    ctx_release(&c);
-}
-
-static graph *turned_heads(ctx *c, bool cuda) {
-    ctx_init(c);
-    graph *g = new_graph(c);
-    value *x = NODE_WITH(g, "Transpose", PERM(0, 2, 1, 3), INPUT(g, "x", F32, 2, 5, 3, 4));
-
-    g->cuda = cuda;
-    make_output(g, NODE_WITH(g, "Transpose", PERM(0, 2, 1, 3), repeated(g, x, 2)));
-    return g;
-}
-
-TEST(heads_are_turned_before_they_are_repeated) {
-    ctx c;
-    check_rewrite(turned_heads(&c, true), "repeated_heads",
-                  "input %0 x float32[2, 5, 3, 4] grad\n"
-                  "%1 = Reshape(%0 x, [2, 5, 3, 1, 4], allowzero=1) float32[2, 5, 3, 1, 4]\n"
-                  "%2 = Expand(%1, [2, 5, 3, 2, 4]) float32[2, 5, 3, 2, 4]\n"
-                  "%3 = Reshape(%2, [2, 5, 6, 4], allowzero=1) float32[2, 5, 6, 4]\n"
-                  "output %3\n");
-    ctx_release(&c);
-    check_untouched(turned_heads(&c, false), "repeated_heads");
     ctx_release(&c);
 }

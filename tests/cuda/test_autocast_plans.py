@@ -1,6 +1,7 @@
 """What a step under bfloat16 autocast runs on a GPU, and what it computes: language models on the emulated one."""
 
 import collections
+import re
 
 import pytest
 import torch
@@ -64,13 +65,12 @@ def test_llama(driver, attention, groups, samples):  # noqa: F811
     assert found["Concat"] == 1  # the angles
     assert plan.text().count('steps="Swish Mul Mul SwishGrad"') == LAYERS  # backward computes it again
     weights, norms = LINEAR * LAYERS + 1, 2 * LAYERS
-    fired = explain(ours).fused
     if attention == "products":
         return
     assert found["Cast"] == weights + norms
     assert found["MatMulAdd"] == 3 * LAYERS
     assert found["Add"] <= 1  # of the logits, where they have a gradient of their own
-    assert fired.get("repeated_heads", 0) == found["ReduceSum"] == 0
+    assert found["ReduceSum"] == 0
     assert found["Contiguous"] <= 2  # the labels, and how many rows there are
 
 
@@ -82,7 +82,8 @@ def test_repeated_keys(driver, monkeypatch):  # noqa: F811
     plan = plan_of(ours)
     assert "torch=2" in plan.text()
     found = collections.Counter(row[0] for row in plan.code())
-    assert explain(ours).fused["repeated_heads"] == found["ReduceSum"] == 2 * LAYERS
+    assert found["ReduceSum"] == 2 * LAYERS
+    assert len(re.findall(r"= Expand\(.*float32\[2, 12, 2, 2, 16\]", plan.text())) == 2 * LAYERS  # tokens first
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
@@ -110,7 +111,7 @@ def test_dropout_and_keys_that_are_given_back(driver, attention):  # noqa: F811
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_without_the_passes(driver, attention, monkeypatch, dtype):  # noqa: F811
     """As near to the exact gradients as PyTorch's with each of them switched off, too."""
-    for name in ("early_cast", "rotary_fusion", "repeated_heads", "product_cast"):
+    for name in ("early_cast", "rotary_fusion", "product_cast"):
         monkeypatch.setenv("ORTMODULE_DISABLED_PASSES", name)
         ours, _ = check_step(llama(2), batch_of(1), autocast=dtype)
         assert name not in explain(ours).fused

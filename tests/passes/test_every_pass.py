@@ -28,7 +28,6 @@ ELSEWHERE = {
     "packed_weights": "test_packed_weights.py::test_the_same_bits",
     "product_epilogue": "../cuda/test_epilogues.py",
     "flash_dropout": "../cuda/test_torch_attention.py",
-    "repeated_heads": "../cuda/test_autocast_plans.py",
 }
 #: Difference allowed, relative to the largest number of each tensor; of models with 16-bit products a few of their
 #: roundings.

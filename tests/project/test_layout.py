@@ -9,10 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 #: A folder may include itself and folders above it in this list. `ops/op.h` has the operator records, which everything
-#: below `graph` may see; the families in `ops/` come after `exec`.
+#: below `graph` may see, `ops/queries.h` what passes may ask of families; the families in `ops/` come after `exec`.
 ORDER = [
-    "core", "optim", "gemm", "graph", "ops/op.h", "onnx", "shape", "grad", "passes", "plan", "exec", "ops", "cuda",
-    "py",
+    "core", "optim", "gemm", "graph", "ops/op.h", "onnx", "shape", "grad", "ops/queries.h", "passes", "plan", "exec",
+    "ops", "cuda", "py",
 ]  # fmt: skip
 RECORD_USERS = {"graph"}  # its sources emit nodes, so they read records
 SOURCES = sorted(p for p in CSRC.rglob("*.[ch]*") if p.suffix in {".c", ".h", ".cu", ".cuh"})
@@ -45,6 +45,77 @@ def test_only_py_sees_python(source):
 def test_engine_never_aborts_or_prints(source):
     text = re.sub(r"/\*.*?\*/|\"(\\.|[^\"\\])*\"", "", source.read_text(), flags=re.S)
     assert not re.search(r"\b(abort|exit|printf|puts|fputs|perror)\s*\(", text)
+
+
+QUERIES = "ops/queries.h"
+
+
+def test_passes_ask_families_through_one_header():
+    for source in (CSRC / "passes").glob("*.[ch]"):
+        included = set(re.findall(r'^#include "(ops/[^"]+)"', source.read_text(), re.M))
+        assert included <= {"ops/op.h", QUERIES}, f"{source.name} includes {included}"
+
+
+def test_every_query_is_asked_by_a_pass():
+    passes = "".join(source.read_text() for source in (CSRC / "passes").glob("*.c"))
+    declared = re.findall(r"(\w+)\([^;{}]*\);", without_comments((CSRC / QUERIES).read_text()))
+    assert declared
+    assert not [name for name in declared if not re.search(rf"\b{name}\b", passes)]
+
+
+def without_comments(text: str) -> str:
+    """Nor strings."""
+    return re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', "", text, flags=re.S)
+
+
+DEFINED = re.compile(r"^(?!typedef\b)([A-Za-z_][\w *]*?)\b(\w+)\([^;{}]*\) \{", re.M)
+DECLARED = re.compile(r"^[A-Za-z_][^;{}=#]*\([^;{}=]*;", re.M)
+MACRO = re.compile(r"^#define (\w+)\((?:.*\\\n)*.*", re.M)
+
+
+def called(text: str) -> set[str]:
+    """Functions and macros, of which neither a structure's members are nor what is only declared."""
+    return set(re.findall(r"(?<![\w.>])(\w+)\(", DECLARED.sub("", text)))
+
+
+def circles(graph: dict) -> list[set]:
+    """Nodes that reach each other."""
+    reached = {}
+    for start in graph:
+        reached[start], waiting = set(), [start]
+        while waiting:
+            for node in graph[waiting.pop()] - reached[start]:
+                reached[start].add(node)
+                waiting.append(node)
+    return [set(c) for c in {frozenset(b for b in reached[a] if a in reached[b]) for a in graph} if len(c) > 1]
+
+
+def test_circles_are_found():
+    assert circles({1: {2}, 2: {3}, 3: {2, 4}, 4: set(), 5: {5}}) == [{2, 3}]
+
+
+#: Files that call each other: a table of results is made by the very operator that then looks them up.
+ALLOWED_CIRCLES = [{"ops/pointwise/lookup.c", "ops/pointwise/pointwise.c"}]
+
+
+def test_sources_do_not_call_in_circles():
+    """What a source calls does not call it back, even through others. Functions in tables of records do not count."""
+    texts = {str(p.relative_to(CSRC)): without_comments(p.read_text()) for p in SOURCES}
+    macros = {m[1]: called(m[0]) for text in texts.values() for m in MACRO.finditer(text)}
+    home, own = {}, {}
+    for name, text in texts.items():
+        found = DEFINED.findall(text)
+        own[name] = {f for words, f in found if any(w == "static" or w.isupper() for w in words.split())}
+        if name.endswith(("c", "cu")):
+            home |= {f: name for words, f in found if f not in own[name] and not f.isupper()}
+    graph = {}
+    for name, text in texts.items():
+        calls = called(text)
+        while more := {inner for macro in calls & macros.keys() for inner in macros[macro]} - calls:
+            calls |= more
+        graph[name] = {home[f] for f in calls - own[name] if f in home} - {name}
+    assert graph["plan/compile.c"], "no calls are found"
+    assert [sorted(c) for c in circles(graph) if c not in ALLOWED_CIRCLES] == []
 
 
 def test_one_openmp_region():

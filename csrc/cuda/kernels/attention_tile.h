@@ -48,6 +48,7 @@ enum { ACROSS = 16, THREADS = ACROSS * ACROSS };
 
 #ifdef ORT_HOST
 #include "ops/pointwise/dropout.h"
+#include "ops/queries.h"
 
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY };
 enum { WIDTHS = 3, WIDEST = FUSED_ATTENTION_WIDTH };

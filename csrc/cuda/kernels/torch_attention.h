@@ -5,7 +5,7 @@
 #ifndef ORT_CUDA_TORCH_ATTENTION_H
 #define ORT_CUDA_TORCH_ATTENTION_H
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 /* Whether torch is asked for this node: it cannot be part of a CUDA graph. */
 bool torch_attention_is(const node *n);

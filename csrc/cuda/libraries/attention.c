@@ -7,14 +7,12 @@
 
 enum { ROUND = 32, HOPPER = 90, BLACKWELL = 100, CUDNN_WIDTH = 128 };
 
-static bool is_narrow(const attention_call *a) { return a->type == BF16 || a->type == F16; }
-
 /* --- cuDNN's -------------------------------------------------------------------------------------------------------- */
 
 /* The only one with the tensor cores' instructions of Hopper. */
 static bool cudnn_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
-    return is_narrow(a) && !a->same_bits && a->ratio == 0 && a->nothing && a->queries > 1 &&
+    return dtype_is_narrow(a->type) && !a->same_bits && a->ratio == 0 && a->nothing && a->queries > 1 &&
            (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
            a->value_width <= CUDNN_WIDTH && t->aoti_torch_get_dim &&
            t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
@@ -49,8 +47,9 @@ static int cudnn_backward(attention_call *a) {
 
 static bool flash_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
-    return is_narrow(a) && a->nothing && a->width == a->value_width && t->aoti_torch_cuda__flash_attention_forward &&
-           t->aoti_torch_cuda__flash_attention_backward && (a->ratio == 0 || t->aoti_torch_dtype_uint64);
+    return dtype_is_narrow(a->type) && a->nothing && a->width == a->value_width &&
+           t->aoti_torch_cuda__flash_attention_forward && t->aoti_torch_cuda__flash_attention_backward &&
+           (a->ratio == 0 || t->aoti_torch_dtype_uint64);
 }
 
 static int flash_forward(attention_call *a) {

@@ -73,6 +73,8 @@ static inline bool blas_is_no(int result) {
            result == EXECUTION_FAILED || result == INTERNAL_ERROR;
 }
 
+/* Makes p->description and p->layout from its key. */
+MUST_USE status blas_describe(ctx *c, blas_described *p);
 /* Up to `most` algorithms that the library would take, its best guess first. E_UNSUPPORTED: it knows none. */
 MUST_USE status blas_ask(ctx *c, void *handle, const blas_described *p, int most, blas_answer *answers, int *count);
 /* Where the epilogue's vector and matrix are. When it chooses the library looks at the addresses' alignment only. */

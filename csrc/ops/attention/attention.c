@@ -11,8 +11,8 @@
  * worked on as float32 in the nearest cache. */
 #include "core/parallel.h"
 #include "core/vmath.h"
-#include "ops/op.h"
 #include "ops/pointwise/dropout.h"
+#include "ops/queries.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #ifndef ORT_OPS_FUSED_ATTENTION_H
 #define ORT_OPS_FUSED_ATTENTION_H
 
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS, Y = OPERANDS, STATS, DY, DRAWN };
 

@@ -68,7 +68,7 @@ typedef struct job {
     bool safe, drops;
     dropout drop;
     uint32_t key;
-    char *dk, *dv; /* sums of type `wide`, laid out as the results; NULL */
+    char *dk, *dv; /* sums of type `wide`, in the order of the results; NULL */
     tensor dbias;  /* of type `wide`, seen as [B, H, Q, K]; absent */
 } job;
 

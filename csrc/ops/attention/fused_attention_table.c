@@ -45,7 +45,7 @@
  * 0.8 to 4.3 times, 16 million 2.7 to 6.8 times, from 64 million on 3.4 to 6.4 times. */
 #include "core/torch_lib.h"
 #include "gemm/gemm.h"
-#include "ops/op.h"
+#include "ops/queries.h"
 
 enum { MUCH = 4096, EIGHT = 8, MANY = 1 << 22, FEW = 64 };
 
@@ -61,7 +61,7 @@ static const int torch_from[] = {[TORCH_ALL] = 1024, [TORCH_CAUSAL] = 2048};
 static bool has_amx(void) { return gemm_packed_way(&(gemm){.type = BF16}) == GEMM_PACKED_AMX; }
 
 bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t keys, bool masked, bool dropout) {
-    const bool narrow = type == BF16 || type == F16;
+    const bool narrow = dtype_is_narrow(type);
     const fewest *from = g->cuda && narrow                      ? &gpu_narrow
                          : !g->cuda && type != F64 && has_amx() ? (narrow ? &amx_narrow : &amx)
                                                                 : (narrow ? &others_narrow : &others);
@@ -71,7 +71,7 @@ bool fused_attention_pays(const graph *g, dtype type, int64_t queries, int64_t k
 }
 
 bool fused_attention_flash(const graph *g, dtype type, int64_t width, int64_t value_width) {
-    return g->cuda && (type == BF16 || type == F16) && width == value_width && torch_has_flash_attention();
+    return g->cuda && dtype_is_narrow(type) && width == value_width && torch_has_flash_attention();
 }
 
 static bool by_torch_there(const graph *g, dtype type, const shape *scores, int64_t width, int64_t value_width,

@@ -85,7 +85,7 @@ kernel_fn rotary_cuda; /* cuda/kernels/rotary.cu */
 
 static bool has_wide_angles(const node *n) {
     const dtype x = n->in[0]->type;
-    return (x == BF16 || x == F16) && n->in[1]->type == F32;
+    return dtype_is_narrow(x) && n->in[1]->type == F32;
 }
 
 static status infer_rotary(graph *g, node *n) {

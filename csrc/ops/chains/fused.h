@@ -3,6 +3,7 @@
 #define ORT_OPS_FUSED_H
 
 #include "ops/pointwise/pointwise.h"
+#include "ops/queries.h"
 
 enum { NOWHERE = -1, FUSED_NAME = 64 }; /* bytes of an operator's name */
 

@@ -1,7 +1,7 @@
 /* linear_loss.c -- owns LinearCrossEntropy, the cross entropy of a linear layer, and its gradient.
  *
- * The logits h W' + bias of some rows are computed, and while they are at hand turned into their gradient and that into
- * what the rows add to the gradients of hidden, weight and bias. Nothing as large as all logits ever exists. The parts
+ * The logits h W' + bias of a chunk of rows are computed, and while they are at hand turned into their gradient and that into
+ * what the rows add to the gradients of hidden, weight and bias. Nothing as large as all logits ever exists. The chunks
  * are added up in their order. Logits, their gradient and all three results are float32 where hidden and weight are
  * 16-bit floats: the products' sums as they are.
  *
@@ -13,13 +13,14 @@
 #include "core/parallel.h"
 #include "gemm/gemm.h"
 #include "ops/losses/loss.h"
+#include "ops/queries.h"
 
 #include <string.h>
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-/* So many that reading and writing the weight's gradient once a part does not count. */
-enum { PART_ROWS = 512 };
+/* So many that reading and writing the weight's gradient once a chunk does not count. */
+enum { CHUNK_ROWS = 512 };
 /* Fewer rows, or fewer bytes of logits, are better computed at once. */
 enum { LEAST_ROWS = 1024, LEAST_BYTES = 1 << 22 };
 /* With more bytes of logits, their memory is worth computing them twice. */
@@ -34,7 +35,7 @@ bool linear_loss_pays(const graph *g, dtype type, int64_t rows, int64_t width, i
     return rows >= LEAST_ROWS && rows >= 2 * width && bytes >= (twice ? LEAST_BYTES_TWICE : LEAST_BYTES);
 }
 
-static int64_t part_rows(int64_t samples) { return samples < PART_ROWS ? samples : PART_ROWS; }
+static int64_t chunk_rows(int64_t samples) { return samples < CHUNK_ROWS ? samples : CHUNK_ROWS; }
 
 typedef struct linear {
     const tensor *hidden, *weight, *bias; /* bias may be absent */
@@ -43,7 +44,7 @@ typedef struct linear {
     size_t size, sum_size; /* of an element */
     int64_t samples, width, classes;
     double *dbias;
-    void *logits; /* [part_rows, classes] */
+    void *logits; /* [chunk_rows, classes] */
 } linear;
 
 static linear linear_of(const call *k, int hidden, int bias, const tensor *to) {
@@ -111,7 +112,7 @@ static gemm weight_product(const linear *l, int64_t from, int64_t rows) {
 }
 
 static void tell_products(const linear *l, product_fn *each, void *arg) {
-    const int64_t most = part_rows(l->samples), rest = most ? l->samples % most : 0;
+    const int64_t most = chunk_rows(l->samples), rest = most ? l->samples % most : 0;
 
     for (int64_t rows = most; rows > 0; rows = rows == most ? rest : 0) {
         const gemm all[] = {logits_product(l, 0, rows), hidden_product(l, 0, rows), weight_product(l, 0, rows)};
@@ -147,7 +148,7 @@ static void add_bias_columns(void *arg, int64_t begin, int64_t end) {
     loss_add_columns[j->l->sums](j->l->logits, j->rows, j->l->classes, begin, end, j->l->dbias);
 }
 
-/* What the gradient of a part's logits adds to those of the operands. */
+/* What the gradient of a chunk's logits adds to those of the operands. */
 static void spread_gradient(const linear *l, int64_t from, int64_t rows) {
     if (tensor_present(&l->to[0])) {
         const gemm g = hidden_product(l, from, rows);
@@ -167,43 +168,43 @@ static bool wants_gradients(const linear *l) {
 
 /* `t` from an element on. */
 static tensor from_element(const tensor *t, int64_t first) {
-    tensor part = *t;
-    part.data = (char *)part.data + (size_t)first * dtype_size(part.type);
-    return part;
+    tensor chunk = *t;
+    chunk.data = (char *)chunk.data + (size_t)first * dtype_size(chunk.type);
+    return chunk;
 }
 
 /* Goes through all rows; `losses`: theirs and their lse, else lse is known. The upstream gradient is all->dloss. */
 static void each_part(const linear *l, const loss_job *all, bool losses) {
-    for (int64_t from = 0; from < l->samples; from += PART_ROWS) {
-        loss_job part = *all;
+    for (int64_t from = 0; from < l->samples; from += CHUNK_ROWS) {
+        loss_job chunk = *all;
         const tensor labels = from_element(all->labels, from);
         const tensor dloss = from_element(all->dloss, all->each ? from : 0);
 
-        part.samples = part.batch = l->samples - from < PART_ROWS ? l->samples - from : PART_ROWS;
-        part.labels = &labels;
-        part.dloss = &dloss;
-        part.lse = all->lse + from;
-        part.x = part.dx = l->logits;
-        compute_logits(l, from, part.samples);
+        chunk.samples = chunk.batch = l->samples - from < CHUNK_ROWS ? l->samples - from : CHUNK_ROWS;
+        chunk.labels = &labels;
+        chunk.dloss = &dloss;
+        chunk.lse = all->lse + from;
+        chunk.x = chunk.dx = l->logits;
+        compute_logits(l, from, chunk.samples);
         if (losses) {
-            part.losses = all->losses + from;
-            part.rows = loss_rows[l->sums];
-            loss_each_sample(&part);
+            chunk.losses = all->losses + from;
+            chunk.rows = loss_rows[l->sums];
+            loss_each_sample(&chunk);
         }
         if (!wants_gradients(l)) continue;
-        part.rows = loss_grad_rows[l->sums];
-        loss_each_sample(&part);
-        spread_gradient(l, from, part.samples);
+        chunk.rows = loss_grad_rows[l->sums];
+        loss_each_sample(&chunk);
+        spread_gradient(l, from, chunk.samples);
     }
     for (int64_t i = 0; tensor_present(&l->to[2]) && i < l->classes; i++)
         dtype_set_value(l->sums, l->to[2].data, i, l->dbias[i]);
 }
 
-/* The bias's gradient, shares, the logits of a part. */
+/* The bias's gradient, shares, the logits of a chunk. */
 static size_t part_bytes(const node *n, const value *hidden, const value *weight) {
     const int64_t classes = weight->shape.dim[0];
     return 8 * (size_t)classes + loss_smoothing_bytes(n, classes) +
-           (size_t)(part_rows(hidden->shape.dim[0]) * classes) * dtype_size(sum_type(hidden->type));
+           (size_t)(chunk_rows(hidden->shape.dim[0]) * classes) * dtype_size(sum_type(hidden->type));
 }
 
 static void use_part_bytes(linear *l, loss_job *all, const node *n, void *memory) {

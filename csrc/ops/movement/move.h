@@ -30,14 +30,6 @@ tensor tensor_slice(const tensor *t, int axis, int64_t start, int64_t count, int
 /* The kernel of every operator with a view rule: copies what the rule describes or, where there is no view, the
  * elements in order. */
 kernel_fn view_cpu, view_cuda; /* cuda/kernels/move.cu */
-/* `x` broadcast to `s`. */
-MUST_USE status emit_expand(graph *g, value *x, const shape *s, value **out);
-
-/* --- slices (ops/movement/slice.c) ----------------------------------------------------------------------------------------- */
-
-/* emit_slice's inverse: `filler` (zeros when NULL) everywhere in `whole` but at start + i * step, where x is. */
-MUST_USE status emit_place(graph *g, value *x, value *filler, const int64_t *start, const shape *whole,
-                           const int64_t *step, value **out);
 
 /* --- indices (ops/movement/index.c) ---------------------------------------------------------------------------------------- */
 
@@ -111,7 +103,7 @@ typedef struct row_scatter {
 } row_scatter;
 
 size_t row_scatter_bytes(int64_t rows, int64_t count);
-/* Lays head and next out in `work` with no row selected. */
+/* Puts head and next into `work` with no row selected. */
 MUST_USE status row_scatter_begin(ctx *c, row_scatter *s, void *work);
 /* To be called with k falling from count - 1 to 0. */
 static inline void row_scatter_select(row_scatter *s, int64_t k, int64_t row) {

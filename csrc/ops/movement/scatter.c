@@ -204,7 +204,7 @@ static void lane_last(const element_scatter *s, int64_t r) {
     }
 }
 
-/* A part is a run of lanes that share one stretch of the workspace. */
+/* A part is a run of lanes that share one range of the workspace. */
 static void scatter_parts(void *arg, int64_t begin, int64_t end) {
     const element_scatter *s = arg;
 

@@ -12,68 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* --- emitting ----------------------------------------------------------------------------------------------------- */
-
 static const int64_t zeros[MAX_RANK] = {0}, ones[MAX_RANK] = {1, 1, 1, 1, 1, 1, 1, 1};
-
-static bool covers(const shape *part, const shape *whole, const int64_t *step) {
-    if (!shape_equal(part, whole)) return false;
-    for (int i = 0; i < part->rank; i++)
-        if (step[i] < 0 && part->dim[i] > 1) return false;
-    return true;
-}
-
-/* Starts and steps that mean nothing are 0 and 1, so that equal boxes are equal nodes. */
-static void tidy(int64_t start[MAX_RANK], int64_t step[MAX_RANK], const shape *counts) {
-    for (int i = 0; i < counts->rank; i++) {
-        if (counts->dim[i] == 0) start[i] = 0;
-        if (counts->dim[i] <= 1) step[i] = 1;
-    }
-}
-
-status emit_slice(graph *g, value *x, const int64_t *start, const shape *counts, const int64_t *step, value **out) {
-    int64_t from[MAX_RANK] = {0}, by[MAX_RANK] = {0};
-    size_t bytes = (size_t)counts->rank * sizeof *start;
-
-    if (covers(counts, &x->shape, step)) {
-        *out = x;
-        return OK;
-    }
-    memcpy(from, start, bytes);
-    memcpy(by, step, bytes);
-    tidy(from, by, counts);
-    return emit_with(g, out, "StridedSlice",
-                     NODE_ATTRS(INTS("starts", counts->rank, from), INTS("counts", counts->rank, counts->dim),
-                                INTS("steps", counts->rank, by)),
-                     x);
-}
-
-status emit_slice_axis(graph *g, value *x, int axis, int64_t start, int64_t count, value **out) {
-    int64_t starts[MAX_RANK] = {0};
-    shape counts = x->shape;
-
-    starts[axis] = start;
-    counts.dim[axis] = count;
-    return emit_slice(g, x, starts, &counts, ones, out);
-}
-
-status emit_place(graph *g, value *x, value *filler, const int64_t *start, const shape *whole, const int64_t *step,
-                  value **out) {
-    int64_t from[MAX_RANK] = {0}, by[MAX_RANK] = {0};
-    size_t bytes = (size_t)whole->rank * sizeof *start;
-
-    if (covers(&x->shape, whole, step)) {
-        *out = x;
-        return OK;
-    }
-    memcpy(from, start, bytes);
-    memcpy(by, step, bytes);
-    tidy(from, by, &x->shape);
-    return emit_with(g, out, "Place",
-                     NODE_ATTRS(INTS("starts", whole->rank, from), INTS("shape", whole->rank, whole->dim),
-                                INTS("steps", whole->rank, by)),
-                     x, filler);
-}
 
 /* The attribute `name`, one number an axis of x. */
 static status read_box(graph *g, const node *n, const char *name, const int64_t **out) {

@@ -339,16 +339,6 @@ static status view_transpose(ctx *c, const node *n, const tensor *in, tensor *ou
 
 /* --- Expand ------------------------------------------------------------------------------------------------------- */
 
-status emit_expand(graph *g, value *x, const shape *s, value **out) {
-    value *dims;
-    if (shape_equal(&x->shape, s)) {
-        *out = x;
-        return OK;
-    }
-    TRY(graph_ints(g, s->rank, s->dim, &dims));
-    return emit(g, out, "Expand", x, dims);
-}
-
 static status infer_expand(graph *g, node *n) {
     const int64_t *dims;
     shape to = {0};

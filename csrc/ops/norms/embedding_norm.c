@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "ops/movement/move.h"
 #include "ops/norms/norm.h"
+#include "ops/queries.h"
 
 #include <math.h>
 

@@ -11,7 +11,7 @@
  * (FusedNormRandom), and gives it back; its result may be narrowed to 16 bits. A gradient may be added to dx, and dy be
  * of 16 bits where x is float32. What the operators that this stands for would store is rounded to its type.
  *
- * Rows are summed in parts whose number depends on the shape alone, and the parts in order: the bits do not depend on
+ * Rows are summed in chunks whose number depends on the shape alone, and the chunks in order: the bits do not depend on
  * the number of threads. */
 #include "ops/norms/norm.h"
 #include "core/parallel.h"
@@ -24,7 +24,7 @@
 
 typedef struct job job;
 typedef void rows_fn(const job *j, int64_t begin, int64_t end);
-typedef void part_fn(const job *j, int64_t part, int64_t begin, int64_t end);
+typedef void chunk_fn(const job *j, int64_t chunk, int64_t begin, int64_t end);
 typedef void join_fn(const job *j, int64_t which, int64_t from, int64_t width, double *sums);
 
 /* Random words that are drawn at a time. */
@@ -44,11 +44,11 @@ struct job {
     uint32_t key, threshold;
     int64_t rows, width;            /* elements of a row */
     int64_t groups, channels, size; /* rows of a sample; channels of a row, elements of a channel */
-    int64_t parts;                  /* of the rows */
-    void *partial;                  /* [parts, 2, width] */
+    int64_t chunks;                 /* of the rows */
+    void *partial;                  /* [chunks, 2, width] */
     double *sums;                   /* [rows, channels of a group, 2] */
     rows_fn *fn;
-    part_fn *part;
+    chunk_fn *chunk;
 };
 
 #define TEMPLATE "ops/norms/norm_rows.h"
@@ -67,9 +67,9 @@ static void rows_range(void *arg, int64_t begin, int64_t end) {
     j->fn(j, begin, end);
 }
 
-static void parts_range(void *arg, int64_t begin, int64_t end) {
+static void chunks_range(void *arg, int64_t begin, int64_t end) {
     const job *j = arg;
-    for (int64_t p = begin; p < end; p++) j->part(j, p, j->rows * p / j->parts, j->rows * (p + 1) / j->parts);
+    for (int64_t p = begin; p < end; p++) j->chunk(j, p, j->rows * p / j->chunks, j->rows * (p + 1) / j->chunks);
 }
 
 static const tensor absent = {.type = DT_NONE};
@@ -78,8 +78,8 @@ static const tensor *result(const call *k, int i) { return i < k->n_out ? &k->ou
 
 /* --- the last axes ------------------------------------------------------------------------------------------------ */
 
-/* Rows of a part, parts, and columns of theirs that are joined together. */
-enum { PART_ROWS = 64, MOST_PARTS = 32, COLUMNS = 256 };
+/* Rows of a chunk, chunks, and columns of theirs that are joined together. */
+enum { CHUNK_ROWS = 64, MOST_CHUNKS = 32, COLUMNS = 256 };
 
 static int first_axis(const node *n, const shape *s) {
     int64_t axis = node_int(n, "axis");
@@ -90,7 +90,7 @@ static void set_rows(job *j, const node *n, const shape *s) {
     int axis = first_axis(n, s);
     j->rows = shape_span(s, 0, axis);
     j->width = shape_span(s, axis, s->rank);
-    j->parts = j->rows / PART_ROWS < 1 ? 1 : j->rows / PART_ROWS < MOST_PARTS ? j->rows / PART_ROWS : MOST_PARTS;
+    j->chunks = j->rows / CHUNK_ROWS < 1 ? 1 : j->rows / CHUNK_ROWS < MOST_CHUNKS ? j->rows / CHUNK_ROWS : MOST_CHUNKS;
 }
 
 /* Scale and bias, when they have to be converted. */
@@ -179,7 +179,7 @@ typedef struct join {
     join_fn *fn;
 } join;
 
-static void join_parts(void *arg, int64_t begin, int64_t end) {
+static void join_chunks(void *arg, int64_t begin, int64_t end) {
     const join *p = arg;
     double sums[COLUMNS];
 
@@ -194,15 +194,15 @@ static void join_parts(void *arg, int64_t begin, int64_t end) {
     }
 }
 
-/* The converted scale, then the parts. */
+/* The converted scale, then the chunks. */
 static size_t layer_grad_workspace(const node *n) {
     job j = {.rows = 0};
     set_rows(&j, n, &n->in[X]->shape);
-    return (size_t)((1 + 2 * j.parts) * j.width) * dtype_size(norm_computed_in(n->in[X]->type));
+    return (size_t)((1 + 2 * j.chunks) * j.width) * dtype_size(norm_computed_in(n->in[X]->type));
 }
 
 static status run_layer_grad(const call *k, bool centred) {
-    static part_fn *const parts[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
+    static chunk_fn *const chunks[DTYPE_COUNT] = FLOAT_TABLE(norm_grad_rows);
     static join_fn *const joins[DTYPE_COUNT] = FLOAT_TABLE(join_columns);
     const tensor *x = &k->in[X], *dscale = result(k, 1), *dbias = result(k, 2);
     dtype type = norm_computed_in(x->type);
@@ -216,11 +216,11 @@ static status run_layer_grad(const call *k, bool centred) {
     j.means = centred ? k->in[MEANS].data : NULL;
     if (tensor_present(dscale) || tensor_present(dbias))
         j.partial = (char *)k->work + (size_t)j.width * dtype_size(type);
-    j.part = parts[x->type];
-    parallel_for(j.parts, 1 + parallel_rows(4 * j.width) / PART_ROWS, parts_range, &j);
+    j.chunk = chunks[x->type];
+    parallel_for(j.chunks, 1 + parallel_rows(4 * j.width) / CHUNK_ROWS, chunks_range, &j);
     if (j.partial) {
         join p = {&j, {dscale, dbias}, joins[x->type]};
-        parallel_for((j.width + COLUMNS - 1) / COLUMNS, parallel_rows(j.parts * COLUMNS), join_parts, &p);
+        parallel_for((j.width + COLUMNS - 1) / COLUMNS, parallel_rows(j.chunks * COLUMNS), join_chunks, &p);
     }
     return OK;
 }
@@ -384,7 +384,7 @@ static status infer_rms(graph *g, node *n) {
 
 /* Only of what the kernels have: a type, or 16 bits where that is float32. */
 static status check_narrow(graph *g, const node *n, dtype type, dtype other) {
-    if (other == type || (type == F32 && (other == BF16 || other == F16))) return OK;
+    if (other == type || (type == F32 && dtype_is_narrow(other))) return OK;
     return fail(g->c, E_TYPE, "%s of %s does not take or make %s", n->op->name, dtype_name(type), dtype_name(other));
 }
 

@@ -92,12 +92,12 @@ SIMD_PART void NAME(save_dx)(const job *j, bool adds, int64_t i, A dx) {
     ((T *)j->out)[i] = adds ? PUT(GET(PUT(dx)) + GET(((const T *)j->other)[i])) : PUT(dx);
 }
 
-/* The rows of one part: dx, and what they add to the gradients of scale and bias. */
-SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part, int64_t begin, int64_t end) {
+/* The rows of one chunk: dx, and what they add to the gradients of scale and bias. */
+SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t chunk, int64_t begin, int64_t end) {
     const int64_t n = j->width;
     const void *dy = j->dy; /* read in a loop that adds up, j->dy would keep it from being vectorised */
     const A *scale = j->scale;
-    A *dscale = j->partial ? (A *)j->partial + 2 * part * n : NULL, *dbias = dscale + (dscale ? n : 0);
+    A *dscale = j->partial ? (A *)j->partial + 2 * chunk * n : NULL, *dbias = dscale + (dscale ? n : 0);
 
     for (int64_t i = 0; dscale && i < 2 * n; i++) dscale[i] = 0;
     for (int64_t row = begin; row < end; row++) {
@@ -135,17 +135,17 @@ SIMD_PART void NAME(grad_rows)(dtype from, bool adds, const job *j, int64_t part
     }
 }
 
-SIMD static void NAME(norm_grad_rows)(const job *j, int64_t part, int64_t begin, int64_t end) {
-    if (j->other) BY_TYPE(j->from, NAME(grad_rows), true, j, part, begin, end);
-    else BY_TYPE(j->from, NAME(grad_rows), false, j, part, begin, end);
+SIMD static void NAME(norm_grad_rows)(const job *j, int64_t chunk, int64_t begin, int64_t end) {
+    if (j->other) BY_TYPE(j->from, NAME(grad_rows), true, j, chunk, begin, end);
+    else BY_TYPE(j->from, NAME(grad_rows), false, j, chunk, begin, end);
 }
 #undef BY_TYPE
 
-/* The parts of the gradient of scale (0) or bias (1) added up, for some of its elements. */
+/* The chunks of the gradient of scale (0) or bias (1) added up, for some of its elements. */
 SIMD static void NAME(join_columns)(const job *j, int64_t which, int64_t from, int64_t width, double *sums) {
     for (int64_t k = 0; k < width; k++) sums[k] = 0;
-    for (int64_t part = 0; part < j->parts; part++) {
-        const A *p = (const A *)j->partial + (2 * part + which) * j->width + from;
+    for (int64_t chunk = 0; chunk < j->chunks; chunk++) {
+        const A *p = (const A *)j->partial + (2 * chunk + which) * j->width + from;
         for (int64_t k = 0; k < width; k++) sums[k] += (double)p[k];
     }
 }

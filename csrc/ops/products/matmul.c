@@ -3,8 +3,8 @@
  *     MatMul              y = a b
  *     MatMulBias          y = alpha a b + c      c broadcast to y, and optional; without it, and `wide`, y is float32
  *                                                where a and b are 16-bit floats: the sums as they are. A fourth
- *                                                operand is what LaidOut has made of b
- *     LaidOut             b as products of that many `rows` read it (gemm/gemm.h); bytes, which only they understand
+ *                                                operand is what Prepack has made of b
+ *     Prepack             b packed as products of that many `rows` read it (gemm/gemm.h); bytes, which only they understand
  *     MatMulAdd           y = c + alpha a b      operands c, a, b; y may be c's memory
  *     GroupedMatMul       y[r] = a[r] b[e]       rows r of group e: from ends[e - 1] to ends[e]; others are 0
  *     GroupedMatMulOuter  y[e] = sum of a[r]' b[r] over the rows r of group e: the gradient of GroupedMatMul's b
@@ -17,6 +17,7 @@
 
 #include "ops/movement/move.h"
 #include "ops/products/matmul.h"
+#include "ops/queries.h"
 
 /* --- shapes ------------------------------------------------------------------------------------------------------- */
 
@@ -38,17 +39,17 @@ static shape with_matrix(shape batch, int64_t rows, int64_t cols) {
 }
 
 /* What is multiplied: where an operand is float32 and the other of 16 bits, it is rounded to these. */
-static dtype narrower(dtype a, dtype b) { return b == BF16 || b == F16 ? b : a; }
+static dtype narrower(dtype a, dtype b) { return dtype_is_narrow(b) ? b : a; }
 
 /* Only a pass has written that (passes/wide_operands.c). */
 static bool rounds_an_operand(const node *n) {
     const dtype a = n->in[0]->type, b = n->in[1]->type, narrow = narrower(a, b);
 
-    if (strcmp(n->op->name, "MatMulBias") != 0 || a == b || (narrow != BF16 && narrow != F16)) return false;
+    if (strcmp(n->op->name, "MatMulBias") != 0 || a == b || !dtype_is_narrow(narrow)) return false;
     return (a == F32 || b == F32) && (!node_in(n, 2) || n->in[2]->type == narrow);
 }
 
-/* One type, but for what is laid out. */
+/* One type, but for what is packed. */
 static status require_one_type(graph *g, const node *n) {
     node only = *n;
     if (only.n_in > 3) only.n_in = 3;
@@ -77,7 +78,7 @@ status infer_matmul(graph *g, node *n) {
     if (n->in[1]->shape.rank > 1) y.dim[y.rank++] = b.dim[b.rank - 1];
     bool wide = node_attr(n, "wide") && node_int(n, "wide");
     const dtype type = narrower(n->in[0]->type, n->in[1]->type);
-    if (wide && type != BF16 && type != F16)
+    if (wide && !dtype_is_narrow(type))
         return fail(g->c, E_TYPE, "%s leaves float32 sums of 16-bit floats, not of %s", n->op->name, dtype_name(type));
     return set_out(g, n, 0, wide ? F32 : type, &y);
 }
@@ -258,7 +259,7 @@ gemm matmul_gemm(const call *k) {
     g.wide_a = a->type != g.type;
     g.wide_b = b->type != g.type;
     g.wide_c = y->type != g.type;
-    if (k->n_in > 3) g.laid_b = k->in[3].data;
+    if (k->n_in > 3) g.packed_b = k->in[3].data;
     batch.rank -= !row + !column;
     g.m = row ? 1 : a->shape.dim[a_last - 1];
     g.n = column ? 1 : b->shape.dim[b_last];
@@ -280,38 +281,38 @@ gemm matmul_gemm(const call *k) {
 
 bool product_rounds(dtype narrow) { return gemm_rounds(narrow); }
 
-/* The product by `b` that LaidOut is for. */
-static gemm laid_gemm(const value *b, int64_t rows, dtype type) {
+/* The product by `b` that Prepack is for. */
+static gemm packed_gemm(const value *b, int64_t rows, dtype type) {
     return (gemm){
         .type = type, .wide_b = b->type != type, .alpha = 1, .m = rows, .n = b->shape.dim[1], .k = b->shape.dim[0]};
 }
 
-static dtype laid_type(const node *n) { return dtype_from_onnx((int)node_int(n, "to")); }
+static dtype packed_type(const node *n) { return dtype_from_onnx((int)node_int(n, "to")); }
 
-status product_lay_out(graph *g, const node *n, value **out) {
+status product_prepack(graph *g, const node *n, value **out) {
     const dtype type = narrower(n->in[0]->type, n->in[1]->type);
     const int64_t rows = shape_span(&n->in[0]->shape, 0, n->in[0]->shape.rank - 1);
-    const gemm p = laid_gemm(n->in[1], rows, type);
+    const gemm p = packed_gemm(n->in[1], rows, type);
 
     *out = NULL;
-    if (gemm_layout_bytes(&p) == 0) return OK;
-    return emit_with(g, out, "LaidOut", NODE_ATTRS(INT("rows", rows), INT("to", dtype_table[type].onnx)), n->in[1]);
+    if (gemm_prepack_bytes(&p) == 0) return OK;
+    return emit_with(g, out, "Prepack", NODE_ATTRS(INT("rows", rows), INT("to", dtype_table[type].onnx)), n->in[1]);
 }
 
-static status infer_laid_out(graph *g, node *n) {
-    const gemm p = laid_gemm(n->in[0], node_int(n, "rows"), laid_type(n));
-    return set_out(g, n, 0, U8, &SHAPE((int64_t)gemm_layout_bytes(&p)));
+static status infer_prepack(graph *g, node *n) {
+    const gemm p = packed_gemm(n->in[0], node_int(n, "rows"), packed_type(n));
+    return set_out(g, n, 0, U8, &SHAPE((int64_t)gemm_prepack_bytes(&p)));
 }
 
-static status laid_out_cpu(ctx *c, const call *k) {
+static status prepack_cpu(ctx *c, const call *k) {
     const tensor *b = &k->in[0];
-    gemm g = laid_gemm(k->node->in[0], node_int(k->node, "rows"), laid_type(k->node));
+    gemm g = packed_gemm(k->node->in[0], node_int(k->node, "rows"), packed_type(k->node));
 
     (void)c;
     g.b = b->data;
     g.b_row = b->stride[0];
     g.b_col = b->stride[1];
-    gemm_lay_out(&g, k->out[0].data);
+    gemm_prepack(&g, k->out[0].data);
     return OK;
 }
 
@@ -474,8 +475,8 @@ const op_def matmul_ops[] = {
     {PRODUCT("MatMulBias", ORT_DOMAIN, 1, 4), .dtypes = NUMBERS, .plain = ALL_OPERANDS, .flags = STRIDED,
      .attrs = NODE_ATTRS(FLOAT("alpha", 1), INT("wide", 0)), .infer = infer_matmul_bias, .grad = grad_matmul_bias,
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
-    {"LaidOut", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
-     .infer = infer_laid_out, .cpu = laid_out_cpu},
+    {"Prepack", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
+     .infer = infer_prepack, .cpu = prepack_cpu},
     {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | APART, NODE_ATTRS(FLOAT("alpha", 1)),
      .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products, .cuda = matmul_add_cuda,
      .cuda_workspace = matmul_cuda_workspace},

@@ -83,7 +83,7 @@ static void drop_bool(const draw *d, int64_t at, int64_t n, const uint32_t *bits
 }
 
 /* Elements [at, at + n), with the words of those from `position` on, which need not begin where words are drawn. */
-static void draw_stretch(const draw *d, int64_t position, int64_t at, int64_t n) {
+static void draw_range(const draw *d, int64_t position, int64_t at, int64_t n) {
     uint32_t bits[CHUNK];
 
     for (int64_t left = n, m; left > 0; left -= m, position += m, at += m) {
@@ -100,7 +100,7 @@ static void draw_rows(void *arg, int64_t begin, int64_t end) {
 
     for (int64_t i = begin; i < end; i++) {
         int64_t row = d->rows[i] < 0 ? -1 - d->rows[i] : d->rows[i];
-        draw_stretch(d, row * d->width, i * d->width, d->width);
+        draw_range(d, row * d->width, i * d->width, d->width);
     }
 }
 
@@ -142,7 +142,7 @@ void dropout_part(const dropout_run *r, const void *x, void *y, int64_t position
                     .key = r->key,
                     .threshold = r->threshold,
                     .scale = r->factor};
-    draw_stretch(&d, position, 0, n);
+    draw_range(&d, position, 0, n);
 }
 
 /* As a step of a fused chain: `in[1]` holds the random bits. */

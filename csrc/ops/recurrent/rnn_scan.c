@@ -26,9 +26,9 @@ typedef struct scan {
     void *h, *c;              /* the state: h and c going forward, dh and dc going back */
     void *u;                  /* r h of one step (GRU) */
     void *dz, *du;
-    void *rest;         /* of the workspace (backward) */
-    const void *laid_r; /* r as the products of all steps read it (gemm/gemm.h), or NULL */
-    int64_t t;          /* the step */
+    void *rest;           /* of the workspace (backward) */
+    const void *packed_r; /* r as the products of all steps read it (gemm/gemm.h), or NULL */
+    int64_t t;            /* the step */
 } scan;
 
 /* --- one step ----------------------------------------------------------------------------------------------------- */
@@ -63,7 +63,7 @@ static gemm product_with_r(const scan *s) {
                   .b_row = 1,
                   .b_col = s->hidden,
                   .c_row = width,
-                  .laid_b = s->laid_r};
+                  .packed_b = s->packed_r};
 }
 
 /* dh += d(r h) r */
@@ -82,7 +82,7 @@ static gemm product_back_through_r(const scan *s) {
                   .b_col = 1,
                   .c = s->h,
                   .c_row = s->hidden,
-                  .laid_b = s->laid_r};
+                  .packed_b = s->packed_r};
 }
 
 static void times_r(const scan *s, void *to, double beta) {
@@ -98,21 +98,21 @@ static void back_through_r(const scan *s, const void *du) {
     gemm_run(&g);
 }
 
-/* At the beginning of the workspace r is laid out for the products of all steps, where they are so many that it pays. */
-static size_t laid_bytes(const scan *s, gemm (*product)(const scan *s)) {
+/* At the beginning of the workspace r is packed for the products of all steps, where they are so many that it pays. */
+static size_t packed_bytes(const scan *s, gemm (*product)(const scan *s)) {
     enum { LEAST = 4 };
     const gemm g = product(s);
-    return s->steps < LEAST ? 0 : gemm_layout_bytes(&g);
+    return s->steps < LEAST ? 0 : gemm_prepack_bytes(&g);
 }
 
 /* Returns what is behind it. */
-static void *lay_out(scan *s, gemm (*product)(const scan *s), void *work) {
-    const size_t bytes = laid_bytes(s, product);
+static void *pack_r(scan *s, gemm (*product)(const scan *s), void *work) {
+    const size_t bytes = packed_bytes(s, product);
     const gemm g = product(s);
 
     if (bytes == 0) return work;
-    gemm_lay_out(&g, work);
-    s->laid_r = work;
+    gemm_prepack(&g, work);
+    s->packed_r = work;
     return (char *)work + bytes;
 }
 
@@ -164,7 +164,7 @@ size_t workspace_scan(const node *n) {
 
 size_t scan_cpu_workspace(const node *n) {
     const scan s = sizes_of(n->in[0]->type, &n->in[0]->shape, &n->in[1]->shape);
-    return laid_bytes(&s, product_with_r) + workspace_scan(n);
+    return packed_bytes(&s, product_with_r) + workspace_scan(n);
 }
 
 static void *data_of(const tensor *t, int n, int i) { return i < n && tensor_present(&t[i]) ? t[i].data : NULL; }
@@ -188,7 +188,7 @@ static void *state(const scan *s, void *memory, const void *first) {
 static status run_scan(const call *k, range_fn *narrow, range_fn *wide, bool apart) {
     scan s = scan_of(k);
     const int64_t bytes = s.batch * s.hidden * (int64_t)dtype_size(s.type);
-    char *work = lay_out(&s, product_with_r, k->work);
+    char *work = pack_r(&s, product_with_r, k->work);
     void *last_h = data_of(k->out, k->n_out, 2), *last_c = data_of(k->out, k->n_out, 4);
 
     s.z = k->in[0].data;
@@ -232,7 +232,7 @@ size_t workspace_scan_grad(const node *n) {
 
 size_t scan_grad_cpu_workspace(const node *n) {
     const scan s = sizes_of(n->in[0]->type, &n->in[0]->shape, &n->in[1]->shape);
-    return laid_bytes(&s, product_back_through_r) + workspace_scan_grad(n);
+    return packed_bytes(&s, product_back_through_r) + workspace_scan_grad(n);
 }
 
 void *scan_grad_memory(const call *k, void *work, int i) {
@@ -246,7 +246,7 @@ void *scan_grad_memory(const call *k, void *work, int i) {
 static scan scan_back_of(const call *k) {
     scan s = scan_of(k);
 
-    s.rest = lay_out(&s, product_back_through_r, k->work);
+    s.rest = pack_r(&s, product_back_through_r, k->work);
     s.gate = k->in[0].data;
     s.lengths = k->in[2].data;
     s.dy = k->in[3].data;

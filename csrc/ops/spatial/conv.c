@@ -104,7 +104,7 @@ static status lower_narrow(graph *g, const node *n, conv_product product, value 
     conv v;
 
     TRY(check_pair(g, n));
-    if (n->in[0]->type != BF16 && n->in[0]->type != F16) return OK;
+    if (!dtype_is_narrow(n->in[0]->type)) return OK;
     if (g->cuda && !(value_is_constant(n->in[0]) && value_is_constant(n->in[1]))) return OK;
     TRY(conv_of_node(g->c, n, product, &v));
     return conv_by_product(&v) || conv_by_torch(&v, product) ? OK : lower_to_f32(g, n, out);

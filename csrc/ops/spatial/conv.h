@@ -1,5 +1,5 @@
 /* conv.h -- the three products of a convolution, in three implementations. Everything is float32 or float64 (through
- * torch and of 1x1: bfloat16 too, on a GPU any float), contiguous, and laid out as ONNX has it:
+ * torch and of 1x1: bfloat16 too, on a GPU any float), contiguous, and in ONNX's order:
  *
  *     x  [images, groups * in, w.in...]      w  [groups * out, in, kernel...]      y  [images, groups * out, w.out...]
  */

@@ -69,16 +69,16 @@ static double cubic_at(double x, double a) {
     return x < 2 ? ((x - 5) * x + 8) * x * a - 4 * a : 0;
 }
 
-/* How far the kernel reaches; where many inputs make one output and antialiasing is asked for, it is stretched. */
-static double stretch_of(const axis_plan *a) { return a->antialias && a->scale < 1 ? 1 / a->scale : 1; }
+/* How far the kernel reaches; where many inputs make one output and antialiasing is asked for, it is widened. */
+static double widening_of(const axis_plan *a) { return a->antialias && a->scale < 1 ? 1 / a->scale : 1; }
 
 static int64_t taps_of(const axis_plan *a) {
     int reach = is(a->mode, "nearest") ? 0 : is(a->mode, "linear") ? 1 : 2;
     if (reach == 0) return 1;
-    return 2 * (int64_t)fmin(ceil(reach * stretch_of(a)), 0x1p40) + (a->antialias ? 1 : 0);
+    return 2 * (int64_t)fmin(ceil(reach * widening_of(a)), 0x1p40) + (a->antialias ? 1 : 0);
 }
 
-/* Of a stretched kernel's taps those that can lie within the inputs: all others weigh nothing. */
+/* Of a widened kernel's taps those that can lie within the inputs: all others weigh nothing. */
 static int64_t taps_inside(const axis_plan *a) {
     const int64_t taps = taps_of(a);
     return a->antialias && taps > a->in ? most(a->in, 1) : taps;
@@ -86,7 +86,7 @@ static int64_t taps_inside(const axis_plan *a) {
 
 /* Column i of the tables: `taps` inputs and their weights. */
 static void fill_column(const axis_plan *a, int64_t i, int64_t taps, int64_t *index, double *weight) {
-    const double x = source_of(a, i), stretch = stretch_of(a);
+    const double x = source_of(a, i), widening = widening_of(a);
     const bool linear = is(a->mode, "linear");
     double total = 0;
 
@@ -97,10 +97,10 @@ static void fill_column(const axis_plan *a, int64_t i, int64_t taps, int64_t *in
     }
     const int64_t first = taps == taps_of(a) ? (int64_t)floor(x) - (taps - 1) / 2 : 0;
     for (int64_t k = 0; k < taps; k++) {
-        double distance = in_precision(a, (double)(first + k) - x) / stretch;
+        double distance = in_precision(a, (double)(first + k) - x) / widening;
         bool outside = first + k < 0 || first + k >= a->in;
         weight[k] = linear ? triangle(distance) : cubic_at(distance, a->cubic);
-        /* A stretched kernel is cut off at the border; else the border's elements stand for what is beyond it. */
+        /* A widened kernel is cut off at the border; else the border's elements stand for what is beyond it. */
         if (outside && (a->exclude_outside || a->antialias)) weight[k] = 0;
         index[k] = clamp(first + k, 0, a->in - 1);
         total += weight[k];

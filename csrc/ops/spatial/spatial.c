@@ -173,7 +173,7 @@ status lower_to_f32(graph *g, const node *n, value **out) {
     value **in;
     dtype type = n->n_in && n->in[0] ? n->in[0]->type : DT_NONE;
 
-    if (type != BF16 && type != F16) return OK;
+    if (!dtype_is_narrow(type)) return OK;
     TRY(NEW(g->c, in, n->n_in));
     for (int i = 0; i < n->n_in; i++) {
         in[i] = n->in[i];

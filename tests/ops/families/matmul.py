@@ -54,7 +54,7 @@ def products(*pairs, **kwargs):
 def by_one_matrix(rows, inner, columns):
     """Four products that read one matrix: it is laid out for them."""
     return Case(
-        "ortmodule::LaidOut", [*[t(rows, inner) for _ in range(4)], t(inner, columns)],
+        "ortmodule::Prepack", [*[t(rows, inner) for _ in range(4)], t(inner, columns)],
         lambda *x: tuple(a @ x[4] for a in x[:4]), nodes=[("MatMul", f"x{i} x4", f"y{i}") for i in range(4)], const=4,
         outputs=4, name="shared", resize=False, dtypes=("bfloat16", "float16", "float32", "float64"), some_cpus=True,
     )  # fmt: skip
