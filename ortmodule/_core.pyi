@@ -314,6 +314,9 @@ def cuda_place(device: int, /) -> str:
 def operators() -> list[_Operator]:
     """One record for each operator."""
 
+def pointwise_operators() -> list[tuple[str, str, int]]:
+    """Of our domain and without attributes: (name, name in ATen, operands)."""
+
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""
 

@@ -1,4 +1,5 @@
-/* registry.c -- the families, and the way from a name to a record. An operator is added in its family's file only. */
+/* registry.c -- the families, and the way from a name to a record. An operator is added as a row of ops/pointwise/operators.h,
+ * or in its family's file only. */
 #include "ops/op.h"
 
 #include <stdlib.h>

@@ -37,6 +37,32 @@ static PyObject *core_operators(PyObject *module, PyObject *unused) {
     return list;
 }
 
+typedef struct listed {
+    const char *name, *function;
+    int operands;
+    const char *domain, *attributes;
+} listed;
+
+#define OPERATOR(name_, function_, operands_, domain, since, cost, attributes, ...)                                    \
+    {#name_, #function_, operands_, #domain, #attributes},
+static const listed rows[] = {
+#include "ops/pointwise/operators.h"
+};
+
+/* What the exporter, type promotion, the reference and the cases take from the list of pointwise operators. */
+static PyObject *core_pointwise_operators(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+
+    (void)module, (void)unused;
+    for (size_t i = 0; list && i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(rows[i].domain, "OURS") != 0 || strcmp(rows[i].attributes, "NONE") != 0) continue;
+        PyObject *made = Py_BuildValue("(ssi)", rows[i].name, rows[i].function, rows[i].operands);
+        if (!made || PyList_Append(list, made) < 0) Py_CLEAR(list);
+        Py_XDECREF(made);
+    }
+    return list;
+}
+
 static PyObject *core_memory(PyObject *module, PyObject *unused) {
     memory_state m = memory_now();
 
@@ -241,6 +267,8 @@ static PyMethodDef methods[] = {
          "[(library, sentence), ...] of those since, of which the last are kept: what cuBLASLt, cuDNN or NVRTC were asked\n"
          "for and refused, and something slower did")},
     {"operators", core_operators, METH_NOARGS, PyDoc_STR("operators() -> list of dicts, one for each record")},
+    {"pointwise_operators", core_pointwise_operators, METH_NOARGS,
+     PyDoc_STR("pointwise_operators() -> [(name, name in ATen, operands), ...] of our domain, without attributes")},
     {"optional_passes", core_optional_passes, METH_NOARGS,
      PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},
     {"torch_symbols", core_torch_symbols, METH_NOARGS,

@@ -14,6 +14,7 @@ import onnx
 import torch
 import torch.nn.functional as F
 
+from ortmodule import _core
 from ortmodule.core.dtypes import TORCH_TYPES
 from ortmodule.core.errors import Unknown
 from ortmodule.core.onnx_utils import RANDOM, attributes, constant, tensor
@@ -495,10 +496,12 @@ def _own(**functions: Callable) -> None:
         _TABLE["ortmodule", name] = lambda a, n, *x, function=function: function(a, *x)
 
 
+def _of_torch(name: str) -> Callable:
+    return lambda a, *x: getattr(torch, name)(*x)
+
+
+_own(**{name: _of_torch(function) for name, function, _ in _core.pointwise_operators() if hasattr(torch, function)})
 _own(
-    Trunc=lambda a, x: x.trunc(), Expm1=lambda a, x: x.expm1(), Log1p=lambda a, x: x.log1p(),
-    Erfc=lambda a, x: x.erfc(), Lgamma=lambda a, x: x.lgamma(), Digamma=lambda a, x: x.digamma(),
-    Atan2=lambda a, x, y: torch.atan2(x, y), Hypot=lambda a, x, y: torch.hypot(x, y),
     Huber=lambda a, x, y: F.huber_loss(x, y, "none", a.get("delta", 1.0)) / a.get("over", 1.0),
     FloorDiv=lambda a, x, y: torch.floor_divide(x, y), Remainder=lambda a, x, y: torch.remainder(x, y),
     HardTanh=lambda a, x: F.hardtanh(x, a["min"], a["max"]), NotOne=lambda a, x: x,

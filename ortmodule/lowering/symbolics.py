@@ -16,6 +16,7 @@ import numpy
 import torch
 from torch.onnx import errors, symbolic_helper
 
+from ortmodule import _core
 from ortmodule.core.dtypes import ONNX_TYPES
 from ortmodule.core.names import DOMAIN
 from ortmodule.core.torch_private import (
@@ -276,11 +277,9 @@ def _own(g, name, *inputs, output=0, **attributes):
 
 for _name in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
     _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: g.op(name, x)
-for _name in ("Trunc", "Expm1", "Log1p", "Erfc", "Lgamma", "Digamma"):
-    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, name=_name: _own(g, name, x)
+for _name, _function, _ in _core.pointwise_operators():
+    _SYMBOLICS[f"aten::{_function}"] = lambda g, *operands, name=_name: _own(g, name, *operands)
 _SYMBOLICS["aten::fix"] = _SYMBOLICS["aten::trunc"]
-for _name in ("Atan2", "Hypot"):
-    _SYMBOLICS[f"aten::{_name.lower()}"] = lambda g, x, y, name=_name: _own(g, name, x, y)
 
 
 def _dtype(value):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ortmodule import _core
 from ortmodule.core.dtypes import dtype_of
 from ortmodule.core.size_expr import ARITHMETIC
 from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
@@ -20,13 +21,13 @@ _ARITHMETIC = frozenset(
     f"aten::{name}"
     for name in (  # noqa: SIM905
         "add sub rsub mul div true_divide floor_divide remainder fmod pow float_power maximum minimum fmax fmin where "
-        "atan2 hypot logaddexp copysign xlogy lerp addcmul addcdiv cat concat concatenate stack hstack vstack clamp "
-        "clamp_min clamp_max exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan sinh cosh tanh asin "
-        "acos atan asinh acosh atanh sigmoid erf erfc lgamma digamma softmax log_softmax mean "
+        "logaddexp copysign xlogy lerp addcmul addcdiv cat concat concatenate stack hstack vstack clamp "
+        "clamp_min clamp_max exp exp2 log log2 log10 sqrt rsqrt reciprocal sin cos tan sinh cosh tanh asin "
+        "acos atan asinh acosh atanh sigmoid erf softmax log_softmax mean "
         # Under autocast these compute in the type of the products inside.
         "matmul einsum tensordot inner linalg_multi_dot chain_matmul linalg_vecdot linalg_matrix_power"
     ).split()
-)
+) | {f"aten::{function}" for _, function, _ in _core.pointwise_operators()}
 #: Recurrent layers, of whose results autocast may make 16-bit ones.
 _RECURRENT = frozenset(("aten::rnn_tanh", "aten::rnn_relu", "aten::lstm", "aten::gru"))
 # They have the type that they would have in a sum.

@@ -151,6 +151,23 @@ class Case:
         return {k: v(dtype) if callable(v) else v for k, v in self.attrs.items()}
 
 
+#: Numbers at which functions of one operand are odd.
+EDGES = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, -2.5, 1e-3, -1e-3, 30.0, -30.0]
+EDGES += [300.0, -300.0]
+
+
+def curve(op, ref, **domain):
+    """The cases of a smooth function of one operand, drawn from all numbers or from those `low` to `high`."""
+    return [
+        Case(op, [t(3, 5, **domain)], ref, large=[t(1024, 1024, **domain)]),
+        Case(op, [t(2, 1031, **domain)], ref, dtypes=("float32", "float64"), name="tiles"),
+        Case(op, [t(**domain)], ref, name="scalar"),
+        Case(op, [t(0, 4)], ref, name="empty"),
+        # At infinities the gradient may be NaN on one side only: 0 * infinity.
+        Case(op, [value(EDGES)], ref, grad=False, name="edges", dtypes=("float32", "float64", "bfloat16")),
+    ]
+
+
 FAMILIES = {
     module.name: importlib.import_module(f"{families.__name__}.{module.name}").CASES
     for module in sorted(pkgutil.iter_modules(families.__path__), key=lambda module: module.name)

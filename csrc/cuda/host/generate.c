@@ -47,7 +47,8 @@ typedef struct row {
 #define WHERE_ROW(name, T) [STEP_where_##name] = {"Where", CLASS_##name, CLASS_##name, 3, "", ""},
 
 static const row rows[STEP_KINDS] = {
-    FLOAT_OPERATORS(FLOAT_ROW)
+#define FORMULA(op, name, k, cpu, formula, where) FLOAT_ROW(#op, name, k, formula, where)
+#include "ops/pointwise/operators.h"
     FLOAT_TESTS(FLOAT_TEST_ROW)
     COMPARISONS(COMPARISON_ROW)
     INT_OPERATORS(INT_ROW)

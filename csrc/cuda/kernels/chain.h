@@ -19,8 +19,10 @@ enum { CHAIN_OPERANDS = 12, CHAIN_STEPS = 24, CHAIN_RESULTS = 8, STEP_OPERANDS =
     STEP_##from##_to_f32, STEP_##from##_to_f64, STEP_##from##_to_i64, STEP_##from##_to_i32, STEP_##from##_to_bool,
 #define WHERE_STEP(name, ...) STEP_where_##name,
 typedef enum step_kind {
-    FLOAT_OPERATORS(FLOAT_STEP) FLOAT_TESTS(FLOAT_STEP) COMPARISONS(NUMBER_STEP) INT_OPERATORS(INT_STEP)
-        BOOL_OPERATORS(BOOL_STEP) CASTS(CAST_STEP) CLASSES(WHERE_STEP) STEP_drop_f32,
+#define FORMULA(op, name, ...) FLOAT_STEP(op, name, )
+#include "ops/pointwise/operators.h"
+    FLOAT_TESTS(FLOAT_STEP) COMPARISONS(NUMBER_STEP) INT_OPERATORS(INT_STEP) BOOL_OPERATORS(BOOL_STEP) CASTS(CAST_STEP)
+        CLASSES(WHERE_STEP) STEP_drop_f32,
     STEP_drop_f64,
     STEP_KINDS
 } step_kind;

@@ -182,10 +182,16 @@ DEVICE void round_cell(int type, cell *v) {
         return;
 
 FAR void float_step(const chain_step *taken, const double *param, cell *v) {
-    switch (taken->kind) { FLOAT_OPERATORS(FLOAT_CASE) }
+    switch (taken->kind) {
+#define FORMULA(op, name, k, cpu, formula, where) FLOAT_CASE(op, name, k, formula, where)
+#include "ops/pointwise/operators.h"
+    }
 }
 FAR void double_step(const chain_step *taken, const double *param, cell *v) {
-    switch (taken->kind) { FLOAT_OPERATORS(DOUBLE_CASE) }
+    switch (taken->kind) {
+#define FORMULA(op, name, k, cpu, formula, where) DOUBLE_CASE(op, name, k, formula, where)
+#include "ops/pointwise/operators.h"
+    }
 }
 FAR void other_step(const chain_step *taken, const double *param, cell *v) {
     switch (taken->kind) {

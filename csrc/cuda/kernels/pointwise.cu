@@ -2,8 +2,8 @@
  *
  * A thread takes four neighbouring elements at a time. An operand of which these lie together is read in one piece, a
  * single number once, any other element by element through its strides; narrow types are widened on the way. Casts
- * between floats, of whole tensors, have four pieces on their way at a time. The lists
- * below are the families': a row is an operator and its expression, and makes the kernels and the table both. */
+ * between floats, of whole tensors, have four pieces on their way at a time. A row of the list of operators, and of those
+ * of other types in steps.h, makes the kernels and the table both. */
 #include "cuda/kernels/kernel.h"
 
 #include "cuda/kernels/elements.h"
@@ -44,8 +44,10 @@ typedef struct row {
 #define BOOL_ROW(name_, f, ...) {.name = name_, .kernels = {[TILE_BOOL] = {#f "_bool"}}},
 
 /* An operator may have several rows, for different classes. */
-static row floats[] = {FLOAT_OPERATORS(FLOAT_ROW) FLOAT_TESTS(FLOAT_ROW)
-                           COMPARISONS(NUMBER_ROW){.name = "Where",
+static row floats[] = {
+#define FORMULA(op, f, operands, cpu, formula, where) FLOAT_ROW(#op, f, )
+#include "ops/pointwise/operators.h"
+    FLOAT_TESTS(FLOAT_ROW) COMPARISONS(NUMBER_ROW){.name = "Where",
                                                    .kernels = {[TILE_F32] = {"where_f32"},
                                                                [TILE_F64] = {"where_f64"},
                                                                [TILE_I64] = {"where_i64"},
@@ -194,7 +196,8 @@ status pointwise_cuda(ctx *c, const call *k) {
     POINTWISE(name##_i32, k, int32_t, uint32_t, uint8_t, expr, __VA_ARGS__)
 #define BOOL_KERNEL(op, name, k, expr, ...) POINTWISE(name##_bool, k, uint8_t, uint8_t, uint8_t, expr, __VA_ARGS__)
 
-FLOAT_OPERATORS(FLOAT_KERNEL)
+#define FORMULA(op, name, k, cpu, formula, where) FLOAT_KERNEL(op, name, k, formula, where)
+#include "ops/pointwise/operators.h"
 INT_OPERATORS(INT_KERNEL)
 #define BY_ZERO (j < n ? (report(a.fault, FAULT_DIVISOR, (int)a.node, 0, 0), (real)0) : (real)0)
 INT_DIVISIONS(INT_KERNEL)

@@ -1,131 +1,18 @@
-/* steps.h -- what every pointwise operator computes of an element: rows of lists, from which come the kernels of
- * pointwise.cu, the interpreter of chains (fused.cu) and the text of compiled ones (generate.c). */
+/* steps.h -- adds to the pointwise operators of floats (ops/pointwise/operators.h) those of other types: rows of lists, from
+ * which come the kernels of pointwise.cu, the interpreter of chains (fused.cu) and the text of compiled ones (generate.c).
+ */
 #ifndef ORT_CUDA_STEPS_H
 #define ORT_CUDA_STEPS_H
 
-/* --- operators: (name, function, operands, expression, what else it uses) ----------------------------------------- */
+/* --- functions of formulas (ops/pointwise/operators.h) ------------------------------------------------------------- */
 
-/* x, y, z, w are the operands, `real` their type, p0 and p1 the parameters, as in ops/pointwise/pointwise.h. */
-#define SIGMOID(t) (1 / (1 + exp(-(t))))
-#define PHI(t) ((real)0.5 * (1 + erf((t) * (real)0.70710678118654752)))
-#define DENSITY(t) ((real)0.39894228040143268 * exp(-(t) * (t) / 2))
-#define GELU_A ((real)1.5957691216057308)
-#define GELU_B ((real)0.044715)
-#define IS_ONE_SIXTH(slope) ((float)(slope) == 1.0f / 6)
-#define CLIP_01(t) ((t) < 0 ? 0 : (t) > 1 ? 1 : (t))
+#define sigmoid(t) (1 / (1 + exp(-(t))))
+#define phi(t, e) ((void)(e), (real)0.5 * (1 + erf((t) * (real)0.70710678118654752)))
 
-/* Floats in, the same floats out. */
+/* --- operators of other types: (name, function, operands, expression, what else it uses) ------------------------------
+ * x, y, z, w are the operands, `real` their type, p0 and p1 the parameters, as in ops/pointwise/pointwise.h. */
+
 /* clang-format off */
-#define FLOAT_OPERATORS(F)                                                                                             \
-    F("Add", add, 2, x + y, )                                                                                          \
-    F("Sub", sub, 2, x - y, )                                                                                          \
-    F("Mul", mul, 2, (x * y), )                                                                                        \
-    F("Div", div, 2, x / y, )                                                                                          \
-    F("NormQuotient", norm_quotient, 2, x / y, )                                                                       \
-    F("Maximum", max, 2, x > y || x != x ? x : y, )                                                                    \
-    F("Minimum", min, 2, x < y || x != x ? x : y, )                                                                    \
-    F("Pow", pow, 2, pow(x, y), )                                                                                      \
-    F("Mod", mod, 2, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, const real r = fmod(x, y))                   \
-    F("FloorDiv", floor_div, 2,                                                                                        \
-      y == 0 ? x / y : q == 0 ? copysign(0 * x, x / y) : q - whole > (real)0.5 ? whole + 1 : whole,                    \
-      const real r = fmod(x, y); const real t = (x - r) / y;                                                           \
-      const real q = r != 0 && (r < 0) != (y < 0) ? t - 1 : t; const real whole = floor(q))                            \
-    F("Remainder", remainder, 2, r != 0 && (r < 0) != (y < 0) ? r + y : r, const real r = fmod(x, y))                  \
-    F("Atan2", atan2, 2, atan2(x, y), )                                                                                \
-    F("Hypot", hypot, 2, hypot(x, y), )                                                                                \
-    F("Huber", huber, 2, (t < p0 ? (real)0.5 * t * t : p0 * (t - (real)0.5 * p0)) * (1 / p1),                          \
-      const real t = fabs(x - y))                                                                                      \
-    F("HuberGrad", huber_grad, 3, x * (t <= -p0 ? -p0 : t >= p0 ? p0 : t) * (1 / p1), const real t = y - z)            \
-    F("AlongGrad", along, 3, x * (y / z), )                                                                            \
-    F("MaximumGrad", max_grad, 3, y < z ? 0 : y == z ? x / 2 : x, )                                                    \
-    F("DivisorGrad", divisor_grad, 3, -(z / y) * x, )                                                                  \
-    F("PowGrad", pow_grad, 3, z == 0 ? 0 : x * (z * pow(y, z - 1)), )                                                  \
-    F("PowExponentGrad", pow_exponent_grad, 4, y == 0 && z >= 0 ? 0 : x * (w * log(y)), )                              \
-    F("Abs", abs, 1, fabs(x), )                                                                                        \
-    F("Neg", neg, 1, -x, )                                                                                             \
-    F("Sign", sign, 1, (x > 0) - (x < 0), )                                                                            \
-    F("Floor", floor, 1, floor(x), )                                                                                   \
-    F("Ceil", ceil, 1, ceil(x), )                                                                                      \
-    F("Round", round, 1, rint(x), )                                                                                    \
-    F("Trunc", trunc, 1, trunc(x), )                                                                                   \
-    F("Exp", exp, 1, exp(x), )                                                                                         \
-    F("Log", log, 1, log(x), )                                                                                         \
-    F("Sqrt", sqrt, 1, sqrt(x), )                                                                                      \
-    F("Reciprocal", reciprocal, 1, 1 / x, )                                                                            \
-    F("Erf", erf, 1, erf(x), )                                                                                         \
-    F("Erfc", erfc, 1, erfc(x), )                                                                                      \
-    F("Lgamma", lgamma, 1, lgamma(x), )                                                                                \
-    F("Digamma", digamma, 1, digamma(x), )                                                                             \
-    F("Trigamma", trigamma, 1, trigamma(x), )                                                                          \
-    F("Expm1", expm1, 1, expm1(x), )                                                                                   \
-    F("Log1p", log1p, 1, log1p(x), )                                                                                   \
-    F("Sin", sin, 1, sin(x), )                                                                                         \
-    F("Cos", cos, 1, cos(x), )                                                                                         \
-    F("Tan", tan, 1, tan(x), )                                                                                         \
-    F("Asin", asin, 1, asin(x), )                                                                                      \
-    F("Acos", acos, 1, acos(x), )                                                                                      \
-    F("Atan", atan, 1, atan(x), )                                                                                      \
-    F("Sinh", sinh, 1, sinh(x), )                                                                                      \
-    F("Cosh", cosh, 1, cosh(x), )                                                                                      \
-    F("Tanh", tanh, 1, tanh(x), )                                                                                      \
-    F("Asinh", asinh, 1, asinh(x), )                                                                                   \
-    F("Acosh", acosh, 1, acosh(x), )                                                                                   \
-    F("Atanh", atanh, 1, atanh(x), )                                                                                   \
-    F("SqrtGrad", sqrt_grad, 2, x / (2 * y), )                                                                         \
-    F("ReciprocalGrad", reciprocal_grad, 2, -(x * y * y), )                                                            \
-    F("ErfGrad", erf_grad, 2, (real)1.1283791670955126 * exp(-y * y) * x, )                                            \
-    F("ErfcGrad", erfc_grad, 2, (real)-1.1283791670955126 * exp(-y * y) * x, )                                         \
-    F("TanGrad", tan_grad, 2, x * (1 + y * y), )                                                                       \
-    F("TanhGrad", tanh_grad, 2, x * (1 - y * y), )                                                                     \
-    F("AsinGrad", asin_grad, 2, x / sqrt(1 - y * y), )                                                                 \
-    F("AcosGrad", acos_grad, 2, -x / sqrt(1 - y * y), )                                                                \
-    F("AtanGrad", atan_grad, 2, x / (1 + y * y), )                                                                     \
-    F("AsinhGrad", asinh_grad, 2, x / sqrt(y * y + 1), )                                                               \
-    F("AcoshGrad", acosh_grad, 2, x / sqrt(y * y - 1), )                                                               \
-    F("AtanhGrad", atanh_grad, 2, x / (1 - y * y), )                                                                   \
-    F("Expm1Grad", expm1_grad, 2, x * (y + 1), )                                                                       \
-    F("Log1pGrad", log1p_grad, 2, x / (y + 1), )                                                                       \
-    F("Relu", relu, 1, x < 0 ? 0 : x, )                                                                                \
-    F("ReluGrad", relu_grad, 2, y <= 0 ? 0 : x, )                                                                      \
-    F("ReluDropoutGrad", relu_dropout_grad, 2, y <= 0 ? 0 : x * p0, )                                                  \
-    F("LeakyRelu", leaky_relu, 1, x > 0 ? x : p0 * x, )                                                                \
-    F("LeakyReluGrad", leaky_relu_grad, 2, y > 0 ? x : p0 * x, )                                                       \
-    F("PRelu", prelu, 2, x > 0 ? x : y * x, )                                                                          \
-    F("PReluGrad", prelu_grad, 3, y > 0 ? x : z * x, )                                                                 \
-    F("PReluSlopeGrad", prelu_slope_grad, 2, y > 0 ? 0 : x * y, )                                                      \
-    F("ThresholdedRelu", thresholded_relu, 1, x <= p0 ? 0 : x, )                                                       \
-    F("ThresholdedReluGrad", thresholded_relu_grad, 2, y <= p0 ? 0 : x, )                                              \
-    F("HardTanh", hard_tanh, 1, p0 > x ? p0 : x > p1 ? p1 : x, )                                                       \
-    F("HardTanhGrad", hard_tanh_grad, 2, (y > p0 && p1 > y) ? x : 0, )                                                 \
-    F("HardSigmoid", hard_sigmoid, 1, CLIP_01(t),                                                                      \
-      const real t = IS_ONE_SIXTH(p0) && p1 == (real)0.5 ? (x + 3) / 6 : p0 * x + p1)                                  \
-    F("HardSigmoidGrad", hard_sigmoid_grad, 2,                                                                         \
-      y > 0 && y < 1 ? x * (IS_ONE_SIXTH(p0) ? (real)(1.0f / 6) : p0) : 0, )                                           \
-    F("HardSwish", hard_swish, 1, CLIP_01(t) * x, const real t = (x + 3) / 6)                                          \
-    F("HardSwishGrad", hard_swish_grad, 2, y >= 3 ? x : y <= -3 ? 0 : x * (y / 3 + (real)0.5), )                       \
-    F("Elu", elu, 1, x > 0 ? x : p0 * expm1(x), )                                                                      \
-    F("EluGrad", elu_grad, 2, y > 0 ? x : x * p0 * exp(y), )                                                           \
-    F("Selu", selu, 1, (x > 0 ? x : p0 * expm1(x)) * p1, )                                                             \
-    F("SeluGrad", selu_grad, 2, x * p1 * (y > 0 ? 1 : p0 * exp(y)), )                                                  \
-    F("Celu", celu, 1, x > 0 ? x : p0 * expm1(x / p0), )                                                               \
-    F("CeluGrad", celu_grad, 2, y > 0 ? x : x * exp(y / p0), )                                                         \
-    F("Sigmoid", sigmoid, 1, SIGMOID(x), )                                                                             \
-    F("SigmoidGrad", sigmoid_grad, 2, x * y * (1 - y), )                                                               \
-    F("Swish", swish, 1, SIGMOID(p0 * x) * x, )                                                                        \
-    F("SwishGrad", swish_grad, 2, x * s * (1 + t * (1 - s)), const real t = p0 * y; const real s = SIGMOID(t))         \
-    F("Softplus", softplus, 1, x > 20 ? x : log1p(exp(x)), )                                                           \
-    F("SoftplusGrad", softplus_grad, 2, y > 20 ? x : x * SIGMOID(y), )                                                 \
-    F("Mish", mish, 1, (m / (m + 2)) * x, const real e = exp(x > 20 ? 20 : x); const real m = e * (e + 2))             \
-    F("MishGrad", mish_grad, 2, (m / (m + 2) + y * (rest * (2 - rest)) * (e / (1 + e))) * x,                           \
-      const real e = exp(y > 20 ? 20 : y); const real m = e * (e + 2); const real rest = y > 20 ? 0 : 2 / (m + 2))     \
-    F("Gelu", gelu, 1, PHI(x) * x, )                                                                                   \
-    F("GeluGrad", gelu_grad, 2, (PHI(y) + y * DENSITY(y)) * x, )                                                       \
-    F("GeluTanh", gelu_tanh, 1, SIGMOID(GELU_A * x * (1 + GELU_B * x * x)) * x, )                                      \
-    F("GeluTanhGrad", gelu_tanh_grad, 2, (s + y * s * (1 - s) * (GELU_A * (1 + 3 * GELU_B * y * y))) * x,              \
-      const real s = SIGMOID(GELU_A * y * (1 + GELU_B * y * y)))                                                       \
-    F("Clamp", clamp, 3, t > z || z != z ? z : t, const real t = x < y || y != y ? y : x)                              \
-    F("ClampGrad", clamp_grad, 4, y >= z && y <= w ? x : 0, )
-
 /* Integers in, the same integers out; `word` wraps around. */
 #define INT_OPERATORS(F)                                                                                               \
     F("Add", add, 2, (word)x + (word)y, )                                                                              \

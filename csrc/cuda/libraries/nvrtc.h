@@ -15,6 +15,6 @@ MUST_USE status nvrtc_compile(ctx *c, const char *text, int architecture, void *
 
 /* The text of all that may be included: what compiled kernels depend on, beside their own. NULL ends the list. */
 extern const char *const nvrtc_headers[], *const nvrtc_header_names[];
-enum { NVRTC_HEADERS = 9 };
+enum { NVRTC_HEADERS = 10 };
 
 #endif

@@ -1,5 +1,6 @@
 /* binary.c -- owns arithmetic on two operands and on any number: Add Sub Mul Div Pow Mod, Max Min Sum Mean.
- * Of our domain FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot Huber.
+ * Of our domain FloorDiv Remainder (PyTorch's for every type, ONNX has them for integers) Atan2 Hypot Huber. The formulas
+ * of floats are rows of operators.h. Most records stand here, since they compute integers, too, or have several gradients.
  *
  * Gradients, before un-broadcasting:
  *     Div      dx = dy / y, and -dy out / y for y: the quotient stays alive, x need not
@@ -9,33 +10,20 @@
  *     Hypot    dx = dy x / out, the same for y
  *     Max Min  all of dy to the operand that is picked, half to each where they are equal, all to both for NaN
  * Integers wrap around. Dividing them by zero is an error that says what PyTorch says. */
-#include "core/vwide.h"
+#define FAMILY BINARY_FAMILY
+#include "ops/pointwise/operator_loops.h"
 #include "ops/pointwise/pointwise.h"
-
-#include <tgmath.h>
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */
 
-FLOAT_FN(add, 2, x + y)
-FLOAT_FN(sub, 2, x - y)
-FLOAT_FN(mul, 2, (x * y))
-FLOAT_FN(div, 2, x / y)
 WRAP_FN(add, 2, x + y)
 WRAP_FN(sub, 2, x - y)
 WRAP_FN(mul, 2, (x * y))
 /* The smallest number has no negative: -1 must not divide it. 0 does not get here; it must not trap where it does. */
 INT_FN(div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y)
 
-FLOAT_FN(max, 2, x > y || x != x ? x : y)
-FLOAT_FN(min, 2, x < y || x != x ? x : y)
 INT_FN(max, 2, x > y ? x : y)
 INT_FN(min, 2, x < y ? x : y)
-
-/* divisor_grad(dy, y, out) */
-FLOAT_FN(divisor_grad, 3, -(z / y) * x)
-
-/* max_grad(dy, operand, other): for the minimum the operands change places. */
-FLOAT_FN(max_grad, 3, y < z ? 0 : y == z ? x / 2 : x)
 
 /* Quotients may be too large for the vector fmod: a tile with one goes through libm. */
 SIMD static bool any_beyond_fmod_limit(int64_t n, const float *x, const float *y) {
@@ -52,11 +40,8 @@ SIMD static bool any_beyond_fmod_limit(int64_t n, const float *x, const float *y
     }                                                                                                                  \
     TILE_FN(name##_f64, 2, double, double, expr, const real r = fmod(x, y); __VA_ARGS__)
 
-/* Attribute fmod: the result has the sign of x, as in C; otherwise that of y, as in Python. */
-BY_FMOD(mod, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r, )
-#define INT_MOD(name, T)                                                                                               \
-    TILE_FN(name, 2, T, T, p0 == 0 && r != 0 && (r < 0) != (y < 0) ? r + y : r,                                        \
-            const T r = y == 0 || y == -1 ? 0 : x % y)
+BY_FMOD(mod, MOD_OF_REST, )
+#define INT_MOD(name, T) TILE_FN(name, 2, T, T, MOD_OF_REST, const T r = y == 0 || y == -1 ? 0 : x % y)
 INT_MOD(mod_i64, int64_t)
 INT_MOD(mod_i32, int32_t)
 #define REMAINDER(type)                                                                                                \
@@ -70,23 +55,9 @@ REMAINDER(f64)
 REMAINDER(i64)
 REMAINDER(i32)
 
-/* From the exact remainder, so that a quotient near a whole number does not round up to it; a quotient of zero has its
- * sign. */
-BY_FMOD(floor_div,
-        y == 0                  ? x / y
-        : q == 0                ? copysign(0 * x, x / y)
-        : q - whole > (real)0.5 ? whole + 1
-                                : whole,
-        const real t = (x - r) / y, q = r != 0 && (r < 0) != (y < 0) ? t - 1 : t, whole = floor(q))
+BY_FMOD(floor_div, FLOOR_OF_REST, QUOTIENT_OF_REST)
 /* Wraps around as a quotient does. */
 INT_FN(floor_div, 2, y == 0 ? 0 : y == -1 ? (real)(0 - (uint64_t)x) : x / y - (x % y != 0 && (x < 0) != (y < 0)))
-
-TILE_FN(atan2_f32, 2, float, float, vatan2f(x, y), )
-TILE_FN(atan2_f64, 2, double, double, atan2(x, y), )
-TILE_FN(hypot_f32, 2, float, float, vhypotf(x, y), )
-TILE_FN(hypot_f64, 2, double, double, hypot(x, y), )
-/* along(dy, x, scale): dy x / scale */
-FLOAT_FN(along, 3, x *(y / z))
 
 /* Where every exponent of a tile is -2, as with a constant, 1 / (x x) is the power, if the square is a normal number. */
 #define POWER(name, T, is_normal)                                                                                      \
@@ -104,8 +75,6 @@ FLOAT_FN(along, 3, x *(y / z))
     }
 POWER(pow_f32, float, (fabsf(x[i]) > 0x1p-63f) & (fabsf(x[i]) < 0x1p63f))
 POWER(pow_f64, double, (fabs(x[i]) > 0x1p-511) & (fabs(x[i]) < 0x1p511))
-FLOAT_FN(pow_grad, 3, z == 0 ? 0 : x * (z * v_pow(y, z - 1)))
-FLOAT_FN(pow_exponent_grad, 4, y == 0 && z >= 0 ? 0 : x * (w * v_log(y)))
 
 /* x^y by squaring; 1 / x^-y for negative y, which is 0 unless x is 1 or -1. */
 static inline uint64_t int_power(int64_t x, int64_t y) {
@@ -387,12 +356,6 @@ static status grad_min(graph *g, const node *n, value *const dy[], value *dx[]) 
 
 /* --- distances ----------------------------------------------------------------------------------------------------- */
 
-/* Half the square of a distance up to p0, a line from there on, all over p1. */
-FLOAT_WHERE(huber, 2, (t < p0 ? (real)0.5 * t * t : p0 * (t - (real)0.5 * p0)) * over, const real t = fabs(x - y),
-            over = 1 / p1)
-/* huber_grad(dy, x, y): where the distance is infinite, the line's. */
-FLOAT_WHERE(huber_grad, 3, x *(t <= -p0 ? -p0 : t >= p0 ? p0 : t) * over, const real t = y - z, over = 1 / p1)
-
 static status grad_huber(graph *g, const node *n, value *const dy[], value *dx[]) {
     const attr *const as = NODE_ATTRS(FLOAT("delta", node_float(n, "delta")), FLOAT("over", node_float(n, "over")));
     value *d;
@@ -457,11 +420,6 @@ const op_def binary_ops[] = {
     {TILED_BY(divide_cpu, "Remainder", ORT_DOMAIN, 1, 2, NUMBERS, OURS_IN_MODELS, infer_pointwise,
               TILES(remainder)),
      .grad = grad_remainder},
-    {TILED("Atan2", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS, infer_pointwise, .fn = {FLOAT_TILES(atan2)}),
-     .grad = grad_atan2},
-    {TILED("Hypot", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS | COMMUTATIVE, infer_pointwise,
-           .fn = {FLOAT_TILES(hypot)}),
-     .grad = grad_hypot},
     {TILED("Huber", ORT_DOMAIN, 1, 2, FLOATS, OURS_IN_MODELS, infer_pointwise, .params = {"delta", "over"},
            .fn = {FLOAT_TILES(huber)}),
      .attrs = huber_attrs, .grad = grad_huber},
@@ -469,6 +427,7 @@ const op_def binary_ops[] = {
      .attrs = quotient_attrs, .grad = grad_norm_quotient},
     {TILED_GRADIENT("HuberGrad", 3, .params = {"delta", "over"}, .fn = {FLOAT_TILES(huber_grad)}),
      .attrs = huber_attrs},
+#include "ops/pointwise/operator_records.h"
     {TILED_GRADIENT("AlongGrad", 3, .fn = {FLOAT_TILES(along)})},
     {TILED_GRADIENT("MaximumGrad", 3, .fn = {FLOAT_TILES(max_grad)})},
     {TILED_GRADIENT("DivisorGrad", 3, .fn = {FLOAT_TILES(divisor_grad)})},

@@ -2,9 +2,9 @@
  *
  * Gradients, before un-broadcasting: Where dy on the side that was taken, 0 on the other; Clip dy inside the bounds and
  * on them, 0 outside and for NaN; Cast dy. */
+#define FAMILY SELECT_FAMILY
+#include "ops/pointwise/operator_loops.h"
 #include "ops/pointwise/pointwise.h"
-
-#include <math.h>
 
 /* --- Where -------------------------------------------------------------------------------------------------------- */
 
@@ -65,11 +65,7 @@ static status grad_where(graph *g, const node *n, value *const dy[], value *dx[]
 /* --- Clip ------------------------------------------------------------------------------------------------------------
  * Every form becomes our Clamp(x, low, high). */
 
-/* NaN stays, and a bound that is NaN makes everything so; where the bounds cross, the upper one holds. */
-FLOAT_WHERE(clamp, 3, t > z || z != z ? z : t, const real t = x < y || y != y ? y : x)
 INT_FN(clamp, 3, x > z || y > z ? z : x < y ? y : x)
-/* clamp_grad(dy, x, low, high) */
-FLOAT_FN(clamp_grad, 4, y >= z && y <= w ? x : 0)
 
 /* What stands for an absent bound; `sign` -1 or 1. */
 static status unbounded(graph *g, dtype type, int sign, value **out) {

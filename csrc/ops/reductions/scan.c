@@ -17,7 +17,7 @@
 
 #include <math.h>
 
-enum { BESIDE = 128, STRETCH = 32 };
+enum { BESIDE = 128, RANGE = 32 };
 
 typedef struct lanes lanes;
 typedef void lane_fn(const lanes *j, int64_t at);

@@ -1,7 +1,7 @@
 /* scan_extreme.h -- template of scan.c: where the largest of T until now is, or the smallest.
  *
  * A NaN is better than all others, and than the one before. Of one lane at a time, or of neighbours together. In most
- * stretches of a lane nothing is better than what was before: that is found out for a whole stretch. */
+ * ranges of a lane nothing is better than what was before: that is found out for a whole range. */
 
 #define BETTER(x, than) (smallest ? (x) <= (than) : (x) >= (than))
 
@@ -11,7 +11,7 @@ SIMD_PART void NAME(extreme)(const lanes *j, int64_t at, bool smallest) {
     T b = x[0];
     for (int64_t i = 0, n; i < j->length; i += n, x += n, best += n) {
         int any = 0;
-        n = j->length - i < STRETCH ? j->length - i : STRETCH;
+        n = j->length - i < RANGE ? j->length - i : RANGE;
         for (int64_t k = 0; k < n; k++) any |= BETTER(x[k], b) | (x[k] != x[k]);
         for (int64_t k = 0; any && k < n; k++) {
             if (BETTER(x[k], b) || x[k] != x[k]) {
