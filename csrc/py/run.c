@@ -74,8 +74,7 @@ typedef struct gpu_way {
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
-static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
-    bool is_captured;
+static status run_there(ctx *c, const plan_object *self, gpu_way way, run *r, int from, int to, bool *is_captured) {
     cuda_run where;
     status s;
 
@@ -83,10 +82,9 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
     where.tf32 = way.tf32;
     where.seed = (const uint64_t *)(uintptr_t)way.seed;
     r->cuda = &where;
-    if ((s = cuda_is_captured(c, &where, &is_captured)) != OK) return cuda_end(c, &where, s);
-    self->was_captured |= is_captured;
+    if ((s = cuda_is_captured(c, &where, is_captured)) != OK) return cuda_end(c, &where, s);
     if (self->p->red_zone) return cuda_end(c, &where, redzones_run(c, self->p, from, to, r, &where));
-    const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !is_captured;
+    const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !*is_captured;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
                           : exec_run(c, self->p, from, to, r));
@@ -94,6 +92,7 @@ static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from
 
 static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
     void *constants = NULL;
+    bool is_captured = false;
     int64_t bytes;
     ctx c;
     status s;
@@ -106,9 +105,10 @@ static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int 
         return E_FOREIGN;
     }
     r->constants = constants;
-    Py_BEGIN_ALLOW_THREADS s =
-        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_there(&c, self, way, r, from, to);
+    Py_BEGIN_ALLOW_THREADS s = self->device == ON_CPU ? exec_run(&c, self->p, from, to, r)
+                                                      : run_there(&c, self, way, r, from, to, &is_captured);
     Py_END_ALLOW_THREADS *e = c.err;
+    self->was_captured |= is_captured; /* several threads may run a plan: here one at a time */
     ctx_release(&c);
     return s;
 }
