@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from ortmodule import ORTModule, UnsupportedError
+from ortmodule.debug.onnx_interpreter import evaluate
 from ortmodule.engine.session import Session
 
 ONE = [True]
@@ -135,3 +136,21 @@ def test_sizes_that_pytorch_refuses(name):
         with pytest.raises(RuntimeError) as ours:
             wrapped(x)
         assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("Selu", {"alpha": 2.0, "gamma": 0.0}),
+        ("Selu", {"gamma": 0.1}),
+        *((f"Reduce{name}", {"noop_with_empty_axes": 1}) for name in ("LogSum", "L1", "L2", "SumSquare", "Sum")),
+    ],
+)
+def test_what_the_engine_is_compared_with(operator, attributes):
+    """The interpreter left out attributes, and what a reduction does beside reducing."""
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).abs() - 0.1
+    values = {"x": x}
+    evaluate([node], values, {})
+    found = session([node], {"x": 2}).run([x], [False]).outputs[0]
+    torch.testing.assert_close(found, values["y"], equal_nan=True)
