@@ -112,10 +112,10 @@ class Reference:
         self.constants = constants(model)
         self.overflows = False
 
-    def results(self, size=0.0, seed=0):
-        """`size`: so many units of a type every result is off, drawn by `seed`."""
+    def results(self, size=0.0, seed=0, wide=False):
+        """`size`: so many units of a type every result is off, drawn by `seed`. `wide`: computed in float64."""
         generator = torch.Generator().manual_seed(seed)
-        values, leaves = dict(self.constants), []
+        values, leaves = {name: widened(x) if wide else x for name, x in self.constants.items()}, []
         coarsest = 0.0
 
         def disturbed(x):
@@ -127,15 +127,16 @@ class Reference:
             return y
 
         for name, x in self.inputs.items():
-            leaf = x.detach().clone().requires_grad_(self.needs[name])
+            leaf = (widened(x) if wide else x).detach().clone().requires_grad_(self.needs[name])
             coarsest = max(coarsest, ROUNDING.get(x.dtype, 0.0))
             leaves.append(leaf)
             values[name] = leaf
         for node in self.model.graph.node:
             evaluate([node], values, {})
             for name in node.output:
-                if name:
+                if name in values:
                     coarsest = max(coarsest, ROUNDING.get(values[name].dtype, 0.0))
+                    values[name] = widened(values[name]) if wide else values[name]
                     values[name] = _Disturbed.apply(values[name], disturbed) if size else values[name]
         outputs = [values[value.name] for value in self.model.graph.output]
         pairs = [
@@ -144,9 +145,14 @@ class Reference:
         wanted = [x for x in leaves if x.requires_grad]
         grads = [None] * len(wanted)
         if pairs and wanted:
-            grads = torch.autograd.grad([y for y, _ in pairs], wanted, [dy for _, dy in pairs], allow_unused=True)
+            given = [dy.to(y.dtype) for y, dy in pairs]
+            grads = torch.autograd.grad([y for y, _ in pairs], wanted, given, allow_unused=True)
         found = iter(grads)
         return [y.detach() for y in outputs] + [next(found) if x.requires_grad else None for x in leaves]
+
+
+def widened(x):
+    return x.double() if x.is_floating_point() else x
 
 
 class _Disturbed(torch.autograd.Function):
@@ -236,6 +242,11 @@ def case(draw):
     ours, expected = zeros_for_none(ours, like), zeros_for_none(expected, like)
     names = [value.name for value in model.graph.output] + [f"the gradient of {name}" for name in inputs]
     others = []
+    try:  # how far PyTorch's own rounding inside of nodes goes
+        exact = zeros_for_none(reference.results(wide=True), like)
+        others.append([x.to(y.dtype) for x, y in zip(exact, like, strict=True)])
+    except REFUSED:
+        pass
     for count in (FEW, MANY):
         while len(others) < count:
             others.append(zeros_for_none(reference.results(2 if len(others) < FEW else 8, len(others) + 1), like))
