@@ -8,7 +8,7 @@
  * extension is loaded. A function that is inlined into a SIMD one is compiled with it; SIMD_PART makes sure of that,
  * for helpers that the compiler would keep apart, compiled for the oldest CPU. */
 #define SIMD_PART static inline __attribute__((always_inline))
-#if defined(__x86_64__) && !defined(ORT_SANITIZE) && defined(__GNUC__) && !defined(__clang__)
+#if !defined(ORT_SANITIZE) && !__SANITIZE_THREAD__ && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define SIMD

@@ -13,6 +13,8 @@
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
+#include <string.h>
+
 /* One dict a record: what tests and documentation read the registry through. */
 static PyObject *core_operators(PyObject *module, PyObject *unused) {
     PyObject *list = PyList_New(0);

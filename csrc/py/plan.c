@@ -84,6 +84,18 @@ static PyObject *plan_keep(PyObject *object, PyObject *args) {
 
 /* --- asking ------------------------------------------------------------------------------------------------------------- */
 
+/* Of times that runs under way add to (exec/exec.c). */
+static double seconds_now(const plan_object *self, int t) {
+    double x = 0;
+    if (self->profiling) __atomic_load(&self->seconds[t], &x, __ATOMIC_RELAXED);
+    return x;
+}
+
+static void forget_seconds(plan_object *self) {
+    double zero = 0;
+    for (int t = 0; t < self->p->n_code; t++) __atomic_store(&self->seconds[t], &zero, __ATOMIC_RELAXED);
+}
+
 static PyObject *plan_profile(PyObject *object, PyObject *flag) {
     plan_object *self = (plan_object *)object;
     int on = PyObject_IsTrue(flag);
@@ -91,7 +103,7 @@ static PyObject *plan_profile(PyObject *object, PyObject *flag) {
     if (on < 0) return NULL;
     if (on && !self->seconds && !(self->seconds = calloc((size_t)self->p->n_code + 1, sizeof *self->seconds)))
         return PyErr_NoMemory();
-    if (on && !self->profiling) memset(self->seconds, 0, (size_t)self->p->n_code * sizeof *self->seconds);
+    if (on && !self->profiling) forget_seconds(self);
     self->profiling = on;
     return Py_NewRef(Py_None);
 }
@@ -105,9 +117,9 @@ static PyObject *plan_code(PyObject *object, PyObject *unused) {
     for (int t = 0; list && t < p->n_code; t++) {
         const node *n = p->code[t].node;
         const value *v = n->n_out ? n->out[0] : NULL;
-        PyObject *row = Py_BuildValue(
-            "(sssdN)", n->op->name, n->name ? n->name : "", t < p->n_forward ? "forward" : "backward",
-            self->profiling ? self->seconds[t] : 0.0, v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
+        PyObject *row =
+            Py_BuildValue("(sssdN)", n->op->name, n->name ? n->name : "", t < p->n_forward ? "forward" : "backward",
+                          seconds_now(self, t), v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
         if (!row || PyList_SetItem(list, t, row) < 0) Py_CLEAR(list);
     }
     return list;

@@ -68,8 +68,7 @@ typedef struct gpu_way {
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
-static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
-    bool is_captured;
+static status run_on_gpu(ctx *c, const plan_object *self, gpu_way way, run *r, int from, int to, bool *is_captured) {
     cuda_run where;
     status s;
 
@@ -77,10 +76,9 @@ static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int fro
     where.math = way.math;
     where.seed = (const uint64_t *)(uintptr_t)way.seed;
     r->cuda = &where;
-    if ((s = cuda_is_captured(c, &where, &is_captured)) != OK) return cuda_end(c, &where, s);
-    self->was_captured |= is_captured;
+    if ((s = cuda_is_captured(c, &where, is_captured)) != OK) return cuda_end(c, &where, s);
     if (self->p->red_zone) return cuda_end(c, &where, redzones_run(c, self->p, from, to, r, &where));
-    const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !is_captured;
+    const bool whole = way.graphs && self->graphs && !r->seconds && !way.seed && !*is_captured;
     return cuda_end(c, &where,
                     whole ? replay_run(c, self->graphs, self->p, from, to, r, &where)
                           : exec_run(c, self->p, from, to, r));
@@ -88,6 +86,7 @@ static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int fro
 
 static status run_range(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
     void *constants = NULL;
+    bool is_captured = false;
     int64_t bytes;
     ctx c;
     status s;
@@ -100,9 +99,10 @@ static status run_range(plan_object *self, gpu_way way, run *r, int from, int to
         return E_FOREIGN;
     }
     r->constants = constants;
-    Py_BEGIN_ALLOW_THREADS s =
-        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_on_gpu(&c, self, way, r, from, to);
+    Py_BEGIN_ALLOW_THREADS s = self->device == ON_CPU ? exec_run(&c, self->p, from, to, r)
+                                                      : run_on_gpu(&c, self, way, r, from, to, &is_captured);
     Py_END_ALLOW_THREADS *e = c.err;
+    self->was_captured |= is_captured; /* several threads may run a plan: here one at a time */
     ctx_release(&c);
     return s;
 }

@@ -282,6 +282,13 @@ def _mod(a, n, x, y):
     return torch.fmod(x, y) if a.get("fmod") else torch.remainder(x, y)
 
 
+@_operator("Selu")
+def _selu(a, n, x):
+    if "alpha" in a or "gamma" in a:
+        return a.get("gamma", 1.0507009873554805) * F.elu(x, a.get("alpha", 1.6732632423543772))
+    return F.selu(x)
+
+
 @_operator("Gemm")
 def _gemm(a, n, x, y, c=None):
     x, y = x.T if a.get("transA") else x, y.T if a.get("transB") else y
@@ -294,7 +301,6 @@ _TABLE["", "LogSoftmax"] = lambda a, n, x: F.log_softmax(x, a.get("axis", -1))
 _TABLE["", "LeakyRelu"] = lambda a, n, x: F.leaky_relu(x, a.get("alpha", 0.01))
 _TABLE["", "Elu"] = lambda a, n, x: F.elu(x, a.get("alpha", 1.0))
 _TABLE["", "Celu"] = lambda a, n, x: F.celu(x, a.get("alpha", 1.0))
-_TABLE["", "Selu"] = lambda a, n, x: F.selu(x)
 _TABLE["", "HardSigmoid"] = lambda a, n, x: (x * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1)
 _TABLE["", "Gelu"] = lambda a, n, x: F.gelu(x, approximate=a.get("approximate", "none"))
 
@@ -305,8 +311,8 @@ _TABLE["", "Gelu"] = lambda a, n, x: F.gelu(x, approximate=a.get("approximate", 
 def _reduction(name: str, function: Callable) -> None:
     def reduce(a, n, x, axes=None):
         axes = a.get("axes") if axes is None else _ints(axes)
-        if not axes and a.get("noop_with_empty_axes"):
-            return x
+        if not axes and a.get("noop_with_empty_axes"):  # nothing is summed, but ReduceLogSum takes its logarithm
+            return function(x[..., None], [-1], False)
         return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1)))
 
     _TABLE["", name] = reduce

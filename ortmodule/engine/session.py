@@ -123,8 +123,8 @@ def math_mode() -> int:
 
 def _how(stream: int, graphs: bool, seed_there: torch.Tensor | None) -> tuple[int, int, bool, int]:
     """How a GPU starts kernels, as plans take it: the stream, what torch lets kernels do, whether CUDA graphs may be
-    used, and where the seed lies, if not on the host. Asked once in a forward, and once in a backward: what torch allows
-    may change between them."""
+    used, and where the seed lies, if not on the host. Asked once in a forward, and once in a backward: what torch lets
+    kernels do may change between them."""
     return stream, math_mode(), graphs, 0 if seed_there is None else seed_there.data_ptr()
 
 

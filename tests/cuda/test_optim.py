@@ -11,6 +11,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.optim import AdamWMode, FusedAdagrad, FusedAdam, FusedLamb, FusedSGD
+from tests.cuda.test_emulated import session
 
 pytestmark = pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed")
 #: More than a launch takes, of no elements, of one, of more than a chunk.
@@ -302,6 +303,43 @@ def test_every_call_may_fail(driver, make):
     assert failures > 8
     driver.fake_fail_at(0)
     optimizer.step()
+
+
+def test_every_call_of_a_whole_step_may_fail(driver):
+    """Plan, forward, backward and optimizer: an error, nothing is held that was not before, and the weights are those
+    before the step or after it."""
+    nodes = [("MatMul", "x w", "t", {}), ("Softmax", "t", "y", {"axis": -1})]
+    x, dy = torch.randn(9, 17), torch.randn(9, 5)
+    before = torch.randn(17, 5)
+    weight = nn.Parameter(before.clone())
+    optimizer = FusedSGD([weight], lr=0.1)
+
+    def step():
+        with torch.no_grad():
+            weight.copy_(before)
+        driver.fake_fail_at(fails)
+        made = session(nodes, {"x": ("float32", 2), "w": ("float32", 2)}, ("y", "float32", 2))
+        run = made.run([x, weight.detach()], [False, True], [True])
+        weight.grad = run.backward([dy])[1]
+        optimizer.step()
+
+    fails = 0
+    step()
+    after, held, fails, failed = weight.detach().clone(), driver.fake_held(), 1, True
+    assert not torch.equal(after, before)
+    while failed:
+        try:
+            step()
+        except (_core.Error, MemoryError) as error:
+            assert "CUDA error 2 in cu" in str(error) or "cuBLASLt error 3 in cublasLt" in str(error)
+        else:
+            failed = driver.fake_calls() >= fails
+        calls = driver.fake_calls()
+        driver.fake_fail_at(0)
+        assert any(torch.equal(weight, w) for w in (before, after)), fails
+        assert driver.fake_held() == held
+        fails += 1
+    assert fails > 12 and calls < fails and torch.equal(weight, after)
 
 
 def test_bad_places():

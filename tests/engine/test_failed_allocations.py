@@ -1,8 +1,13 @@
-"""Each block of memory that a training step asks the engine for fails in turn: MemoryError, and the next step is right.
+"""Each block of memory that a training step asks for fails in turn: MemoryError, and the next step is right.
 
-Plans' own allocations are failed in tests/c/test_faults.c, one by one."""
+What plans take from their arenas is failed in tests/c/test_faults.c, one by one."""
 
 import copy
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +85,85 @@ def test_each_allocation_of_a_step(case):
     memory = _core.memory()["used"]
     after_one_step()
     assert _core.memory()["used"] == memory
+
+
+class Failing:
+    """What failing_malloc.c, preloaded, does to the extension's calls of malloc and the like."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(None)
+        self.library.fail_allocations.argtypes = [ctypes.c_long]
+        self.library.fail_allocations.restype = ctypes.c_long
+        self.library.watch_allocations.argtypes = [ctypes.c_size_t] * 2
+        places = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "_core." in line]
+        ends = [int(end, 16) for place in places for end in place.split("-")]
+        self.library.watch_allocations(min(ends), max(ends))
+
+    def fail(self, after):
+        """Returns how many calls there were since the last time."""
+        return self.library.fail_allocations(after)
+
+
+def fail_each_of_a_whole_step(case, failing):
+    """Of a step at a batch size that is new, so with its plan; then a step of an old one, whose result is known.
+    Returns how many calls failed."""
+    make, shape = CASES[case]
+    torch.manual_seed(0)
+    model = ORTModule(make().train())
+    optimizer = FusedAdam(model.parameters(), lr=1e-2)
+
+    def take(rows):
+        torch.manual_seed(rows)
+        step(model, optimizer, torch.randn(rows, *shape[1:]))
+
+    take(2), take(3)
+    was = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def after_a_known_step():
+        model.load_state_dict(was[0])
+        optimizer.load_state_dict(copy.deepcopy(was[1]))
+        take(3)
+        return copy.deepcopy(model.state_dict())
+
+    right, after, done = after_a_known_step(), 0, False
+    while not done:
+        failing.fail(after)
+        try:
+            take(4 + after)
+        except MemoryError:
+            assert failing.fail(-1) > after, "MemoryError, and nothing has failed"
+            after += 1
+        else:
+            done = failing.fail(-1) <= after
+            assert done, f"call {after} failed, and there is no error"
+        for name, value in after_a_known_step().items():
+            assert torch.equal(value, right[name]), (after, name)
+    return after
+
+
+def main():
+    failing = Failing()
+    for case in CASES:
+        print(case, fail_each_of_a_whole_step(case, failing))
+
+
+@pytest.mark.emulated
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has its own malloc")
+def test_each_call_of_malloc_in_a_whole_step(tmp_path):
+    """Plan, forward, backward and optimizer. In a process of its own, which has another malloc."""
+    here, library = Path(__file__), tmp_path / "failing_malloc.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", here.with_name("failing_malloc.c"), "-o", library], check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "PYTHONPATH": f"{Path(_core.__file__).resolve().parents[1]}:{here.parents[2]}",
+        "PYTHONSAFEPATH": "1",
+        "ORTMODULE_BUILD": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = "from tests.engine.test_failed_allocations import main; main()"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counts = dict(line.split() for line in done.stdout.splitlines())
+    assert counts.keys() == CASES.keys() and all(int(count) > 20 for count in counts.values()), counts

@@ -220,12 +220,23 @@ static size_t mutate(uint8_t *b, size_t n) {
     }
 }
 
-static void try_one(uint8_t *b) {
+/* A mutation of an entry. Where there is no dictionary bytes are choices, and any will do: now and then all are new. */
+static size_t make(uint8_t *b) {
     const entry *e = &entries[below(4) ? below(n_entries) : n_entries - 1 - below(n_entries < 32 ? n_entries : 32)];
     size_t n = e->n < longest ? e->n : longest;
 
+    if (!n_words && !below(4)) {
+        n = below(below(2) ? longest + 1 : longest / 8 + 1);
+        for (size_t i = 0; i < n; i++) b[i] = (uint8_t)below(256);
+        return n;
+    }
     if (n) memcpy(b, e->at, n);
     for (size_t i = 1 + below(below(3) ? 4 : 24); i; i--) n = mutate(b, n);
+    return n;
+}
+
+static void try_one(uint8_t *b) {
+    const size_t n = make(b);
     if (!run(b, n)) return;
     add_entry(b, n);
     if (first_folder) write_file(first_folder, "/", b, n);

@@ -1,4 +1,5 @@
-"""The loop of fuzz targets in Python: a case is a number, from which everything is drawn.
+"""The loop of fuzz targets in Python: a case is a number, from which everything is drawn. It raises what is wrong, and
+returns why it compares nothing, if so.
 
 A folder holds what goes on: `next`, the number of the next case; `running`, the case that runs, which stays there when
 the process dies; `crash-N`, what case N said.
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from pathlib import Path
 
 
@@ -19,17 +21,17 @@ def numbers_in(path):
 
 
 def run_case(case, number):
-    """None, or what was wrong."""
+    """(what was wrong, or None; why nothing was compared, or None)"""
     try:
-        case(random.Random(number))
+        return None, case(random.Random(number))
     except Exception:
-        return traceback.format_exc()
-    return None
+        return traceback.format_exc(), None
 
 
 def run(case, corpus, folder, seconds, runs, only=()):
     folder.mkdir(parents=True, exist_ok=True)
     began, count, crashes, next_file = time.monotonic(), 0, 0, folder / "next"
+    skipped = Counter()
     kept, at = list(only) or numbers_in(corpus), int(next_file.read_text()) if next_file.exists() else 1 << 20
     while kept or (not only and (runs and count < runs or seconds and time.monotonic() - began < seconds)):
         number = kept.pop(0) if kept else at
@@ -37,12 +39,17 @@ def run(case, corpus, folder, seconds, runs, only=()):
         if number == at:
             at += 1
             next_file.write_text(str(at))
-        if (said := run_case(case, number)) is not None:
+        said, why = run_case(case, number)
+        if why is not None:
+            skipped[why] += 1
+        if said is not None:
             (folder / f"crash-{number}").write_text(said)
             print(f"case {number}:\n{said}", file=sys.stderr)
             crashes += 1
         count += 1
     (folder / "running").unlink(missing_ok=True)
+    for why, times in skipped.most_common():
+        print(f"{times} {why}")
     print(f"{count} executions in {time.monotonic() - began:.0f} seconds, {crashes} crashes")
     return 1 if crashes else 0
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from ortmodule import ORTModule, UnsupportedError
+from ortmodule.debug.onnx_interpreter import evaluate
 from ortmodule.engine.session import Session
 
 ONE = [True]
@@ -86,3 +88,69 @@ class Variance(torch.nn.Module):
 
     def forward(self, x):
         return torch.var(x, [1], correction=self.correction)
+
+
+class Call(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+#: Functions, a shape that is captured, and shapes that PyTorch refuses after it.
+REFUSED = {
+    **{
+        f"halved {mode}": (lambda x, mode=mode: F.interpolate(x, scale_factor=0.5, mode=mode), shape, others)
+        for mode, shape, others in [
+            *[(m, (1, 2, 8), [(1, 2, 1)]) for m in ("linear", "nearest-exact")],
+            *[(m, (1, 2, 8, 8), [(1, 2, 1, 8), (1, 2, 8, 1)]) for m in ("nearest", "bilinear", "bicubic")],
+            ("trilinear", (1, 2, 8, 8, 8), [(1, 2, 8, 1, 8)]),
+        ]
+    },
+    "doubled of nothing": (lambda x: F.interpolate(x[:, :, 3:], scale_factor=2.0), (1, 2, 8, 4), [(1, 2, 3, 4)]),
+    **{
+        f"{mode} pads {list(pads)}": (lambda x, mode=mode, pads=pads: F.pad(x, pads, mode), (1, 1, 8, 8), others)
+        for mode, pads, others in [
+            ("circular", (0, 0, -2, 3), [(1, 1, 4, 4), (1, 1, 3, 3)]),
+            ("circular", (3, 0, 0, 0), [(1, 1, 2, 2), (1, 1, 4, 1)]),
+            ("circular", (0, 0, -1, 2), [(1, 1, 2, 2)]),
+            ("reflect", (0, 0, -2, 3), [(1, 1, 3, 3)]),
+            ("reflect", (3, 0, 0, 0), [(1, 1, 3, 3), (1, 1, 4, 1)]),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sizes_that_pytorch_refuses(name):
+    """A graph that is there for other sizes gave a result: none of any element, or padding that goes around again."""
+    function, shape, others = REFUSED[name]
+    wrapped = ORTModule(Call(function))
+    torch.testing.assert_close(wrapped(x := torch.randn(shape)), function(x))
+    for other in others:
+        x = torch.randn(other)
+        with pytest.raises(RuntimeError) as theirs:
+            function(x)
+        with pytest.raises(RuntimeError) as ours:
+            wrapped(x)
+        assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        ("Selu", {"alpha": 2.0, "gamma": 0.0}),
+        ("Selu", {"gamma": 0.1}),
+        *((f"Reduce{name}", {"noop_with_empty_axes": 1}) for name in ("LogSum", "L1", "L2", "SumSquare", "Sum")),
+    ],
+)
+def test_what_the_engine_is_compared_with(operator, attributes):
+    """The interpreter left out attributes, and what a reduction does beside reducing."""
+    node = helper.make_node(operator, ["x"], ["y"], **attributes)
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0)).abs() - 0.1
+    values = {"x": x}
+    evaluate([node], values, {})
+    found = session([node], {"x": 2}).run([x], [False]).outputs[0]
+    torch.testing.assert_close(found, values["y"], equal_nan=True)

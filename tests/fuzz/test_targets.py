@@ -11,7 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
 #: Executions of each, the same ones everywhere: what more of them find is for `scripts/fuzz`.
-RUNS = {"graphs": 500, "resources": 200, "onnx": 30000, "schedules": 50, "between": 1500, "attributes": 200}
+RUNS = {
+    "graphs": 500,
+    "resources": 200,
+    "onnx": 30000,
+    "schedules": 50,
+    "between": 1500,
+    "attributes": 100,
+    "pytorch": 100,
+    "replay": 20,
+}
 
 
 def fuzz(*arguments):

@@ -232,6 +232,16 @@ static status pad_axes(graph *g, value *x, pad_mode mode, int first, int last, c
     return emit_reshape(g, x, y, out);
 }
 
+/* Padding that goes over an axis once, or, where PyTorch allows it, along the whole of it: beyond that PyTorch refuses,
+ * or its memory is undefined. */
+static status check_once(graph *g, pad_mode mode, int axis, int64_t n, int64_t before, int64_t after) {
+    const int64_t largest = mode == PAD_REFLECT ? n - 1 : n;
+
+    if (mode == PAD_EDGE || (before <= largest && after <= largest)) return OK;
+    return fail(g->c, E_UNSUPPORTED, "Pad by %s of axis %d, of size %" PRId64 ", by %" PRId64 " and %" PRId64,
+                mode == PAD_WRAP ? "wrapping" : "reflection", axis, n, before, after);
+}
+
 /* Not worth a list of more places than this. */
 enum { MOST_PLACES = 1 << 20 };
 
@@ -251,6 +261,7 @@ static status lower_pad(graph *g, const node *n, value **out) {
     for (int i = 0; i < y.rank; i++) {
         y.dim[i] = padded(y.dim[i], before[i], after[i]);
         if (!before[i] && !after[i]) continue;
+        TRY(check_once(g, (pad_mode)mode, i, x->shape.dim[i], before[i], after[i]));
         if (last < 0) first = i;
         last = i;
     }

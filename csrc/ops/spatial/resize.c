@@ -356,12 +356,22 @@ static status check_words(graph *g, const axis_plan *a) {
     return odd ? fail(g->c, E_UNSUPPORTED, "Resize in the way of \"%s\"", odd) : OK;
 }
 
+/* PyTorch has no picture without elements, but for a batch of none: it says so itself. */
+static status check_sizes(graph *g, const value *x, const request *r) {
+    for (int i = 1; i < x->shape.rank; i++)
+        if (x->shape.dim[i] == 0 || r->size[i] == 0)
+            return fail(g->c, E_UNSUPPORTED, "Resize of axis %d from %" PRId64 " to %" PRId64, i, x->shape.dim[i],
+                        r->size[i]);
+    return OK;
+}
+
 /* Resizes the axes of x one by one, those that grow least first: what is in between stays small. */
 static status resize(graph *g, const node *n, const request *r, const axis_plan *manner, value **out) {
     value *x = n->in[0];
     bool done[MAX_RANK] = {false};
 
     TRY(check_words(g, manner));
+    TRY(check_sizes(g, x, r));
     for (;;) {
         int next = -1;
         for (int i = 0; i < x->shape.rank; i++) {

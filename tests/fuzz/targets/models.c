@@ -1,0 +1,29 @@
+/* models.c -- no target of its own: writes the model that `graphs` draws from the same bytes, with its inputs' types and
+ * shapes, as ONNX into the file that FUZZ_MODEL names. What computes it there is PyTorch (tests/fuzz/pytorch.py). */
+#include "draw.h"
+
+#include "onnx/write.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    choices from = {data, data + size};
+    const char *path = getenv("FUZZ_MODEL");
+    const void *bytes;
+    FILE *file;
+    size_t n;
+    drawn d;
+    ctx c;
+
+    ctx_init(&c);
+    draw_model(&c, &from, 8, &d);
+    for (int i = 0; i < d.model->n_inputs; i++) d.model->inputs[i]->shape = d.inputs[i].shape;
+    if (onnx_write(&c, d.model, &bytes, &n) != OK) wrong("the model cannot be written: %s", c.err.text);
+    if (path) {
+        if (!(file = fopen(path, "wb"))) wrong("%s cannot be written", path);
+        if (fwrite(bytes, 1, n, file) != n || fclose(file) != 0) wrong("%s cannot be written", path);
+    }
+    ctx_release(&c);
+    return 0;
+}
