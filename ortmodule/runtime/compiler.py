@@ -24,6 +24,7 @@ from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
+from ortmodule.guards.hook_escapes import escape
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
@@ -171,6 +172,8 @@ class Compiler:
 
     def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
         try:
+            if torch.is_grad_enabled() and (text := escape(call.tree, call.state.hooked)) is not None:
+                raise CaptureError(text)
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
