@@ -24,17 +24,10 @@ class Leaf(nn.Module):
         return (loss, {"leaf": leaf}) if self.keep == "result" else (loss, {})
 
 
-def retained(hidden):
-    made = hidden * 2
-    made.retain_grad()
-    return made
-
-
 MAKERS = {
     "detach().requires_grad_()": lambda h: h.detach().requires_grad_(),
     "zeros_like(requires_grad=True)": lambda h: torch.zeros_like(h, requires_grad=True),
     "clone().detach()": lambda h: h.clone().detach().requires_grad_(True),
-    "retain_grad()": retained,
 }
 
 

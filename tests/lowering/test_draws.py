@@ -181,6 +181,23 @@ def test_drawn_by_pytorch_inside_the_graph(name):
     assert verified(ORTModule(Draws(PYTORCH[name]))).aten_ops
 
 
+@pytest.mark.parametrize("name", [name for name in PYTORCH if name != "several"])
+def test_pytorch_draws_what_it_draws_without_the_engine(name, monkeypatch):
+    """The state of its generator decides, at the first call, too; and gradients are PyTorch's."""
+    monkeypatch.delenv("ORTMODULE_VERIFY")
+    ours, eager = ORTModule(Draws(PYTORCH[name])), Draws(PYTORCH[name])
+    eager.load_state_dict(ours.state_dict())
+    for seed, batch in enumerate((4, 6, 4)):
+        found, x = [], torch.randn(batch, 3)
+        for module in (ours, eager):
+            torch.manual_seed(seed)
+            module.zero_grad()
+            result = module(x)
+            result.sum().backward()
+            found.append([result.detach(), module.layer.weight.grad, torch.get_rng_state()])
+        torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_distributions(name):
     verified(ORTModule(Draws(DISTRIBUTIONS[name])))
