@@ -12,6 +12,7 @@
 typedef struct addends {
     value *in[EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES];
     int count;
+    int64_t from_end; /* a bit of each */
     bool selects;
 } addends;
 
@@ -39,6 +40,7 @@ static bool read_addend(value *v, const value *sum, addends *a) {
     if (!selects && v->def && v->def->op && fused_holds(v->def) && value_is_private(v)) return false;
     a->in[EMBEDDING_ADDENDS + 2 * a->count] = selects ? v->def->in[0] : v;
     a->in[EMBEDDING_ADDENDS + 2 * a->count + 1] = selects ? v->def->in[1] : NULL;
+    if (selects && node_int(v->def, "from_end")) a->from_end |= (int64_t)1 << a->count;
     a->count++;
     a->selects |= selects;
     return true;
@@ -66,7 +68,8 @@ static status fuse(graph *g, node *n, int *fired) {
     if (!value_is_before(a.in[EMBEDDING_SCALE], before) || !value_is_before(a.in[EMBEDDING_BIAS], before)) return OK;
     pass_emits(g, before, n);
     TRY(graph_emit(g, "EmbeddingNorm",
-                   NODE_ATTRS(INTS("shape", s->shape.rank, s->shape.dim), FLOAT("epsilon", node_float(n, "epsilon"))),
+                   NODE_ATTRS(INTS("shape", s->shape.rank, s->shape.dim), FLOAT("epsilon", node_float(n, "epsilon")),
+                              INT("from_end", a.from_end)),
                    EMBEDDING_ADDENDS + 2 * a.count, a.in, RESULTS, out));
     TRY(graph_replace(g, s, out[SUM]));
     TRY(graph_replace(g, n->out[0], out[Y]));

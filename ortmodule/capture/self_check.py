@@ -2,13 +2,15 @@
 
 A trace can differ from the module without an error: code that asks whether it is traced, a change through a view, a
 mistake of the exporter. So before a graph is used it runs once, on the small inputs that it was traced on, beside the
-module in PyTorch, without dropout on either side, and the results are compared.
+module in PyTorch, and the results are compared. Nothing is left to chance: dropout drops nothing on either side, any
+other draw of the engine's is one number of its distribution on both, and what PyTorch draws inside the graph it draws
+from the same state of its generator.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import onnx
@@ -16,10 +18,11 @@ import torch
 
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_mode import memory_of
-from ortmodule.core import pytree
+from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.onnx_utils import RANDOM, attributes
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode
 from ortmodule.engine.session import Session
@@ -47,7 +50,9 @@ def difference(capture: Capture, forward: Callable, arguments: pytree.Structure,
 def _difference(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor]
 ) -> str:
-    inputs = capture.sample
+    inputs, generators = capture.sample, devices.generators()
+    drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
+    alike = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else set()
 
     def in_pytorch(change: Callable | None = None) -> tuple[list[torch.Tensor], bool]:
         """What the module gives; whether it draws random numbers. ``change``: of inputs and parameters before."""
@@ -60,7 +65,8 @@ def _difference(
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             alike = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
             args, kwargs = arguments.rebuild(alike)
-            with only_pytorch(), _KeepAll(filled) as recorder:
+            devices.set_generators(generators)
+            with only_pytorch(), _KeepAll(filled, alike) as recorder:
                 result = forward(*args, **kwargs)
                 sets = [slot.find() for slot in capture.trace.sets]
                 return [t.detach() for t in pytree.flatten((result, sets), results=True)[0]], recorder.random
@@ -69,21 +75,23 @@ def _difference(
     sources = [source for source in capture.trace.sources if source.kind != "number"]
     if len(sources) != len(expected):
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
-    session = Session(_without_dropout(capture.model).SerializeToString(), nodes=capture.trace.nodes)
+    model, complete = _without_chance(capture.model)
+    session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
     feeds = [
         inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
         for name in session.inputs
     ]
     feeds = [as_pairs(filled.get(_key(t), t).detach()).contiguous() for t in feeds]
+    devices.set_generators(generators)
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
     else:
-        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll(()):
+        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll((), alike):
             try:
                 found = session.run([t.clone() for t in feeds], [False] * len(feeds)).outputs
             except Raised as raised:
                 return f"{type(raised.error).__name__}: {raised.error}"
-    if random:  # the numbers are others, but not their types, nor sizes that do not hang on them
+    if random or not complete:  # the numbers are others, but not their types, nor sizes that do not hang on them
         sized = not any(node.op_type in _SIZED_BY_DATA for node in capture.model.graph.node)
         for i, (source, tensor) in enumerate(zip(sources, expected, strict=True)):
             if source.kind == "graph" and (kinds := _other_kind(found[source.key], tensor, sized)):
@@ -183,48 +191,151 @@ def _tensor_difference(found: torch.Tensor, expected: torch.Tensor, least: float
     return "" if off <= tolerance * largest + 1e-30 else f"is off by {off:.3g} of {largest:.3g}"
 
 
-# --- without dropout --------------------------------------------------------------------------------------------------
+# --- without chance ---------------------------------------------------------------------------------------------------
+
+#: What stands for draws are the parts behind the point of its multiples: no two alike, as where draws are sorted.
+_STEP = (5**0.5 - 1) / 2
+
+
+def _parts(count: int) -> torch.Tensor:
+    """Numbers between 0 and 1, float64."""
+    return torch.arange(1, count + 1, dtype=torch.float64).mul(_STEP).fmod(1)
+
+
+def _normal(u: torch.Tensor, mean: Any = 0.0, std: Any = 1.0, *rest: Any) -> torch.Tensor:
+    return (u + 0.5) * std + mean
+
+
+def _integers(u: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    return (u * (high - low)).floor().long() + low
+
+
+#: Draws that are the engine's in a graph -> what they give here: of numbers between 0 and 1, as many as the result has,
+#: and the operands of the call; fills without the first.
+_DRAWS: dict[str, Callable[..., Any]] = {
+    "bernoulli_.float": lambda u, p=0.5: p,
+    "bernoulli_.Tensor": lambda u, p: p,
+    "bernoulli": lambda u, p: p,
+    "bernoulli.p": lambda u, x, p: p,
+    "bernoulli.Tensor": lambda u, x, p: p,
+    "uniform_": lambda u, low=0.0, high=1.0: u * (high - low) + low,
+    "exponential_": lambda u, rate=1.0: -torch.log1p(-u) / rate,
+    "rand": lambda u, *_: u,
+    "rand_like": lambda u, *_: u,
+    "normal_": _normal,
+    "normal.float_float": _normal,
+    "normal.Tensor_float": _normal,
+    "normal.float_Tensor": _normal,
+    "normal.Tensor_Tensor": _normal,
+    "randn": lambda u, *_: _normal(u),
+    "randn_like": lambda u, *_: _normal(u),
+    "randint": lambda u, high, *_: _integers(u, 0, high),
+    "randint.low": lambda u, low, high, *_: _integers(u, low, high),
+    "randint_like": lambda u, x, high: _integers(u, 0, high),
+    "randint_like.low_dtype": lambda u, x, low, high: _integers(u, low, high),
+}
 
 
 class _KeepAll(TorchDispatchMode):
-    """Dropout changes nothing: its mask is constant, and scaled back to ones. ``random``: other numbers are drawn."""
+    """Draws are what :data:`_DRAWS` says; dropout drops nothing. ``random``: other numbers were drawn, by operators
+    that are not ``alike`` in a graph."""
 
-    def __init__(self, filled: Iterable[_Key]) -> None:
+    def __init__(self, filled: Iterable[_Key], alike: Set[str]) -> None:
         """Raises :class:`_Elsewhere` where one of those tensors is used that ``filled`` stands for."""
         super().__init__()
         self.random = False
         self._replaced = {memory for memory, *_ in filled}
+        self._alike = alike
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping it would first import it, for a second
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
         if self._replaced and any(memory_of(t) in self._replaced for t in _tensors(args)):
             raise _Elsewhere
         if torch.Tag.nondeterministic_seeded not in function.tags:
-            return function(*args, **(kwargs or {}))
-        if function is torch.ops.aten.bernoulli_.float:
-            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
+            return function(*args, **kwargs)
         if function is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        name = str(function).removeprefix("aten.").removesuffix(".default")
+        if kwargs.get("generator") is None and name in _DRAWS:
+            fills = name.partition(".")[0].endswith("_")
+            result = args[0] if fills else _without_drawing(function, args, kwargs)
+            numbers = [kwargs[k] for k in ("p", "from", "mean", "to", "std", "lambd") if k in kwargs]
+            parts = _parts(result.numel()).reshape(result.shape).to(result.device)
+            value = _DRAWS[name](parts, *args[fills:], *numbers)
+            return result.copy_(value) if isinstance(value, torch.Tensor) else result.fill_(value)
         names = [argument.name for argument in function._schema.arguments]
         if "dropout_p" in names:  # attention, which only draws numbers for its dropout
             place = names.index("dropout_p")
             if place < len(args):
                 args = (*args[:place], 0.0, *args[place + 1 :])
             else:
-                kwargs = {k: v for k, v in (kwargs or {}).items() if k != "dropout_p"}
-        else:
+                kwargs = {k: v for k, v in kwargs.items() if k != "dropout_p"}
+        elif name.partition(".")[0].removesuffix("_") not in self._alike:
             self.random = True
-        return function(*args, **(kwargs or {}))
+        return function(*args, **kwargs)
 
 
-def _without_dropout(model: onnx.ModelProto) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
+def _without_drawing(function: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """A result of the same sizes and type."""
+    generators = devices.generators()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        devices.set_generators(generators)
+
+
+def _without_chance(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
+    """The same of a graph's draws; whether that is all of them."""
+    changed, complete = onnx.ModelProto(), True
     changed.CopyFrom(model)
+    nodes = []
     for node in changed.graph.node:
+        given = attributes(node)
         if node.op_type == "Dropout":
             node.op_type = "Identity"
             del node.input[1:], node.output[1:], node.attribute[:]
-    return changed
+        elif node.op_type == "Bernoulli" and "dtype" in given:
+            node.op_type = "Cast"
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("to", given["dtype"]))
+        elif node.op_type in RANDOM and "dtype" in given and node.op_type != "Multinomial":
+            nodes += _parts_of(node, given)
+            continue
+        elif node.op_type in RANDOM:
+            complete = False
+        nodes.append(node)
+    del changed.graph.node[:]
+    changed.graph.node.extend(nodes)
+    return changed, complete
+
+
+def _parts_of(node: onnx.NodeProto, given: dict[str, Any]) -> list[onnx.NodeProto]:
+    """:func:`_parts` as a graph's nodes, in the place of uniform or normal numbers."""
+    made, name = [], node.output[0]
+
+    def emit(kind: str, *inputs: str, **options: Any) -> str:
+        made.append(onnx.helper.make_node(kind, inputs, [f"{name}/part{len(made)}"], f"{node.name}/part", **options))
+        return made[-1].output[0]
+
+    def constant(value: Any, dtype: torch.dtype = torch.float64) -> str:
+        array = torch.tensor(value, dtype=dtype).numpy()
+        return emit("Constant", value=onnx.numpy_helper.from_array(array))
+
+    sizes = emit("Shape", node.input[0]) if node.input else constant(list(given.get("shape", ())), torch.int64)
+    one = constant(1, torch.int64)
+    end = emit("Add", emit("ReduceProd", sizes, keepdims=0), one)
+    steps = emit("Cast", emit("Range", one, end, one), to=onnx.TensorProto.DOUBLE)
+    parts = emit("Mod", emit("Mul", steps, constant(_STEP)), constant(1.0), fmod=1)
+    if "Normal" in node.op_type:
+        parts, least = emit("Add", parts, constant(0.5)), given.get("mean", 0.0)
+        width = given.get("scale", 1.0)
+    else:
+        least = given.get("low", 0.0)
+        width = given.get("high", 1.0) - least
+    drawn = emit("Add", emit("Mul", parts, constant(width)), constant(least))
+    last = onnx.helper.make_node("Reshape", [emit("Cast", drawn, to=given["dtype"]), sizes], [name], node.name)
+    return [*made, last]

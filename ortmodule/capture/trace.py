@@ -373,6 +373,11 @@ class _Flat(nn.Module):
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
+        if any(t.requires_grad and t.is_leaf for t in outputs):
+            raise NotTraceable(
+                "forward gives away a tensor that is to have a gradient of its own (requires_grad_(), "
+                "requires_grad=True), which only PyTorch's autograd gives it"
+            )
         held = [(known[id(t)], t) for t in (*tensors, *parameters, *self.copies.values())]
         others = [((source.kind, source.key), t) for source, t in held]
         with eagerly(), DisableTorchFunction():

@@ -213,10 +213,14 @@ def _flatten(a, n, x):
     return x.reshape(math.prod(x.shape[:axis]), -1)
 
 
+def _from_start(a, index, size):
+    return torch.where(index < 0, index + size, index) if a.get("from_end", 1) else index
+
+
 @_operator("Gather")
 def _gather(a, n, x, index):
     axis = a.get("axis", 0) % x.dim()
-    index = torch.where(index < 0, index + x.shape[axis], index)
+    index = _from_start(a, index, x.shape[axis])
     taken = x.index_select(axis, index.reshape(-1))
     return taken.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
@@ -224,7 +228,7 @@ def _gather(a, n, x, index):
 @_operator("GatherElements")
 def _gather_elements(a, n, x, index):
     axis = a.get("axis", 0)
-    return x.gather(axis, torch.where(index < 0, index + x.shape[axis], index))
+    return x.gather(axis, _from_start(a, index, x.shape[axis]))
 
 
 @_operator("GatherND")
@@ -245,7 +249,7 @@ def _scatter_nd(a, n, x, index, update):
 @_operator("ScatterElements")
 def _scatter_elements(a, n, x, index, update):
     how, axis = a.get("reduction", "none"), a.get("axis", 0)
-    index = torch.where(index < 0, index + x.shape[axis], index)
+    index = _from_start(a, index, x.shape[axis])
     if how == "none":
         return x.scatter(axis, index, update)
     return x.scatter_reduce(axis, index, update, {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[how])

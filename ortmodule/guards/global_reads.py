@@ -42,6 +42,8 @@ def _is_held(value: Any) -> bool:
 def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
     """What a function may read, and those that it calls. ``seen``: functions and code that were looked at."""
     function = inspect.unwrap(function)
+    if not isinstance(function, types.FunctionType):  # a builtin that was wrapped
+        return
     owner, codes = sys.modules.get(function.__module__ or ""), [function.__code__]
     if owner is None or vars(owner) is not function.__globals__ or owner.__name__.startswith("torch."):
         return
@@ -79,8 +81,9 @@ def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
 
 def read_of(cls: type, function: types.FunctionType) -> Iterator[Place]:
     """Attributes of a module's class that its method may read by way of the class."""
-    if not is_librarys(cls):
-        yield from _attributes(cls, inspect.unwrap(function).__code__.co_names)
+    function = inspect.unwrap(function)
+    if isinstance(function, types.FunctionType) and not is_librarys(cls):
+        yield from _attributes(cls, function.__code__.co_names)
 
 
 def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:

@@ -339,7 +339,7 @@ def _methods_behind(error: BaseException, module: nn.Module) -> tuple[str, ...]:
         if name == "forward" or name in vars(nn.Module) or not code.co_argcount:
             continue
         method = inspect.getattr_static(type(module), name, None)
-        if not isinstance(method, types.FunctionType) or inspect.unwrap(method).__code__ is not code:
+        if not isinstance(method, types.FunctionType) or getattr(inspect.unwrap(method), "__code__", None) is not code:
             continue
         # A frame keeps what it was asked for, an error that it handles too: no other object's is asked.
         if frame.f_locals.get(code.co_varnames[0]) is module:

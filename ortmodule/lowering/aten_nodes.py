@@ -284,7 +284,22 @@ def _function(node: TracedNode) -> Callable:
     return call
 
 
+#: Operators that compute vectors where a number (its place) says so, without which they have no gradient. Where an
+#: operator was put in another's place it was traced without one.
+_VECTORS = {"aten::_linalg_eigh": 2, "aten::_linalg_svd": 2}
+
+
+def _compute_vectors(graph: TracedGraph, node: TracedNode, differentiable: set[int]) -> None:
+    place = _VECTORS.get(node.kind())
+    if place is None or not torch.is_grad_enabled() or node.inputsAt(0).unique() not in differentiable:
+        return
+    with graph.insert_point_guard(node):
+        node.replaceInput(place, graph.insertConstant(True))
+
+
 def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable: set[int]) -> None:
+    for node in members:
+        _compute_vectors(graph, node, differentiable)
     inside = set(members)
     results = [
         value

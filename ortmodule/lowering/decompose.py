@@ -38,6 +38,7 @@ from ortmodule.lowering import export
 from ortmodule.lowering.aten_nodes import leave_to_torch
 from ortmodule.lowering.complex_to_real import use_pairs
 from ortmodule.lowering.decompositions import DEFINITIONS
+from ortmodule.lowering.draws import OUT_OF_PLACE
 from ortmodule.lowering.type_promotion import promote, takes_a_wide_factor
 from ortmodule.lowering.uninitialized import check_written
 
@@ -82,7 +83,7 @@ def _all_out_of_place(graph: TracedGraph, but: Sequence[str]) -> None:
         plain = kind.removesuffix("_")
         if kind in DEFINITIONS or kind in but:
             continue
-        if plain in DEFINITIONS or (kind != plain and takes_a_wide_factor(node)):
+        if plain in DEFINITIONS or kind in OUT_OF_PLACE or (kind != plain and takes_a_wide_factor(node)):
             _out_of_place(graph, node)
 
 
@@ -91,7 +92,8 @@ def _out_of_place(graph: TracedGraph, node: TracedNode) -> None:
     input it cannot; nodes that read that later read the result anyway."""
     target, dtype = next(node.inputs()), dtype_of(node.output())
     with graph.insert_point_guard(node):
-        computed = graph.insertNode(graph.create(node.kind().removesuffix("_"), list(node.inputs()), 1))
+        kind = OUT_OF_PLACE.get(node.kind(), node.kind().removesuffix("_"))
+        computed = graph.insertNode(graph.create(kind, list(node.inputs()), 1))
         if target.node().kind() == "prim::Param":
             kind, operands = "aten::to", [computed.output(), *map(graph.insertConstant, (dtype, False, False, None))]
         else:

@@ -33,7 +33,7 @@ from ortmodule.core.torch_private import (
     setup_trace_module_map,
     symbolic_registry,
 )
-from ortmodule.lowering import onnx_types, packed_sequence, symbolics  # noqa: F401 (packed: only its translations)
+from ortmodule.lowering import draws, onnx_types, packed_sequence, symbolics  # noqa: F401 (some: for their translations)
 
 #: The tracer and the exporter keep what they do in globals: one capture at a time in a process.
 CAPTURING = threading.RLock()

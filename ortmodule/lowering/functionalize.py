@@ -262,6 +262,10 @@ class _Walk:
             made = self._insert("aten::reshape_as", [part, base], node)
         elif kind == "detach" and not base.requires_grad():
             return part
+        elif kind == "detach":  # other values, and the gradient of what they stand for
+            ones = self._insert("aten::ones_like", [base, *[self.graph.insertConstant(None) for _ in range(5)]], node)
+            ones.output().setType(base.type())
+            made = self._insert("ortmodule::sloped", [part, base, ones.output()], node)
         else:
             raise _refusal(node, f"changes a tensor through {kind}, which a graph cannot say")
         like = torch.empty(sizes_of(base), dtype=dtype_of(base), device=base.type().device())

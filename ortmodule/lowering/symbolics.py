@@ -75,6 +75,8 @@ def installed() -> Iterator[None]:
         if result is NotImplemented:
             result = run_symbolic_function(graph, block, node, inputs, env, values_in_env, new_nodes, *rest)
         record.failed = ""
+        if _plain(node.kind()) in _COUNTS_FROM_ZERO:
+            _refuse_negative_indices(new_nodes[known:])
         for value in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(value, TracedValue):
                 record.made.setdefault(_onnx(value.node()), set()).add(node.kind())
@@ -85,6 +87,21 @@ def installed() -> Iterator[None]:
     record.__init__()
     with translating(run):
         yield
+
+
+#: Operators of PyTorch that refuse a negative index. In ONNX, as in x[i], it counts from the end.
+_COUNTS_FROM_ZERO = {
+    f"aten::{name}"
+    for name in ("embedding", "index_select", "gather", "scatter", "scatter_add", "scatter_reduce", "one_hot")
+}
+
+
+def _refuse_negative_indices(made: list[TracedNode]) -> None:
+    """Says so in the nodes that take indices which are no constants."""
+    for node in made:
+        kind, given = _onnx(node), node.inputsAt(1).node().kind() if node.inputsSize() > 1 else ""
+        if kind in ("GatherElements", "ScatterElements") or (kind == "Gather" and given != "onnx::Constant"):
+            node.i_("from_end", 0)
 
 
 def _onnx(node: TracedNode) -> str:
@@ -175,6 +192,16 @@ def _embedding(g, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     if padding_idx < 0 or not torch.is_grad_enabled():
         return gathered
     return _like(gathered, g.op(f"{DOMAIN}::Embedding", weight, indices, padding_idx_i=padding_idx))
+
+
+@symbolic("aten::one_hot")
+def _one_hot(g, x, classes):
+    """A class out of range is refused where it is looked up among all classes."""
+    zero, one = (g.op("Constant", value_t=torch.tensor(n)) for n in (0, 1))
+    scalar = g.op("Constant", value_t=torch.zeros(0, dtype=torch.int64))
+    classes = g.op("Reshape", g.op("Cast", classes, to_i=ONNX_TYPES[torch.int64]), scalar)
+    known = g.op("Gather", g.op("Range", zero, classes, one), x)
+    return g.op("OneHot", known, classes, g.op("Constant", value_t=torch.tensor([0, 1])), axis_i=-1)
 
 
 @symbolic("aten::layer_norm")
@@ -280,6 +307,17 @@ for _name in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh"):
 for _name, _function, _ in _core.pointwise_operators():
     _SYMBOLICS[f"aten::{_function}"] = lambda g, *operands, name=_name: _own(g, name, *operands)
 _SYMBOLICS["aten::fix"] = _SYMBOLICS["aten::trunc"]
+
+
+def typed_as_result(g: GraphContext, made: TracedValue) -> TracedValue:
+    """``made`` with the type and rank of the operator's result in the trace."""
+    made.setType(_result(g).with_sizes([None] * _result(g).dim()))
+    return made
+
+
+def result_type(g: GraphContext) -> torch.dtype:
+    """The element type of the operator's first result in the trace."""
+    return _result(g).dtype()
 
 
 def _dtype(value):

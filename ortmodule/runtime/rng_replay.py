@@ -8,7 +8,7 @@ from torch's generator, in the order of forward, and so it does in the replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,19 +27,39 @@ from ortmodule.host.host_node import DryCalls, Known, Node
 from ortmodule.host.opaque_regions import Passed, recording
 
 # Random ATen calls -> the operators that stand for them.
+_UNIFORM, _NORMAL = ("RandomUniform", "RandomUniformLike"), ("RandomNormal", "RandomNormalLike")
 _OPERATORS = {
-    "bernoulli_.float": ("Dropout",),
+    "bernoulli_.float": ("Dropout", "Bernoulli"),
     "native_dropout": ("Dropout",),
     "bernoulli": ("Bernoulli",),
     "bernoulli.p": ("Bernoulli",),
     "bernoulli_.Tensor": ("Bernoulli",),
-    "rand": ("RandomUniform", "RandomUniformLike"),
-    "rand_like": ("RandomUniform", "RandomUniformLike"),
-    "uniform_": ("RandomUniform", "RandomUniformLike"),
-    "randn": ("RandomNormal", "RandomNormalLike"),
-    "randn_like": ("RandomNormal", "RandomNormalLike"),
-    "normal_": ("RandomNormal", "RandomNormalLike"),
+    "bernoulli.Tensor": ("Bernoulli",),
+    **dict.fromkeys(("rand", "rand_like", "uniform_", "exponential_"), _UNIFORM),
+    **dict.fromkeys(("randint", "randint.low", "randint_like", "randint_like.low_dtype"), _UNIFORM),
+    **dict.fromkeys(("randn", "randn_like", "normal_", "normal.float_float"), _NORMAL),
+    **dict.fromkeys(("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"), _NORMAL),
+    "rrelu_with_noise": _UNIFORM,
     "multinomial": ("Multinomial",),
+}
+
+
+def _scaled(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    return found * given["std"] + given["mean"]
+
+
+def _integers(found: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    low = given.get("low") or 0
+    return (found * (given["high"] - low)).floor().long() + low
+
+
+# ... and how the call's numbers follow from the operator's, where they are not these: as the graph computes them
+# (lowering/draws.py, lowering/decompositions).
+_FROM: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
+    "uniform_": lambda found, given: found * (given["to"] - given["from"]) + given["from"],
+    "exponential_": lambda found, given: -torch.log1p(-found) / given["lambd"],
+    **{name: _scaled for name in _OPERATORS if name.startswith("normal")},
+    **{name: _integers for name in _OPERATORS if name.startswith("randint")},
 }
 
 
@@ -114,30 +134,27 @@ def _check_independent(model: onnx.ModelProto) -> None:
 def replaying(tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue]) -> Iterator[None]:
     """Inside, in this thread, forward draws what it drew: ``values``, and from torch's generator in ``nodes``.
 
-    Raises Incomparable on leaving, see :class:`ReplayMode`, and at once for ``nodes`` of ATen's that draw.
+    Raises Incomparable on leaving, see :class:`ReplayMode`.
     """
-    for name in {name for node in nodes if node.kind == "aten" for name in node.aten}:
-        packet = getattr(torch.ops.aten, name.rpartition("::")[2], None)
-        overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
-        if any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads):
-            raise Incomparable(f"PyTorch draws with {name}, which it runs inside the graph")
+    left = {name.rpartition("::")[2].removesuffix("_") for node in nodes if node.kind == "aten" for name in node.aten}
     passed = Passed(tree, nodes)
     # A fused kernel draws inside what the graph has a mask for; attention one operator at a time asks for the mask.
     one_by_one = sdpa_kernel(SDPBackend.MATH) if values else nullcontext()
-    with one_by_one, recording(passed) if nodes else nullcontext(), ReplayMode(values, passed):
+    with one_by_one, recording(passed) if nodes else nullcontext(), ReplayMode(values, passed, left):
         yield
 
 
 class ReplayMode(TorchDispatchMode):
-    """Inside, random ATen calls return ``values``, in order; those in ``passed`` calls draw from torch's generator.
+    """Inside, random ATen calls return ``values``, in order; those in ``passed`` calls, and those of ATen operators
+    that are ``left`` to PyTorch in the graph, draw from torch's generator.
 
     Another call, on whose result the graph does not depend, gets numbers of its own. Raises
     Incomparable on leaving if some of ``values`` were not asked for, or more dropout was.
     """
 
-    def __init__(self, values: Sequence[RandomValue], passed: Passed) -> None:
+    def __init__(self, values: Sequence[RandomValue], passed: Passed, left: Set[str]) -> None:
         super().__init__()
-        self.left, self.unexpected, self.passed = list(values), "", passed
+        self.left, self.unexpected, self.passed, self.in_pytorch = list(values), "", passed, left
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -161,8 +178,10 @@ class ReplayMode(TorchDispatchMode):
         if any(not bound.get(switch, True) for switch in ("dropout_p", "dropout", "train", "training")):
             return function(*args, **kwargs)  # may drop elements, and does not
         name = str(function).removeprefix("aten.").removesuffix(".default")
-        found = self._next(name, args[0], bound.get("p"))
+        found = self._next(name, None if name == "multinomial" else _sizes(bound), bound.get("p"))
         if found is None:
+            if name.partition(".")[0].removesuffix("_") in self.in_pytorch:
+                return function(*args, **kwargs)
             if name not in ("rand", "rand_like", "uniform_") and not self.unexpected:
                 self.unexpected = name
             generator = devices.generators()
@@ -170,22 +189,41 @@ class ReplayMode(TorchDispatchMode):
                 return function(*args, **kwargs)
             finally:
                 devices.set_generators(generator)
+        if name == "rrelu_with_noise":
+            slopes = args[1].copy_(torch.where(args[0] <= 0, found.reshape(args[0].shape), 1))
+            return args[0] * slopes
+        if name in _FROM:
+            found = _FROM[name](found, bound)
         if name == "native_dropout":
             mask = found.reshape(args[0].shape)
             return args[0] * mask * (1 / (1 - args[1])), mask
         if name.partition(".")[0].endswith("_"):
             return args[0].copy_(found.reshape(args[0].shape))
+        generators = devices.generators()
         empty = torch.empty_like(function(*args, **kwargs))
+        devices.set_generators(generators)
         return empty.copy_(found.reshape(empty.shape))
 
-    def _next(self, name: str, first: Any, rate: float | None) -> torch.Tensor | None:
-        """What the next draw drew, if a call with this first argument and rate is what it stands for."""
+    def _next(self, name: str, sizes: torch.Size | None, rate: float | None) -> torch.Tensor | None:
+        """What the next draw drew, if a call for a tensor of these sizes, with this rate, is what it stands for."""
         if not self.left or self.left[0].node.op_type not in _OPERATORS.get(name, ()):
             return None
-        draw, sizes = self.left[0], first.shape if isinstance(first, torch.Tensor) else torch.Size(first)
+        draw = self.left[0]
         kept = {"bernoulli_.float": 1 - draw.ratio, "native_dropout": draw.ratio}.get(name)
-        if name != "multinomial" and sizes.numel() != draw.tensor.numel():
+        if draw.node.op_type == "Bernoulli":
+            kept = None
+        if sizes is not None and sizes.numel() != draw.tensor.numel():
             return None
         if kept is not None and (rate is None or abs(kept - rate) > 1e-6):
             return None
         return self.left.pop(0).tensor
+
+
+def _sizes(given: dict[str, Any]) -> torch.Size:
+    """Of what a random call fills or makes."""
+    if "size" in given:
+        return torch.Size(given["size"])
+    tensors = [value.shape for value in given.values() if isinstance(value, torch.Tensor)]
+    if "self" in given and isinstance(given["self"], torch.Tensor):
+        return given["self"].shape
+    return torch.broadcast_shapes(*tensors)

@@ -152,7 +152,7 @@ static value *rows_of(graph *g, value *table, value *index) {
     return NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0)), table, index);
 }
 
-/* Positions are the same for each sequence; the sum is read by others, too. */
+/* Positions are the same for each sequence; the sum is read by others, too. Words do not count from the end. */
 TEST(embeddings_go_into_the_norm_of_their_sum) {
     ctx c;
     ctx_init(&c);
@@ -160,7 +160,8 @@ TEST(embeddings_go_into_the_norm_of_their_sum) {
     value *words = INPUT(g, "words", F32, 9, 3), *types = INPUT(g, "types", F32, 2, 3);
     value *places = INPUT(g, "places", F32, 1, 4, 3), *w = INPUT(g, "w", F32, 3), *b = INPUT(g, "b", F32, 3);
     value *ids = INPUT(g, "ids", I64, 2, 4), *kinds = INPUT(g, "kinds", I32, 2, 4);
-    value *sum = NODE(g, "Add", places, NODE(g, "Add", rows_of(g, words, ids), rows_of(g, types, kinds)));
+    value *word = NODE_WITH(g, "Gather", NODE_ATTRS(INT("axis", 0), INT("from_end", 0)), words, ids);
+    value *sum = NODE(g, "Add", places, NODE(g, "Add", word, rows_of(g, types, kinds)));
 
     make_output(g, layer_norm(g, sum, w, b));
     make_output(g, NODE(g, "Softmax", sum));
@@ -173,7 +174,7 @@ TEST(embeddings_go_into_the_norm_of_their_sum) {
                   "input %5 ids int64[2, 4]\n"
                   "input %6 kinds int32[2, 4]\n"
                   "%7, %8, %9, %10 = EmbeddingNorm(%3 w, %4 b, %0 words, %5 ids, %1 types, %6 kinds, %2 places, "
-                  "shape=[2, 4, 3], epsilon=0.5) float32[2, 4, 3], float32[2, 4, 1], float32[2, 4, 1], "
+                  "shape=[2, 4, 3], epsilon=0.5, from_end=2) float32[2, 4, 3], float32[2, 4, 1], float32[2, 4, 1], "
                   "float32[2, 4, 3]\n"
                   "%11 = Softmax(%10) float32[2, 4, 3]\n"
                   "output %7\n"

@@ -1,6 +1,7 @@
 """Around a wrapped module: processes, threads, generators of random numbers, generation of text."""
 
 import copy
+import functools
 import os
 import pickle
 import random
@@ -272,3 +273,28 @@ def test_training_between_generations():
                 found.append([loss.detach(), model.generate(ids, max_new_tokens=5, pad_token_id=0)])
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
     assert explain(ours).exports <= 2
+
+
+quiet = functools.wraps(print)(lambda *words: None)
+
+
+class Quiet(nn.Module):
+    """Calls a global that wraps a builtin, and has a method that does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    say = functools.wraps(print)(lambda self, *words: None)
+
+    def forward(self, x):
+        quiet("x")
+        self.say("x")
+        return self.layer(x)
+
+
+def test_a_global_that_wraps_a_builtin():
+    module = ORTModule(Quiet())
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(module(x), module.layer(x))
+    assert explain(module).captured, explain(module).fallback

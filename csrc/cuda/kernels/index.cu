@@ -15,9 +15,9 @@
 typedef struct gather_args {
     const void *from, *index; /* x; or dy */
     void *to;
-    int64_t outer, rows, count, width; /* x is [outer, rows, width], y [outer, count, width]; gather counts in words */
-    int64_t padding;                   /* gradient: rows of this index get nothing; -1: there is none */
-    int32_t index_type, node;
+    int64_t outer, rows, count, width;  /* x is [outer, rows, width], y [outer, count, width]; gather counts in words */
+    int64_t padding;                    /* gradient: rows of this index get nothing; -1: there is none */
+    int32_t index_type, node, from_end; /* from_end: negative indices count from there */
     cuda_fault *fault;
     int32_t *key;         /* gradient: of each index its row; or `rows`, where there is none */
     const int32_t *order; /* the indices sorted by row; `key` is sorted then */
@@ -45,6 +45,7 @@ static gather_args args_of(const call *k, const shape *data, int axis) {
                          .padding = -1,
                          .index_type = k->in[1].type,
                          .node = cuda_named(k->node),
+                         .from_end = node_int(k->node, "from_end") != 0,
                          .fault = k->cuda->fault};
 }
 
@@ -95,6 +96,7 @@ status gather_grad_cuda(ctx *c, const call *k) {
     TRY(shape_axis(c, node_int(k->node, "axis"), dx->shape.rank, &axis));
     gather_args a = args_of(k, &dx->shape, axis);
     a.padding = node_int(k->node, "padding_idx");
+    a.from_end = 1; /* forward has refused the others */
     TRY(cuda_clear(c, k, dx->data, (size_t)tensor_count(dx) * dtype_size(dx->type)));
     if (a.width == 0) return OK;
     if (lanes[dx->type].name && a.width <= FEW_COLUMNS && a.outer * a.width >= LEAST_LANES)
@@ -116,7 +118,7 @@ status gather_grad_cuda(ctx *c, const call *k) {
 #ifdef ORT_DEVICE
 DEVICE int64_t row_at(const gather_args *a, int64_t k) {
     const int64_t row = integer_at(a->index, a->index_type, k);
-    return row < 0 ? row + a->rows : row;
+    return row < 0 && a->from_end ? row + a->rows : row;
 }
 
 /* Where a word of y comes from; -1: its index, which is reported, is out of range. */

@@ -16,6 +16,7 @@ typedef struct element_args {
     const int32_t *order; /* the updates sorted by destination */
     int32_t *last;        /* of each destination: the last update, or -1 */
     int32_t rank, index_type, node, how; /* how: a combining (ops/movement/move.h) */
+    int32_t from_end, unused;            /* negative indices count from there */
     cuda_fault *fault;
 } element_args;
 
@@ -26,7 +27,7 @@ typedef struct row_args {
     const int32_t *order;
     int64_t count, width, rows, size[8], stride[8]; /* indices; words or elements of a row; the indexed dimensions */
     int64_t part, part_rows;                        /* of one batch: indices, rows */
-    int32_t depth, index_type, node, how;
+    int32_t depth, index_type, node, how, from_end, unused;
     cuda_fault *fault;
 } row_args;
 
@@ -61,6 +62,7 @@ static status element_args_of(ctx *c, const call *k, const tensor *x, const tens
     TRY(shape_axis(c, node_int(k->node, "axis"), index->shape.rank, &axis));
     a.index_type = index->type;
     a.node = cuda_named(k->node);
+    a.from_end = node_int(k->node, "from_end") != 0;
     a.fault = k->cuda->fault;
     for (int d = 0; d < index->shape.rank; d++) {
         if (d == axis) {
@@ -147,6 +149,7 @@ static row_args row_args_of(const node *n, const shape *x, int batch) {
     }
     a.rows = a.part_rows * shape_span(x, 0, batch);
     a.node = cuda_named(n);
+    a.from_end = node_int(n, "from_end") != 0;
     return a;
 }
 
@@ -237,7 +240,8 @@ DEVICE lane_at lane_of(const element_args *a, int64_t lane) {
 
 /* The place along the axis; -1, reported, where there is none. */
 DEVICE int64_t place_of(const element_args *a, int64_t at) {
-    const int64_t given = integer_at(a->index, a->index_type, at), i = given < 0 ? given + a->size : given;
+    const int64_t given = integer_at(a->index, a->index_type, at);
+    const int64_t i = given < 0 && a->from_end ? given + a->size : given;
     if (i >= 0 && i < a->size) return i;
     report(a->fault, FAULT_INDEX, a->node, given, a->size);
     return -1;
@@ -248,7 +252,7 @@ DEVICE int64_t row_of(const row_args *a, int64_t k) {
     int64_t row = k / a->part * a->part_rows;
     for (int d = 0; d < a->depth; d++) {
         const int64_t given = integer_at(a->index, a->index_type, k * a->depth + d);
-        const int64_t i = given < 0 ? given + a->size[d] : given;
+        const int64_t i = given < 0 && a->from_end ? given + a->size[d] : given;
         if (i < 0 || i >= a->size[d]) return -1;
         row += i * a->stride[d];
     }
@@ -258,7 +262,8 @@ DEVICE int64_t row_of(const row_args *a, int64_t k) {
 DEVICE void report_row(const row_args *a, int64_t k) {
     for (int d = 0; d < a->depth; d++) {
         const int64_t given = integer_at(a->index, a->index_type, k * a->depth + d);
-        if (given < -a->size[d] || given >= a->size[d]) report(a->fault, FAULT_INDEX, a->node, given, a->size[d]);
+        if (given < (a->from_end ? -a->size[d] : 0) || given >= a->size[d])
+            report(a->fault, FAULT_INDEX, a->node, given, a->size[d]);
     }
 }
 

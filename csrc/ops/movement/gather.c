@@ -137,7 +137,7 @@ status gather_cpu(ctx *c, const call *k) {
     int axis;
 
     TRY(shape_axis(c, node_int(k->node, "axis"), x->shape.rank, &axis));
-    TRY(check_indices(c, &k->in[1], x->shape.dim[axis]));
+    TRY(check_indices(c, &k->in[1], least_index(k->node, x->shape.dim[axis]), x->shape.dim[axis]));
     const int64_t outer = shape_span(&x->shape, 0, axis), inner = shape_span(&x->shape, axis + 1, x->shape.rank);
     gather p = {.to = y->data,
                 .from = x->data,

@@ -3,7 +3,8 @@
  *     Gather          y[a, i..., b] = x[a, index[i...], b]
  *     GatherElements  y[i] = x[i with i[axis] = index[i]]
  *     GatherND        y[i..., b] = x[index[i..., :], b]
- * Negative indices count from the end; every index is checked before it is used. Backward adds the rows of dy up
+ * Negative indices count from the end where the attribute from_end says so (ONNX's rule, and that of PyTorch's x[i]; its
+ * embedding, gather and scatter refuse them); every index is checked before it is used. Backward adds the rows of dy up
  * where they came from; the indices stay alive for it, the data does not. Indices that are constant and regular are
  * no data: they become slices and repetitions, which are views (a position embedding costs nothing). */
 #include "core/parallel.h"
@@ -20,8 +21,8 @@ status require_index(graph *g, const node *n, int i) {
 }
 
 #define ALL_INSIDE(T, U)                                                                                               \
-    SIMD static bool all_inside_##T(const T *x, int64_t n, int64_t size) {                                             \
-        const U shift = (U)size, limit = (U)(2 * size);                                                                \
+    SIMD static bool all_inside_##T(const T *x, int64_t n, int64_t least, int64_t size) {                              \
+        const U shift = (U)0 - (U)least, limit = (U)(size - least);                                                    \
         int bad = 0;                                                                                                   \
         for (int64_t i = 0; i < n; i++) bad |= (U)x[i] + shift >= limit;                                               \
         return !bad;                                                                                                   \
@@ -33,7 +34,9 @@ static status refuse_index(ctx *c, int64_t index, int64_t size) {
     return fail(c, E_RUNTIME, "index %" PRId64 " is out of range for an axis of size %" PRId64, index, size);
 }
 
-status check_indices(ctx *c, const tensor *t, int64_t size) {
+int64_t least_index(const node *n, int64_t size) { return node_int(n, "from_end") ? -size : 0; }
+
+status check_indices(ctx *c, const tensor *t, int64_t least, int64_t size) {
     tensor once = *t; /* without repetitions */
     int last = t->shape.rank - 1;
     int64_t lanes, length, step;
@@ -43,8 +46,8 @@ status check_indices(ctx *c, const tensor *t, int64_t size) {
         if (t->stride[i] == 0) once.shape.dim[i] = 1;
     if (tensor_contiguous(&once)) {
         int64_t n = tensor_count(&once);
-        if (t->type == I64 && all_inside_int64_t(t->data, n, size)) return OK;
-        if (t->type == I32 && size <= INT32_MAX / 2 && all_inside_int32_t(t->data, n, size)) return OK;
+        if (t->type == I64 && all_inside_int64_t(t->data, n, least, size)) return OK;
+        if (t->type == I32 && size <= INT32_MAX / 2 && all_inside_int32_t(t->data, n, least, size)) return OK;
     }
     length = last < 0 ? 1 : once.shape.dim[last];
     step = last < 0 ? 0 : t->stride[last];
@@ -53,7 +56,7 @@ status check_indices(ctx *c, const tensor *t, int64_t size) {
         int64_t at = lane_offset(&once.shape, last, t->stride, r);
         for (int64_t i = 0; i < length; i++) {
             int64_t x = index_at(t, at + i * step);
-            if (x < -size || x >= size) return refuse_index(c, x, size);
+            if (x < least || x >= size) return refuse_index(c, x, size);
         }
     }
     return OK;
@@ -79,11 +82,11 @@ int64_t tuple_row(const tuples *t, int64_t k) {
     return row;
 }
 
-status check_tuples(ctx *c, const tuples *t) {
+status check_tuples(ctx *c, const node *n, const tuples *t) {
     for (int64_t k = 0; k < t->count; k++)
         for (int j = 0; j < t->depth; j++) {
             int64_t x = index_at(t->indices, k * t->depth + j), size = t->data.dim[t->batch + j];
-            if (x < -size || x >= size) return refuse_index(c, x, size);
+            if (x < least_index(n, size) || x >= size) return refuse_index(c, x, size);
         }
     return OK;
 }
@@ -115,15 +118,15 @@ typedef struct progression {
     bool repeats[MAX_RANK]; /* along this axis of the indices */
 } progression;
 
-static bool find_progression(const value *index, int64_t size, progression *p) {
+static bool find_progression(const value *index, int64_t least, int64_t size, progression *p) {
     const shape *s = &index->shape;
     int64_t n, stride[MAX_RANK], step[MAX_RANK] = {0}, run = 1;
 
     if (!value_is_constant(index) || (n = shape_count(s)) == 0) return false;
     /* What is out of range is the kernel's to report; differences of the others do not overflow. */
     for (int64_t k = 0; k < n; k++) {
-        int64_t x = wrap_index(dtype_get_int(index->type, index->data, k), size);
-        if (x < 0 || x >= size) return false;
+        int64_t x = dtype_get_int(index->type, index->data, k);
+        if (x < least || x >= size) return false;
     }
     *p = (progression){.start = wrap_index(dtype_get_int(index->type, index->data, 0), size), .step = 1, .count = 1};
     stride_contiguous(s, stride);
@@ -156,7 +159,8 @@ static status lower_gather(graph *g, const node *n, value **out) {
     TRY(require_index(g, n, 1));
     TRY(shape_axis(g->c, node_int(n, "axis"), x->shape.rank, &axis));
     if (x->shape.rank == 0 || x->shape.rank - 1 + index->shape.rank > MAX_RANK) return OK;
-    if (!find_progression(index, x->shape.dim[axis], &p)) return OK;
+    const int64_t size = x->shape.dim[axis];
+    if (!find_progression(index, least_index(n, size), size, &p)) return OK;
     counts = x->shape;
     start[axis] = p.start;
     step[axis] = p.step;
@@ -208,7 +212,7 @@ static status add_rows(ctx *c, const call *k, const void *base) {
     int axis;
 
     TRY(shape_axis(c, node_int(k->node, "axis"), dx->shape.rank, &axis));
-    TRY(check_indices(c, index, dx->shape.dim[axis]));
+    TRY(check_indices(c, index, -dx->shape.dim[axis], dx->shape.dim[axis])); /* forward has refused the others */
     row_scatter s = {.how = COMBINE_ADD,
                      .type = dx->type,
                      .out = dx->data,
@@ -257,7 +261,7 @@ static status gather_grad_add_cpu(ctx *c, const call *k) {
 /* torch's embedding: a Gather whose row `padding_idx` gets no gradient, which ONNX cannot say. */
 static status lower_embedding(graph *g, const node *n, value **out) {
     if (node_int(n, "padding_idx") >= 0) return OK;
-    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", 0)), node_in(n, 0), node_in(n, 1));
+    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", 0), INT("from_end", 0)), node_in(n, 0), node_in(n, 1));
 }
 
 /* --- GatherElements ----------------------------------------------------------------------------------------------- */
@@ -310,14 +314,17 @@ static status simplify_gather_elements(graph *g, const node *n, value **out) {
         if (i != axis && x->dim[i] != index->dim[i]) return OK;
     TRY(index_of_lanes(g, n->in[1], axis, &list));
     if (!list) return OK;
-    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis)), n->in[0], list);
+    return emit_with(g, out, "Gather", NODE_ATTRS(INT("axis", axis), INT("from_end", node_int(n, "from_end"))),
+                     n->in[0], list);
 }
 
 static status grad_gather_elements(graph *g, const node *n, value *const dy[], value *dx[]) {
     value *base;
     TRY(zeros_like(g, n->in[0], &base));
     return emit_with(g, &dx[0], "ScatterElements",
-                     NODE_ATTRS(INT("axis", node_int(n, "axis")), STRING("reduction", "add")), base, n->in[1], dy[0]);
+                     NODE_ATTRS(INT("axis", node_int(n, "axis")), STRING("reduction", "add"),
+                                INT("from_end", node_int(n, "from_end"))),
+                     base, n->in[1], dy[0]);
 }
 
 /* A row of elements of one size, by indices of one type. */
@@ -392,7 +399,8 @@ static status gather_elements_cpu(ctx *c, const call *k) {
     element_gather p = {.x = x, .index = &k->in[1], .y = y, .length = rank ? y->shape.dim[rank - 1] : 1};
 
     TRY(shape_axis(c, node_int(k->node, "axis"), rank, &p.axis));
-    TRY(check_indices(c, &k->in[1], rank ? x->shape.dim[p.axis] : 1));
+    const int64_t indexed = rank ? x->shape.dim[p.axis] : 1;
+    TRY(check_indices(c, &k->in[1], least_index(k->node, indexed), indexed));
     if (tensor_count(y)) parallel_for(tensor_count(y) / p.length, parallel_rows(p.length), gather_elements_range, &p);
     return OK;
 }
@@ -426,8 +434,9 @@ static status infer_gather_nd(graph *g, node *n) {
 static status grad_gather_nd(graph *g, const node *n, value *const dy[], value *dx[]) {
     const shape *s = &n->in[0]->shape;
     return emit_with(g, &dx[0], "GatherNDGrad",
-                     NODE_ATTRS(INT("batch_dims", node_int(n, "batch_dims")), INTS("shape", s->rank, s->dim)), dy[0],
-                     n->in[1]);
+                     NODE_ATTRS(INT("batch_dims", node_int(n, "batch_dims")), INTS("shape", s->rank, s->dim),
+                                INT("from_end", node_int(n, "from_end"))),
+                     dy[0], n->in[1]);
 }
 
 typedef struct tuple_gather {
@@ -450,7 +459,7 @@ static status gather_nd_cpu(ctx *c, const call *k) {
                       .from = x->data};
     int64_t inner = shape_span(&x->shape, p.t.batch + p.t.depth, x->shape.rank);
 
-    TRY(check_tuples(c, &p.t));
+    TRY(check_tuples(c, k->node, &p.t));
     p.bytes = (size_t)inner * dtype_size(x->type);
     if (tensor_count(&k->out[0])) parallel_for(p.t.count, parallel_rows(inner), gather_nd_range, &p);
     return OK;
@@ -479,7 +488,7 @@ static status gather_nd_grad_cpu(ctx *c, const call *k) {
                      .count = t.count,
                      .width = shape_span(&dx->shape, t.batch + t.depth, dx->shape.rank)};
 
-    TRY(check_tuples(c, &t));
+    TRY(check_tuples(c, k->node, &t));
     TRY(row_scatter_begin(c, &s, k->work));
     for (int64_t i = s.count - 1; i >= 0; i--) row_scatter_select(&s, i, tuple_row(&t, i));
     row_scatter_run(&s);
@@ -488,7 +497,8 @@ static status gather_nd_grad_cpu(ctx *c, const call *k) {
 
 /* --- OneHot ------------------------------------------------------------------------------------------------------- */
 
-/* Where(index == 0 .. depth - 1, on, off); an index that is out of range is nowhere hot. */
+/* Where(index == 0 .. depth - 1, on, off); an index that is out of range is nowhere hot. (PyTorch's refuses it before:
+ * ortmodule/lowering/decompositions/layers.py.) */
 static status lower_one_hot(graph *g, const node *n, value **out) {
     value *index = node_in(n, 0), *depth = node_in(n, 1), *values = node_in(n, 2), *zero, *size, *hot, *on, *off;
     shape s, column;
@@ -541,7 +551,7 @@ size_t gather_nd_grad_cuda_workspace(const node *n);
 /* clang-format off */
 const op_def index_ops[] = {
     {ONNX("Gather", 1, 2, 2, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0),
-     .attrs = NODE_ATTRS(INT("axis", 0)), .infer = infer_gather,
+     .attrs = NODE_ATTRS(INT("axis", 0), INT("from_end", 1)), .infer = infer_gather,
      .lower = lower_gather, .grad = grad_gather, .workspace = gather_workspace, .cpu = gather_cpu,
      .cuda = gather_cuda},
     {OURS("Embedding", 2, 2, 1, FLOATS), .checked = OPERAND(1), .flags = IN_MODELS, .attrs = NODE_ATTRS(INT("padding_idx", -1)),
@@ -556,15 +566,15 @@ const op_def index_ops[] = {
      .attrs = NODE_ATTRS(INT("axis", 0), INT("padding_idx", -1)), .infer = infer_gather_grad_add,
      .workspace = gather_grad_add_bytes, .cpu = gather_grad_add_cpu},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0), .flags = STRIDED,
-     .attrs = NODE_ATTRS(INT("axis", 0)),
+     .attrs = NODE_ATTRS(INT("axis", 0), INT("from_end", 1)),
      .infer = infer_gather_elements, .simplify = simplify_gather_elements, .grad = grad_gather_elements,
      .cpu = gather_elements_cpu,
      .cuda = gather_elements_cuda},
     {ONNX("GatherND", 11, 2, 2, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0),
-     .attrs = NODE_ATTRS(INT("batch_dims", 0)), .infer = infer_gather_nd,
+     .attrs = NODE_ATTRS(INT("batch_dims", 0), INT("from_end", 1)), .infer = infer_gather_nd,
      .grad = grad_gather_nd, .cpu = gather_nd_cpu, .cuda = gather_nd_cuda},
     {OURS("GatherNDGrad", 2, 2, 1, FLOATS), .checked = OPERAND(1),
-     .attrs = NODE_ATTRS(INT("batch_dims", 0), NO_DEFAULT("shape", INTS)),
+     .attrs = NODE_ATTRS(INT("batch_dims", 0), NO_DEFAULT("shape", INTS), INT("from_end", 1)),
      .infer = infer_from_shape, .workspace = gather_nd_grad_bytes, .cpu = gather_nd_grad_cpu,
      .cuda = gather_nd_grad_cuda, .cuda_workspace = gather_nd_grad_cuda_workspace},
     {ONNX("OneHot", 9, 3, 3, 1, NUMBERS), .attrs = NODE_ATTRS(INT("axis", -1)), .lower = lower_one_hot},

@@ -60,8 +60,11 @@ static inline void copy_item(char *to, const char *from, size_t size) {
 
 /* E_TYPE unless operand i is int32 or int64. */
 MUST_USE status require_index(graph *g, const node *n, int i);
-/* E_RUNTIME naming the first index outside [-size, size). */
-MUST_USE status check_indices(ctx *c, const tensor *indices, int64_t size);
+/* The lowest index along an axis of this size: of a node whose attribute from_end says that they may count from the end,
+ * or may not. */
+int64_t least_index(const node *n, int64_t size);
+/* E_RUNTIME naming the first index outside [least, size). */
+MUST_USE status check_indices(ctx *c, const tensor *indices, int64_t least, int64_t size);
 /* The row of data that index tuple k selects, for GatherND and ScatterND: data is seen as rows over its first
  * `batch` + `depth` axes, and tuples of one batch select in that batch. */
 typedef struct tuples {
@@ -72,7 +75,7 @@ typedef struct tuples {
 } tuples;
 tuples tuples_of(const tensor *indices, const shape *data, int batch);
 int64_t tuple_row(const tuples *t, int64_t k);
-MUST_USE status check_tuples(ctx *c, const tuples *t);
+MUST_USE status check_tuples(ctx *c, const node *n, const tuples *t);
 
 /* An unsigned number that orders elements of any type as PyTorch sorts them, NaN last (ops/reductions/topk.c). */
 uint64_t order_key(dtype t, const void *data, int64_t i);

@@ -35,15 +35,17 @@ static status infer_scatter(graph *g, node *n) {
 
 /* What gathers from y where `n` scatters to, and the scatter itself with other operands. */
 static status pick(graph *g, const node *n, value *y, value **out) {
+    const attr from_end = INT("from_end", node_int(n, "from_end"));
     if (node_attr(n, "axis"))
-        return emit_with(g, out, "GatherElements", NODE_ATTRS(INT("axis", node_int(n, "axis"))), y, n->in[1]);
-    return emit(g, out, "GatherND", y, n->in[1]);
+        return emit_with(g, out, "GatherElements", NODE_ATTRS(INT("axis", node_int(n, "axis")), from_end), y, n->in[1]);
+    return emit_with(g, out, "GatherND", NODE_ATTRS(from_end), y, n->in[1]);
 }
 
 static status put(graph *g, const node *n, value *x, value *updates, const char *how, value **out) {
     value *in[] = {x, n->in[1], updates};
-    const attr with_axis[] = {STRING("reduction", how), INT("axis", node_int(n, "axis")), {.name = NULL}};
-    const attr without[] = {STRING("reduction", how), {.name = NULL}};
+    const attr from_end = INT("from_end", node_int(n, "from_end"));
+    const attr with_axis[] = {STRING("reduction", how), INT("axis", node_int(n, "axis")), from_end, {.name = NULL}};
+    const attr without[] = {STRING("reduction", how), from_end, {.name = NULL}};
     return graph_emit_op(g, n->op, node_attr(n, "axis") ? with_axis : without, 3, in, 1, out);
 }
 
@@ -122,7 +124,9 @@ static status simplify_scatter_elements(graph *g, const node *n, value **out) {
     TRY(index_of_lanes(g, n->in[1], axis, &list));
     if (!list) return OK;
     TRY(emit_reshape(g, list, &SHAPE(index->dim[0], 1), &list));
-    return emit_with(g, out, "ScatterND", NODE_ATTRS(STRING("reduction", "add")), n->in[0], list, n->in[2]);
+    return emit_with(g, out, "ScatterND",
+                     NODE_ATTRS(STRING("reduction", "add"), INT("from_end", node_int(n, "from_end"))), n->in[0], list,
+                     n->in[2]);
 }
 
 static status grad_scatter(graph *g, const node *n, value *const dy[], value *dx[]) {
@@ -232,7 +236,7 @@ static status scatter_elements_cpu(ctx *c, const call *k) {
         .how = scatter_combining(k->node), .index = &index, .updates = &updates, .out = &out, .work = k->work};
 
     TRY(shape_axis(c, node_int(k->node, "axis"), out.shape.rank, &s.axis));
-    TRY(check_indices(c, &index, x.shape.dim[s.axis]));
+    TRY(check_indices(c, &index, least_index(k->node, x.shape.dim[s.axis]), x.shape.dim[s.axis]));
     copy_elements(&out, &x);
     if (tensor_count(&index) == 0) return OK;
     s.lanes = tensor_count(&index) / index.shape.dim[s.axis];
@@ -285,7 +289,7 @@ static status scatter_nd_cpu(ctx *c, const call *k) {
                      .count = t.count,
                      .width = shape_span(&x->shape, t.depth, x->shape.rank)};
 
-    TRY(check_tuples(c, &t));
+    TRY(check_tuples(c, k->node, &t));
     TRY(row_scatter_begin(c, &s, k->work));
     for (int64_t i = s.count - 1; i >= 0; i--) row_scatter_select(&s, i, tuple_row(&t, i));
     row_scatter_run(&s);
@@ -301,11 +305,11 @@ size_t scatter_elements_cuda_workspace(const node *n), scatter_nd_cuda_workspace
 const op_def scatter_ops[] = {
     {ONNX("ScatterElements", 11, 3, 3, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0) | OPERAND(2),
      .flags = STRIDED,
-     .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none")), .infer = infer_scatter_elements,
+     .attrs = NODE_ATTRS(INT("axis", 0), STRING("reduction", "none"), INT("from_end", 1)), .infer = infer_scatter_elements,
      .simplify = simplify_scatter_elements, .grad = grad_scatter, .workspace = scatter_elements_bytes, .cpu = scatter_elements_cpu,
      .cuda = scatter_elements_cuda, .cuda_workspace = scatter_elements_cuda_workspace},
     {ONNX("ScatterND", 11, 3, 3, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0) | OPERAND(2),
-     .attrs = NODE_ATTRS(STRING("reduction", "none")),
+     .attrs = NODE_ATTRS(STRING("reduction", "none"), INT("from_end", 1)),
      .infer = infer_scatter_nd, .grad = grad_scatter, .workspace = scatter_nd_bytes, .cpu = scatter_nd_cpu,
      .cuda = scatter_nd_cuda, .cuda_workspace = scatter_nd_cuda_workspace},
     {0},

@@ -3,6 +3,7 @@
  *     s[r] = a[i[r]] + b[j[r]] + ...,   y[r] = LayerNormalization(s[r])
  *
  * Operands are scale, bias, then a table and an index of each addend; a table without an index gives its rows in order.
+ * Bit t of from_end: do indices of addend t count from the end where they are negative?
  * Where there are fewer rows of one than of the result they are repeated. Nothing of this is stored but y and, where
  * backward wants it, s. Bits are those of the operators one by one. */
 #include "core/parallel.h"
@@ -66,7 +67,7 @@ static status embedding_norm_cpu(ctx *c, const call *k) {
         j.table[t] = table->data;
         j.size[t] = j.count[t] = shape_span(&table->shape, 0, table->shape.rank - 1);
         if (!index || !tensor_present(index)) continue;
-        TRY(check_indices(c, index, j.size[t]));
+        TRY(check_indices(c, index, node_int(k->node, "from_end") >> t & 1 ? -j.size[t] : 0, j.size[t]));
         j.index[t] = index;
         j.count[t] = tensor_count(index);
     }
@@ -108,7 +109,7 @@ _Static_assert(EMBEDDING_TABLES == 4, "INDICES names them all");
 const op_def embedding_norm_ops[] = {
     {.name = "EmbeddingNorm", .domain = ORT_DOMAIN, .since = 1, .min_in = EMBEDDING_ADDENDS + 3,
      .max_in = EMBEDDING_ADDENDS + 2 * EMBEDDING_TABLES, .max_out = 4, .dtypes = FLOATS, .checked = INDICES,
-     .attrs = NODE_ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("epsilon", FLOAT)), .infer = infer_embedding_norm,
+     .attrs = NODE_ATTRS(NO_DEFAULT("shape", INTS), NO_DEFAULT("epsilon", FLOAT), INT("from_end", 0)), .infer = infer_embedding_norm,
      .workspace = scale_bytes, .cpu = embedding_norm_cpu},
     {0},
 };

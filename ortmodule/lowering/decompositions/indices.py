@@ -8,7 +8,7 @@ import torch
 
 from ortmodule.core.errors import Keep, Leave
 from ortmodule.lowering.decompositions.layers import index_add
-from ortmodule.lowering.decompositions.table import defines, dtype_of
+from ortmodule.lowering.decompositions.table import defines, dtype_of, from_start
 
 
 @defines("aten::index", recursive=True)
@@ -21,13 +21,13 @@ def _index(x, indices):
         if i is not None and i.dtype in (torch.bool, torch.uint8):
             numbers += torch.nonzero(i, as_tuple=True)
         else:
-            numbers.append(i)
+            numbers.append(i if i is None else from_start(i, x.shape[len(numbers)]))
     places = [d for d, i in enumerate(numbers) if i is not None]
     index = torch.broadcast_tensors(*(numbers[d] for d in places))
     flat = torch.zeros_like(index[0])
     count = 1
     for d, i in zip(places, index, strict=True):
-        flat = flat * x.shape[d] + torch.where(i < 0, i + x.shape[d], i)
+        flat = flat * x.shape[d] + i
         count = count * x.shape[d]
     rest = [d for d in range(x.dim()) if d not in places]
     moved = x.permute(places + rest)
@@ -45,7 +45,7 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     places = [d for d, i in enumerate(indices) if i is not None]
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in places):  # a mask names no element twice
         return x + torch.zeros_like(x).index_put(indices, values)
-    index = torch.broadcast_tensors(*(indices[d] for d in places))
+    index = torch.broadcast_tensors(*(from_start(indices[d], x.shape[d]) for d in places))
     rank, first = index[0].dim(), places[0]
     values = values.to(x.dtype).expand_as(x[tuple(slice(None) if i is None else i for i in indices)])
     if places == list(range(first, first + len(places))):
@@ -55,7 +55,7 @@ def _index_put(x, indices, values, accumulate=False, unsafe=False):
     moved = x.permute(order)
     flat = torch.zeros_like(index[0])
     for d, i in zip(places, index, strict=True):
-        flat = flat * x.shape[d] + torch.where(i < 0, i + x.shape[d], i)
+        flat = flat * x.shape[d] + i
     kept = moved.shape[len(places) :]
     count = 1
     for d in places:
@@ -113,9 +113,7 @@ def _index_fill(x, dim, index, value):
     if x.dim() == 0:
         return x * 0 + value
     size = x.shape[dim]
-    hit = (
-        torch.zeros(size, dtype=torch.int64).scatter(0, torch.where(index < 0, index + size, index).reshape(-1), 1) > 0
-    )
+    hit = torch.zeros(size, dtype=torch.int64).scatter(0, from_start(index, size).reshape(-1), 1) > 0
     hit = hit.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
     return torch.where(hit, value, x)
 

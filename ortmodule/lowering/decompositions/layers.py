@@ -146,7 +146,7 @@ def _embedding_bag(
     starts = torch.zeros(index.shape[0] + 1, dtype=torch.int64)
     starts = starts.scatter_add(0, offsets.long(), torch.ones_like(offsets, dtype=torch.int64))
     bags = starts.cumsum(0)[:-1] - 1
-    rows = weight[index]
+    rows = weight.index_select(0, index)
     rows = rows if scales is None else rows * scales[:, None]
     counted = torch.ones(index.shape[0], dtype=weight.dtype)
     if padding is not None:

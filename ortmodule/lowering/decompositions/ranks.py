@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.core.errors import Keep
-from ortmodule.lowering.decompositions.table import DEFINITIONS, defines
+from ortmodule.lowering.decompositions.table import DEFINITIONS, TAKES_ANY_INDEX, defines, from_start
 
 
 def _of_one(kind: str) -> None:
@@ -59,6 +59,7 @@ def _take_along_dim(x, index, dim=None):
     if x.dim() != index.dim():
         raise Keep
     dim = dim % x.dim()
+    index = index % x.shape[dim] if TAKES_ANY_INDEX else index
     one = torch.broadcast_tensors(x.detach().narrow(dim, 0, 1), index.narrow(dim, 0, 1))[0]
 
     def widened(t):
@@ -79,7 +80,7 @@ def _index_reduce(x, dim, index, source, reduce, include_self=True):
 @defines("aten::put")
 def _put(x, index, source, accumulate=False):
     flat, index = x.reshape(-1), index.reshape(-1)
-    index = torch.where(index < 0, index + flat.shape[0], index)
+    index = from_start(index, flat.shape[0])
     place = flat.scatter_add if accumulate else flat.scatter
     return place(0, index, source.reshape(-1)).reshape(x.shape)
 

@@ -130,6 +130,8 @@ def _combinations(x, r=2, with_replacement=False):
 def _multilabel_margin_loss(x, target, reduction):
     """Labels count up to the first that is negative."""
     rows, labels = (x.reshape(1, -1), target.reshape(1, -1)) if x.dim() < 2 else (x, target)
+    count = rows.shape[1]
+    labels = torch.arange(-1, count).index_select(0, labels.reshape(-1) + 1).reshape(labels.shape)  # or refused
     counts = (labels >= 0).to(x.dtype).cumprod(1)
     labels = torch.where(counts > 0, labels, 0)
     named = (torch.zeros_like(rows).scatter_add(1, labels, counts) > 0).to(x.dtype)

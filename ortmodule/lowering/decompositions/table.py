@@ -42,6 +42,12 @@ def sloped(value: torch.Tensor, *slopes: tuple[torch.Tensor, torch.Tensor]) -> t
     return value
 
 
+def from_start(index: torch.Tensor, size: int) -> torch.Tensor:
+    """``index`` where what is negative counts from the end of a dimension of this ``size``; what is out of range is
+    refused."""
+    return torch.arange(size)[index]
+
+
 def shared(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a``, which ``b`` is equal to: each has half of the gradient."""
     a, b = torch.broadcast_tensors(a, b)
@@ -62,6 +68,17 @@ def _gradient(function: Callable, *numbers: float) -> float:
 CLAMP_SHARES = _gradient(lambda x: x.clamp(max=1.0), 1.0) == 0
 EXTREMES_SHARE = _gradient(torch.fmax, 1.0, 1.0) == 0.5
 EXTREMES_OF_NAN = _gradient(torch.fmax, float("nan"), 1.0) == 1
+
+
+def _takes_any_index() -> bool:
+    try:
+        return torch.take_along_dim(torch.arange(2), torch.tensor([3]), 0).item() == 1
+    except RuntimeError:
+        return False
+
+
+#: Does take_along_dim take an index of any value, modulo the size (from 2.13 on)? Before, it refused what gather does.
+TAKES_ANY_INDEX = _takes_any_index()
 
 
 #: Types as a graph has them: numbers.
