@@ -19,7 +19,7 @@ def adasum_hook(
 
     Raises ValueError unless the number of processes is a power of two.
     """
-    group = process_group if process_group is not None else distributed.group.WORLD
+    group: Any = process_group if process_group is not None else distributed.group.WORLD
     rank, world = distributed.get_rank(group), distributed.get_world_size(group)
     if world & (world - 1):
         raise ValueError(f"AdaSum combines the gradients of 2, 4, 8, ... processes, not of {world}")

@@ -10,6 +10,8 @@ from typing_extensions import Buffer
 _Spec: TypeAlias = tuple[str, tuple[int, ...]]
 _Tensors: TypeAlias = Sequence[torch.Tensor]
 _Some: TypeAlias = Sequence[torch.Tensor | None]
+#: (class of products, or product; fastest way, or algorithm; {way: seconds}) of each that was measured.
+_Measured: TypeAlias = list[tuple[str, str, dict[str, float]]]
 #: An object that runs the nodes of Python's: ortmodule/host/host_node.py.
 _Host: TypeAlias = object
 #: (device, stream, learning rate, scale, overflow, clipping factor, room for sums) of a step on a GPU.
@@ -284,8 +286,8 @@ def cuda_sums_of_squares(
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
 
-def tune(plan: Plan, seconds: float = 0.0, /) -> list[tuple[str, str, dict[str, float]]]:
-    """(class of products, fastest way, {way: seconds}) of each that was measured, at most so long for a class."""
+def tune(plan: Plan, seconds: float = 0.0, /) -> _Measured:
+    """Measures the products of a plan that are new, at most so long for a class of them."""
 
 def tuning_set(product_class: str, way: str, /) -> None:
     """Products of that class go that way from now on, where they can; ValueError for other names."""
@@ -298,8 +300,8 @@ def tuning_uses() -> dict[str, int]:
 
 def cuda_tune(
     plan: Plan, tf32: int, seconds: float = 0.0, memory: torch.Tensor | None = None, stream: int = 0, /
-) -> tuple[int, list[tuple[str, str, dict[str, float]]]]:
-    """Bytes needed, and (product, algorithm, {answer: seconds}) of each product that was measured in ``memory``."""
+) -> tuple[int, _Measured]:
+    """Bytes needed, and the products of a plan that were measured in ``memory``."""
 
 def cuda_tuning_set(device: int, product: str, algorithm: str, /) -> None:
     """That product is computed so from now on; ValueError for texts that are none of :func:`cuda_tune`'s."""

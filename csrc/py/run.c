@@ -74,7 +74,7 @@ typedef struct gpu_way {
     unsigned long long seed;   /* address of the run's seed there, or 0 */
 } gpu_way;
 
-static status run_there(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
+static status run_on_gpu(ctx *c, plan_object *self, gpu_way way, run *r, int from, int to) {
     bool is_captured;
     cuda_run where;
     status s;
@@ -107,7 +107,7 @@ static status run_stretch(plan_object *self, gpu_way way, run *r, int from, int 
     }
     r->constants = constants;
     Py_BEGIN_ALLOW_THREADS s =
-        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_there(&c, self, way, r, from, to);
+        self->device == ON_CPU ? exec_run(&c, self->p, from, to, r) : run_on_gpu(&c, self, way, r, from, to);
     Py_END_ALLOW_THREADS *e = c.err;
     ctx_release(&c);
     return s;

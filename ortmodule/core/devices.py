@@ -27,7 +27,7 @@ def refusal(tensors: Iterable[tuple[str, Any]]) -> str | None:
             first, there = name, tensor.device
         elif tensor.device != there:
             return f"{name} is on {tensor.device}, {first} on {there}"
-    if first is None or there.type == "cpu":
+    if first is None or there is None or there.type == "cpu":
         return None
     try:
         _core.cuda_devices()

@@ -45,7 +45,9 @@ class Deferred(torch.Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch has a function there that is no method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """What gets past `__torch_function__`, from C++: autograd has seen it already."""
         kwargs = kwargs or {}
         given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs

@@ -242,6 +242,11 @@ class _Deque(_Container):
         return deque(reader.values(count), most)
 
 
+def _new(cls: Any) -> Any:
+    """An object of this class that is not initialised."""
+    return cls.__new__(cls)
+
+
 class _Dict(_Container):
     """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
 
@@ -252,14 +257,14 @@ class _Dict(_Container):
         keys = tuple(value)
         writer.tokens += (cls, keys, tuple(map(type, keys)))
         writer.add_all(value, (value[key] for key in keys))
-        if issubclass(cls, defaultdict):
+        if isinstance(value, defaultdict):
             writer.add(value.default_factory)
         if cls not in self.plain:
             _Attributes.write_names(writer, value)
 
     @classmethod
     def read(self, reader: _Reader, cls: type) -> dict:
-        value, keys = cls.__new__(cls), next(reader.tokens)
+        value, keys = _new(cls), next(reader.tokens)
         next(reader.tokens)
         set_item = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
         for key in keys:
@@ -279,7 +284,7 @@ class _Attributes(_Container):
 
     @classmethod
     def read(self, reader: _Reader, cls: type) -> Any:
-        return self.read_names(reader, cls.__new__(cls))
+        return self.read_names(reader, _new(cls))
 
     @staticmethod
     def write_names(writer: _Writer, value: Any) -> None:

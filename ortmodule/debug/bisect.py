@@ -80,7 +80,7 @@ class Case:
         types = {tensor.dtype for tensor in self.feeds.values()}
         for node in self.model.graph.node:
             if node.op_type == "Cast":
-                types.add(TORCH_TYPES.get(attributes(node)["to"]))
+                types |= {dtype for dtype in [TORCH_TYPES.get(attributes(node)["to"])] if dtype is not None}
         return max((TOLERANCE[dtype] for dtype in types & TOLERANCE.keys()), default=0.0)
 
 

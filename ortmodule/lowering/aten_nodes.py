@@ -19,6 +19,7 @@ from ortmodule.core.torch_private import ListType, TracedGraph, TracedNode, Trac
 from ortmodule.host.host_node import Modes, Node, Spec
 from ortmodule.host.opaque_regions import CALL, Regions
 from ortmodule.lowering import export
+from ortmodule.lowering.traced_tensors import dtype_of, sizes_of
 
 #: What only carries values.
 _CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack", "prim::Constant"}
@@ -306,8 +307,8 @@ def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable
     node.clones = any(name.endswith("_") for name in names)
     number = len(regions.nodes)
     regions.nodes.append(node)
-    numbers = any(v.type().dim() == 0 and v.type().dtype() == torch.int64 for v in operands)
-    if not numbers and all(v.type().sizes() is not None for v in (*operands, *results)):
+    has_numbers = any(v.type().dim() == 0 and v.type().dtype() == torch.int64 for v in operands)
+    if not has_numbers and all(v.type().sizes() is not None for v in (*operands, *results)):
         regions.seen.append((number, _specs(operands), _specs(results)))
     with graph.insert_point_guard(members[-1]):
         listed = graph.insertNode(graph.create("prim::ListConstruct", operands, 1))
@@ -316,8 +317,8 @@ def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable
         call = graph.insertNode(graph.create(CALL, [listed.output(), *numbers], 1))
         call.output().setType(ListType.ofTensors())
         unpacked = graph.insertNode(graph.create("prim::ListUnpack", [call.output()], 1 + len(results)))
-    for new in (listed, call, unpacked):
-        new.copyMetadata(members[-1])
+    for made in (listed, call, unpacked):
+        made.copyMetadata(members[-1])
     token, *values = unpacked.outputs()
     token.inferTypeFrom(torch.zeros((), dtype=torch.int64))
     _move_users(graph, inside, unpacked)
@@ -343,4 +344,4 @@ def _move_users(graph: TracedGraph, inside: set, unpacked: TracedNode) -> None:
 
 
 def _specs(values: Sequence[TracedValue]) -> tuple[Spec, ...]:
-    return tuple([(DTYPES[v.type().dtype()], tuple(v.type().sizes())) for v in values])
+    return tuple([(DTYPES[dtype_of(v)], tuple(sizes_of(v))) for v in values])

@@ -29,6 +29,7 @@ from ortmodule.core.torch_private import (
 )
 from ortmodule.lowering import export
 from ortmodule.lowering.decompositions.table import sloped
+from ortmodule.lowering.traced_tensors import dtype_of, sizes_of
 
 
 def use_pairs(graph: TracedGraph) -> None:
@@ -57,7 +58,8 @@ def _values(graph: TracedGraph) -> Iterable[TracedValue]:
 
 def _real(value: TracedValue) -> torch.dtype | None:
     """The type of its parts, if pairs can have them."""
-    return REAL_TYPES.get(value.type().dtype()) if value.type().sizes() is not None else None
+    dtype = value.type().dtype()
+    return None if dtype is None or value.type().sizes() is None else REAL_TYPES.get(dtype)
 
 
 def _changes_some(node: TracedNode) -> bool:
@@ -70,8 +72,8 @@ def _changes_some(node: TracedNode) -> bool:
 
 def _become_pairs(value: TracedValue, like: TracedValue) -> None:
     """``value`` gets the type of the pairs of ``like``."""
-    sizes, dtype = like.type().sizes(), REAL_TYPES[like.type().dtype()]
-    value.inferTypeFrom(torch.empty((*sizes, 2), dtype=dtype).requires_grad_(like.requires_grad()))
+    dtype = REAL_TYPES[dtype_of(like)]
+    value.inferTypeFrom(torch.empty((*sizes_of(like), 2), dtype=dtype).requires_grad_(like.requires_grad()))
 
 
 #: What becomes of the arguments of operators that move elements about: `d` is a dimension, `D` are several, `P` a whole
@@ -121,6 +123,8 @@ class _Pairs:
     def _same(self, node: TracedNode) -> bool:
         """Real numbers seen as complex ones, and back; a size. Nothing is computed for these."""
         value = next(iter(node.inputs()), None)
+        if value is None:
+            return False
         if node.kind() == "aten::view_as_complex" and not self._is_pair(value):
             self.of[node.output().unique()] = value
         elif node.kind() == "aten::view_as_real" and self._is_pair(value):
@@ -142,9 +146,10 @@ class _Pairs:
         """The same operator for pairs. False: not in this form."""
         new, output = [], node.output()
         for how, value in zip(_MOVES[node.kind()], node.inputs(), strict=False):
-            new.append(self._argument(how, value))
+            if (argument := self._argument(how, value)) is not None:
+                new.append(argument)
         listed = isinstance(output.type(), ListType)
-        if None in new or len(new) != node.inputsSize():
+        if len(new) != node.inputsSize():
             return False
         if listed and any(use.user.kind() != "prim::ListUnpack" for use in output.uses()):
             return False
@@ -162,8 +167,10 @@ class _Pairs:
 
     def _argument(self, how: str, value: TracedValue) -> TracedValue | None:
         if how == "L":
-            items = [self._pair(item) if self._is_pair(item) else None for item in _items(value)]
-            return None if None in items or not items else self._list(items, ListType.ofTensors())
+            items = _items(value)
+            if not items or not all(map(self._is_pair, items)):
+                return None
+            return self._list([self._pair(item) for item in items], ListType.ofTensors())
         if self._is_pair(value) or how == "p":
             return self._pair(value) if self._is_pair(value) else None
         constant = value.node().kind() == "prim::Constant"
@@ -191,7 +198,9 @@ class _Pairs:
         output = node.output()
         if _MISSING in arguments:
             return False
-        definition = _Definition(_ARITHMETIC[node.kind()], arguments, REAL_TYPES.get(output.type().dtype()))
+        dtype = output.type().dtype()
+        real = None if dtype is None else REAL_TYPES.get(dtype)
+        definition = _Definition(_ARITHMETIC[node.kind()], arguments, real)
         try:
             traced = _trace(definition, tensors)
         except _NoDefinition:
@@ -251,9 +260,8 @@ class _Pairs:
         node = self.graph.insertNode(self.graph.create("aten::view_as_complex", [pair], 1))
         if pair.node().kind() != "prim::Param":
             node.copyMetadata(pair.node())
-        sizes, dtype = pair.type().sizes(), pair.type().dtype()
-        kind = torch.complex64 if dtype == torch.float32 else torch.complex128
-        node.output().inferTypeFrom(torch.empty(sizes[:-1], dtype=kind).requires_grad_(pair.requires_grad()))
+        kind = torch.complex64 if pair.type().dtype() == torch.float32 else torch.complex128
+        node.output().inferTypeFrom(torch.empty(sizes_of(pair)[:-1], dtype=kind).requires_grad_(pair.requires_grad()))
         return node.output()
 
     def _is_pair(self, value: TracedValue) -> bool:
@@ -338,7 +346,7 @@ class _Definition(nn.Module):
 
 
 def _trace(definition: nn.Module, tensors: list[TracedValue]) -> TracedGraph:
-    examples = tuple(torch.ones(v.type().sizes(), dtype=v.type().dtype()) for v in tensors)
+    examples = tuple(torch.ones(sizes_of(v), dtype=v.type().dtype()) for v in tensors)
     with torch.no_grad(), devices.autocast_as(devices.autocast_off()), export.tracing(definition):
         graph, _ = get_trace_graph(definition, examples, strict=False)
     jit_pass_inline(graph)
@@ -354,7 +362,7 @@ def _both(function: Callable) -> Callable:
         a, b = (x if isinstance(x, Complex) else Complex(x, 0) for x in (a, b))
         if alpha != 1:
             raise _NoDefinition
-        parts = function(a.real, b.real), function(a.imaginary, b.imaginary)
+        parts: tuple[Any, ...] = function(a.real, b.real), function(a.imaginary, b.imaginary)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             shape = next(part for part in parts if isinstance(part, torch.Tensor))
             parts = tuple(p if isinstance(p, torch.Tensor) else torch.full_like(shape, p) for p in parts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from ortmodule.core.dtypes import is_complex, is_tensor
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import ListType, TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
 from ortmodule.lowering.decompose import number_in_trace
+from ortmodule.lowering.traced_tensors import dtype_of, sizes_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _say_by_views(graph: TracedGraph, node: TracedNode) -> None:
             made.output().setType(node.output().type())
             written = graph.create("aten::copy_", [operands[place], made.output(), graph.insertConstant(False)], 1)
         elif node.kind() == "aten::fill_diagonal_" and _sizes(operands[0]) and not operands[2].toIValue():
-            if len(_sizes(operands[0])) != 2:
+            if len(sizes_of(operands[0])) != 2:
                 return
             numbers = [graph.insertConstant(n) for n in (0, 0, 1)]
             made = graph.insertNode(graph.create("aten::diagonal", [operands[0], *numbers], 1))
@@ -188,7 +190,7 @@ class _Walk:
             new.setType(old.type())
         return list(unpacked.outputs())[step.index]
 
-    def _insert(self, kind: str, operands: Sequence[TracedValue], node: TracedNode, count: int = 1):
+    def _insert(self, kind: str, operands: Sequence[TracedValue], node: TracedNode, count: int = 1) -> TracedNode:
         """A new node at the insert point, on behalf of ``node``."""
         made = self.graph.insertNode(self.graph.create(kind, list(operands), count))
         if node.kind() != "prim::Return":
@@ -262,8 +264,7 @@ class _Walk:
             return part
         else:
             raise _refusal(node, f"changes a tensor through {kind}, which a graph cannot say")
-        kind = base.type()
-        like = torch.empty(kind.sizes(), dtype=kind.dtype(), device=kind.device())
+        like = torch.empty(sizes_of(base), dtype=dtype_of(base), device=base.type().device())
         made.output().inferTypeFrom(like.requires_grad_(base.requires_grad() or part.requires_grad()))
         return made.output()
 
@@ -287,6 +288,7 @@ class _Walk:
         return self._insert("aten::cat", [listed.output(), dim], node)
 
     def _joined(self, node: TracedNode, step: _Step, base: TracedValue, part: TracedValue) -> TracedNode:
+        assert step.unpack is not None, "it is one of several results"
         parts = self._insert(step.node.kind(), [base, *list(step.node.inputs())[1:]], node)
         parts.output().setType(step.node.output().type())
         unpacked = self._insert("prim::ListUnpack", [parts.output()], node, step.unpack.outputsSize())
@@ -361,9 +363,9 @@ def _constant(value: TracedValue) -> object:
 
 def _shortened(value: TracedValue, dim: int, part: slice) -> TensorType:
     """The type of a part of a tensor along one dimension."""
-    kind = value.type()
-    sizes = [len(range(n)[part]) if i == dim % kind.dim() else n for i, n in enumerate(kind.sizes())]
-    return TensorType.create_from_tensor(torch.empty(sizes, dtype=kind.dtype(), device=kind.device()))
+    before = sizes_of(value)
+    sizes = [len(range(n)[part]) if i == dim % len(before) else n for i, n in enumerate(before)]
+    return TensorType.create_from_tensor(torch.empty(sizes, dtype=dtype_of(value), device=value.type().device()))
 
 
 def _is_run(start: object, end: object, step: object) -> bool:
@@ -372,14 +374,16 @@ def _is_run(start: object, end: object, step: object) -> bool:
         return False
     if start in (None, 0) or end in (None, _END):
         return True
-    both = type(start) is int and type(end) is int
-    return both and (start < 0) == (end < 0) and start <= end
+    # (A bool is no number here.)
+    return type(start) is int and type(end) is int and (start < 0) == (end < 0) and start <= end
 
 
 def _like(value: TracedValue) -> torch.Tensor:
     """Something without memory that lies as a tensor of a trace does."""
-    kind = value.type()
-    return torch.empty_strided(kind.sizes(), kind.strides(), dtype=kind.dtype(), device="meta")
+    strides = value.type().strides()
+    if strides is None:
+        raise TypeError(f"the strides of {value.debugName()} are not known in the trace")
+    return torch.empty_strided(sizes_of(value), strides, dtype=dtype_of(value), device="meta")
 
 
 def _sizes(value: TracedValue) -> list[int] | None:
@@ -400,7 +404,7 @@ def _order_back(node: TracedNode, base: TracedValue) -> list[int] | None:
     numbers = [_constants(value) for value in list(node.inputs())[1:]]
     if None in numbers:
         return None
-    rank = base.type().dim()
+    rank = len(sizes_of(base))
     moved = getattr(torch, node.kind().removeprefix("aten::"))(
         torch.empty([*range(1, rank + 1)], device="meta"), *numbers
     )
@@ -410,7 +414,7 @@ def _order_back(node: TracedNode, base: TracedValue) -> list[int] | None:
 def _constants(value: TracedValue) -> list[int] | int | None:
     """A number, or a list of numbers; None if one is computed."""
     node = value.node()
-    found = value.toIValue() if node.kind() == "prim::Constant" else [_constant(each) for each in node.inputs()]
+    found: Any = value.toIValue() if node.kind() == "prim::Constant" else [_constant(each) for each in node.inputs()]
     return found if all(type(n) is int for n in (found if isinstance(found, list) else [found])) else None
 
 

@@ -68,7 +68,8 @@ def _swapped(g, x: TracedValue) -> TracedValue:
 def _packing(batch_sizes: TracedValue) -> Packing:
     found = record.packings.get(batch_sizes.unique())
     if found is None:
-        raise errors.SymbolicValueError("batch sizes that no packing made", batch_sizes)
+        what = "batch sizes that no packing made"
+        raise errors.SymbolicValueError(what, batch_sizes)  # type: ignore[arg-type]  # torch's stub has another class
     return found
 
 

@@ -35,7 +35,8 @@ def check_written(graph: TracedGraph) -> None:
     for node in graph.nodes():
         kind, inputs = node.kind(), [of.get(value.unique(), value.unique()) for value in node.inputs()]
         if kind in _EMPTY:
-            if node.output().type().sizes() is None or 0 not in node.output().type().sizes():
+            sizes = node.output().type().sizes()
+            if sizes is None or 0 not in sizes:
                 fresh.add(node.output().unique())
         elif not fresh.isdisjoint(inputs):
             if kind.startswith("prim::") or (kind in _VIEWS and inputs[0] in fresh):
