@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 from ortmodule import ORTModule, _core, explain
+from scripts import passes_page
 from tests.models.zoo import without_dropout
 from tests.passes import test_passes
 from tests.passes.test_rows import LANGUAGE, SMALL, Loss, graphs, language, without
@@ -150,6 +151,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "passes.md"
 ROW = re.compile(r"^\| `(\w+)` \|.* \| ([^|]+) \| ([^|]+) \|$", re.M)
 #: It is at work in every graph, so the tests of graphs do not name it.
 UNNAMED = {("clean_up", "test_graph.c")}
+
+
+def test_the_page_is_written():
+    assert passes_page.page(PAGE.read_text()) == PAGE.read_text(), "run: python -m scripts.passes_page docs/passes.md"
 
 
 def test_tests_that_the_page_names():
