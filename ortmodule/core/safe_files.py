@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 #: Seconds to wait for another process that holds a lock.
 LOCK_SECONDS = 10.0
@@ -71,16 +71,30 @@ def read_private(path: str | os.PathLike[str]) -> bytes:
     Raises FileNotFoundError; PermissionError for a file that others may have written; OSError for what is no regular
     file, a symbolic link included.
     """
-    # O_NONBLOCK: opening a pipe would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        fault = _fault(status)
+    with _regular(path, os.O_NOFOLLOW) as file:
+        fault = _fault(os.fstat(file.fileno()))
         if fault:
             raise PermissionError(f"{path}: {fault}")
         return file.read()
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file that others may have written.
+
+    Raises OSError, also for a pipe or a device: reading these may never end.
+    """
+    with _regular(path) as file:
+        return file.read()
+
+
+@contextmanager
+def _regular(path: str | os.PathLike[str], flags: int = 0) -> Iterator[BinaryIO]:
+    # O_NONBLOCK: opening a pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        yield file
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:

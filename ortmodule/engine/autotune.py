@@ -70,7 +70,7 @@ def _place(device: str | None = None) -> dict[str, str]:
 def _read(file: Path) -> dict[str, Any]:
     """What the file holds; without a file, nothing. Raises OSError, and ValueError for what is not such a file."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = safe_files.read_regular(file).decode()
     except FileNotFoundError:
         return {"results": []}
     content = safe_files.parse_json(text)

@@ -233,6 +233,21 @@ def test_training_goes_on_while_tuning_waits_in_vain(folder, monkeypatch):
     assert any("another process has held the lock" in str(w.message) for w in caught)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a pipe"])
+def test_tuning_reads_no_pipe_and_no_device(kind, folder):
+    """In a folder that others can write they may lie where results should: reading them would never end."""
+    file = folder / "results.json"
+    if kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        os.mkfifo(folder / "pipe")
+        file.symlink_to(folder / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        autotune._add(file, {"class": {"way": "blas"}})
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
