@@ -374,7 +374,7 @@ def _reduction(name: str, function: Callable) -> None:
         axes = a.get("axes") if axes is None else _ints(axes)
         if not axes and a.get("noop_with_empty_axes"):  # nothing is summed, but ReduceLogSum takes its logarithm
             return function(x[..., None], [-1], False)
-        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1)))
+        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1))).to(x.dtype)
 
     _TABLE["", name] = reduce
 
@@ -385,7 +385,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-_reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep).to(x.dtype))
+_reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep))
 _reduction("ReduceMean", lambda x, axes, keep: x.mean(axes, keep))
 _reduction("ReduceMax", lambda x, axes, keep: x.amax(axes, keep))
 _reduction("ReduceMin", lambda x, axes, keep: x.amin(axes, keep))
