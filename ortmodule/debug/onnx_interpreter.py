@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import onnx
 import torch
@@ -95,7 +96,15 @@ def _fold(function: Callable) -> Callable:
 
 
 def _div(a: Tensor, b: Tensor) -> Tensor:
-    return a / b if a.is_floating_point() else torch.div(a, b, rounding_mode="trunc")
+    return a / b if a.is_floating_point() else _divided(partial(torch.div, rounding_mode="trunc"), a, b, a)
+
+
+def _divided(divide: Callable, a: Tensor, b: Tensor, overflown: Tensor | int) -> Tensor:
+    """``divide(a, b)``; ``overflown`` for the least integer by -1, where the CPU would end the process."""
+    if a.is_floating_point() or b.is_floating_point() or not b.dtype.is_signed:
+        return divide(a, b)
+    overflows = (b == -1) & (a == torch.iinfo(a.dtype).min)
+    return torch.where(overflows, overflown, divide(torch.where(overflows, 0, a), b))
 
 
 def _ints(x: Tensor | None) -> list[int] | None:
@@ -147,19 +156,30 @@ def _prelu(x: Tensor, slope: Tensor) -> Tensor:
     return torch.where(x < 0, x * slope, x)
 
 
+def _pow(x: Tensor, e: Tensor) -> Tensor:
+    """A number as exponent is what PyTorch takes for a number: 0.5 is a square root."""
+    if e.dim() == 0 and not e.requires_grad:
+        return x.pow(e.item()).to(x.dtype)
+    return x.pow(e.to(x.dtype) if x.is_floating_point() else e).to(x.dtype)
+
+
+def _range(start: Tensor, end: Tensor, step: Tensor) -> Tensor:
+    count = max(0, math.ceil((end.item() - start.item()) / step.item()))
+    return start + step * torch.arange(count, dtype=start.dtype)
+
+
 _plain(
     Abs=torch.abs, Acos=torch.acos, Acosh=torch.acosh, Add=torch.add, And=torch.logical_and, Asin=torch.asin,
     Asinh=torch.asinh, Atan=torch.atan, Atanh=torch.atanh, Ceil=torch.ceil, Clip=_clip, Cos=torch.cos, Cosh=torch.cosh,
     Div=_div, Equal=torch.eq, Erf=torch.erf, Exp=torch.exp, Floor=torch.floor, Greater=torch.gt,
-    GreaterOrEqual=torch.ge, Identity=lambda x: x, IsInf=torch.isinf, IsNaN=torch.isnan, Less=torch.lt,
+    GreaterOrEqual=torch.ge, Identity=lambda x: x, IsNaN=torch.isnan, Less=torch.lt,
     LessOrEqual=torch.le, Log=torch.log, MatMul=torch.matmul, Max=_fold(torch.maximum), Min=_fold(torch.minimum),
     Mul=torch.mul, Neg=torch.neg, Not=torch.logical_not, Or=torch.logical_or, PRelu=_prelu, Reciprocal=torch.reciprocal,
     Relu=torch.relu, Round=torch.round, Sigmoid=torch.sigmoid, Sign=torch.sign, Sin=torch.sin, Sinh=torch.sinh,
     Softplus=F.softplus, Softsign=F.softsign, Sqrt=torch.sqrt, Sub=torch.sub, Sum=_fold(torch.add), Tan=torch.tan,
     Tanh=torch.tanh, Where=_where, Xor=torch.logical_xor, HardSwish=F.hardswish, Mish=F.mish,
     Expand=lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _ints(shape))),
-    Pow=lambda x, e: x.pow(e.to(x.dtype) if x.is_floating_point() else e).to(x.dtype),
-    Range=lambda a, b, step: torch.arange(a.item(), b.item(), step.item(), dtype=a.dtype),
+    Pow=_pow, Range=_range,
     Reshape=lambda x, shape: _reshape(x, _ints(shape)), Size=lambda x: torch.tensor(x.numel()),
     Slice=_slice, Squeeze=lambda x, axes=None: _squeeze(x, _ints(axes)),
     Tile=lambda x, times: x.repeat(_ints(times)), Unsqueeze=lambda x, axes: _unsqueeze(x, _ints(axes)),
@@ -192,6 +212,11 @@ def _cast(a, n, x):
 @_operator("Transpose")
 def _transpose(a, n, x):
     return x.permute(a.get("perm", list(range(x.dim()))[::-1]))
+
+
+@_operator("IsInf")
+def _is_inf(a, n, x):
+    return (x == math.inf) & bool(a.get("detect_positive", 1)) | (x == -math.inf) & bool(a.get("detect_negative", 1))
 
 
 @_operator("Concat")
@@ -283,14 +308,7 @@ def _einsum(a, n, *x):
 
 @_operator("Mod")
 def _mod(a, n, x, y):
-    return torch.fmod(x, y) if a.get("fmod") else torch.remainder(x, y)
-
-
-@_operator("Selu")
-def _selu(a, n, x):
-    if "alpha" in a or "gamma" in a:
-        return a.get("gamma", 1.0507009873554805) * F.elu(x, a.get("alpha", 1.6732632423543772))
-    return F.selu(x)
+    return _divided(torch.fmod if a.get("fmod") else torch.remainder, x, y, 0)
 
 
 @_operator("Gemm")
@@ -302,11 +320,55 @@ def _gemm(a, n, x, y, c=None):
 
 _TABLE["", "Softmax"] = lambda a, n, x: F.softmax(x, a.get("axis", -1))
 _TABLE["", "LogSoftmax"] = lambda a, n, x: F.log_softmax(x, a.get("axis", -1))
+_SELU = 1.6732632423543772, 1.0507009873554805
+_TABLE["", "CastLike"] = lambda a, n, x, like: x.to(like.dtype)
+_TABLE["", "Mean"] = lambda a, n, *x: _fold(torch.add)(*x) / len(x)
+_TABLE["", "Swish"] = lambda a, n, x: x * (a.get("alpha", 1.0) * x).sigmoid()
 _TABLE["", "LeakyRelu"] = lambda a, n, x: F.leaky_relu(x, a.get("alpha", 0.01))
 _TABLE["", "Elu"] = lambda a, n, x: F.elu(x, a.get("alpha", 1.0))
 _TABLE["", "Celu"] = lambda a, n, x: F.celu(x, a.get("alpha", 1.0))
+_TABLE["", "Selu"] = lambda a, n, x: torch.ops.aten.elu(x, a.get("alpha", _SELU[0]), a.get("gamma", _SELU[1]))
+_TABLE["", "ThresholdedRelu"] = lambda a, n, x: torch.where(x <= a.get("alpha", 1.0), 0, x)
 _TABLE["", "HardSigmoid"] = lambda a, n, x: (x * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1)
 _TABLE["", "Gelu"] = lambda a, n, x: F.gelu(x, approximate=a.get("approximate", "none"))
+
+
+@_operator("LpNormalization")
+def _lp_normalization(a, n, x):
+    norm = torch.linalg.vector_norm(x, a.get("p", 2), a.get("axis", -1), keepdim=True)
+    return x / torch.where(norm == 0, 1, norm)
+
+
+@_operator("DepthToSpace")
+def _depth_to_space(a, n, x):
+    (batch, depth, height, width), b = x.shape, a["blocksize"]
+    if a.get("mode", "DCR") == "DCR":
+        x = x.reshape(batch, b, b, depth // b**2, height, width).permute(0, 3, 4, 1, 5, 2)
+    else:
+        x = x.reshape(batch, depth // b**2, b, b, height, width).permute(0, 1, 4, 2, 5, 3)
+    return x.reshape(batch, depth // b**2, height * b, width * b)
+
+
+@_operator("SpaceToDepth")
+def _space_to_depth(a, n, x):
+    (batch, depth, height, width), b = x.shape, a["blocksize"]
+    x = x.reshape(batch, depth, height // b, b, width // b, b).permute(0, 3, 5, 1, 2, 4)
+    return x.reshape(batch, depth * b * b, height // b, width // b)
+
+
+@_operator("OneHot")
+def _one_hot(a, n, indices, depth, values):
+    count, axis = int(depth), a.get("axis", -1)
+    indices = torch.where(indices < 0, indices + count, indices)
+    inner = -1 - axis if axis < 0 else indices.dim() - axis
+    hot = indices.unsqueeze(axis) == torch.arange(count).reshape(-1, *[1] * inner)
+    return torch.where(hot, values[1], values[0])
+
+
+@_operator("Compress")
+def _compress(a, n, x, condition):
+    x, axis = (x, a["axis"]) if "axis" in a else (x.flatten(), 0)
+    return x.index_select(axis, condition.nonzero()[:, 0])
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -317,7 +379,7 @@ def _reduction(name: str, function: Callable) -> None:
         axes = a.get("axes") if axes is None else _ints(axes)
         if not axes and a.get("noop_with_empty_axes"):  # nothing is summed, but ReduceLogSum takes its logarithm
             return function(x[..., None], [-1], False)
-        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1)))
+        return function(x, list(axes) if axes else list(range(x.dim())), bool(a.get("keepdims", 1))).to(x.dtype)
 
     _TABLE["", name] = reduce
 
@@ -328,7 +390,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-_reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep).to(x.dtype))
+_reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep))
 _reduction("ReduceMean", lambda x, axes, keep: x.mean(axes, keep))
 _reduction("ReduceMax", lambda x, axes, keep: x.amax(axes, keep))
 _reduction("ReduceMin", lambda x, axes, keep: x.amin(axes, keep))
@@ -364,13 +426,18 @@ def _topk(a, n, x, k):
 def _layer_norm(a, n, x, scale, bias=None):
     if n > 1:
         raise _Form("mean and deviation")
-    shape = x.shape[a.get("axis", -1) % x.dim() :]
-    return F.layer_norm(x, shape, scale, bias, a.get("epsilon", 1e-5))
+    shape, epsilon = x.shape[a.get("axis", -1) % x.dim() :], a.get("epsilon", 1e-5)
+    if scale.shape == shape and scale.dtype == x.dtype:
+        return F.layer_norm(x, shape, scale, bias, epsilon)
+    y = F.layer_norm(x.to(torch.promote_types(x.dtype, scale.dtype)), shape, eps=epsilon) * scale
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 @_operator("RMSNormalization")
 def _rms_norm(a, n, x, scale):
-    return F.rms_norm(x, x.shape[a.get("axis", -1) % x.dim() :], scale, a.get("epsilon", 1e-5))
+    return (
+        F.rms_norm(x, x.shape[a.get("axis", -1) % x.dim() :], None, a.get("epsilon", 1e-5)).mul(scale).to(scale.dtype)
+    )
 
 
 @_operator("InstanceNormalization")
@@ -394,7 +461,8 @@ def _batch_norm(a, n, x, scale, bias, mean, variance):
 @_operator("SoftmaxCrossEntropyLoss")
 def _cross_entropy(a, n, x, labels, weight=None):
     how = {"reduction": a.get("reduction", "mean"), "ignore_index": a.get("ignore_index", -100)}
-    return F.cross_entropy(x, labels.long(), weight, **how), F.log_softmax(x, 1)
+    labels = labels if labels.is_floating_point() else labels.long()
+    return F.cross_entropy(x, labels, weight, **how), F.log_softmax(x, min(1, x.dim() - 1))
 
 
 @_operator("SmoothedCrossEntropy", domain="ortmodule")
@@ -427,6 +495,17 @@ def _conv(a, n, x, weight, bias=None):
     return function(_padded(a, x, 0.0), weight, bias, a.get("strides", 1), 0, a.get("dilations", 1), a.get("group", 1))
 
 
+@_operator("ConvTranspose")
+def _conv_transpose(a, n, x, weight, bias=None):
+    rank = x.dim() - 2
+    pads = a.get("pads", [0] * 2 * rank)
+    if a.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in a or pads[:rank] != pads[rank:]:
+        raise _Form("padding that is not the same on both sides")
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
+    extra, groups, apart = a.get("output_padding", 0), a.get("group", 1), a.get("dilations", 1)
+    return function(x, weight, bias, a.get("strides", 1), pads[:rank], extra, groups, apart)
+
+
 @_operator("MaxPool")
 def _max_pool(a, n, x):
     if n > 1 or a.get("ceil_mode"):
@@ -437,13 +516,16 @@ def _max_pool(a, n, x):
 
 @_operator("AveragePool")
 def _average_pool(a, n, x):
-    if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")):
-        raise _Form("padding that does not count")
+    if a.get("ceil_mode") or (any(a.get("pads", [])) and not a.get("count_include_pad")) or "dilations" in a:
+        raise _Form("padding that does not count, or dilations")
     function = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[x.dim() - 3]
     return function(_padded(a, x, 0.0), a["kernel_shape"], a.get("strides", 1))
 
 
 _TABLE["", "GlobalAveragePool"] = lambda a, n, x: x.mean(list(range(2, x.dim())), keepdim=True)
+_TABLE["", "GlobalLpPool"] = lambda a, n, x: torch.linalg.vector_norm(
+    x, a.get("p", 2), list(range(2, x.dim())), keepdim=True
+)
 _TABLE["", "GlobalMaxPool"] = lambda a, n, x: x.amax(list(range(2, x.dim())), keepdim=True)
 
 
@@ -513,7 +595,8 @@ def _of_torch(name: str) -> Callable:
 _own(**{name: _of_torch(function) for name, function, _ in _core.pointwise_operators() if hasattr(torch, function)})
 _own(
     Huber=lambda a, x, y: F.huber_loss(x, y, "none", a.get("delta", 1.0)) / a.get("over", 1.0),
-    FloorDiv=lambda a, x, y: torch.floor_divide(x, y), Remainder=lambda a, x, y: torch.remainder(x, y),
+    FloorDiv=lambda a, x, y: _divided(torch.floor_divide, x, y, x),
+    Remainder=lambda a, x, y: _divided(torch.remainder, x, y, 0),
     HardTanh=lambda a, x: F.hardtanh(x, a["min"], a["max"]), NotOne=lambda a, x: x,
     CumProd=lambda a, x: x.cumprod(a["axis"]), LogCumSumExp=lambda a, x: x.logcumsumexp(a["axis"]),
     CumArgMax=lambda a, x: x.cummax(a["axis"])[1], CumArgMin=lambda a, x: x.cummin(a["axis"])[1],

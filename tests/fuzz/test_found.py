@@ -154,3 +154,19 @@ def test_what_the_engine_is_compared_with(operator, attributes):
     evaluate([node], values, {})
     found = session([node], {"x": 2}).run([x], [False]).outputs[0]
     torch.testing.assert_close(found, values["y"], equal_nan=True)
+
+
+@pytest.mark.parametrize("operator", ["ReduceProd", "ReduceSumSquare", "ReduceL1"])
+def test_reductions_of_integers_keep_their_type(operator):
+    """The interpreter gave PyTorch's int64."""
+    values = {"x": torch.tensor([[100, 3], [-7, 2]], dtype=torch.int8)}
+    evaluate([helper.make_node(operator, ["x"], ["y"])], values, {})
+    assert values["y"].dtype == torch.int8
+
+
+def test_quotients_that_no_integer_holds():
+    """The least integer by -1 ended the process, in PyTorch's kernels that the interpreter calls."""
+    least, nodes = torch.iinfo(torch.int64).min, ["Div", "Mod"]
+    values = {"x": torch.tensor([least, 6]), "y": torch.tensor([-1, -4])}
+    evaluate([helper.make_node(name, ["x", "y"], [name]) for name in nodes], values, {})
+    assert [values[name].tolist() for name in nodes] == [[least, -1], [0, -2]]
