@@ -63,8 +63,8 @@ def _difference(
         with tree.isolated(), tree.unhooked():
             if change is not None or filled:
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
-            alike = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
-            args, kwargs = arguments.rebuild(alike)
+            given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
+            args, kwargs = arguments.rebuild(given_inputs)
             devices.set_generators(generators)
             with only_pytorch(), _KeepAll(filled, alike) as recorder:
                 result = forward(*args, **kwargs)
@@ -315,7 +315,8 @@ def _without_chance(model: onnx.ModelProto) -> tuple[onnx.ModelProto, bool]:
 
 def _parts_of(node: onnx.NodeProto, given: dict[str, Any]) -> list[onnx.NodeProto]:
     """:func:`_parts` as a graph's nodes, in the place of uniform or normal numbers."""
-    made, name = [], node.output[0]
+    made: list[onnx.NodeProto] = []
+    name = node.output[0]
 
     def emit(kind: str, *inputs: str, **options: Any) -> str:
         made.append(onnx.helper.make_node(kind, inputs, [f"{name}/part{len(made)}"], f"{node.name}/part", **options))
