@@ -114,3 +114,44 @@ def test_far(name, refill, monkeypatch):
             assert all(grad is None or not grad.any() for grad in (a, b))
         else:
             torch.testing.assert_close(a, b)
+
+
+class Tied(nn.Module):
+    """A table that is the weight of the last layer, too: of the kernels with indices those that passes make."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.places = nn.Embedding(1100, 8), nn.Parameter(torch.randn(1200, 8))
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, ids, labels):
+        hidden = self.layer(self.norm(self.table(ids) + self.places))
+        return F.cross_entropy(hidden @ self.table.weight.t(), labels)
+
+
+MADE_BY_PASSES = {"EmbeddingNorm", "LinearCrossEntropy", "GatherGradAdd"}
+
+
+@pytest.mark.parametrize("which", ["ids", "labels"])
+@pytest.mark.parametrize("refill", [100_000, 1 << 40, -(1 << 40)])
+def test_far_in_kernels_that_passes_make(which, refill, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    model = Tied()
+    wrapped = ORTModule(model)
+    memory = {name: torch.arange(1200).remainder(1100).numpy() for name in ("ids", "labels")}
+    given = {name: torch.from_numpy(numbers) for name, numbers in memory.items()}
+    wrapped(**given).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    graphs = [graph for variants in wrapped._ortmodule.graphs.values() for graph in variants]
+    plans = [executable.plan for graph in graphs for executable in graph.plans.values()]
+    assert {row[0] for plan in plans for row in plan.code()} >= MADE_BY_PASSES
+    model.zero_grad()
+    loss = wrapped(**given)
+    memory[which][700] = refill
+    try:
+        loss.backward()
+    except (Error, IndexError, RuntimeError) as error:
+        assert "out of range" in str(error)
+        return
+    for p, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, grad)  # forward has left the gradients of the labels behind
