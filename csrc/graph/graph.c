@@ -7,7 +7,7 @@
 status graph_new(ctx *c, graph **out) {
     graph *g;
     TRY(NEW(c, g, 1));
-    g->c = c;
+    g->c = g->scratch = c;
     *out = g;
     return OK;
 }

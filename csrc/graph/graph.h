@@ -97,6 +97,7 @@ typedef struct state_write {
 
 struct graph {
     ctx *c;
+    ctx *scratch; /* memory that dies with the pass that runs (passes/pipeline.c); outside of passes `c` */
     node *first, *last;
     node *before;   /* emit inserts before this node; NULL: at the end */
     value **inputs; /* user inputs, parameters, buffers; then, once there is a gradient, the outputs' gradients */

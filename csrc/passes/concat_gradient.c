@@ -41,12 +41,12 @@ static status find_terms(graph *g, const node *n, list *terms) {
     const shape *s = &n->out[0]->shape;
     list waiting = {0};
 
-    for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, n->in[i]));
+    for (int i = 1; i >= 0; i--) TRY(append(g->scratch, &waiting, n->in[i]));
     while (waiting.count) {
         value *v = waiting.items[--waiting.count];
-        if (!is_inner_sum(v, s)) TRY(append(g->c, terms, v));
+        if (!is_inner_sum(v, s)) TRY(append(g->scratch, terms, v));
         else
-            for (int i = 1; i >= 0; i--) TRY(append(g->c, &waiting, v->def->in[i]));
+            for (int i = 1; i >= 0; i--) TRY(append(g->scratch, &waiting, v->def->in[i]));
     }
     return OK;
 }
@@ -118,7 +118,7 @@ static status append_zeros(graph *g, list *parts, dtype type, int axis, const sh
     s.dim[axis] = size;
     if (size == 0) return OK;
     TRY(graph_full(g, type, &s, 0, &zero));
-    return append(g->c, parts, zero);
+    return append(g->scratch, parts, zero);
 }
 
 static status concat_pieces(graph *g, const piece *pieces, int count, int axis, const shape *whole, value **out) {
@@ -127,7 +127,7 @@ static status concat_pieces(graph *g, const piece *pieces, int count, int axis, 
 
     for (int i = 0; i < count; i++) {
         TRY(append_zeros(g, &parts, pieces[0].x->type, axis, whole, pieces[i].start - at));
-        TRY(append(g->c, &parts, pieces[i].x));
+        TRY(append(g->scratch, &parts, pieces[i].x));
         at = pieces[i].start + pieces[i].size;
     }
     TRY(append_zeros(g, &parts, pieces[0].x->type, axis, whole, whole->dim[axis] - at));
@@ -140,7 +140,7 @@ static status join_pieces(graph *g, list *terms, int axis, const shape *whole, b
     piece *pieces;
     int count, left = 0;
 
-    TRY(NEW(g->c, pieces, terms->count));
+    TRY(NEW(g->scratch, pieces, terms->count));
     count = keep_apart(pieces, sort_pieces(terms, axis, whole, pieces));
     *joined = count > 1;
     if (!*joined) return OK;
@@ -149,7 +149,7 @@ static status join_pieces(graph *g, list *terms, int axis, const shape *whole, b
     for (int i = 0; i < terms->count; i++)
         if (terms->items[i]) terms->items[left++] = terms->items[i];
     terms->count = left;
-    return append(g->c, terms, together);
+    return append(g->scratch, terms, together);
 }
 
 /* Of a sum that is a term of another the other takes care. */

@@ -38,7 +38,7 @@ static status find_places(graph *g, const node *concat, int axis, places *p) {
     if (p->concat == concat) return OK;
     if (concat->n_in >= p->room) {
         p->room = 2 * concat->n_in + 1;
-        TRY(NEW(g->c, p->at, p->room));
+        TRY(NEW(g->scratch, p->at, p->room));
     }
     p->concat = concat;
     for (int i = 0; i < concat->n_in; i++) {
@@ -115,7 +115,7 @@ static status concat_fewer(graph *g, const node *n, value **out) {
     int axis, left;
 
     TRY(axis_of(g, n, &axis));
-    TRY(NEW(g->c, kept, n->n_in));
+    TRY(NEW(g->scratch, kept, n->n_in));
     TRY(join_neighbours(g, n, axis, kept, &left));
     if (left == n->n_in) return OK;
     return graph_emit(g, "Concat", n->attrs, left, kept, 1, out);

@@ -6,7 +6,7 @@ enum { MEMBER = 0, DEPENDENT = 1 };
 
 status convex_begin(graph *g, value *(*source)(value *v), convex *out) {
     *out = (convex){.n_seen = 2 * g->n_nodes, .source = source};
-    return NEW(g->c, out->seen, out->n_seen);
+    return NEW(g->scratch, out->seen, out->n_seen);
 }
 
 static int found(const convex *w, const node *n) { return n->id < w->n_seen ? w->seen[n->id] - 2 * w->walk : -1; }

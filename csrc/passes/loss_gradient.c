@@ -64,8 +64,8 @@ static value *only_seed(const graph *g, const node *loss, const node *gradient) 
 static status emit_in_forward(graph *g, const node *n, value **becomes) {
     value **in, **out;
 
-    TRY(NEW(g->c, in, n->n_in + 1));
-    TRY(NEW(g->c, out, n->n_out));
+    TRY(NEW(g->scratch, in, n->n_in + 1));
+    TRY(NEW(g->scratch, out, n->n_out));
     for (int i = 0; i < n->n_in; i++) in[i] = n->in[i] && becomes[n->in[i]->id] ? becomes[n->in[i]->id] : n->in[i];
     TRY(graph_emit_op(g, n->op, n->attrs, n->n_in, in, n->n_out, out));
     for (int i = 0; i < n->n_out; i++) becomes[n->out[i]->id] = out[i];
@@ -77,7 +77,7 @@ static status emit_for_one(graph *g, node *loss, const node *gradient, value *se
     value **becomes; /* [value id] */
     node *next;
 
-    TRY(NEW(g->c, becomes, g->n_values));
+    TRY(NEW(g->scratch, becomes, g->n_values));
     TRY(graph_full(g, seed->type, &seed->shape, 1, &becomes[seed->id]));
     for (node *n = loss->next; n != gradient; n = next) {
         next = n->next;

@@ -39,7 +39,7 @@ static bool are_alike(const node *n, const node *m) {
 /* All products by `matrix`, sorted. */
 static status find_products(graph *g, const value *matrix, node ***found, int *count) {
     *count = 0;
-    TRY(NEW(g->c, *found, matrix->n_uses));
+    TRY(NEW(g->scratch, *found, matrix->n_uses));
     for (const use *u = matrix->uses; u; u = u->next)
         if (u->index == 1 && is_product(u->user) && value_is_read(u->user->out[0])) (*found)[(*count)++] = u->user;
     if (*count) qsort(*found, (size_t)*count, sizeof **found, compare);

@@ -143,8 +143,8 @@ static status rewrite_all(graph *g, const row_reach *reach, value *rows, node *f
     rewrite w = {.reach = reach};
 
     w.rows = rows_of(g, reach->batch * reach->length, rows, true);
-    TRY(NEW(g->c, w.computed, reach->n_values));
-    TRY(NEW(g->c, w.in_place, reach->n_values));
+    TRY(NEW(g->scratch, w.computed, reach->n_values));
+    TRY(NEW(g->scratch, w.in_place, reach->n_values));
     for (node *n = first; n; n = n->next) TRY(rewrite_node(&w, n));
     g->before = NULL;
     for (int i = 0; i < g->n_outputs; i++)

@@ -77,9 +77,18 @@ static bool is_for(const pass_def *pass, const graph *g) {
 }
 
 static status run_pass(graph *g, const pass_def *pass, int *fired) {
+    ctx scratch;
+    status s;
+
     *fired = 0;
-    TRY(pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired));
-    return check(g);
+    ctx_init(&scratch);
+    scratch.mem.fail_after = g->c->mem.fail_after;
+    g->scratch = &scratch;
+    s = pass->rules ? rules_apply(g, pass->rules, fired) : pass->run(g, fired);
+    g->scratch = g->c;
+    if (s != OK && scratch.err.code != OK) g->c->err = scratch.err;
+    ctx_release(&scratch);
+    return s == OK ? check(g) : s;
 }
 
 status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired) {

@@ -275,7 +275,7 @@ static status run(graph *g, int *fired) {
 
     graph_mark_phases(g);
     TRY(convex_begin(g, NULL, &f.around));
-    TRY(NEW(g->c, f.steps, f.n_steps));
+    TRY(NEW(g->scratch, f.steps, f.n_steps));
     s = fuse_all(&f);
     *fired = f.fired;
     return pass_end(g, s);

@@ -338,7 +338,7 @@ static bool need_slice(visit *v, row_axes p) {
     node_ints(v->n, "counts", &count);
     node_ints(v->n, "steps", &step);
     outer = merged ? 1 : count[p.batch];
-    if (NEW(r->g->c, rows, outer * count[p.token]) != OK) return false;
+    if (NEW(r->g->scratch, rows, outer * count[p.token]) != OK) return false;
     for (int64_t b = 0; b < outer; b++)
         for (int64_t i = 0; i < count[p.token]; i++)
             rows[n++] =
@@ -443,9 +443,9 @@ static bool is_padded(const row_reach *r, const value *v) {
 status rows_follow(graph *g, int64_t batch, int64_t length, row_reach *out, bool *closed) {
     *out = (row_reach){.g = g, .batch = batch, .length = length, .n_values = g->n_values};
     *closed = false;
-    TRY(NEW(g->c, out->states, g->n_values));
-    TRY(NEW(g->c, out->joined, g->n_values));
-    TRY(NEW(g->c, out->masked, g->n_values));
+    TRY(NEW(g->scratch, out->states, g->n_values));
+    TRY(NEW(g->scratch, out->joined, g->n_values));
+    TRY(NEW(g->scratch, out->masked, g->n_values));
     for (int i = 0; i < g->n_values; i++) out->joined[i] = i;
     for (int i = 0; i < g->n_inputs; i++)
         if (g->inputs[i]->shape.rank > 2 && dtype_is_float(g->inputs[i]->type) && is_batch(out, g->inputs[i]))

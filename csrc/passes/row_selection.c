@@ -35,7 +35,7 @@ static int selected_axes(const node *n) {
 /* The numbers of all rows, in the shape of the selected axes. */
 static status row_numbers(graph *g, const shape *s, int64_t all, value **out) {
     int64_t *numbers;
-    TRY(NEW(g->c, numbers, all));
+    TRY(NEW(g->scratch, numbers, all));
     for (int64_t i = 0; i < all; i++) numbers[i] = i;
     return graph_add_constant(g, I64, s, numbers, out);
 }

@@ -28,7 +28,7 @@ static status remember(row_set *r, const value *v, value *rows) {
         const known_rows *old = r->known;
         const int size = r->table_size;
         r->table_size = size ? size * 2 : 16;
-        TRY(NEW(r->g->c, r->known, r->table_size));
+        TRY(NEW(r->g->scratch, r->known, r->table_size));
         for (int i = 0; i < size; i++)
             if (old[i].of) *place_of(r, old[i].of) = old[i];
     }
@@ -287,7 +287,7 @@ status rows_compute(row_set *r, const node *n) {
     const char *name = r->g->emit_name;
     value **in, *out;
 
-    TRY(NEW(r->g->c, in, n->n_in + 1));
+    TRY(NEW(r->g->scratch, in, n->n_in + 1));
     r->g->emit_name = n->name;
     TRY(take_operands(r, how, n, k, in));
     TRY(emit_rows(r, how, n, k, in, &out));
@@ -301,7 +301,7 @@ status rows_compute(row_set *r, const node *n) {
 static status add_above(row_set *r, node *n) {
     if ((r->n_above & (r->n_above - 1)) == 0) {
         node **bigger;
-        TRY(NEW(r->g->c, bigger, r->n_above ? r->n_above * 2 : 1));
+        TRY(NEW(r->g->scratch, bigger, r->n_above ? r->n_above * 2 : 1));
         if (r->n_above) memcpy(bigger, r->above, (size_t)r->n_above * sizeof *bigger);
         r->above = bigger;
     }

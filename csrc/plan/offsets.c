@@ -272,24 +272,12 @@ static status plan(ctx *c, interval *items, int count, int64_t alignment, int64_
 /* --- entry points ------------------------------------------------------------------------------------------------- */
 
 /* The trees are large and needed only here: they live in a context of their own, which is gone on return. */
-static void scratch_begin(const ctx *c, ctx *scratch) {
-    ctx_init(scratch);
-    scratch->mem.fail_after = c->mem.fail_after;
-}
-
-static status scratch_end(ctx *c, ctx *scratch, status s) {
-    c->mem.fail_after = scratch->mem.fail_after;
-    if (s != OK) c->err = scratch->err;
-    ctx_release(scratch);
-    return s;
-}
-
 status offsets_plan(ctx *c, interval *items, int count, int64_t alignment, int64_t redzone, int64_t *peak) {
     ctx scratch;
 
     for (int i = 0; i < count; i++) items[i].offset = 0;
-    scratch_begin(c, &scratch);
-    return scratch_end(c, &scratch, plan(&scratch, items, count, alignment, redzone, peak));
+    ctx_scratch_begin(c, &scratch);
+    return ctx_scratch_end(c, &scratch, plan(&scratch, items, count, alignment, redzone, peak));
 }
 
 status offsets_bound(ctx *c, const interval *items, int count, int64_t alignment, int64_t redzone, int64_t *bound) {
@@ -297,8 +285,8 @@ status offsets_bound(ctx *c, const interval *items, int count, int64_t alignment
     problem p = {0};
     status s;
 
-    scratch_begin(c, &scratch);
+    ctx_scratch_begin(c, &scratch);
     s = read_items(&scratch, items, count, alignment, redzone, &p);
     *bound = p.bound;
-    return scratch_end(c, &scratch, s);
+    return ctx_scratch_end(c, &scratch, s);
 }
