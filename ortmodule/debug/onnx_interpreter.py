@@ -502,8 +502,8 @@ def _conv_transpose(a, n, x, weight, bias=None):
     if a.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in a or pads[:rank] != pads[rank:]:
         raise _Form("padding that is not the same on both sides")
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
-    extra, groups, apart = a.get("output_padding", 0), a.get("group", 1), a.get("dilations", 1)
-    return function(x, weight, bias, a.get("strides", 1), pads[:rank], extra, groups, apart)
+    extra, groups, dilations = a.get("output_padding", 0), a.get("group", 1), a.get("dilations", 1)
+    return function(x, weight, bias, a.get("strides", 1), pads[:rank], extra, groups, dilations)
 
 
 @_operator("MaxPool")
