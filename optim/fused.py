@@ -168,7 +168,7 @@ class FusedOptimizer(Optimizer, ABC):
         """
         grads = self._gradients()
         so_far = self._factor * self._clip_factor()
-        norm = _root(self._sum_of_squares(grads)) * abs(so_far)
+        norm = _root(self._sum_of_squares(grads)) * (so_far.abs() if isinstance(so_far, torch.Tensor) else abs(so_far))
         if error_if_nonfinite and not math.isfinite(norm):
             raise RuntimeError(f"the norm of the gradients is {float(norm)}: it cannot be clipped")
         factor = max_norm / (norm + 1e-6)
@@ -223,12 +223,12 @@ class FusedOptimizer(Optimizer, ABC):
         """The gradients are not going to be used, so what was to be done to them is not to be done to others."""
         self._factor = 1.0  # of the gradients that the next step reads
         #: A further factor, of these gradients alone.
-        self._clipped = None
+        self._clipped: tuple[float | torch.Tensor, list[tuple[torch.Tensor, int]]] | None = None
 
     def _gradients(self) -> list[torch.Tensor]:
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for p, _ in grads:
-            self._check_gradient(p)
+        for p, grad in grads:
+            self._check_gradient(p, grad)
         return [g for _, g in grads]
 
     def _clip_factor(self) -> float | torch.Tensor:
@@ -246,8 +246,7 @@ class FusedOptimizer(Optimizer, ABC):
             "gradients were changed after clip_grad_norm, which clips at the step: call it when they are complete"
         )
 
-    def _check_gradient(self, p: torch.Tensor) -> None:
-        grad = p.grad
+    def _check_gradient(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         if grad.layout is not torch.strided:
             raise RuntimeError(
                 f"{type(self).__name__} does not take sparse gradients (parameter of shape {list(p.shape)})"
@@ -294,7 +293,11 @@ class FusedOptimizer(Optimizer, ABC):
         return self._gpu(group["params"][0]) if group["params"] else None
 
     def _step_group(
-        self, group: dict[str, Any], factor: float | torch.Tensor, clear: bool, there: tuple | None = None
+        self,
+        group: dict[str, Any],
+        factor: float | torch.Tensor,
+        clear: bool,
+        there: tuple[torch.device, Any, Any] | None = None,
     ) -> None:
         """``there``: a GPU, and the scale and the overflow that are on it."""
         rows: dict[bool, list[tuple]] = {True: [], False: []}  # those of parameters that had no state, and the others
@@ -324,7 +327,7 @@ class FusedOptimizer(Optimizer, ABC):
         factor = -factor if group["maximize"] else factor
         for first, together in rows.items():
             if together:
-                _core.optimize(self._rule, together, self._settings(group, first), factor, clear, place)
+                _core.optimize(self._rule, together, self._settings(group, first), float(factor), clear, place)
         for param, dense in copies:
             param.copy_(dense)
         if changed:
