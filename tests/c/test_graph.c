@@ -298,7 +298,7 @@ static status infer_like_first(graph *g, node *n) {
     return OK;
 }
 
-static status compute_nothing(ctx *c, call *k) {
+static status compute_nothing(ctx *c, const call *k) {
     (void)c, (void)k;
     return OK;
 }
