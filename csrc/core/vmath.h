@@ -333,10 +333,17 @@ static inline double vpow(double x, double y) { return pow(x, y); }
 
 #define TRIG_LIMIT 0x1p20f
 
+/* Returns r of x = n pi / 2 + r; *n has the low bits of n. */
+static inline double trig_reduce(double x, uint64_t *n) {
+    double t = x * 0x1.45f306dc9c883p-1 + ROUND_F64, k = t - ROUND_F64;
+    *n = bits_of_f64(t);
+    return (x - k * 0x1.921fb54400000p+0) - k * 0x1.0b4611a626331p-34;
+}
+
 static inline float trig_f32(float x, uint32_t quarter_turns) {
-    double d = (double)x, t = d * 0x1.45f306dc9c883p-1 + ROUND_F64, k = t - ROUND_F64;
-    float r = (float)((d - k * 0x1.921fb54400000p+0) - k * 0x1.0b4611a626331p-34), z = r * r;
-    uint32_t q = (uint32_t)bits_of_f64(t) + quarter_turns;
+    uint64_t n;
+    float r = (float)trig_reduce((double)x, &n), z = r * r;
+    uint32_t q = (uint32_t)n + quarter_turns;
     float s = r + r * z * (-0.166666549f + z * (0.00833217354f + z * -0.000195166556f));
     float c = 1 - 0.5f * z + z * z * (0.0416666467f + z * (-0.00138873615f + z * 2.44377302e-05f));
     float y = q & 1u ? c : s;

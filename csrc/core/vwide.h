@@ -49,8 +49,8 @@ static inline float vacosf(float x) { return angle_f32(complement((double)x), (d
 /* --- tan, for |x| <= TRIG_LIMIT ------------------------------------------------------------------------------------- */
 
 static inline float vtanf(float x) {
-    double d = (double)x, t = d * 0x1.45f306dc9c883p-1 + ROUND_F64, k = t - ROUND_F64;
-    double r = (d - k * 0x1.921fb54400000p+0) - k * 0x1.0b4611a626331p-34, u = r * r, p = 0.004400406457921239;
+    uint64_t n;
+    double r = trig_reduce((double)x, &n), u = r * r, p = 0.004400406457921239;
 
     p = p * u + 3.091873873523922e-05;
     p = p * u + 0.010893001961047411;
@@ -59,7 +59,7 @@ static inline float vtanf(float x) {
     p = p * u + 0.13332557744106438;
     p = p * u + 0.3333335615639419;
     p = r * (p * u + 0.9999999989092218);
-    p = bits_of_f64(t) & 1u ? -1 / p : p;
+    p = n & 1u ? -1 / p : p;
     return fabsf(x) < 0x1p-12f ? x : (float)p;
 }
 
