@@ -69,7 +69,7 @@ def _dropped_to_floor(x, p, train, like):
 
 def _check_generator(generator: TracedValue) -> None:
     if not is_none(generator):
-        raise errors.SymbolicValueError("a draw from a generator of the module's", generator)
+        raise errors.SymbolicValueError("a draw from a generator of the module's", generator)  # type: ignore[arg-type]
 
 
 def _with_sizes(g: Any, sizes: TracedValue) -> TracedValue:

@@ -312,13 +312,16 @@ for _name in ("Atan2", "Hypot"):
 
 def typed_as_result(g: GraphContext, made: TracedValue) -> TracedValue:
     """``made`` with the type and rank of the operator's result in the trace."""
-    made.setType(_result(g).with_sizes([None] * _result(g).dim()))
+    kind = _result(g)
+    made.setType(kind.with_sizes([None] * (kind.dim() or 0)))
     return made
 
 
 def result_type(g: GraphContext) -> torch.dtype:
     """The element type of the operator's first result in the trace."""
-    return _result(g).dtype()
+    dtype = _result(g).dtype()
+    assert dtype is not None  # a trace knows it
+    return dtype
 
 
 def _dtype(value):
