@@ -52,7 +52,7 @@ def _difference(
 ) -> str:
     inputs, generators = capture.sample, devices.generators()
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
-    alike = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else set()
+    left: Set[str] = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else frozenset()
 
     def in_pytorch(change: Callable | None = None) -> tuple[list[torch.Tensor], bool]:
         """What the module gives; whether it draws random numbers. ``change``: of inputs and parameters before."""
@@ -66,7 +66,7 @@ def _difference(
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
             args, kwargs = arguments.rebuild(given_inputs)
             devices.set_generators(generators)
-            with only_pytorch(), _KeepAll(filled, alike) as recorder:
+            with only_pytorch(), _KeepAll(filled, left) as recorder:
                 result = forward(*args, **kwargs)
                 sets = [slot.find() for slot in capture.trace.sets]
                 return [t.detach() for t in pytree.flatten((result, sets), results=True)[0]], recorder.random
@@ -86,7 +86,7 @@ def _difference(
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
     else:
-        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll((), alike):
+        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll((), left):
             try:
                 found = session.run([t.clone() for t in feeds], [False] * len(feeds)).outputs
             except Raised as raised:
