@@ -91,7 +91,7 @@ def run(command, root, environment):
 OPERATOR = """
 import torch
 from ortmodule import ORTModule, _core
-from ortmodule.debug.onnx_interpreter import _TABLE
+from ortmodule.debug.onnx_operators import TABLE
 from tests.ops import table
 from tests.ops.cases import CASES
 
@@ -116,7 +116,7 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
 # Promoted as PyTorch does, and in the reference.
 whole = torch.arange(1, 5)
 torch.testing.assert_close(ORTModule(Roots())(whole), Roots()(whole))
-assert torch.equal(_TABLE["ortmodule", "Rsqrt"]({}, 1, torch.full((2,), 4.0)), torch.full((2,), 0.5))
+assert torch.equal(TABLE["ortmodule", "Rsqrt"]({}, 1, torch.full((2,), 4.0)), torch.full((2,), 0.5))
 cases = [case for case in CASES if case.op == "ortmodule::Rsqrt"]
 assert len(cases) == 5 and {r["name"] for r in table.records_of(cases[0])} >= {"Rsqrt", "RsqrtGrad"}
 """
