@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextvars
 import datetime
 import functools
+import gc
 import math
 import os
 import random
@@ -206,7 +207,7 @@ class Chance:
             isinstance(owner, type) and issubclass(owner, datetime.date) and function.__name__ in _NOW
         ):
             what = "reads a clock" if not _is_quiet(frame) else ""
-        if what:
+        if what and not _is_collecting(frame):
             while frame.f_back is not None and frame.f_globals.get("__name__") in _HELPERS:
                 frame = frame.f_back
             self.failure = NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call")
@@ -225,6 +226,14 @@ _READERS = {"os", "_collections_abc"}
 
 def _is_quiet(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _QUIET
+
+
+def _is_collecting(frame: types.FrameType | None) -> bool:
+    """Is it a callback of the garbage collector's that runs, which may be at any time?"""
+    codes = {getattr(each, "__code__", None) for each in gc.callbacks}
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _kind(generator: Any) -> str:

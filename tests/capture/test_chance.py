@@ -2,6 +2,7 @@
 
 import contextvars
 import datetime
+import gc
 import os
 import random
 import secrets
@@ -247,6 +248,25 @@ def test_what_only_tells_the_time_is_no_decision(caplog):
     module = ORTModule(Decides(lambda self: None, decides))
     ways(module, 3)
     assert explain(module).captured
+
+
+def test_a_callback_of_the_garbage_collector_is_no_part_of_forward():
+    times = []
+
+    def callback(phase, info):
+        times.append(time.perf_counter())
+
+    def decides(_):
+        gc.collect()
+        return True
+
+    gc.callbacks.append(callback)
+    try:
+        module = ORTModule(Decides(lambda self: None, decides))
+        ways(module, 2)
+    finally:
+        gc.callbacks.remove(callback)
+    assert times and explain(module).captured
 
 
 def test_a_profiler_of_the_users_stays():
