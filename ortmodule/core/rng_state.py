@@ -62,21 +62,33 @@ def equal(a: Any, b: Any) -> bool:
     return numpy.array_equal(a, b)
 
 
+#: The generators of the latest look at all objects, and how many full collections there had been.
+_latest: tuple[int, list[Any]] = (-1, [])
+
+
 def _alive() -> list[Any]:
-    """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)"""
+    """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)
+
+    All objects are looked at after a full collection alone; between two of them new objects are young.
+    """
+    global _latest
     kinds, asked = set(), [random.Random, *_NUMPYS_KINDS]
     while asked:
         kind = asked.pop()
         if kind is not random.SystemRandom:  # has no state
             kinds.add(kind)
             asked += kind.__subclasses__()
-    return [each for each in gc.get_objects() if type(each) in kinds]
+    collections = gc.get_stats()[2]["collections"]
+    if collections != _latest[0]:
+        _latest = collections, [each for each in gc.get_objects() if type(each) in kinds]
+    young = [each for age in (0, 1) for each in gc.get_objects(age) if type(each) in kinds]
+    return [*{id(each): each for each in (*_latest[1], *young)}.values()]
 
 
 @contextmanager
 def found() -> Iterator[None]:
-    """From here on, in this thread, generators are those that are alive now: looking for them takes tens of
-    milliseconds. Afterwards torch's that were met have the state that they were met with."""
+    """From here on, in this thread, generators are those that are alive now: looking for them takes milliseconds.
+    Afterwards torch's that were met have the state that they were met with."""
     _found.generators, _found.met = _alive(), {}
     try:
         yield
