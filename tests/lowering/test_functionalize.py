@@ -85,8 +85,6 @@ def test_programs(name):
 @pytest.mark.parametrize(
     "text",
     [
-        "y.detach()[0] = 5.0",
-        "y.data.mul_(2)",
         "with torch.no_grad(): y.mul_(2)",
         "with torch.no_grad(): y[:, 0].mul_(2)",
         "with torch.no_grad(): y[0] = 1.0",
@@ -98,6 +96,13 @@ def test_what_autograd_does_not_see(text):
     with pytest.warns(UserWarning, match="PyTorch runs this module"):
         report = check(program(text))
     assert "changes a tensor" in report.fallback
+
+
+@pytest.mark.parametrize("text", ["y.detach()[0] = 5.0", "y.data.mul_(2)", "y.detach().view(-1)[1:].add_(3)"])
+def test_writes_through_a_detached_view(text):
+    """The graph has the new values, and the gradient of what they stand for."""
+    report = check(program(text))
+    assert report.captured, report.fallback
 
 
 VIEWS = (
