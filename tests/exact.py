@@ -70,7 +70,7 @@ def drawn(draws):
     """Inside, dropout in PyTorch drops what the engine dropped."""
     generator = devices.generators()
     try:
-        with ReplayMode(draws, Passed(None, [])):
+        with ReplayMode(draws, Passed(None, []), set()):
             yield
     finally:
         devices.set_generators(generator)
