@@ -106,10 +106,6 @@ def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: b
     return method
 
 
-def _power(a: Any, b: Any) -> torch.Tensor:
-    return torch.pow(a, b)
-
-
 _BINARY: dict[str, tuple[Callable, Callable]] = {
     "add": (operator.add, operator.add),
     "sub": (operator.sub, operator.sub),
@@ -117,7 +113,7 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
     "truediv": (operator.truediv, torch.true_divide),
     "floordiv": (operator.floordiv, torch.floor_divide),
     "mod": (operator.mod, torch.remainder),
-    "pow": (operator.pow, _power),
+    "pow": (operator.pow, torch.pow),
 }
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 

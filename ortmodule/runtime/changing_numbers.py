@@ -14,6 +14,8 @@ import torch
 
 from ortmodule.core import pytree
 
+MOST = 1 << 63  # an int64 holds no larger integers
+
 
 @dataclass
 class Changing:
@@ -28,6 +30,8 @@ class Changing:
         """Notes which numbers differ from those of the first call."""
         if numbers != self.values:
             self.changed |= {i for i, value in numbers.items() if value != self.values.get(i)}
+            if any(type(numbers.get(i)) is int and not -MOST <= numbers[i] < MOST for i in self.changed):
+                self.refused = True
 
 
 def lifted(

@@ -124,6 +124,8 @@ class Dispatcher:
         if changing is None or changing.refused:
             return None
         changing.look(numbers)
+        if changing.refused:
+            return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
         return changing, Call(self.forward, call.state, arguments, inputs)
 

@@ -108,6 +108,14 @@ def test_a_first_value_has_its_own_graph():
     assert explain(module).exports == 1
 
 
+def test_integers_that_no_tensor_holds():
+    eager = Model(lambda y, n: y * (n % 7))
+    module = ORTModule(eager)
+    x = torch.randn(2, 4)
+    for n in (3, 1 << 70, -(1 << 70), 5, 1 << 64):
+        torch.testing.assert_close(module(x, n), eager(x, n))
+
+
 def test_second_derivatives():
     torch.manual_seed(0)
     eager = Model(lambda y, n: (y * n).tanh())
