@@ -7,7 +7,7 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -100,8 +100,13 @@ def is_librarys(cls: type) -> bool:
 
 def is_torchs(hook: Any) -> bool:
     """Is a function, or an object that is called, one of torch's?"""
+    return is_of(hook, ("torch",))
+
+
+def is_of(hook: Any, packages: Collection[str]) -> bool:
+    """Is a function, or an object that is called, defined in one of these packages?"""
     module = getattr(hook, "__module__", None) or type(hook).__module__
-    return isinstance(module, str) and module.partition(".")[0] == "torch"
+    return isinstance(module, str) and module.partition(".")[0] in packages
 
 
 def is_made_by_statement(cls: type) -> bool:

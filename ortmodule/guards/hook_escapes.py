@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from ortmodule.guards.code_reader import is_torchs
+from ortmodule.guards.code_reader import is_of
 from ortmodule.guards.module_tree import Tree
 
 
@@ -33,18 +33,24 @@ _DETACHED = _words(
 _HARMLESS = _words("print len isinstance issubclass type str repr float int bool id hash callable hasattr format range")
 _COMPUTING = _words("torch F nn math numpy np sum abs max min tuple list dict zip enumerate reversed map")
 
+#: Packages whose hooks keep no tensor with its gradient. Those of DeepSpeed's ZeRO-3 gather and release partitions;
+#: what they are given goes through an autograd function, which the reader cannot follow.
+_KEEPING_NONE = ("torch", "deepspeed")
+
 _NOTHING_KEPT = (ast.Pass, ast.Break, ast.Continue, ast.Import, ast.ImportFrom, ast.Delete, ast.Raise)
 
 
 def escape(tree: Tree, hooked: Iterable[str]) -> str | None:
     """A sentence on a hook of one of the submodules ``hooked`` that may keep a tensor with its gradient, if one may.
 
-    Hooks of torch's, and those that are a part of forward, keep nothing that a graph would not know.
+    Hooks of :data:`_KEEPING_NONE`, and those that are a part of forward, keep nothing that a graph would not know.
     """
     for path in hooked:
         module = tree.modules[path]
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            if not is_torchs(hook) and tree.hooks.reach_of(hook) is None and (place := _kept_at(hook)) is not None:
+            if is_of(hook, _KEEPING_NONE) or tree.hooks.reach_of(hook) is not None:
+                continue
+            if (place := _kept_at(hook)) is not None:
                 return (
                     f"a hook on {path} may keep a tensor with its gradient ({place}), which would be of a graph of its "
                     "own; the engine runs the module if it keeps `detach()`ed tensors"
