@@ -128,7 +128,7 @@ def _places(model: onnx.ModelProto, groups: Sequence[Sequence[onnx.NodeProto]], 
             for name in node.output:
                 places.step[name], places.producer[name] = i, node
             alike = node.op_type not in RANDOM and node.op_type != "PythonOp"
-            if alike and (node.op_type in _OF_SIZES or free.issuperset(_used(node))):
+            if alike and (node.op_type in _OF_SIZES or free.issuperset(used_by(node))):
                 free.update(node.output)
     return places
 
@@ -150,7 +150,7 @@ def _piece(
         if producer is not None and (places.step[name] == number or name in places.free):
             if id(producer) not in taken:
                 taken.add(id(producer))
-                waiting += _used(producer)
+                waiting += used_by(producer)
         elif not name.startswith(STATE) or name in fed:
             inputs[name] = None
     order = dict.fromkeys(id(node) for node in places.producer.values())
@@ -159,7 +159,7 @@ def _piece(
     return Piece(nodes, sorted(inputs), outputs, calls)
 
 
-def _used(node: onnx.NodeProto) -> Iterator[str]:
+def used_by(node: onnx.NodeProto) -> Iterator[str]:
     """The values that a node uses, those in the graphs inside of it among them."""
     yield from node.input
     for attribute in node.attribute:
@@ -167,7 +167,7 @@ def _used(node: onnx.NodeProto) -> Iterator[str]:
             made = {name for inner in graph.node for name in inner.output} | {v.name for v in graph.input}
             made |= {value.name for value in graph.initializer}
             for inner in graph.node:
-                yield from (name for name in _used(inner) if name not in made)
+                yield from (name for name in used_by(inner) if name not in made)
 
 
 def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:

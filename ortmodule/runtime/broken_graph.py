@@ -31,7 +31,7 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
 from ortmodule.host.opaque_regions import Replayed, recording
-from ortmodule.lowering.graph_cuts import Break, Piece, cut
+from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import Flags
 from ortmodule.runtime.rng_replay import RngReplay
@@ -424,7 +424,7 @@ def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.
             said.update((name, need) for name, need in zip(step.operands, node.needs, strict=True) if name not in found)
     stopping = ("StopGradient", "Shape", "Size")
     for node in graph.capture.model.graph.node:
-        carries = node.op_type not in stopping and not found.isdisjoint(node.input)
+        carries = node.op_type not in stopping and not found.isdisjoint(used_by(node))
         if node.op_type == "PythonOp":
             flags = dict(zip(node.output[1:], trace.nodes[attributes(node)["number"]].flags, strict=False))
             carries = False
