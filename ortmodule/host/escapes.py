@@ -1,7 +1,7 @@
 """Finds what leaves an opaque submodule by another way than its results: tensors that hooks or containers keep.
 
-Such a tensor belongs to the autograd graph of the submodule alone, in which the rest of the module does not occur: a
-loss that uses it would lose gradients. It is looked for once, when the submodule runs in a trace.
+Such a tensor belongs to the autograd graph of the submodule, which has to be the one that the rest of the module is in:
+the submodule is a break of the graph then. It is looked for once, when the submodule runs in a trace.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-
-from ortmodule.core.errors import NotTraceable
 
 
 def tensors_alive() -> set[int]:
@@ -40,11 +38,11 @@ def _keeper(tensor: torch.Tensor, ours: Sequence[Any]) -> Any:
     return None
 
 
-def check(
+def kept(
     name: str, leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], others: Sequence[torch.Tensor],
     there: set[int], ours: Sequence[Any],
-) -> None:  # fmt: skip
-    """Raises NotTraceable for a tensor of the submodule ``name`` that something keeps.
+) -> list[tuple[str, torch.Tensor]]:  # fmt: skip
+    """The tensors of the submodule ``name`` that something keeps, with a sentence on each.
 
     ``leaves``: what stands for its operands; ``others``: what attributes hold, which the graph sets;
     ``there``: :func:`tensors_alive` from before it ran; ``ours``: lists and tuples that hold such tensors.
@@ -52,20 +50,28 @@ def check(
     known = {id(t) for t in others}
     given = {id(t) for t in leaves}
     alive = gc.get_objects()
-    kept = [
+    candidates = [
         t for t in alive
         if issubclass(type(t), torch.Tensor) and id(t) not in known
         and (t.requires_grad if id(t) in given else id(t) not in there and t.grad_fn is not None)
     ]  # fmt: skip
-    holders = (leaves, results, others, kept, *ours)
+    holders = (leaves, results, others, candidates, *ours)
     counts = Counter(id(each) for holder in holders for each in holder)
-    for tensor in kept:
+    found: list[tuple[str, torch.Tensor]] = []
+    for tensor in candidates:
         # Looking for what refers to it takes tens of milliseconds; lists of ours, `tensor` and the call do in any case.
         if sys.getrefcount(tensor) <= counts[id(tensor)] + 3:  # and `alive`
             continue
         if (keeper := _keeper(tensor, (*holders, alive))) is not None:
             what = "its input" if id(tensor) in given else "a tensor that it computes"
-            raise NotTraceable(
+            text = (
                 f"{what}, of shape {list(tensor.shape)}, leaves {name} by another way than its result "
-                f"(a {type(keeper).__name__} keeps it), and {name} would have an autograd graph of its own"
+                f"(a {type(keeper).__name__} keeps it)"
             )
+            found.append((text, tensor))
+    return found
+
+
+def still_kept(tensor: torch.Tensor | None) -> bool:
+    """Does something keep a tensor of a trace that is over?"""
+    return tensor is not None and _keeper(tensor, ()) is not None

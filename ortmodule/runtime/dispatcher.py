@@ -26,6 +26,7 @@ from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
+from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.changing_numbers import Changing, lifted
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
@@ -47,6 +48,7 @@ class Attachments(NamedTuple):
     observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
     report: Callable[[Dispatcher], object]  # its report, when it is printed
+    interpret: Interpreter  # computes nodes of a graph in PyTorch
 
 
 class Dispatcher:
@@ -68,6 +70,7 @@ class Dispatcher:
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
+        self.interpret = attach.interpret
         self.compiler = Compiler(self)
         self._names: frozenset[str] | None = None  # of the parameters of forward
         self._lock = threading.RLock()
@@ -93,6 +96,10 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
+        if reason.finish is not None:
+            finish, reason.finish = reason.finish, None
+            self.fallback.done(reason)
+            return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         result = self.forward(*args, **kwargs)
         self.fallback.done(reason)
@@ -103,7 +110,7 @@ class Dispatcher:
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        call = Call(self.forward, state, arguments, inputs)
+        call = Call(self.forward, state, arguments, inputs, (args, kwargs))
         if (
             state.tree.caches.changing and call.key not in self.graphs
             and (other := self._with_changing_numbers(call)) is not None
@@ -127,7 +134,7 @@ class Dispatcher:
         if changing.refused:
             return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
-        return changing, Call(self.forward, call.state, arguments, inputs)
+        return changing, Call(self.forward, call.state, arguments, inputs, call.given)
 
     def _run_call(self, call: Call) -> Any:
         refusal = None
