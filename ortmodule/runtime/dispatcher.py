@@ -179,7 +179,16 @@ class Dispatcher:
 
         ``careful``: PyTorch would run the call else, so graphs that mostly turn out not to hold are left out."""
         part = SMALL
-        for graph in tuple(self.graphs.get(call.key, ())):
+        for origin in tuple(self.graphs.get(call.key, ())):
+            try:
+                if (graph := origin.at(call)) is None:
+                    continue
+            except DoesNotHold as reason:
+                part = ROWS
+                self.log.debug(str(reason))
+                continue
+            if graph is not origin:
+                part = ROWS  # where the graph of a loop does not hold, the length is captured by itself
             if careful and graph.failures > MOST_IDLE_RUNS + 2 * graph.successes:
                 continue
             if graph.fits(call.inputs, call.shapes, call.state.epoch):
@@ -196,8 +205,10 @@ class Dispatcher:
     def _captured(self, call: Call, part: int) -> Any:
         """The result of a graph that is made for ``call``."""
         while True:
-            graph = self.compiler.compile(call, part)
+            made = self.compiler.compile(call, part)
             try:
+                if (graph := made.at(call)) is None:
+                    raise DoesNotHold("the module is not as it was when it was captured")
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
             except DoesNotHold as reason:
@@ -222,7 +233,7 @@ class Dispatcher:
                     raise graph.refuses(call.shapes, str(error)) from error
                 if self.compiler.leave_more(call, error, graph):
                     self.log.debug(str(error))
-                    self.graphs[call.key].remove(graph)
+                    self.graphs[call.key].remove(graph.origin)
                     return _NOTHING
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, call.shapes)) from error
         self.fallback.reason = None
