@@ -26,7 +26,9 @@ from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
-from ortmodule.runtime.changing_numbers import Changing, lifted
+from ortmodule.runtime import call_differences, capture_budget
+from ortmodule.runtime.capture_budget import Budget, Waits
+from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
@@ -34,8 +36,6 @@ from ortmodule.runtime.module_state import ModuleState, ModuleStates
 _NOTHING = object()
 #: Structures of arguments that are remembered.
 MOST_STRUCTURES = 1024
-#: So many runs of a graph may turn out not to hold, beside two for each that does, where PyTorch is the other way.
-MOST_IDLE_RUNS = 8
 #: Types of arguments that are compared by value.
 _NUMBERS = (bool, int, str, type(None))
 _structures: dict[tuple, pytree.Structure] = {}
@@ -61,6 +61,7 @@ class Dispatcher:
         torch_private.tell(self.log.warn_once)
         silent = [CHECKPOINT] if config.allow_autograd_checkpoint else []
         self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent)
+        self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
         self.patched: Callable | None = None  # what a user put in place of the wrapper's forward
         self.latest: CompiledGraph | None = None
@@ -94,7 +95,7 @@ class Dispatcher:
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
-        result = self.forward(*args, **kwargs)
+        result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
@@ -111,6 +112,8 @@ class Dispatcher:
             changing, same = other
             try:
                 return self._run_call(same)
+            except Waits:
+                raise
             except NotInEngine as error:
                 self.log.debug(f"a graph for all values of its numbers: {error}")
                 changing.refused = True
@@ -124,7 +127,7 @@ class Dispatcher:
         if changing is None or changing.refused:
             return None
         changing.look(numbers)
-        if changing.refused:
+        if changing.refused or not changing.changed:
             return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
         return changing, Call(self.forward, call.state, arguments, inputs)
@@ -135,14 +138,14 @@ class Dispatcher:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise refusal
-        result, part = self._known(call, refusal is not None)
+        result, part, _ = self._known(call)
         if result is _NOTHING:
             if refusal is not None:
                 raise refusal
             with self._lock:
-                result, now = self._known(call)  # another thread may have captured it
+                result, now, misses = self._known(call)  # another thread may have captured it
                 if result is _NOTHING:
-                    result = self._captured(call, max(part, now))
+                    result = self._captured(call, max(part, now), misses)
         return result
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -167,29 +170,41 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
-    def _known(self, call: Call, careful: bool = False) -> tuple[Any, int]:
-        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on.
-
-        ``careful``: PyTorch would run the call else, so graphs that mostly turn out not to hold are left out."""
-        part = SMALL
+    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold]]:
+        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on; why
+        graphs that have run did not hold."""
+        part, misses = SMALL, []
         for graph in tuple(self.graphs.get(call.key, ())):
-            if careful and graph.failures > MOST_IDLE_RUNS + 2 * graph.successes:
+            if graph.variant.wasted and not self.budget.may_waste(graph.variant):
+                continue
+            if misses and any(graph.contradicts(miss) for miss in misses):
                 continue
             if graph.fits(call.inputs, call.shapes, call.state.epoch):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
                     if (result := self._run(graph, call)) is not _NOTHING:
-                        graph.successes += careful
-                        return result, part
+                        return result, part, misses
                 except DoesNotHold as reason:
-                    graph.failures += careful
+                    misses.append(reason)
                     self.log.debug(str(reason))
-        return _NOTHING, part
+        return _NOTHING, part, misses
 
-    def _captured(self, call: Call, part: int) -> Any:
-        """The result of a graph that is made for ``call``."""
+    def _captured(self, call: Call, part: int, misses: list[DoesNotHold]) -> Any:
+        """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
+        note(call.tree.caches.changing, call.arguments, call.key[1:])
+        graphs = self.graphs.get(call.key, ())
+        others = [key for key, found in self.graphs.items() if found and key != call.key]
+        variant = self.budget.variant(
+            call_differences.split(call, graphs, misses),
+            lambda: call_differences.describe(call, graphs, misses, others),
+            sum(t.numel() for t in call.inputs),
+        )
+        self.budget.ask(variant, call.mode)
         while True:
-            graph = self.compiler.compile(call, part)
+            with self.budget.capturing(variant):
+                graph = self.compiler.compile(call, part)
+            graph.variant = variant
+            self._make_room(graph)
             try:
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
@@ -200,10 +215,23 @@ class Dispatcher:
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
+    def _make_room(self, latest: CompiledGraph) -> None:
+        """Forgets the graph that was last used longest ago, where there are too many beside the ``latest``."""
+        graphs = [(graph, found) for found in self.graphs.values() for graph in found if graph is not latest]
+        if len(graphs) >= capture_budget.MOST_GRAPHS:
+            oldest, among = min(graphs, key=lambda pair: pair[0].variant.used)
+            among.remove(oldest)
+            self.budget.drop(oldest.variant)
+
     def _run(self, graph: CompiledGraph, call: Call) -> Any:
         """The result of ``graph``; _NOTHING when one with more submodules left to PyTorch is to be made."""
+        variant, start = graph.variant, capture_budget.clock()
         try:
             result = self.observers.run(graph, call) if self.observers else graph(call)
+        except DoesNotHold:
+            variant.wasted += capture_budget.clock() - start
+            graph.missed += 1
+            raise
         except Raised as raised:
             if not isinstance(raised.error, Disagrees) or graph.changes():
                 raise
@@ -218,6 +246,9 @@ class Dispatcher:
                     self.graphs[call.key].remove(graph)
                     return _NOTHING
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, call.shapes)) from error
+        variant.runs += 1
+        variant.seconds += capture_budget.clock() - start
+        variant.used = start
         self.fallback.reason = None
         if graph.executables.gpu is not None:
             self.refusals.listen()
