@@ -45,9 +45,11 @@ _MOST_RESULTS = 16
 class Waits(NotInEngine):
     """A call whose variant has no graph yet; ``key`` is None, as it may have one the next time."""
 
+    inputs: Sequence[torch.Tensor] | None
+
     def __init__(self, variant: Variant | None, reason: str, warning: str) -> None:
         super().__init__(Cause.TORCH_MODEL, reason)
-        self.variant = variant
+        self.variant, self.inputs = variant, None
         self.warning = warning
 
 
@@ -111,13 +113,14 @@ class Budget:
             self._forget(self._waiting.popitem(last=False)[1])
         return found
 
-    def ask(self, variant: Variant, mode: Hashable) -> None:
-        """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing."""
+    def ask(self, variant: Variant, mode: Hashable, must: bool = False) -> None:
+        """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing.
+        ``must``: PyTorch must not run it."""
         self._mode = None
         if self._modes.get(mode, 0.0) < PATIENCE:
             self._mode = mode
             return
-        if self.share == math.inf:
+        if must or self.share == math.inf:
             return
         expected = self.expected
         if torch.are_deterministic_algorithms_enabled():

@@ -189,6 +189,10 @@ class CompiledGraph:
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
 
+    def may_miss(self, shapes: tuple) -> bool:
+        """May a run find out that it does not hold?"""
+        return self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known)
+
     def misfit(self, shapes: tuple) -> DoesNotHold | None:
         """What is known of calls with these sizes that it does not hold for."""
         return self._reads.known.get(shapes)

@@ -21,7 +21,7 @@ from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NoOtherGraph, NotInEngine, Raised, Unflattenable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
-from ortmodule.core.torch_private import forward_level, peek_transform, traced
+from ortmodule.core.torch_private import forward_level, in_backward, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
@@ -32,6 +32,7 @@ from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
+from ortmodule.runtime.reruns import Reruns
 
 _NOTHING = object()
 #: Structures of arguments that are remembered.
@@ -62,6 +63,7 @@ class Dispatcher:
         silent = [CHECKPOINT] if config.allow_autograd_checkpoint else []
         self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent)
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
+        self.reruns = Reruns()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
         self.patched: Callable | None = None  # what a user put in place of the wrapper's forward
         self.latest: CompiledGraph | None = None
@@ -95,7 +97,8 @@ class Dispatcher:
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
-        result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
+        with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
+            result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
@@ -105,6 +108,8 @@ class Dispatcher:
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs)
+        if self.reruns.calls and self.reruns.again(inputs):
+            raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
             and (other := self._with_changing_numbers(call)) is not None
@@ -175,7 +180,7 @@ class Dispatcher:
         graphs that have run did not hold."""
         part, misses = SMALL, []
         for graph in tuple(self.graphs.get(call.key, ())):
-            if graph.variant.wasted and not self.budget.may_waste(graph.variant):
+            if graph.variant.wasted and not (self.budget.may_waste(graph.variant) or in_backward()):
                 continue
             if misses and any(graph.contradicts(miss) for miss in misses):
                 continue
@@ -199,7 +204,12 @@ class Dispatcher:
             lambda: call_differences.describe(call, graphs, misses, others),
             sum(t.numel() for t in call.inputs),
         )
-        self.budget.ask(variant, call.mode)
+        try:
+            # What backward computes again the engine has run before: it is to run there.
+            self.budget.ask(variant, call.mode, must=in_backward())
+        except Waits as reason:
+            reason.inputs = call.inputs
+            raise
         while True:
             with self.budget.capturing(variant):
                 graph = self.compiler.compile(call, part)
@@ -226,11 +236,14 @@ class Dispatcher:
     def _run(self, graph: CompiledGraph, call: Call) -> Any:
         """The result of ``graph``; _NOTHING when one with more submodules left to PyTorch is to be made."""
         variant, start = graph.variant, capture_budget.clock()
+        drawn = torch.get_rng_state() if graph.is_random and graph.may_miss(call.shapes) else None
         try:
             result = self.observers.run(graph, call) if self.observers else graph(call)
         except DoesNotHold:
             variant.wasted += capture_budget.clock() - start
             graph.missed += 1
+            if drawn is not None:  # the seed of a run that nothing came of
+                torch.set_rng_state(drawn)
             raise
         except Raised as raised:
             if not isinstance(raised.error, Disagrees) or graph.changes():

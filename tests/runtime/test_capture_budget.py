@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ortmodule import Config, ORTModule, explain
 from ortmodule.core.errors import Cause, NotInEngine
@@ -467,3 +468,48 @@ def test_a_setting(clock):
         assert ORTModule(nn.Linear(1, 1), config=config)._ortmodule.budget.share == float("inf")
     with pytest.raises(ValueError, match="CAPTURE_SHARE=-1"):
         ORTModule(nn.Linear(1, 1), config=Config(capture_share=-1))
+
+
+class Dropping(nn.Module):
+    """Goes as many ways as there are numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = self.linear(x)
+        for _ in range(int(x[:, 0].max())):
+            y = y * 2.0
+        return nn.functional.dropout(y, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_runs_forward_again_where_it_ran(clock, reentrant):
+    """A graph is captured between a forward in PyTorch and its backward, which draws the same masks for all that."""
+    torch.manual_seed(0)
+    module = ORTModule(Dropping())
+
+    def forward(steps, captured):
+        x = rows(steps, 8).repeat(1, 16).requires_grad_()
+        y = checkpoint(module, x, use_reentrant=reentrant)
+        assert explain(module).captured == captured
+        return y
+
+    def check(y, steps):
+        module.linear.bias.grad = None
+        y.backward(torch.ones_like(y))
+        torch.testing.assert_close(module.linear.bias.grad, (y != 0).sum(0) * 2.0 * 2.0**steps)
+
+    check(forward(1, True), 1)
+    module._ortmodule.budget.seconds += 1.0  # as if a capture had taken a second
+    waited = [forward(2, False) for _ in range(3)]
+    check(waited.pop(), 2)
+    module._ortmodule.budget.share = float("inf")
+    found = [forward(2, True), *waited, forward(2, True)]
+    assert module._ortmodule.reruns.calls
+    for y in found:
+        check(y, 2)
+    check(forward(2, True), 2)
+    assert explain(module).captured
