@@ -79,7 +79,9 @@ def _broken(guards: Guards) -> str:
 
 
 def _of_key(call: Call, other: tuple) -> tuple[str, str]:
-    key = call.key
+    key: tuple = call.key
+    if NUMBER in call.arguments.tokens and key[0] is not other[0]:
+        return "numbers among its arguments change from call to call", "numbers"
     if key[0] is not other[0]:
         return f"its arguments are {_shown(call.arguments.tokens)}", "its arguments"
     for i, name in enumerate(_MODES, 1):

@@ -145,6 +145,10 @@ class Budget:
             text = f"capturing has taken {taken:.1f} s, and goes on after more steps: {reason}"
             raise Waits(None, text, text)
 
+    def unknown(self, variant: Variant) -> Waits:
+        """For a call that a graph might hold for, were it not for too many runs that did not hold."""
+        return self._waits(variant, "graphs that may not hold are tried again after more steps")
+
     def _waits(self, variant: Variant, why: str) -> Waits:
         text = f"there is no graph for it yet: {variant.what}"
         said = variant.place in self._said or (not variant.place and bool(self._said))
@@ -175,7 +179,7 @@ class Budget:
         variant.capture += taken
         if mode is not None:
             self._modes[mode] = math.inf if captured else self._modes.get(mode, 0.0) + taken
-            self.first += taken if captured else 0.0
+            self.first += taken
         if not captured:  # it has to come as often once more
             self._gone += variant.eager
             variant.eager = 0.0
@@ -188,6 +192,13 @@ class Budget:
         self.log.warning(
             f"capturing has taken {LONG:.0f} s so far ({variant.what}); a loop in forward over many steps takes long"
         )
+
+    def add_graph(self, what: str, place: str, elements: int) -> Variant:
+        """There is another graph, which a capture made beside the one that it was for."""
+        found = Variant(what, place, elements)
+        found.captured = True
+        self.graphs.append(found)
+        return found
 
     def drop(self, variant: Variant) -> None:
         """Its graph is no more."""

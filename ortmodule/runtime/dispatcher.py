@@ -27,7 +27,7 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
 from ortmodule.runtime import call_differences, capture_budget
-from ortmodule.runtime.capture_budget import Budget, Waits
+from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
@@ -175,12 +175,14 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
-    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold]]:
+    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold] | None]:
         """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on; why
-        graphs that have run did not hold."""
-        part, misses = SMALL, []
+        graphs that have run did not hold, or None where some have not run that may."""
+        part, skipped = SMALL, False
+        misses: list[DoesNotHold] = []
         for graph in tuple(self.graphs.get(call.key, ())):
             if graph.variant.wasted and not (self.budget.may_waste(graph.variant) or in_backward()):
+                skipped = True
                 continue
             if misses and any(graph.contradicts(miss) for miss in misses):
                 continue
@@ -192,24 +194,32 @@ class Dispatcher:
                 except DoesNotHold as reason:
                     misses.append(reason)
                     self.log.debug(str(reason))
-        return _NOTHING, part, misses
+        return _NOTHING, part, None if skipped else misses
 
-    def _captured(self, call: Call, part: int, misses: list[DoesNotHold]) -> Any:
-        """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
-        note(call.tree.caches.changing, call.arguments, call.key[1:])
+    def _variant(self, call: Call, misses: list[DoesNotHold] | None) -> Variant:
+        """The one that ``call`` is of, which is to be captured now; raises Waits otherwise."""
         graphs = self.graphs.get(call.key, ())
         others = [key for key, found in self.graphs.items() if found and key != call.key]
+        seen = [] if misses is None else misses
         variant = self.budget.variant(
-            call_differences.split(call, graphs, misses),
-            lambda: call_differences.describe(call, graphs, misses, others),
+            (call.key, None) if misses is None else call_differences.split(call, graphs, seen),
+            lambda: call_differences.describe(call, graphs, seen, others),
             sum(t.numel() for t in call.inputs),
         )
         try:
+            if misses is None:
+                raise self.budget.unknown(variant)
             # What backward computes again the engine has run before: it is to run there.
             self.budget.ask(variant, call.mode, must=in_backward())
         except Waits as reason:
             reason.inputs = call.inputs
             raise
+        return variant
+
+    def _captured(self, call: Call, part: int, misses: list[DoesNotHold] | None) -> Any:
+        """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
+        note(call.tree.caches.changing, call.arguments, call.key[1:])
+        variant = self._variant(call, misses)
         while True:
             with self.budget.capturing(variant):
                 graph = self.compiler.compile(call, part)
@@ -220,6 +230,8 @@ class Dispatcher:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
+                graph.variant = self.budget.add_graph(str(reason), reason.place, variant.elements)
+                variant.wasted = 0.0  # that was a part of the capture
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
