@@ -275,8 +275,8 @@ class Config:
         SHARE, 0.1,
         "how much of the time in steps (forward and backward, in the engine or in PyTorch) captures may take, the "
         "first graph of training, of evaluation and of each autocast type aside; a call that needs another graph "
-        "runs in PyTorch meanwhile, see [capture budget](architecture/capture-budget.md). `inf`: every graph is captured at once; "
-        "`0`: none but the first",
+        "runs in PyTorch meanwhile, see [capture budget](architecture/capture-budget.md). `inf`: every graph is "
+        "captured at once; `0`: none but the first",
     )
     verify: int = _setting(
         _number(0), 0,

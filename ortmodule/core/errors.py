@@ -5,8 +5,9 @@ Each carries a sentence that names the thing. Those of the engine itself are `or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ortmodule.core.traced_types import TracedNode
@@ -35,6 +36,7 @@ class NotInEngine(Exception):
         self.cause, self.reason, self.key = cause, reason, key
         self.warning: str | None = None  # what a user is told, once; "": nothing; None: the reason
         self.guards: Condition | None = None  # it is true as long as these hold
+        self.finish: Callable[[], Any] | None = None  # runs what is left of the call, where a part of it was run
 
 
 class NoOtherGraph(NotInEngine):

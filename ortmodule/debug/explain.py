@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class Report:
     fallback: str | None  #: why PyTorch ran it, or None
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
     python_ops: list[str] = field(default_factory=list)  #: autograd functions, submodules: the same
+    breaks: list[str] = field(default_factory=list)  #: those of them that PyTorch's autograd joins with what is around
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
@@ -67,6 +69,7 @@ class Report:
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
+        breaks = [f"  breaks     the graph at {', '.join(self.breaks)}: PyTorch's autograd joins the pieces"]
         tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
         graphs = [f"  graphs     {self.cuda_graphs} CUDA graphs are kept, of all modules"] if self.cuda_graphs else []
         refused = [f"  refused    {sentence}" for sentence in self.refused[:MOST_REFUSED]]
@@ -78,6 +81,7 @@ class Report:
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
                 f"  fused      {fused}",
                 f"  PyTorch    runs {outside} inside the graph",
+                *(breaks if self.breaks else []),
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 *tuned,
                 *graphs,
@@ -124,19 +128,20 @@ def explain(model: Any) -> Report:
     }
     if graph is None or reason is not None:
         return Report(name, False, reason, **always)
-    plan = next(reversed(graph.plans.values())).plan
+    plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
     nodes = graph.capture.trace.nodes
     return Report(
         name,
         True,
         None,
-        aten_ops=sorted(plan.foreign | {name for node in nodes for name in node.aten}),
+        aten_ops=sorted({name for plan in plans for name in plan.foreign} | {n for node in nodes for n in node.aten}),
         python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
-        fused=graph.capture.replaced | plan.fired,
+        breaks=sorted({node.name for node in nodes if node.breaks}),
+        fused=graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter()),
         nodes_exported=len(graph.capture.model.graph.node),
-        nodes_run=sum(plan.nodes),
+        nodes_run=sum(sum(plan.nodes) for plan in plans),
         plans=sum(session.plans_made for session in sessions),
-        peak_bytes=plan.arena_bytes,
+        peak_bytes=sum(plan.arena_bytes for plan in plans),
         cuda_graphs=_core.cuda_graphs()[0],
         refused=list(owner.refusals.list),
         tuned=owner.tuning.products if owner.tuning is not None else 0,

@@ -21,6 +21,7 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.snapshot import Attribute
 from ortmodule.guards.code_reader import is_made_by_statement
 from ortmodule.guards.global_reads import read_by, read_of
 
@@ -303,6 +304,18 @@ class Guards:
         self.values |= {key: value for key, value in attributes.now.items() if key[0] == 0 and value is not None}
         #: The epoch of the latest look, and what it found.
         self.epoch, self.held = -1, True
+
+    def label(self, key: Key) -> str:
+        return self._attributes.label(key)
+
+    def reading(self, changed: Iterable[Any]) -> Key | None:
+        """The first attribute that is, or has in it, one of these containers, or attributes (`snapshot.Attribute`)."""
+        containers = {id(each) for each in changed}
+        names = {(id(each.owner), each.name) for each in changed if isinstance(each, Attribute)}
+        for key, value in self.values.items():
+            if key in names or any(id(c) in containers for c in value.mutable()):
+                return key
+        return None
 
     def hold(self, epoch: int) -> bool:
         """Are all attributes as they were? ``epoch``: the same number if nothing has changed since the last time."""

@@ -17,7 +17,7 @@ from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph,
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime import capture_budget
 from ortmodule.runtime.executable import Executable, Executables, Flags
-from ortmodule.runtime.recompute import RecomputableGraph, recomputed_results
+from ortmodule.runtime.recompute import RecomputableGraph
 
 
 class ForwardCall(Protocol):
@@ -39,6 +39,10 @@ class ForwardGraph(RecomputableGraph, Protocol):
     differentiable: list[int]  # outputs
     prediction: Flags  # which outputs will receive a gradient
     failed: Callable[[Exception], None]
+
+    def recomputed(
+        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]: ...
 
 
 class Bridge(torch.autograd.Function):
@@ -252,11 +256,7 @@ class Pending:
                 "only that knows which random numbers it drew"
             )
         with outside_transforms():
-            results, stands = recomputed_results(
-                graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
-            )
-        sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
-        made = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
+            made, stands = graph.recomputed(self.call, self.tensors, self.run.seed, self.generator)
         there = [i for i, grad in zip(graph.differentiable, grads, strict=True) if grad is not None]
         given = [grad for grad in grads if grad is not None]
         outputs = [made[i] for i in there]

@@ -35,9 +35,10 @@ from ortmodule.runtime.executable import Executable, Executables, Flags, draw_se
 from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
 from ortmodule.runtime.module_state import ModuleState
-from ortmodule.runtime.recompute import ModuleModes
+from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
 
+_NO_RESULT = torch.empty(0)
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
@@ -46,13 +47,15 @@ _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 class Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "shapes", "key")
+    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "given", "shapes", "key")
 
     def __init__(
-        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor]
-    ) -> None:
-        """``forward``: the module's own. Raises NotInEngine for an empty input."""
-        self.forward, self.state, self.tree = forward, state, state.tree
+        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor],
+        given: tuple[tuple, dict],
+    ) -> None:  # fmt: skip
+        """``forward``: the module's own; ``given``: the caller's own arguments. Raises NotInEngine for an empty
+        input."""
+        self.forward, self.state, self.tree, self.given = forward, state, state.tree, given
         self.arguments, self.inputs = arguments, inputs
         kinds, shapes = [], []
         for tensor in inputs:
@@ -176,6 +179,15 @@ class CompiledGraph:
     def sessions(self) -> list[Session]:
         return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
 
+    def parts(self) -> Sequence[CompiledGraph]:
+        """The graphs that have plans of their own."""
+        return [self]
+
+    def count_for(self, variant: Variant) -> None:
+        """Its runs, and their backward passes, are those of ``variant`` from now on."""
+        for graph in (self, *self.parts()):
+            graph.variant = variant
+
     # --- before a run -------------------------------------------------------------------------------------------------
 
     def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:
@@ -217,6 +229,16 @@ class CompiledGraph:
     def changes(self) -> bool:
         """Does a forward change tensors of the caller's or of the module?"""
         return bool(self.writes) or any(node.sets or node.changed for node in self.capture.trace.nodes)
+
+    def recomputed(
+        self, call: Call, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The graph's outputs for its results, by PyTorch, and what stands for the leaves; arguments as of
+        :func:`recomputed_results`."""
+        made, stands = recomputed_results(self, call.eager, call.inputs, tensors, seed, generator)
+        sources = [s for s in self.capture.trace.sources if s.kind != "number"]
+        by_key = {s.key: t for s, t in zip(sources, made, strict=True) if s.kind == "graph"}
+        return [by_key.get(i, _NO_RESULT) for i in range(self.n_results)], stands
 
     def refuses(self, shapes: tuple, reason: str) -> DoesNotHold:
         """It does not hold for inputs of these sizes: :meth:`fits` is false from now on."""
@@ -291,7 +313,7 @@ class CompiledGraph:
         elif self.session.known is None:
             executable, run = executables.start(shapes, grads, fed)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed)
+            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -321,10 +343,12 @@ class CompiledGraph:
         return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
 
     def _start_with_host(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> tuple[Executable, Run, Any]:
         """With nodes that PyTorch runs; and the states of torch's generators before it."""
         calls, gpu = self.session.calls(), self.executables.gpu
+        if calls is not None:
+            calls.inputs = self._of_caller(inputs)
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors)
         seed = draw_seed() if self.is_random else 0
@@ -332,6 +356,10 @@ class CompiledGraph:
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None
         return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
+
+    def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The caller's inputs, by their numbers in the module."""
+        return inputs
 
     def _shown(
         self, deferral: Deferral, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]
@@ -430,20 +458,21 @@ class _Reads:
             self.early, self._part = _only_outputs(self._model, self._first, 0, ())
         return missed > self._part * (missed + runs)
 
-    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """As :meth:`check`, before the rest runs, and a node has effects."""
+    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
+        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
         early, known = self.early, self._session.known
         if early is None:
-            return
+            return True
         feeds = dict(zip(self._session.inputs, tensors, strict=True))
         given = [feeds[name] for name in early.inputs]
         try:
             calls = None if known is None else DryCalls(known)
             outputs = early.run(given, [False] * len(given), calls=calls).outputs
         except NotKnown:
-            return
+            return False
         first = len(self._session.outputs) - self._tokens - len(outputs)
         self.check(shapes, outputs[:1] * first + outputs)  # those that come first are not looked at
+        return True
 
     def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
         """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""

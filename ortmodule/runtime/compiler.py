@@ -22,13 +22,15 @@ from ortmodule.core.errors import CaptureError, Cause, NoOtherGraph, NotInEngine
 from ortmodule.core.logger import Log
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
+from ortmodule.guards.global_reads import reads_any
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
-from ortmodule.guards.hook_escapes import escape
 from ortmodule.guards.module_tree import Tree
+from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
+from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.capture_budget import Budget
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
@@ -46,6 +48,7 @@ class Owner(Protocol):
     observers: Any
     tuning: Tuning | None
     states: ModuleStates
+    interpret: Interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def state(self) -> ModuleState: ...
@@ -131,7 +134,7 @@ class Compiler:
             start = time.perf_counter()
             begins("read")
             try:
-                graph = CompiledGraph(captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning)
+                graph = self._graph(call, captured, guards)
                 self.seconds["read"] += time.perf_counter() - start
                 start = time.perf_counter()
                 begins("check")
@@ -144,16 +147,24 @@ class Compiler:
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
                 self.owner.budget.go_on(str(error))
 
+    def _graph(self, call: Call, captured: Capture, guards: Guards) -> CompiledGraph:
+        given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
+        if not any(node.breaks for node in captured.trace.nodes):
+            return CompiledGraph(*given)
+        try:
+            return BrokenGraph(*given, self.owner.interpret)
+        except CaptureError as error:
+            raise NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key) from error
+
     def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
         try:
-            if torch.is_grad_enabled() and (text := escape(call.tree, call.state.hooked)) is not None:
-                raise CaptureError(text)
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
             guards = Guards(call.tree.attributes, trace.attributes, call.tree.names(), trace.outside)
+            _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)
             refusal.guards = _guards_of_failure(call)
@@ -170,7 +181,8 @@ class Compiler:
             modules = partition.modules()
             for path, reason in modules.items():
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd)
+            hooked = call.tree.hooks.keeping(call.state.hooked)
+            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
             try:
                 captured = capture(
                     owner.forward,
@@ -227,6 +239,23 @@ def _check_memory(captured: Capture, tree: Tree) -> None:
             for slot in tree.slots.values():
                 if slot is not written and overlap(slot.get(), written.get()):
                     raise CaptureError(f"forward changes {written.name}, which shares memory with {slot.name}")
+
+
+def _check_breaks(captured: Capture, guards: Guards, tree: Tree) -> None:
+    """Refuses breaks that change what the rest of forward reads, and those whose changes cannot be undone."""
+    trace = captured.trace
+    paths = list(dict.fromkeys(node.name for node in trace.nodes if node.breaks))
+    if not paths:
+        return
+    breaks = ", ".join(paths)
+    inside = {id(m) for path in paths for m in tree.modules[path].modules()}
+    if (name := reads_any([m for m in tree.modules.values() if id(m) not in inside], trace.altered)) is not None:
+        raise CaptureError(f"forward reads {name}, which {breaks} changes")
+    if (key := guards.reading(trace.altered)) is not None:
+        raise CaptureError(f"{guards.places[key]} reads {guards.label(key)}, which {breaks} changes")
+    if any(escapes.still_kept(each()) for each in trace.escaped):
+        raise CaptureError(f"something keeps a tensor of {breaks} where capture cannot find it")
+    trace.altered, trace.escaped = [], []
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:

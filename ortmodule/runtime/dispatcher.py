@@ -27,6 +27,7 @@ from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
 from ortmodule.runtime import call_differences, capture_budget
+from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
@@ -48,6 +49,7 @@ class Attachments(NamedTuple):
     observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
     report: Callable[[Dispatcher], object]  # its report, when it is printed
+    interpret: Interpreter  # computes nodes of a graph in PyTorch
 
 
 class Dispatcher:
@@ -71,6 +73,7 @@ class Dispatcher:
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
+        self.interpret = attach.interpret
         self.compiler = Compiler(self)
         self._names: frozenset[str] | None = None  # of the parameters of forward
         self._lock = threading.RLock()
@@ -96,6 +99,10 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
+        if reason.finish is not None:
+            finish, reason.finish = reason.finish, None
+            self.fallback.done(reason)
+            return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
             result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
@@ -107,7 +114,7 @@ class Dispatcher:
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        call = Call(self.forward, state, arguments, inputs)
+        call = Call(self.forward, state, arguments, inputs, (args, kwargs))
         if self.reruns.calls and self.reruns.again(inputs):
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
@@ -135,7 +142,7 @@ class Dispatcher:
         if changing.refused or not changing.changed:
             return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
-        return changing, Call(self.forward, call.state, arguments, inputs)
+        return changing, Call(self.forward, call.state, arguments, inputs, call.given)
 
     def _run_call(self, call: Call) -> Any:
         refusal = None
@@ -223,14 +230,14 @@ class Dispatcher:
         while True:
             with self.budget.capturing(variant):
                 graph = self.compiler.compile(call, part)
-            graph.variant = variant
+            graph.count_for(variant)
             self._make_room(graph)
             try:
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
-                graph.variant = self.budget.add_graph(str(reason), reason.place, variant.elements)
+                graph.count_for(self.budget.add_graph(str(reason), reason.place, variant.elements))
                 variant.wasted = 0.0  # that was a part of the capture
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"

@@ -442,7 +442,7 @@ def test_hooks_run():
     handle = pair.ours.linear.register_forward_hook(lambda *args: seen.append(1))
     for _ in range(2):
         pair.ours(rows(2, 4))
-    assert seen == [1, 1] and explain(pair.ours).python_ops == ["linear"]
+    assert seen == [1, 1]
     handle.remove()
     pair.check(rows(2, 4))
     pair.ours.register_forward_hook(lambda module, args, output: output * 2)
