@@ -188,6 +188,11 @@ class CompiledGraph:
         """The graphs that have plans of their own."""
         return [self]
 
+    def count_for(self, variant: Variant) -> None:
+        """Its runs, and their backward passes, are those of ``variant`` from now on."""
+        for graph in (self, *self.parts()):
+            graph.variant = variant
+
     # --- before a run -------------------------------------------------------------------------------------------------
 
     def at(self, call: Call) -> CompiledGraph | None:
