@@ -111,6 +111,8 @@ class Compiler:
         if wrong:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
+        for path, reason in _partition(call).modules().items():
+            self._left(path, reason)
         captured = graph.capture
         captured.trace.tensors, captured.trace.outputs, captured.sample = [], [], []  # nothing needs them any more
         state = self.owner.state()
@@ -190,7 +192,7 @@ class Compiler:
             hooked = call.tree.hooks.keeping(call.state.hooked)
             opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
             try:
-                captured = capture(
+                return capture(
                     owner.forward,
                     owner.module,
                     call.tree,
@@ -200,9 +202,6 @@ class Compiler:
                     opaque,
                     part,
                 )
-                for path, reason in modules.items():
-                    self._left(path, reason)
-                return captured
             except CaptureError as error:
                 if not partition.grow(error):
                     raise
