@@ -195,17 +195,16 @@ class Regions:
         with eagerly():
             around = global_state([self.tree.modules[name]]) if kind == "module" else None
             before = self.entered() if kind != "function" else None
-            there = escapes.tensors_alive() if kind == "module" else set()
-            outputs, mine = self._run(node, operands)
+            outputs, mine, made = self._run_and_look(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if kind != "function":
                 if kind == "module":
-                    self._find_parameters(node, mine, outputs, there)
+                    self._find_parameters(node, mine, outputs, made)
                 known = len(outputs)
                 self.left(before, node, outputs)
                 if around is not None:
-                    self._find_escapes(node, mine, outputs, known, there, around)
+                    self._find_escapes(node, mine, outputs, known, made, around)
                 mine = (*mine, *outputs[known:])
             if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
@@ -239,22 +238,34 @@ class Regions:
         return ""
 
     def _find_escapes(
-        self, node: Node, leaves: Sequence, outputs: list, count: int, there: set[int], around: Snapshot
+        self, node: Node, leaves: Sequence, outputs: list, count: int, new: list, around: Snapshot
     ) -> None:
         """Makes a break of a submodule that has run, where something that it computes is seen by others.
 
-        ``leaves``: what stood for its operands; ``count``: of its own results among ``outputs``. ``there``: the ids of
-        the tensors from before. ``around``: what its methods may change around it, which is put back."""
+        ``leaves``: what stood for its operands; ``count``: of its own results among ``outputs``. ``new``: the
+        tensors that it has made. ``around``: what its methods may change around it, which is put back."""
         reasons = [f"{node.name} changes a container that it was given"] if node.fills else []
         for name, each in around.all_changed():
             reasons.append(f"{node.name} changes {name}, which is around the module")
             self.altered.append(each.container if isinstance(each, Items) else each)
         if any(t.requires_grad for t in outputs):
-            for text, tensor in escapes.kept(node.name, leaves, outputs[:count], outputs[count:], there, (outputs,)):
+            for text, tensor in escapes.kept(node.name, leaves, outputs[:count], outputs[count:], new, (outputs,)):
                 reasons.append(text)
                 self.escaped.append(weakref.ref(tensor))
         node.breaks = next(filter(None, (node.breaks, *reasons)), "")
         around.put_back()
+
+    def _run_and_look(
+        self, node: Node, operands: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], tuple, list[torch.Tensor]]:
+        """What :meth:`_run` returns, and of a submodule the tensors that it has made."""
+        if node.kind != "module":
+            return *self._run(node, operands), []
+        young = escapes.Young()
+        try:
+            return *self._run(node, operands), young.tensors()
+        finally:
+            young.close()
 
     def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
         for clones in (False, True):
@@ -280,18 +291,18 @@ class Regions:
         inputs = {i: given[id(t)] for i, t in enumerate(operands) if id(t) in given and i not in numbers}
         return own, {i: n for i, n in inputs.items() if _value(operands[i]).node().kind() == "prim::Param"}
 
-    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], there: set[int]) -> None:
+    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], new: list) -> None:
         """Parameters of other modules that it uses, and how many leaves it makes itself, which only it knows.
 
-        ``there``: the ids of the tensors from before it ran."""
+        ``new``: the tensors that it has made."""
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
             raise NotTraceable(f"{node.name} uses {REENTRANT}")
-        known = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}
+        known, made = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}, {id(t) for t in new}
         for key, tensor in leaves_of(outputs).items():
             if key in known:
                 continue
             slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
-            if slot is None and key not in there:
+            if slot is None and key in made:
                 node.makes += 1
                 continue
             if slot is None:

@@ -15,6 +15,7 @@ import torch
 from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
+from ortmodule.runtime import capture_budget
 from ortmodule.runtime.executable import Executable, Executables, Flags
 from ortmodule.runtime.recompute import RecomputableGraph
 
@@ -32,6 +33,7 @@ class ForwardGraph(RecomputableGraph, Protocol):
     """The graph of a forward, as its backward sees it (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`)."""
 
     executables: Executables
+    variant: capture_budget.Variant
     needs: Flags  # which inputs need a gradient
     empty: list[int]  # of the leaves
     differentiable: list[int]  # outputs
@@ -64,16 +66,18 @@ class Bridge(torch.autograd.Function):
         if more:
             return None, *ctx.pending.eager_backward(grads)
         keep = keeps_graph()
-        user = None
+        user, variant, start = None, ctx.pending.graph.variant, capture_budget.clock()
         try:
-            return None, *ctx.pending.backward(saved, grads, keep)
+            found = ctx.pending.backward(saved, grads, keep)
+            variant.seconds += capture_budget.clock() - start
+            return None, *found
         except Raised as raised:
             user = raised.error
         except ENGINE_ERRORS as error:
             ctx.pending.graph.failed(error)
             with torch.enable_grad():
-                found = ctx.pending.eager_backward(grads)
-            return None, *[None if grad is None else grad.detach() for grad in found]
+                eager = ctx.pending.eager_backward(grads)
+            return None, *[None if grad is None else grad.detach() for grad in eager]
         raise user
 
 

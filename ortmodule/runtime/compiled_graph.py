@@ -30,9 +30,11 @@ from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Node
 from ortmodule.runtime.autograd_bridge import Pending, attach
+from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
 from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
@@ -77,6 +79,11 @@ class Call:
             state.hooked,
         )
 
+    @property
+    def mode(self) -> tuple:
+        """Training or evaluation, with gradients or without, and autocast."""
+        return (*self.key[2:8], self.tree.modules[""].training)
+
     def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The same call in PyTorch, on other tensors."""
         args, kwargs = self.arguments.rebuild(tensors)
@@ -106,7 +113,10 @@ class CompiledGraph:
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = ModuleModes(tree)
-        self.successes = self.failures = 0  # of runs where PyTorch would have run the call else
+        self.variant = Variant("", "", 0)  # the calls that it is for
+        self.missed = 0  # runs that did not hold
+        self.origin = self  # the one that stands among the graphs of its key
+        self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
@@ -170,13 +180,25 @@ class CompiledGraph:
         )
 
     def sessions(self) -> list[Session]:
-        return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
+        lengths = self.lengths.graphs.values() if self.lengths is not None else ()
+        others = [session for graph in lengths if graph is not None for session in graph.sessions()]
+        return [self.session, *(self._deferral.sessions() if self._deferral is not None else []), *others]
 
     def parts(self) -> Sequence[CompiledGraph]:
         """The graphs that have plans of their own."""
         return [self]
 
+    def count_for(self, variant: Variant) -> None:
+        """Its runs, and their backward passes, are those of ``variant`` from now on."""
+        for graph in (self, *self.parts()):
+            graph.variant = variant
+
     # --- before a run -------------------------------------------------------------------------------------------------
+
+    def at(self, call: Call) -> CompiledGraph | None:
+        """The graph for the length of ``call``, where this one has a loop over it; itself where it has none. None,
+        raises: as in :meth:`Lengths.at`."""
+        return self if self.lengths is None else self.lengths.at(call)
 
     def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:
         """Are sizes, attributes and hooks that the graph depends on as it needs them? (It may still turn out not to
@@ -188,6 +210,23 @@ class CompiledGraph:
             return False
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
+
+    def may_miss(self, shapes: tuple) -> bool:
+        """May a run find out that it does not hold?"""
+        return self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known)
+
+    def misfit(self, shapes: tuple) -> DoesNotHold | None:
+        """What is known of calls with these sizes that it does not hold for."""
+        return self._reads.known.get(shapes)
+
+    def contradicts(self, miss: DoesNotHold) -> bool:
+        """Can it not hold for a call that another graph did not hold for, since Python takes another way?"""
+        for read, (place, value) in zip(self.capture.trace.data_reads, miss.found, strict=False):
+            if read.place != place:
+                return False
+            if not read.is_value(value):
+                return True
+        return False
 
     def traced_on(self, shapes: tuple) -> bool:
         """Were the inputs of the trace as large as these?"""
@@ -273,6 +312,8 @@ class CompiledGraph:
             self._check_memory(inputs)
         if self.views:
             self._check_bases(inputs)
+        if self.missed and self._reads.come_first(self.missed, self.variant.runs):
+            self._reads.check_early(shapes, fed)
         grads = self._predicted() if self.differentiable else None
         generator, executables = None, self.executables
         executable = executables.plans.get(step := (shapes, grads, (), False))
@@ -401,31 +442,42 @@ class _Reads:
     """Compares the numbers that Python read from data and sizes in the trace with those of a run."""
 
     def __init__(self, graph: CompiledGraph, trace: Any) -> None:
-        self._trace, self._session = trace, graph.session
-        n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
+        self._trace, self._session, self._model = trace, graph.session, graph.capture.model
+        self._first = n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
+        self._tokens, self._part = 0, 1.0
         #: The outputs that hold what was read; None: nothing was.
         self.size = n_outputs if trace.size_reads else None
         self.data = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.known: dict[tuple, DoesNotHold | None] = {}  # shapes -> what is wrong with them
-        self.early: Session | None = None  # what is read, alone, where effects must not come first
+        self.early: Session | None = None  # what is read, alone, where it comes first
         if trace.nodes and (known := graph.session.known) is not None:
             self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
             known.plans.append(graph.plans)
             for seen in trace.seen:
                 known.learn(*seen)
             if trace.size_reads or trace.data_reads:
-                self.early = _only_outputs(graph.capture.model, n_outputs, self._tokens, trace.nodes)
+                self.early, _ = _only_outputs(self._model, n_outputs, self._tokens, trace.nodes)
                 known.plans.append(self.early.plans)  # they rest on the same knowledge
 
+    def come_first(self, missed: int, runs: int) -> bool:
+        """Is it worth it to run what is read from data alone, before the rest? Of the runs so far ``missed`` did not
+        hold, and ``runs`` did."""
+        if self.data is None or self._trace.nodes:
+            return False
+        if self.early is None:
+            self.early, self._part = _only_outputs(self._model, self._first, 0, ())
+        return missed > self._part * (missed + runs)
+
     def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
-        """As :meth:`check`, before a node has effects. False: what was read is not known before."""
+        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
         early, known = self.early, self._session.known
-        if early is None or known is None:
+        if early is None:
             return True
         feeds = dict(zip(self._session.inputs, tensors, strict=True))
         given = [feeds[name] for name in early.inputs]
         try:
-            outputs = early.run(given, [False] * len(given), calls=DryCalls(known)).outputs
+            calls = None if known is None else DryCalls(known)
+            outputs = early.run(given, [False] * len(given), calls=calls).outputs
         except NotKnown:
             return False
         first = len(self._session.outputs) - self._tokens - len(outputs)
@@ -434,27 +486,31 @@ class _Reads:
 
     def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
         """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""
+        if self.size is not None and shapes not in self.known:
+            self._check_sizes(shapes, outputs[self.size])
         if self.data is not None:
-            _compare(self._trace.data_reads, outputs[self.data])
-        if self.size is None or shapes in self.known:
-            return
+            _compare(self._trace.data_reads, outputs[self.data], data=True)
+
+    def _check_sizes(self, shapes: tuple, output: torch.Tensor) -> None:
         if len(self.known) >= MOST_SHAPES:
             self.known.clear()
         try:
-            _compare(self._trace.size_reads, outputs[self.size])
+            _compare(self._trace.size_reads, output)
             self.known[shapes] = None
         except DoesNotHold as reason:
             self.known[shapes] = reason
             raise
 
 
-def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:
-    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs."""
+def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> tuple[Session, float]:
+    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs; and how much
+    of the graph that is."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     del part.graph.output[len(part.graph.output) - tokens :]
     del part.graph.output[:first]
-    return Session(without_dead(part).SerializeToString(), nodes=nodes)
+    part = without_dead(part)
+    return Session(part.SerializeToString(), nodes=nodes), len(part.graph.node) / len(model.graph.node)
 
 
 def _raise(error: Exception) -> None:
@@ -493,7 +549,10 @@ def _end(t: torch.Tensor) -> int:
     return t.data_ptr() + (last + 1) * t.element_size() if t.numel() else 0
 
 
-def _compare(reads: Sequence, output: torch.Tensor) -> None:
-    for read, value in zip(reads, output.tolist(), strict=True):
+def _compare(reads: Sequence, output: torch.Tensor, data: bool = False) -> None:
+    values = output.tolist()
+    for i, (read, value) in enumerate(zip(reads, values, strict=True)):
         if not read.is_value(value):
-            raise DoesNotHold(f"{read.place} found {value:g}, and {read.value:g} when it was traced")
+            text = f"{read.place} found {value:g}, and {read.value:g} when it was traced"
+            found = [(before.place, values[k]) for k, before in enumerate(reads[: i + 1])] if data else ()
+            raise DoesNotHold(text, read.place, value, tuple(found))

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
+from ortmodule.capture.loop_check import LoopCheck
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
@@ -31,16 +32,10 @@ from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
-from ortmodule.runtime.changing_numbers import Changing
+from ortmodule.runtime.capture_budget import Budget
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
-
-#: Graphs for one key that differ in what Python decided, before PyTorch takes over.
-MOST_VARIANTS = 12
-#: Graphs for calls that differ in the values of Python numbers.
-MOST_VALUES = 8
-#: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
-MOST_FAILURES = 3
 
 
 class Owner(Protocol):
@@ -51,6 +46,7 @@ class Owner(Protocol):
     log: Log
     fallback: Fallback
     graphs: dict[tuple, list[CompiledGraph]]
+    budget: Budget
     observers: Any
     tuning: Tuning | None
     states: ModuleStates
@@ -81,9 +77,7 @@ class Compiler:
         # What a trace saves is no matter of a checkpoint around the module.
         with torch.inference_mode(False), torch.set_grad_enabled(grad), saved_tensors_hooks(_packed, _unpacked):
             self._refuse_devices(call)
-            self._count_values(call)
             variants = self.owner.graphs.setdefault(call.key, [])
-            self._count_variants(call, variants)
             shown = self.log.shows_exporter
             with (
                 self.log.building(3) as begins, export.exporter_logs(shown), export_cache.using(self.cache),
@@ -102,25 +96,6 @@ class Compiler:
             refused = devices.refusal(named + [(f"input {i}", t) for i, t in enumerate(call.inputs)])
         if refused is not None:
             raise NotInEngine(Cause.DEVICE, refused, call.key)
-
-    def _count_values(self, call: Call) -> None:
-        """Counts values of Python numbers: one that changes at every call would be captured at every call."""
-        numbers = call.arguments.numbers()
-        if not numbers or call.key in self.owner.graphs:
-            return
-        kind = call.arguments.without_numbers(), call.key[1:]
-        changing = call.tree.caches.changing.setdefault(kind, Changing(numbers))
-        changing.captured += 1
-        if changing.captured > MOST_VALUES:
-            reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
-            raise NotInEngine(Cause.DATA, reason, call.key)
-
-    def _count_variants(self, call: Call, variants: list[CompiledGraph]) -> None:
-        if len(variants) == MOST_VARIANTS:
-            reason = f"it went {MOST_VARIANTS} different ways through its Python code"
-            if (name := variants[0].guards.broken_name()) is not None:
-                reason = f"the attribute {name} took more than {MOST_VARIANTS} values"
-            raise NoOtherGraph(Cause.TORCH_MODEL, reason, call.key)
 
     def _build(
         self, call: Call, part: int, variants: list[CompiledGraph], begins: Callable[[str], None]
@@ -161,19 +136,24 @@ class Compiler:
             start = time.perf_counter()
             begins("read")
             try:
-                graph = self._graph(call, captured, guards)
+                graph = self._read(guards, captured, call)
                 self.seconds["read"] += time.perf_counter() - start
                 start = time.perf_counter()
                 begins("check")
                 wrong = self_check.difference(captured, self.owner.forward, call.arguments, call.tree)
                 self.seconds["check"] += time.perf_counter() - start
-                graph.plan_first(call.shapes)
+                if captured.loop is not None:
+                    checks = LoopCheck(captured, self.owner.forward, call.arguments, call.tree)
+                    graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
+                else:
+                    graph.plan_first(call.shapes)
                 return graph, wrong
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
+                self.owner.budget.go_on(str(error))
 
-    def _graph(self, call: Call, captured: Capture, guards: Guards) -> CompiledGraph:
+    def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
         if not any(node.breaks for node in captured.trace.nodes):
             return CompiledGraph(*given)
@@ -193,7 +173,7 @@ class Compiler:
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)
-            refusal.guards = self._guards_of_failure(call)
+            refusal.guards = _guards_of_failure(call)
             raise refusal from error
         finally:
             self.owner.states.forget()
@@ -226,6 +206,7 @@ class Compiler:
             except CaptureError as error:
                 if not partition.grow(error):
                     raise
+                owner.budget.go_on(str(error))
 
     def _left(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule, or a method, inside the graph."""
@@ -241,16 +222,14 @@ class Compiler:
         self.owner.fallback.allow(reason)
         self.owner.fallback.done(reason)
 
-    def _guards_of_failure(self, call: Call) -> Guards | None:
-        """The guards that have to break before another attempt; None: no more attempts are made."""
-        tree, failures = call.tree, call.tree.caches.failures
-        failures[call.key] = failures.get(call.key, 0) + 1
-        if failures[call.key] > MOST_FAILURES:
-            return None
-        try:
-            return Guards(tree.attributes, tree.caches.reads, tree.names())
-        except Unguardable:
-            return None
+
+def _guards_of_failure(call: Call) -> Guards | None:
+    """The guards that have to break before another attempt; None: no more attempts are made."""
+    tree = call.tree
+    try:
+        return Guards(tree.attributes, tree.caches.reads, tree.names())
+    except Unguardable:
+        return None
 
 
 def _partition(call: Call) -> Partition:
