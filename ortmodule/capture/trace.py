@@ -267,7 +267,8 @@ class _Flat(nn.Module):
         self.copies: dict[str, torch.Tensor] = {}
         self.settled: list[tuple[Slot, Any]] = []
         self.looks = False  # at what each submodule does, to find the one that is to blame
-        regions.traced = self.look
+        self.effects: SideEffects | None = None
+        regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
 
@@ -324,7 +325,7 @@ class _Flat(nn.Module):
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
         if self.looks:
             self.chance.check()
-        if self.looks or self.regions.containers:
+        if self.effects is not None and (self.looks or self.regions.containers):
             with self.recorder.paused():
                 self.effects.look(self.looks)
 

@@ -94,7 +94,8 @@ class Regions:
         self.entered: Callable[[], Any] = _nothing  # before and after a submodule runs by itself
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = _nothing
         self.made: Callable[[Any], None] = _nothing
-        self.traced: Callable[[], None] = _nothing  # a submodule has been traced
+        self.begins: Callable[[], None] = _nothing  # a submodule is about to be traced
+        self.traced: Callable[[], None] = _nothing  # it has been traced
         self.runs: Callable[[], None] = _nothing  # PyTorch is about to run a node
         self.ran: Callable[[], None] = _nothing  # it has run it
         self.arguments: Any = None  # those of the module
@@ -339,7 +340,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
-        self.entered = self.left = self.made = self.traced = self.runs = self.ran = _nothing
+        self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
         """Notes the innermost submodule that an error comes through, as its origin."""
@@ -367,7 +368,7 @@ class Passed:
         self.names: dict[int, str] = {}
         self.stack: list[str] = []
         self.depth = 0
-        self.traced: Callable[[], None] = lambda: None
+        self.begins = self.traced = _nothing
 
     def active(self) -> bool:
         return True
@@ -482,6 +483,7 @@ def _module_call(original: Callable) -> Callable:
         try:
             if path is not None:
                 return regions.module(module, path, original, args, kwargs)
+            regions.begins()  # an error is of the submodule around
             regions.stack.append(regions.names.get(id(module), ""))
             try:
                 result = original(module, *args, **kwargs)

@@ -471,3 +471,93 @@ def test_what_python_reads(name):
         assert explain(module).captured and explain(module).breaks == ["island"]
     else:
         assert "decides something with what a submodule that PyTorch runs computes" in explain(module).fallback
+
+
+class Tied(nn.Module):
+    """One weight in two pieces and in the island."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.wide = nn.Linear(4, 4), nn.Linear(4, 32)
+        self.island = Hooked(into_attribute)
+        self.island.linear = self.linear
+
+    def forward(self, x):
+        return self.wide(self.linear(self.island(self.linear(x).relu()))).square().mean()
+
+
+def hooks_on_parameters(module, log):
+    for name, p in module.named_parameters():
+        p.register_hook(lambda grad, name=name: log.append(name))
+        p.register_post_accumulate_grad_hook(lambda p, name=name: log.append(f"{name} accumulated"))
+
+
+def backward_hooks(module, log):
+    def doubles(module, grads, outputs):
+        log.append([g.detach() for g in outputs])
+        return tuple(g * 2 for g in grads)
+
+    module.island.register_full_backward_hook(doubles)
+    module.island.register_full_backward_pre_hook(lambda module, grads: log.append([g.detach() for g in grads]))
+
+
+def hooks_on_tensors(module, log):
+    def hook(module, inputs, output):
+        for t in (inputs[0], output):
+            t.register_hook(lambda grad: log.append(grad.detach()))
+            t.retain_grad()
+        log.append((inputs[0], output))
+
+    module.island.register_forward_hook(hook)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("put", [hooks_on_parameters, backward_hooks, hooks_on_tensors], ids=lambda f: f.__name__)
+def test_hooks_of_autograd(put):
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        module, log = wrap(Tied().double()), []
+        put(module, log)
+        for step in range(2):
+            module(torch.full((3, 4), step + 1.0, dtype=torch.float64) * torch.arange(4)).backward()
+            if put is hooks_on_tensors:
+                pair = next(each for each in log if isinstance(each, tuple))
+                log[log.index(pair)] = [t.grad for t in pair]
+        log = sorted(log) if put is hooks_on_parameters else log
+        found.append([p.grad for p in module.parameters()])
+        found.append(log)
+    torch.testing.assert_close(found[2], found[0])
+    if put is hooks_on_parameters:
+        assert found[3] == found[1]
+    else:
+        torch.testing.assert_close(found[3], found[1])
+    assert explain(module).breaks == ["island"]
+
+
+class Between(nn.Module):
+    """Keeps a loss between two submodules of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        GLOBAL.append(h.square().mean())
+        return self.second(h)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_submodule_that_does_it_is_the_break():
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        module = wrap(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4), Between(), nn.Linear(4, 16)))
+        for _ in range(2):
+            y = module(torch.ones(2, 4))
+            assert len(GLOBAL) == 1
+            (y.sum() + GLOBAL.pop()).backward()
+        found.append([p.grad for p in module.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+    assert explain(module).breaks == ["2"] and explain(module).python_ops == ["2"]
