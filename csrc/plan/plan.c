@@ -119,7 +119,7 @@ static bool may_overwrite(const planner *pl, const node *n, int t, int index) {
     if (pl->blocks[y->id].place == AT_INPUT_GRAD && b->first < pl->n_forward) return false;
     for (int i = 0; i < n->n_in; i++) {
         if (i == index || !n->in[i] || root_of(pl, n->in[i]) != root_of(pl, x)) continue;
-        if (n->op->flags & APART) return false;
+        if (n->op->flags & DISJOINT) return false;
         /* Another reader of the same memory must read each place before it is written: only an equal layout does. */
         tensor other = layout_tensor(n->in[i], pl->where);
         if (!shape_equal(&other.shape, &tx.shape) || !tensor_contiguous(&other) || pl->where[n->in[i]->id].offset)

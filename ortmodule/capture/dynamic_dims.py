@@ -133,7 +133,8 @@ def capture(
         except NotTraceable as error:
             raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
+            text = f"{type(error).__name__}: {first}"
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
     dims, model = _Dims(tensors), None
@@ -164,6 +165,7 @@ def _exported(
     """The graph of two traces that agree, and which of its outputs are views. None: fewer dimensions may vary."""
     hide_sizes(first, second)
     first.seen += second.seen
+    first.escaped += second.escaped
     views = _views(first, second)
     try:
         check_places(first.graph, list(views))

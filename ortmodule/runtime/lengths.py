@@ -65,5 +65,6 @@ class Lengths:
             LOGGER.debug("a loop of length %d is captured by itself: %s", n, error)
             return None
         made.origin, made.failed, made.prediction = self._origin, self._origin.failed, self._latest.prediction
+        made.variant = self._origin.variant
         self._latest = made
         return made

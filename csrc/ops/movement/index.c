@@ -562,7 +562,7 @@ const op_def index_ops[] = {
      .attrs = NODE_ATTRS(INT("axis", 0), NO_DEFAULT("shape", INTS), INT("padding_idx", -1)), .infer = infer_from_shape,
      .workspace = gather_grad_bytes, .cpu = gather_grad_cpu, .cuda = gather_grad_cuda,
      .cuda_workspace = gather_grad_cuda_workspace},
-    {OURS("GatherGradAdd", 3, 3, 1, FLOATS), .checked = OPERAND(2), .flags = INPLACE_0 | APART,
+    {OURS("GatherGradAdd", 3, 3, 1, FLOATS), .checked = OPERAND(2), .flags = INPLACE_0 | DISJOINT,
      .attrs = NODE_ATTRS(INT("axis", 0), INT("padding_idx", -1)), .infer = infer_gather_grad_add,
      .workspace = gather_grad_add_bytes, .cpu = gather_grad_add_cpu},
     {ONNX("GatherElements", 11, 2, 2, 1, ANY_TYPE), .checked = OPERAND(1), .plain = OPERAND(0), .flags = STRIDED,

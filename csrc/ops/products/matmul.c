@@ -477,7 +477,7 @@ const op_def matmul_ops[] = {
      .cpu = matmul_cpu, .products = matmul_products, .cuda = matmul_cuda, .cuda_workspace = matmul_cuda_workspace},
     {"Prepack", ORT_DOMAIN, 1, 1, 1, 1, FLOATS, STRIDED | KEEP | NO_GRAD, NODE_ATTRS(NO_DEFAULT("rows", INT), NO_DEFAULT("to", INT)),
      .infer = infer_prepack, .cpu = prepack_cpu},
-    {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | APART, NODE_ATTRS(FLOAT("alpha", 1)),
+    {"MatMulAdd", ORT_DOMAIN, 1, 3, 3, 1, FLOATS, STRIDED | INPLACE_0 | DISJOINT, NODE_ATTRS(FLOAT("alpha", 1)),
      .infer = infer_same, .cpu = matmul_add_cpu, .products = matmul_add_products, .cuda = matmul_add_cuda,
      .cuda_workspace = matmul_cuda_workspace},
     {PRODUCT("Gemm", "", 7, 3), .dtypes = NUMBERS, .lower = lower_gemm,

@@ -244,7 +244,7 @@ const op_def softmax_ops[] = {
     {GRAD("SoftmaxGrad"), .cpu = softmax_grad_cpu, .cuda = softmax_grad_cuda},
     {DROPS("SoftmaxDropout", 1, 2, 0), .infer = infer_softmax_dropout, .grad = grad_softmax_dropout,
      .cpu = softmax_dropout_cpu, .cuda = softmax_dropout_cuda},
-    {DROPS("SoftmaxDropoutGrad", 2, 1, APART), .infer = infer_same, .cpu = softmax_dropout_grad_cpu,
+    {DROPS("SoftmaxDropoutGrad", 2, 1, DISJOINT), .infer = infer_same, .cpu = softmax_dropout_grad_cpu,
      .cuda = softmax_dropout_grad_cuda},
     {GRAD("LogSoftmaxGrad"), .cpu = log_softmax_grad_cpu, .cuda = log_softmax_grad_cuda},
     {0},
