@@ -84,6 +84,7 @@ static status new_end(graph *g, value **at, graph_end **out) {
 status graph_set_end(graph *g, value **at, value *v) {
     graph_end *e = *at ? take_end(g, *at, at) : NULL;
 
+    g->tidy = false;
     *at = NULL;
     if (!v) return OK;
     if (!e) TRY(new_end(g, at, &e));
@@ -177,7 +178,8 @@ static void drop_use(value *v, node *user, int index) {
     v->n_uses--;
 }
 
-void graph_set_operand(node *n, int index, value *v) {
+void graph_set_operand(graph *g, node *n, int index, value *v) {
+    g->tidy = false;
     drop_use(n->in[index], n, index);
     n->in[index] = v;
     add_use(v, n, index);
@@ -328,6 +330,7 @@ status graph_make_node(graph *g, const op_def *op, const char *name, const attr 
 
 void graph_insert_node(graph *g, node *n) {
     n->id = g->n_nodes++;
+    g->tidy = false;
     for (int i = 0; i < n->n_in; i++) add_use(n->in[i], n, i);
     link_node(g, n);
 }
@@ -355,6 +358,7 @@ status graph_add_write(graph *g, value *input, value *v) {
 
 status graph_replace(graph *g, value *from, value *to) {
     if (from == to) return OK;
+    g->tidy = false;
     while (from->uses) {
         use *u = from->uses;
         drop_use(from, u->user, u->index);
@@ -372,6 +376,8 @@ static void mark_list(value *const *list, int count) {
 }
 
 void graph_remove_dead(graph *g) {
+    if (g->tidy) return;
+    g->tidy = true;
     for (node *n = g->first; n; n = n->next) n->mark = (n->op->flags & EFFECT) != 0;
     mark_list(g->outputs, g->n_outputs);
     mark_list(g->input_grads, g->n_input_grads);

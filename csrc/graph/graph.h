@@ -124,6 +124,7 @@ struct graph {
     bool as_written;     /* nothing is simplified (passes/clean_up.c) */
     bool cuda;           /* it will run on a GPU */
     bool specialised;
+    bool tidy;             /* nothing has changed since dead nodes were removed */
     bool in_backward;      /* nodes emitted now are backward nodes */
     const char *emit_name; /* name given to nodes emitted now */
     node **table;          /* hash-consing: open addressing on (op, attributes, operands) */
@@ -177,7 +178,7 @@ MUST_USE status graph_emit_op(graph *g, const struct op_def *op, const attr *att
 MUST_USE status graph_replace(graph *g, value *from, value *to);
 /* Removes nodes that nothing needs. */
 void graph_remove_dead(graph *g);
-void graph_set_operand(node *n, int index, value *v);
+void graph_set_operand(graph *g, node *n, int index, value *v);
 /* One of the graph's outputs, gradients of inputs or writes, `*at`, becomes `v` (NULL: none). */
 MUST_USE status graph_set_end(graph *g, value **at, value *v);
 /* Moves `n` in program order, before another node (NULL: to the end). The caller keeps the order topological. */

@@ -215,7 +215,7 @@ static status apply_at(graph *g, const rule *rules, node *n, bool *fired) {
 
     *fired = false;
     for (const rule *r = rules; r->pattern && !*fired; r++)
-        if (match(g, r->pattern, n, v))
+        if (r->pattern->op[0] == n->op->name[0] && match(g, r->pattern, n, v))
             TRY_AT(g->c, rewrite_at(g, r, n, v, fired), "rewriting %s (%s)", n->op->name, n->name ? n->name : "-");
     return OK;
 }

@@ -134,7 +134,7 @@ static status rewrite_node(rewrite *w, node *n) {
         value *whole;
         if (!is_computed(w, n->in[i])) continue;
         TRY(put_in_place(w, n->in[i], &whole));
-        graph_set_operand(n, i, whole);
+        graph_set_operand(g, n, i, whole);
     }
     return OK;
 }

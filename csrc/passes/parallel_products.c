@@ -123,7 +123,7 @@ static status multiply(graph *g, node *const *of, int count) {
         const int64_t width = of[i]->in[1]->shape.dim[1];
         TRY(emit_slice_axis(g, y, last, at, width, &part));
         TRY(graph_replace(g, of[i]->out[0], part));
-        graph_set_operand(of[i], 0, NULL); /* it is found among the readers of x no more */
+        graph_set_operand(g, of[i], 0, NULL); /* it is found among the readers of x no more */
         of[i]->mark = true;
         at += width;
     }

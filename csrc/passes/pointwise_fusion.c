@@ -169,7 +169,7 @@ static status compute_again(fuser *f, group *gr, node *n, value *v) {
     copy->mark = TAKEN;
     for (int i = 0; i < gr->count; i++)
         for (int j = 0; j < gr->members[i]->n_in; j++)
-            if (gr->members[i]->in[j] == v) graph_set_operand(gr->members[i], j, copy->out[0]);
+            if (gr->members[i]->in[j] == v) graph_set_operand(f->g, gr->members[i], j, copy->out[0]);
     for (int i = gr->count++; i > 0; i--) gr->members[i] = gr->members[i - 1];
     gr->members[0] = copy;
     list_operands(gr);

@@ -64,7 +64,7 @@ static status read_copy(graph *g, node *n, int i, layout *where, value **copies)
         g->in_backward = n->backward;
         TRY(emit_copy(g, v, where, &copies[v->id]));
     }
-    graph_set_operand(n, i, copies[v->id]);
+    graph_set_operand(g, n, i, copies[v->id]);
     return OK;
 }
 

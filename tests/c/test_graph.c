@@ -120,6 +120,35 @@ TEST(one_form_for_one_meaning) {
     ctx_release(&c);
 }
 
+/* Looking for dead nodes is left out where nothing has changed since the last time. */
+TEST(dead_nodes_are_removed_after_every_kind_of_change) {
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 2, 3), *a = NODE(g, "Exp", x), *b = NODE(g, "Neg", a);
+
+    CHECK_OK(&c, graph_add_output(g, b));
+    graph_remove_dead(g);
+    graph_remove_dead(g);
+    CHECK(count_nodes(g, NULL) == 2);
+    NODE(g, "Sqrt", x);
+    graph_remove_dead(g);
+    CHECK(count_nodes(g, NULL) == 2 && count_nodes(g, "Sqrt") == 0);
+    graph_set_operand(g, b->def, 0, x);
+    graph_remove_dead(g);
+    CHECK(count_nodes(g, NULL) == 1 && count_nodes(g, "Exp") == 0);
+    CHECK_OK(&c, graph_replace(g, b, x));
+    graph_remove_dead(g);
+    CHECK(count_nodes(g, NULL) == 0);
+    CHECK_OK(&c, graph_set_end(g, &g->outputs[0], NODE(g, "Tanh", x)));
+    graph_remove_dead(g);
+    CHECK_OK(&c, graph_set_end(g, &g->outputs[0], x));
+    graph_remove_dead(g);
+    CHECK(count_nodes(g, NULL) == 0);
+    CHECK_OK(&c, graph_verify(g));
+    ctx_release(&c);
+}
+
 TEST(a_graph_as_it_is_written) {
     ctx c;
     ctx_init(&c);
