@@ -1,4 +1,4 @@
-"""Says what tells a call from those that there are graphs for: the line, and the value that it has there.
+"""Says what tells a call from those that there are graphs for: the line, and its value.
 
 The answers name variants of calls for the :class:`~ortmodule.runtime.capture_budget.Budget`: its keys tell them apart,
 its texts are for the user.

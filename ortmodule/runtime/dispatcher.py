@@ -115,7 +115,7 @@ class Dispatcher:
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs, (args, kwargs))
-        if self.reruns.calls and self.reruns.again(inputs):
+        if self.reruns.calls and self.reruns.repeats(inputs):
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
