@@ -1,4 +1,4 @@
-"""Says what tells a call from those that there are graphs for: the line, and its value.
+"""Says what tells a call from those that there are graphs for: the line, and its value there.
 
 The answers name variants of calls for the :class:`~ortmodule.runtime.capture_budget.Budget`: its keys tell them apart,
 its texts are for the user.

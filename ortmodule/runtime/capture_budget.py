@@ -27,7 +27,7 @@ clock: Callable[[], float] = time.perf_counter
 Timer: Callable[[float, Callable[[], None]], Any] = threading.Timer
 #: Seconds for which the first graph of a mode may be looked for, one part left to PyTorch after the other, before it
 #: waits as other graphs do.
-FIRST_SECONDS = 10.0
+UNBOUNDED_SECONDS = 10.0
 #: Seconds after which a capture says that it goes on.
 LONG = 10.0
 #: What the engine saves of PyTorch's time, as long as that is not measured; runs of a variant after which it is.
@@ -117,7 +117,7 @@ class Budget:
         """Raises Waits where ``variant`` is not to be captured now. ``mode``: has its first graph for nothing.
         ``must``: PyTorch must not run it."""
         self._mode = None
-        if self._modes.get(mode, 0.0) < FIRST_SECONDS:
+        if self._modes.get(mode, 0.0) < UNBOUNDED_SECONDS:
             self._mode = mode
             return
         if must or self.share == math.inf:
@@ -138,7 +138,7 @@ class Budget:
         """Raises Waits where another pass of the capture that is under way would take too long. ``reason``: of it."""
         self._passes += 1
         taken = clock() - self._began
-        if self._mode is not None and self._modes.get(self._mode, 0.0) + taken < FIRST_SECONDS:
+        if self._mode is not None and self._modes.get(self._mode, 0.0) + taken < UNBOUNDED_SECONDS:
             return
         expected = taken / self._passes
         if self.bounded_seconds + (0.0 if self._mode is not None else taken) + expected > self.share * self.steps:

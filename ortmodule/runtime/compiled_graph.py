@@ -34,6 +34,7 @@ from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
 from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
@@ -114,6 +115,8 @@ class CompiledGraph:
         self.modes = ModuleModes(tree)
         self.variant = Variant("", "", 0)  # the calls that it is for
         self.missed = 0  # runs that did not hold
+        self.origin = self  # the one that stands among the graphs of its key
+        self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
@@ -177,7 +180,9 @@ class CompiledGraph:
         )
 
     def sessions(self) -> list[Session]:
-        return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
+        lengths = self.lengths.graphs.values() if self.lengths is not None else ()
+        others = [session for graph in lengths if graph is not None for session in graph.sessions()]
+        return [self.session, *(self._deferral.sessions() if self._deferral is not None else []), *others]
 
     def parts(self) -> Sequence[CompiledGraph]:
         """The graphs that have plans of their own."""
@@ -189,6 +194,11 @@ class CompiledGraph:
             graph.variant = variant
 
     # --- before a run -------------------------------------------------------------------------------------------------
+
+    def at(self, call: Call) -> CompiledGraph | None:
+        """The graph for the length of ``call``, where this one has a loop over it; itself where it has none. None,
+        raises: as in :meth:`Lengths.at`."""
+        return self if self.lengths is None else self.lengths.at(call)
 
     def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:
         """Are sizes, attributes and hooks that the graph depends on as it needs them? (It may still turn out not to

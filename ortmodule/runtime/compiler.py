@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
+from ortmodule.capture.loop_check import LoopCheck
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
@@ -33,6 +34,7 @@ from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.capture_budget import Budget
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 
 
@@ -134,20 +136,24 @@ class Compiler:
             start = time.perf_counter()
             begins("read")
             try:
-                graph = self._graph(call, captured, guards)
+                graph = self._read(guards, captured, call)
                 self.seconds["read"] += time.perf_counter() - start
                 start = time.perf_counter()
                 begins("check")
                 wrong = self_check.difference(captured, self.owner.forward, call.arguments, call.tree)
                 self.seconds["check"] += time.perf_counter() - start
-                graph.plan_first(call.shapes)
+                if captured.loop is not None:
+                    checks = LoopCheck(captured, self.owner.forward, call.arguments, call.tree)
+                    graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
+                else:
+                    graph.plan_first(call.shapes)
                 return graph, wrong
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
                 self.owner.budget.go_on(str(error))
 
-    def _graph(self, call: Call, captured: Capture, guards: Guards) -> CompiledGraph:
+    def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
         given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
         if not any(node.breaks for node in captured.trace.nodes):
             return CompiledGraph(*given)

@@ -115,7 +115,7 @@ class Dispatcher:
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
         call = Call(self.forward, state, arguments, inputs, (args, kwargs))
-        if self.reruns.calls and self.reruns.repeats(inputs):
+        if self.reruns.calls and self.reruns.is_rerun(inputs):
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
@@ -187,12 +187,21 @@ class Dispatcher:
         graphs that have run did not hold, or None where some have not run that may."""
         part, skipped = SMALL, False
         misses: list[DoesNotHold] = []
-        for graph in tuple(self.graphs.get(call.key, ())):
-            if graph.variant.wasted and not (self.budget.may_waste(graph.variant) or in_backward()):
+        for origin in tuple(self.graphs.get(call.key, ())):
+            if origin.variant.wasted and not (self.budget.may_waste(origin.variant) or in_backward()):
                 skipped = True
                 continue
-            if misses and any(graph.contradicts(miss) for miss in misses):
+            if misses and any(origin.contradicts(miss) for miss in misses):
                 continue
+            try:
+                if (graph := origin if origin.lengths is None else origin.at(call)) is None:
+                    continue
+            except DoesNotHold as reason:
+                part = ROWS
+                self.log.debug(str(reason))
+                continue
+            if graph is not origin:
+                part = ROWS  # where the graph of a loop does not hold, the length is captured by itself
             if graph.fits(call.inputs, call.shapes, call.state.epoch):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
@@ -229,15 +238,17 @@ class Dispatcher:
         variant = self._variant(call, misses)
         while True:
             with self.budget.capturing(variant):
-                graph = self.compiler.compile(call, part)
-            graph.count_for(variant)
-            self._make_room(graph)
+                made = self.compiler.compile(call, part)
+            made.variant = variant
+            self._make_room(made)
             try:
+                if (graph := made.at(call)) is None:
+                    raise DoesNotHold("the module is not as it was when it was captured")
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
-                graph.count_for(self.budget.add_graph(str(reason), reason.place, variant.elements))
+                made.variant = self.budget.add_graph(str(reason), reason.place, variant.elements)
                 variant.wasted = 0.0  # that was a part of the capture
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
@@ -275,7 +286,7 @@ class Dispatcher:
                     raise graph.refuses(call.shapes, str(error)) from error
                 if self.compiler.leave_more(call, error, graph):
                     self.log.debug(str(error))
-                    self.graphs[call.key].remove(graph)
+                    self.graphs[call.key].remove(graph.origin)
                     return _NOTHING
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, call.shapes)) from error
         variant.runs += 1

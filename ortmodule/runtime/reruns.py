@@ -49,7 +49,7 @@ class Reruns:
         while len(self.calls) > MOST_CALLS:
             self.calls.popitem(last=False)
 
-    def repeats(self, inputs: Sequence[torch.Tensor]) -> bool:
+    def is_rerun(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Is it a call that PyTorch ran, and that backward computes again?"""
         state = _generators()
         keys = ((state, _places(inputs)), (state, None))
