@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
+from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
@@ -105,6 +106,7 @@ class Trace:
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)
     scripted: set[str]  # submodules that call scripted functions
+    numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
 
 
 #: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
@@ -119,13 +121,14 @@ def trace(
     tensors: Sequence[torch.Tensor],
     opset: int,
     opaque: Opaque,
+    numbers: Numbers,
     high: bool = False,
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
-    ``high``: what Python's and NumPy's generators draw. Raises NotTraceable, or what forward raises.
+    ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, or what forward does.
     """
-    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, high)
+    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, numbers, high)
     scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
     _simplify(graph, flat, tree)
     flat.exported = True
@@ -155,6 +158,7 @@ def trace(
         flat.regions.nodes,
         flat.regions.seen,
         scripted,
+        numbers.taken,
     )
 
 
@@ -165,6 +169,7 @@ def _record(
     arguments: pytree.Structure,
     tensors: Sequence[torch.Tensor],
     opaque: Opaque,
+    numbers: Numbers,
     high: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
     """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
@@ -183,7 +188,8 @@ def _record(
                 # What is decided by a number that Python draws shows as a difference between two traces.
                 random.seed(_PYTHON[high])
                 numpy.random.seed(_NUMPY[high])
-                flat.recorder.where = flat.regions.innermost
+                flat.recorder.where, flat.recorder.numbers = flat.regions.innermost, numbers
+                numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
             except Unflattenable as error:
@@ -196,7 +202,7 @@ def _record(
                     blame(failure, flat.regions)
                 flat.regions.forget()
                 tree.caches.reads |= flat.recorder.attributes
-        if saved.keeps_from_now_on():
+        if saved.keeps_from_now_on() or numbers.calls.new():
             continue
         if isinstance(failure, Moved) and not looking:
             looking = True  # which submodule has drawn?
@@ -296,7 +302,10 @@ class _Flat(nn.Module):
             self.mode.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         try:
-            with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
+            with (
+                self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking(),
+                self.recorder.numbers.converting(self.recorder),
+            ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
                 if name := around.changed():
