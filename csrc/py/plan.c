@@ -310,16 +310,21 @@ static PyObject *get_prologue(PyObject *object, void *unused) {
     return PyBool_FromLong(plan_of(object)->g->pending != NULL);
 }
 
+/* Is it a prologue whose only output an operator of this name computes? (A pass may have replaced the pending value.) */
+static PyObject *is_prologue_of(PyObject *object, const char *name) {
+    const graph *g = plan_of(object)->g;
+    const node *last = g->pending && g->n_outputs ? g->outputs[0]->def : NULL;
+    return PyBool_FromLong(last && strcmp(last->op->name, name) == 0);
+}
+
 static PyObject *get_bounded(PyObject *object, void *unused) {
-    const value *pending = plan_of(object)->g->pending;
     (void)unused;
-    return PyBool_FromLong(pending && pending->def && strcmp(pending->def->op->name, "RowCount") == 0);
+    return is_prologue_of(object, "RowCount");
 }
 
 static PyObject *get_probe(PyObject *object, void *unused) {
-    const value *pending = plan_of(object)->g->pending;
     (void)unused;
-    return PyBool_FromLong(pending && pending->def && strcmp(pending->def->op->name, "HostProbe") == 0);
+    return is_prologue_of(object, "HostProbe");
 }
 
 static PyObject *get_fired(PyObject *object, void *unused) {

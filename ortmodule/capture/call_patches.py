@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.core.errors import NotTraceable
-from ortmodule.core.torch_private import native_batch_norms
+from ortmodule.core.torch_private import native_batch_norms, pad_sequence
 
 #: Functions that take a number to fill with, and its place. A bool there has no place in a TorchScript graph.
 _FILLS = {
@@ -54,8 +54,20 @@ def _instance_norm(
     return F.instance_norm(x, None, None, weight, bias, True, momentum, eps)
 
 
+def _pad_sequence(
+    sequences: Any, batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
+) -> torch.Tensor:
+    """With the lengths as sizes of the trace: torch computes the longest where no trace sees it."""
+    longest, padded = torch.stack([each.size(0) for each in sequences]).max(), []
+    for each in sequences:
+        missing = longest - each.size(0)
+        around = (0, missing) if padding_side == "right" else (missing, 0)
+        padded.append(F.pad(each, (*[0] * (2 * each.dim() - 2), *around), value=padding_value))
+    return torch.stack(padded, 0 if batch_first else 1)
+
+
 #: What is called instead.
-_INSTEAD = {F.instance_norm: _instance_norm}
+_INSTEAD = {F.instance_norm: _instance_norm, pad_sequence: _pad_sequence}
 
 
 #: The place of the argument that asks for a sparse gradient of their table.

@@ -19,10 +19,12 @@ import torch
 from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
+from ortmodule.capture.data_numbers import DOWN, UP, Numbers
 from ortmodule.capture.loop_sequence import Unrepeatable
 from ortmodule.capture.loops import Loop, look
 from ortmodule.capture.output_aliasing import View, agreed, check_places
-from ortmodule.capture.trace import Trace, Write, difference, hide_sizes, located, trace
+from ortmodule.capture.trace import Trace, Write, trace
+from ortmodule.capture.trace_comparison import difference, hide_sizes, located
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
 from ortmodule.core.names import STATE
@@ -33,6 +35,8 @@ from ortmodule.lowering import export
 Dim = tuple[int, int]  # (tensor, dimension)
 SHORT = 8  # lengths are cut to this for tracing
 SMALL, ROWS, WHOLE = range(3)  # how much of a batch is traced
+#: What is tried for another trace with numbers from data: (the step between equal numbers, other sizes and rows).
+WAYS = ((DOWN, False), (UP, False), (DOWN, True))
 
 
 _MISSING = object()
@@ -81,6 +85,7 @@ class _Sizes:
     lengths: dict[Dim, int]
     shift: bool = False
     varied: frozenset[Dim] = field(default=frozenset())
+    other_rows: frozenset[Dim] = field(default=frozenset())  # dimensions in which the second takes the first's place
 
     def cut(self, tensors: Sequence[torch.Tensor], numbers: frozenset[int]) -> list[torch.Tensor]:
         """``numbers``: those of ``tensors`` that are Python numbers of the caller's."""
@@ -100,6 +105,8 @@ class _Sizes:
             )
             if (length, first) != (size, 0):
                 part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
+            if (index, d) in self.other_rows and length > 1:
+                part = part.index_select(d, torch.arange(length, device=part.device).clamp(min=1))
         if self.shift and not self.varied and part.is_floating_point() and part.dim():
             part = part.roll(1, -1)
         part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part
@@ -123,11 +130,11 @@ def capture(
     except MissingPrivate as error:
         raise CaptureError(str(error)) from None
 
-    def at(sizes: _Sizes, high: bool = False) -> Trace:
+    def at(sizes: _Sizes, from_data: Numbers, high: bool = False) -> Trace:
         nonlocal made
         made += 1
         try:
-            return trace(forward, module, tree, arguments, sizes.cut(tensors, numbers), opset, opaque, high)
+            return trace(forward, module, tree, arguments, sizes.cut(tensors, numbers), opset, opaque, from_data, high)
         except ExportError as error:
             raise CaptureError(str(error), error.kind) from error
         except NotTraceable as error:
@@ -204,9 +211,22 @@ _Agreed = tuple[Trace, Trace, frozenset[Dim], "_Short | None"]
 def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
     """Two traces that agree, and the dimensions whose sizes differ between them. ``opset``: where a loop over a length
     may be captured at short lengths, that of the graphs; the last part of the result, unless there is none."""
-    first, sizes = _first(at, dims, part)
+    numbers = Numbers()
+    try:
+        return _two_with(at, dims, part, tree, opset, numbers)
+    except CaptureError:
+        if not numbers.met:
+            raise
+    # What Python does with some number from data cannot be traced: all of them are compared in every run.
+    return _two_with(at, dims, part, tree, opset, Numbers(symbolic=False))
+
+
+def _two_with(
+    at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, opset: int | None, numbers: Numbers
+) -> _Agreed:
+    first, sizes = _first(lambda sizes: at(sizes, numbers), dims, part)
     with _settled(first):
-        return _agreeing(at, dims, tree, first, sizes, opset)
+        return _agreeing(at, dims, tree, first, sizes, opset, numbers)
 
 
 class _Short:
@@ -214,11 +234,11 @@ class _Short:
 
     def __init__(
         self, at: Callable[..., Trace], dims: _Dims, lengths: dict[Dim, int], varied: frozenset[Dim],
-        group: frozenset[Dim], opset: int,
+        group: frozenset[Dim], opset: int, numbers: Numbers,
     ) -> None:  # fmt: skip
         """Raises Unrepeatable where there is no such loop."""
         self._at, self._dims, self._lengths, self._varied, self._group = at, dims, lengths, varied, group
-        self._opset = opset
+        self._opset, self._numbers = opset, numbers
         self.traces: list[tuple[Trace, Trace]] = []
         self.views: dict[int, View] = {}
         self.replaced: dict[str, int] = {}
@@ -231,8 +251,10 @@ class _Short:
     def _exported(self, n: int) -> tuple[Trace, onnx.ModelProto]:
         sizes = self._sizes(n)
         try:
-            first = self._at(sizes)
-            second = self._at(self._dims.probe(sizes, self._varied), high=True)
+            first = self._at(sizes, self._numbers)
+            if first.numbers:
+                raise Unrepeatable("numbers are taken out of data")
+            second = self._at(self._dims.probe(sizes, self._varied), self._numbers.after([], UP), high=True)
             if reason := difference(first, second):
                 raise Unrepeatable(reason)
             views = _views(first, second)
@@ -251,7 +273,7 @@ class _Short:
 
 def _short(
     at: Callable[..., Trace], dims: _Dims, sizes: _Sizes, varied: frozenset[Dim], unlike: list[frozenset[Dim]],
-    opset: int,
+    opset: int, numbers: Numbers,
 ) -> _Short | None:  # fmt: skip
     """A loop over dimensions that do not vary. ``unlike``: dimensions with whose sizes the number of nodes varies."""
     for group in [part for whole_group in dims.groups(sizes) for part in dims.parts(whole_group)]:
@@ -259,7 +281,7 @@ def _short(
             continue
         lengths = {dim: sizes.lengths[dim] if dim in varied else size for dim, size in dims.given.items()}
         with contextlib.suppress(Unrepeatable):
-            return _Short(at, dims, lengths, varied, group, opset)
+            return _Short(at, dims, lengths, varied, group, opset, numbers)
     return None
 
 
@@ -285,37 +307,40 @@ def _most_that_vary(
 
 
 def _agreeing(
-    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes, opset: int | None
-) -> _Agreed:
+    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes, opset: int | None,
+    numbers: Numbers,
+) -> _Agreed:  # fmt: skip
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
-    reason, submodule = "", None
+    reason, submodule, failed = "", None, False
     tried: set[frozenset[Dim]] = set()
     unlike: list[frozenset[Dim]] = []  # dimensions with whose sizes the number of nodes varies
 
     def second(varied: frozenset[Dim]) -> Trace | None:
         """Another trace, if it agrees with the first."""
-        nonlocal reason, submodule
         tried.add(varied)
+        for step, otherwise in WAYS:
+            mine = numbers.after(first.numbers, step)
+            if (other := with_numbers(varied, mine, otherwise)) is not None or not first.numbers:
+                return other
+            if not mine.changed and not failed:
+                break
+        return None
+
+    def with_numbers(varied: frozenset[Dim], mine: Numbers, otherwise: bool) -> Trace | None:
+        """The same. ``mine``: what becomes of numbers from data; ``otherwise``: at other sizes and rows than by
+        preference."""
+        nonlocal reason, submodule, failed
+        failed = True
         try:
-            other = at(dims.probe(sizes, varied), high=True)
+            other = at(dims.probe(sizes, varied, otherwise), mine, high=True)
         except _Failed as error:
             reason, submodule = str(error), error.submodule
             return None
-        reason, submodule = difference(first, other), None
-        if reason:
-            submodule = located(first, other, tree.modules)
-            if len(list(first.graph.nodes())) != len(list(other.graph.nodes())):
-                unlike.append(varied)
-            return None
-        if other.settled:
-            reason = f"forward sets {other.settled[0][0].name} once more"
-            return None
-        try:
-            _views(first, other)
-        except Unclear as error:
-            reason = str(error)
-            return None
-        return other
+        failed = False
+        reason, submodule = _disagreement(first, other, tree)
+        if reason and len(list(first.graph.nodes())) != len(list(other.graph.nodes())):
+            unlike.append(varied)
+        return None if reason else other
 
     other, varied = _most_that_vary(dims, sizes, second, tried)
     if first.settled:
@@ -323,7 +348,7 @@ def _agreeing(
             name = first.settled[0][0].name
             raise _blaming(CaptureError(f"forward sets {name}, and does something else from then on"), submodule)
         first, other = other, first  # that is how forward goes on
-    elif opset is not None and unlike and (short := _short(at, dims, sizes, varied, unlike, opset)) is not None:
+    elif opset is not None and unlike and (short := _short(at, dims, sizes, varied, unlike, opset, numbers)):
         return short.first, short.second, varied, short
     # What is pinned has to be traced at the size that it is pinned to.
     while True:
@@ -332,7 +357,7 @@ def _agreeing(
             return first, other, varied, None
         sizes = _Sizes(sizes.lengths | pinned)
         try:
-            first = at(sizes)
+            first = at(sizes, numbers)
             other = second(varied) if not first.settled else None
         except _Failed as error:
             reason, submodule, other = str(error), error.submodule, None
@@ -340,6 +365,19 @@ def _agreeing(
             text = f"traces of two parts of one batch do not agree: {reason}"
             raise _blaming(CaptureError(text), submodule)
         varied = varied if other is not None else frozenset()
+
+
+def _disagreement(first: Trace, other: Trace, tree: Tree) -> tuple[str, str | None]:
+    """Why two traces make no graph, or an empty string; and the path of the submodule to blame, if it is known."""
+    if reason := difference(first, other):
+        return reason, located(first, other, tree.modules)
+    if other.settled:
+        return f"forward sets {other.settled[0][0].name} once more", None
+    try:
+        _views(first, other)
+    except Unclear as error:
+        return str(error), None
+    return "", None
 
 
 def _views(first: Trace, other: Trace) -> dict[int, View]:
@@ -432,21 +470,25 @@ class _Dims:
             return [group]
         return [group, *(frozenset(d for d in group if self.kind[d] == kind) for kind in kinds)]
 
-    def probe(self, sizes: _Sizes, varied: frozenset[Dim]) -> _Sizes:
-        """Other sizes for the dimensions that vary, other values for all."""
+    def probe(self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool = False) -> _Sizes:
+        """Other sizes for the dimensions that vary, other values for all. ``otherwise``: longer, and a batch that stays
+        as large as it is loses its first row."""
         new = dict(sizes.lengths)
         for dim in varied:
-            new[dim] = _other(sizes.lengths[dim], self.kind[dim])
-        return _Sizes(new, shift=True, varied=varied)
+            new[dim] = _other(sizes.lengths[dim], self.kind[dim], otherwise)
+        rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()
+        return _Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows))
 
 
-def _other(size: int, kind: int) -> int:
+def _other(size: int, kind: int, longer: bool) -> int:
     """A different size of at least two: a little smaller, since positions may be limited, where that is possible.
 
     Its half is different, too: what Python computes from a size is to show.
     """
     if kind == BATCH:
         return size + 3
+    if longer:
+        return size + max(2, size // 4)
     if size < 4:
         return size + 2
     if kind == SPACE and size < 64:

@@ -107,6 +107,7 @@ class Recorder:
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
+    numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
     _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
     _seen: set[int] = field(default_factory=set)
     _paused: bool = False
@@ -149,6 +150,14 @@ class Recorder:
         tensor = tensor.clone()  # as it is now: forward may change it
         for element in tensor.reshape(-1).unbind() if tensor.dim() else (tensor,):
             self.reads.append(Read(element, float(untraced_item(element)), depends, place, self.where()))
+
+    def depends_of(self, tensor: torch.Tensor) -> int:
+        """What a tensor of the trace depends on."""
+        return self.depends(get_value_trace(tensor))
+
+    def watches(self) -> bool:
+        """Does it trace, and is not itself at work?"""
+        return not self._paused and get_tracing_state() is not None
 
     def depends(self, value: TracedValue) -> int:
         """What a traced value depends on."""
@@ -253,13 +262,25 @@ def recording() -> Iterator[Recorder]:
 def _active() -> Recorder | None:
     """The recorder of this thread while it traces and is not itself at work."""
     recorder = getattr(_current, "recorder", None)
-    return None if recorder is None or recorder._paused or get_tracing_state() is None else recorder
+    return recorder if recorder is not None and recorder.watches() else None
+
+
+def converts(depth: int) -> None:
+    """The caller's caller, ``depth`` frames above, makes a plain number of one that data decides."""
+    if (recorder := _active()) is not None and recorder.numbers is not None:
+        recorder.numbers.calls.meet(sys._getframe(depth + 1))
 
 
 def read(tensor: torch.Tensor) -> None:
     """Python sees the elements of a traced ``tensor``."""
     if (recorder := _active()) is not None:
         recorder.read(tensor)
+
+
+def decided_by_data(arguments: Iterable[Any]) -> bool:
+    """Does one of these depend on data? (Python's numbers do not.)"""
+    recorder, tensors = _active(), [a for a in arguments if isinstance(a, torch.Tensor)]
+    return recorder is not None and any(recorder.depends_of(t) >= DATA for t in tensors)
 
 
 def untraced_item(tensor: torch.Tensor) -> Any:
@@ -328,6 +349,8 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
             recorder = _active()
             if recorder is not None:
                 with recorder.paused():
+                    if name in _LOOKS and (found := _from_data(recorder, tensor, name)) is not NotImplemented:
+                        return found
                     watch(recorder, tensor, *args, **kwargs)
                     number = number_of(tensor) if convert is not None else None
                 if number is not None:
@@ -337,6 +360,16 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
         return method
 
     return Replacement.around(owner, name, make)
+
+
+def _from_data(recorder: Recorder, tensor: torch.Tensor, name: str) -> Any:
+    """The number in ``tensor`` as one that is traced, where data decides it and `name` may give such a one."""
+    numbers = recorder.numbers
+    if numbers is not None and numbers.symbolic and name in ("item", "tolist"):
+        return numbers.take(recorder, tensor)
+    if numbers is not None and numbers.symbolic and recorder.depends_of(tensor) >= DATA:
+        numbers.calls.meet(sys._getframe(2))
+    return NotImplemented
 
 
 def _unwatched(name: str) -> Replacement:
@@ -534,6 +567,7 @@ _CONVERSIONS = {
     "__bool__": bool, "__int__": int, "__float__": float, "__complex__": complex, "item": lambda number: number,
     "tolist": lambda number: number,
 }  # fmt: skip
+_LOOKS = {"item", "tolist", "__int__", "__float__"}
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
 _SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}

@@ -1,11 +1,12 @@
-"""Makes Python numbers of the caller's, which change from call to call, operands of the graph.
+"""Makes Python numbers operands of the graph: arguments that change from call to call, and numbers from data.
 
-In a trace such an argument is a `float` or an `int` that also knows a traced tensor of rank 0. Arithmetic with it gives
-another one; a torch function takes the tensor in its place; a comparison is a read that a run compares. Whatever else
-Python does with it (a size, an index, text) reads its value, for which the graph then is.
+In a trace such a number is an object that passes for a `float` or an `int` and knows a traced tensor of rank 0.
+Arithmetic with it gives another one; a torch function takes the tensor in its place, as a factor, a size, a bound or an
+index; a comparison is a read that a run compares. Whatever else asks for its value (`range(n)`, `layers[n]`,
+`math.sqrt(n)`, text) reads that, and the graph is for this value.
 
-What C code takes out of it without asking (also a float that an `int` of these is added to) stays in the graph as a
-constant. Two traces have other numbers, so that is found, and the call is captured for its values alone.
+It is no subclass of `float` or `int`, whose values C code takes without asking, but one of `Tensor`, which torch's
+functions take for a number while a module is traced.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
+import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
 from ortmodule.core import pytree
-from ortmodule.core.torch_private import get_tracing_state
+from ortmodule.core.torch_private import get_tracing_state, untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-class _Number:
-    """What `Float` and `Int` have in common. ``tensor``: traced, of rank 0, float64 or int64."""
+class _Number(torch.Tensor):
+    """What `Float` and `Int` have in common. ``tensor``: traced, of rank 0, float64 or int64. ``value``: Python's."""
 
     tensor: torch.Tensor
+    value: Any
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch does it
 
     def __bool__(self) -> bool:
         return _read(self.tensor != 0)
@@ -34,28 +39,39 @@ class _Number:
     def __hash__(self) -> int:
         return hash(_value(self))
 
-    def __reduce__(self) -> Any:
-        return (type(_value(self)), (_value(self),))
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return numpy.array(_value(self), *args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return (type(self.value), (_value(self),))
 
 
-class Float(_Number, float):
-    pass
+class Float(_Number):
+    __class__ = property(lambda self: float)  # for `isinstance(x, float)`
+
+    def __index__(self) -> int:
+        raise TypeError("'float' object cannot be interpreted as an integer")
 
 
-class Int(_Number, int):
-    pass
+class Int(_Number):
+    __class__ = property(lambda self: int)  # as above
 
 
 def traced(tensor: torch.Tensor) -> float | int:
     """What a trace has in place of the number in ``tensor``."""
-    return _made(scalar_guards.untraced_item(tensor), tensor)
+    return known(scalar_guards.untraced_item(tensor), tensor)
 
 
-def _made(value: Any, tensor: torch.Tensor) -> Any:
+def known(value: Any, tensor: torch.Tensor) -> Any:
+    """The number ``value``, which ``tensor`` has in the trace, of rank 0, float64 or int64; others as they are."""
     if type(value) not in (int, float):
         return value
-    number = Float(value) if type(value) is float else Int(value)
-    number.tensor = tensor
+    whole = type(value) is int
+    if tensor.is_floating_point() == whole:
+        tensor = tensor.to(torch.int64 if whole else torch.float64)
+    with untraced():
+        number: Any = torch.Tensor._make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
+    number.tensor, number.value = tensor, value
     tensor.stands_for_a_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
 
@@ -65,9 +81,26 @@ def stands_for_one(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "stands_for_a_number", False)
 
 
+def is_one(value: Any) -> bool:
+    return type(value) in (Int, Float)
+
+
+def whole(number: _Number) -> Any:
+    """`int(number)`. Of a float that is not finite there is none."""
+    if type(number) is not Float:
+        return number
+    _read(number.tensor.isfinite())
+    return known(int(_plain(number)), number.tensor.trunc().to(torch.int64))
+
+
+def fractional(number: _Number) -> Any:
+    """`float(number)`."""
+    return number if type(number) is Float else known(float(_plain(number)), number.tensor.to(torch.float64))
+
+
 def _plain(number: Any) -> Any:
     """Its value, of which no read is noted."""
-    return float.__float__(number) if isinstance(number, float) else int.__int__(number)
+    return number.value
 
 
 def _value(number: Any) -> Any:
@@ -87,20 +120,23 @@ def _read(condition: torch.Tensor) -> bool:
 
 def _wide(value: Any, wide: bool) -> Any:
     """An operand: a tensor, float64 if ``wide``, or a plain number."""
-    tensor = value.tensor if isinstance(value, _Number) else value
+    tensor = value.tensor if is_one(value) else value
     return tensor.to(torch.float64) if wide and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
     def method(self: Any, other: Any, *rest: Any) -> Any:
-        if type(other) not in (int, float, bool) and not isinstance(other, _Number):
+        other = other.item() if isinstance(other, numpy.number) else other
+        if type(other) not in (int, float, bool) and not is_one(other):
             return NotImplemented
         a, b = (other, self) if backwards else (self, other)
         if rest or get_tracing_state() is None:
-            return compute(*[_value(x) if isinstance(x, _Number) else x for x in (a, b)], *rest)
-        value = compute(*[_plain(x) if isinstance(x, _Number) else x for x in (a, b)])
+            return compute(*[_value(x) if is_one(x) else x for x in (a, b)], *rest)
+        if is_one(b) and compute in _DIVISIONS:
+            _read(b.tensor != 0)  # Python raises ZeroDivisionError
+        value = compute(*[_plain(x) if is_one(x) else x for x in (a, b)])
         wide = isinstance(a, float) or isinstance(b, float) or compute in (operator.truediv, operator.pow)
-        return _made(value, of_tensors(_wide(a, wide), _wide(b, wide)))
+        return known(value, of_tensors(_wide(a, wide), _wide(b, wide)))
 
     method.__name__ = name
     return method
@@ -115,6 +151,7 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
     "mod": (operator.mod, torch.remainder),
     "pow": (operator.pow, torch.pow),
 }
+_DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -131,7 +168,8 @@ def _comparison(name: str) -> Callable:
     compute = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
-        if type(other) not in (int, float, bool) and not isinstance(other, _Number):
+        other = other.item() if isinstance(other, numpy.number) else other
+        if type(other) not in (int, float, bool) and not is_one(other):
             return NotImplemented
         if get_tracing_state() is None:
             return compute(_plain(self), other)
@@ -142,12 +180,41 @@ def _comparison(name: str) -> Callable:
 
 def _unary(name: str) -> Callable:
     compute = getattr(operator, name)
-    return lambda self: _made(compute(_plain(self)), compute(self.tensor))
+    return lambda self: known(compute(_plain(self)), compute(self.tensor))
 
 
 def _reading(kind: type, name: str) -> Callable:
     original = getattr(kind, name)
     return lambda self, *args: original(_value(self), *args)
+
+
+def _converting(kind: type, name: str) -> Callable:
+    """What `int(number)` asks, unless another trace sees the call."""
+    original = getattr(kind, name)
+
+    def method(self: Any) -> Any:
+        if get_tracing_state() is not None:
+            scalar_guards.converts(1)
+        return original(_value(self))
+
+    return method
+
+
+def _quotient_and_rest(a: Any, b: Any) -> tuple[Any, Any]:
+    return a // b, a % b
+
+
+def _rounding(name: str, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
+    """A float's next integer; an int is its own."""
+    original = getattr(float, name)
+
+    def method(self: Any, *digits: Any) -> Any:
+        if digits and digits[0] is not None:
+            return original(_value(self), *digits)
+        _read(self.tensor.isfinite())
+        return known(original(_plain(self)), of_tensor(self.tensor).to(torch.int64))
+
+    return method
 
 
 for _kind in (Float, Int):
@@ -159,11 +226,22 @@ for _kind in (Float, Int):
         setattr(_kind, f"__{_name}__", _comparison(_name))
     for _name in ("neg", "pos", "abs"):
         setattr(_kind, f"__{_name}__", _unary(_name))
-    for _name in ("__int__", "__float__", "__index__", "__trunc__", "__floor__", "__ceil__", "__round__", "__repr__",
-                  "__str__", "__format__", "__divmod__", "__rdivmod__", "is_integer", "as_integer_ratio", "hex",
-                  "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__invert__", "bit_length"):  # fmt: skip
+    for _name in ("__index__", "__trunc__", "__floor__", "__ceil__", "__round__", "__repr__", "__str__", "__format__",
+                  "__complex__", "is_integer", "as_integer_ratio",
+                  "hex", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__", "__invert__",
+                  "bit_length"):  # fmt: skip
         if hasattr(_plain_kind, _name):
             setattr(_kind, _name, _reading(_plain_kind, _name))
+    for _name in ("__int__", "__float__"):
+        setattr(_kind, _name, _converting(_plain_kind, _name))
+    for _name, _divided in (("__divmod__", _quotient_and_rest), ("__rdivmod__", lambda b, a: _quotient_and_rest(a, b))):
+        setattr(_kind, _name, _divided)
+for _name, _of_tensor in (
+    ("__trunc__", torch.trunc), ("__floor__", torch.floor), ("__ceil__", torch.ceil), ("__round__", torch.round),
+):  # fmt: skip
+    setattr(Float, _name, _rounding(_name, _of_tensor))
+for _name in ("__trunc__", "__floor__", "__ceil__"):
+    setattr(Int, _name, lambda self: self)
 
 
 # --- torch's functions ------------------------------------------------------------------------------------------------
@@ -186,39 +264,111 @@ _IN_PLACE = {
     if hasattr(torch.Tensor, name)
 }
 _COMPARING = _functions("lt le gt ge eq ne __lt__ __le__ __gt__ __ge__ __eq__ __ne__")
+#: They make a tensor of numbers, the last argument.
+_MAKING = frozenset((torch.tensor, torch.as_tensor, torch.Tensor.new_tensor))
+_FULL = frozenset((torch.full, torch.full_like, torch.Tensor.new_full, torch.Tensor.fill_))
+_SPLITTING = _functions("split split_with_sizes")
+NARROWING = frozenset((torch.narrow, torch.Tensor.narrow))
+#: Beside sizes they take tensors for numbers.
+_TAKING_NUMBERS = _functions("where masked_fill masked_fill_ clamp clamp_ clip clip_ lerp lerp_")
 
 
 def is_among(args: Sequence[Any]) -> bool:
-    """Is one of these a number that knows a tensor, or has such a one in a list?"""
-    return any(is_among(a) if type(a) in (tuple, list) else isinstance(a, _Number) for a in args)
+    """Is one of these a number that knows a tensor, or has such a one in a list or a slice?"""
+    return any(
+        is_among(a) if type(a) in (tuple, list, torch.Size)
+        else is_among((a.start, a.stop, a.step)) if type(a) is slice
+        else is_one(a)
+        for a in args
+    )  # fmt: skip
 
 
 def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable) -> Any:
     """``run(function, args, kwargs)``, with tensors in place of numbers where the function takes such."""
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    tensors = [a for a in args if isinstance(a, torch.Tensor) and not is_one(a)]
     if function in _PROMOTING and len(args) == 2 and len(tensors) == 1 and not kwargs:
         return _promoting(function, args, tensors[0], run)
-    if function in _IN_PLACE and len(args) == 2 and isinstance(args[0], torch.Tensor) and not kwargs:
+    if function in _IN_PLACE and len(args) == 2 and tensors and tensors[0] is args[0] and not kwargs:
         result = run(_IN_PLACE[function], args, {})
         return run(torch.Tensor.copy_, (args[0], result), {})
     if function in _COMPARING and len(args) == 2 and len(tensors) == 1 and not kwargs:
         dtype = _type_beside(tensors[0], args)
-        operands = tuple(a.tensor.to(dtype) if isinstance(a, _Number) else a.to(dtype) for a in args)
+        operands = tuple(a.tensor.to(dtype) if is_one(a) else a.to(dtype) for a in args)
         return run(function, operands, {})
-    if type(function).__name__ == "function":  # Python code, whose operators are met again
+    if function in NARROWING and len(args) == 4 and not kwargs:
+        x, dim, start, length = map(_sizes, args)
+        return narrowed(x, dim, start, length, run)
+    if function in _SPLITTING and len(args) > 1 and type(args[1]) in (list, tuple):
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+        sizes = _sizes(args[1])
+        _read(sum(sizes) == args[0].size(dim))  # torch raises an error else
+        _read(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
+    if function in _MAKING and not is_among((*kwargs.values(),)):
+        return _tensor_of(function, args, kwargs, run)
+    value: Any = args[-1] if args else None
+    if function in _FULL and is_one(value):
+        zero = 0.0 if type(value) is Float else 0
+        return run(torch.Tensor.copy_, (run(function, (*args[:-1], zero), kwargs), value.tensor), {})
+    if function is F.one_hot and len(args) == 2 and not kwargs:
+        sizes = (*args[0].shape, args[1].tensor)
+        zeros = run(torch.zeros, (sizes,), {"dtype": torch.int64, "device": args[0].device})
+        return run(torch.Tensor.scatter, (zeros, -1, args[0].unsqueeze(-1), 1), {})
+    if type(function).__name__ == "function":  # Python code
         return run(function, tuple(map(_default, args)), {name: _default(a) for name, a in kwargs.items()})
-    return run(function, _read_all(args), {name: _read_all((a,))[0] for name, a in kwargs.items()})
+    convert = _default if function in _TAKING_NUMBERS else _sizes
+    return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
+
+
+def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
+    """`narrow` as rows that are counted: unlike bounds of a slice, they must be there."""
+    rows = run(torch.arange, (length,), {"device": x.device})
+    return run(torch.index_select, (x, dim, rows + start), {})
+
+
+def _inside(argument: Any, convert: Callable[[Any], Any]) -> Any:
+    """With the items of lists and slices converted."""
+    if type(argument) in (tuple, list, torch.Size):
+        return (list if type(argument) is list else tuple)(convert(each) for each in argument)
+    if type(argument) is slice:
+        return slice(*(convert(each) for each in (argument.start, argument.stop, argument.step)))
+    return argument
 
 
 def _default(argument: Any) -> Any:
     """The tensor of a number, of the type that a tensor of Python's would have; other arguments as they are."""
-    if isinstance(argument, Float):
+    if type(argument) is Float:
         return argument.tensor.to(torch.get_default_dtype())
-    return argument.tensor if isinstance(argument, Int) else argument
+    return argument.tensor if type(argument) is Int else _inside(argument, _default)
+
+
+def _sizes(argument: Any) -> Any:
+    """The tensors of integers, which torch takes for sizes, bounds and indices; the values of others."""
+    if type(argument) is Int:
+        return argument.tensor
+    return _value(argument) if type(argument) is Float else _inside(argument, _sizes)
+
+
+def _tensor_of(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable) -> torch.Tensor:
+    """`torch.tensor(number)`, or of lists of numbers."""
+    numbers: list[Any] = []
+
+    def sizes_of(value: Any) -> list[int]:
+        if type(value) not in (list, tuple):
+            numbers.append(value)
+            return []
+        inside = [sizes_of(each) for each in value]
+        return [len(value), *(inside[0] if inside else [])]
+
+    *given, value = args
+    sizes = sizes_of(value)
+    made = run(function, (*given, [_plain(n) if is_one(n) else n for n in numbers]), kwargs)
+    wide = torch.float64 if made.is_floating_point() else torch.int64
+    listed = [n.tensor if is_one(n) else torch.tensor(n) for n in numbers]
+    return torch.stack([each.to(wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
 
 
 def _type_beside(tensor: torch.Tensor, args: tuple) -> torch.dtype:
-    return torch.result_type(tensor, 1.5 if any(isinstance(a, Float) for a in args) else 1)
+    return torch.result_type(tensor, 1.5 if any(type(a) is Float for a in args) else 1)
 
 
 def _promoting(function: Callable, args: tuple, tensor: torch.Tensor, run: Callable) -> Any:
@@ -227,15 +377,9 @@ def _promoting(function: Callable, args: tuple, tensor: torch.Tensor, run: Calla
     if function in _DIVIDING and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     between = torch.float32 if dtype in _NARROW else dtype
-    operands = tuple(a.tensor.to(between) if isinstance(a, _Number) else a.to(between) for a in args)
+    operands = tuple(a.tensor.to(between) if is_one(a) else a.to(between) for a in args)
     result = run(function, operands, {})
     return result.to(dtype) if between is not dtype else result
-
-
-def _read_all(args: Sequence[Any]) -> tuple:
-    return tuple(
-        type(a)(_read_all(a)) if type(a) in (tuple, list) else _value(a) if isinstance(a, _Number) else a for a in args
-    )
 
 
 class _Kind:

@@ -2,16 +2,11 @@
 
 Every tensor that the module holds is an input of the graph (so no weight enters it), and everything that forward
 changes is an extra output. Tracing leaves the module, its buffers and all random generators as they were.
-
-:func:`agree` compares two traces. The graphs have to be the same, up to the sizes of intermediate values; constants
-included, so a size or a value that Python put into the graph shows.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
+from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.side_effects import ChangesAround, SideEffects
 from ortmodule.capture.trace_mode import Saved, TraceMode
@@ -36,9 +32,7 @@ from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
-    TensorType,
     TracedGraph,
-    TracedNode,
     get_trace_graph,
     get_value_trace,
     jit_pass_dce,
@@ -108,6 +102,7 @@ class Trace:
     scripted: set[str]  # submodules that call scripted functions
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
+    numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
 
 
 #: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
@@ -122,14 +117,16 @@ def trace(
     tensors: Sequence[torch.Tensor],
     opset: int,
     opaque: Opaque,
+    numbers: Numbers,
     high: bool = False,
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
-    ``high``: what Python's and NumPy's generators draw. Raises NotTraceable, or what forward raises.
+    ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, and what forward
+    raises.
     """
-    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, high)
-    scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
+    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, numbers, high)
+    scripted = {path_in(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
     _simplify(graph, flat, tree)
     flat.exported = True
     with tree.isolated():
@@ -160,6 +157,7 @@ def trace(
         scripted,
         flat.regions.altered,
         flat.regions.escaped,
+        numbers.taken,
     )
 
 
@@ -170,6 +168,7 @@ def _record(
     arguments: pytree.Structure,
     tensors: Sequence[torch.Tensor],
     opaque: Opaque,
+    numbers: Numbers,
     high: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
     """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
@@ -187,7 +186,8 @@ def _record(
                 # What is decided by a number that Python draws shows as a difference between two traces.
                 random.seed(_PYTHON[high])
                 numpy.random.seed(_NUMPY[high])
-                flat.recorder.where = flat.regions.innermost
+                flat.recorder.where, flat.recorder.numbers = flat.regions.innermost, numbers
+                numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)
                 flat.mode.check()
             except Unflattenable as error:
@@ -200,7 +200,7 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.caches.reads |= flat.recorder.attributes
-        if saved.keeps_from_now_on():
+        if saved.keeps_from_now_on() or numbers.calls.new():
             continue
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
@@ -230,7 +230,7 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
         check_written(graph)
         without_view_writes(graph)
     except NotTraceable as error:
-        error.submodule = _path(error.__dict__.pop("node").scopeName(), tree.modules)
+        error.submodule = path_in(error.__dict__.pop("node").scopeName(), tree.modules)
         raise
     results = list(graph.outputs())
     for write in flat.writes:
@@ -296,7 +296,10 @@ class _Flat(nn.Module):
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, tensors, self.regions)
         try:
-            with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
+            with (
+                self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking(),
+                self.recorder.numbers.converting(self.recorder),
+            ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
                 self.effects.check()
@@ -498,100 +501,7 @@ def _vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack([t if t.device == place else t.to(place) for t in wide])
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-# A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
-_TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
-
-
-def difference(first: Trace, second: Trace) -> str:
-    """Where two traces disagree, or an empty string."""
-    a: Any
-    b: Any
-    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
-        for one, other in zip(a, b, strict=False):
-            if one.place != other.place or not one.is_value(other.value):
-                return f"{one.place} takes another way"
-        if len(a) != len(b):
-            return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
-    if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
-        return "not the same attributes are set"
-    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
-        return "the results are not alike"
-    if first.draws != second.draws:
-        return "not the same random numbers are drawn"
-    if first.requires_grad != second.requires_grad:
-        return "not the same results carry a gradient"
-    for a, b in zip(first.nodes, second.nodes, strict=False):
-        if (a.kind, a.name, a.arguments, a.result, a.sources) != (b.kind, b.name, b.arguments, b.result, b.sources):
-            return f"{a.name} is not called alike, or does not return the same"
-        if a.kind == "aten" and not a.function.same_as(b.function):
-            return f"{a.name} is called with other numbers"
-    texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
-    if texts[0] != texts[1]:
-        pairs = zip(*(text.splitlines() for text in texts), strict=False)
-        return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
-    for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
-        if not _same_tensor(a, b):
-            return f"a constant of shape {list(a.shape)} is not the same"
-    return ""
-
-
-def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
-    """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
-    one: Any
-    other: Any
-    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
-        for one, other in zip(a, b, strict=False):
-            if one.place != other.place or not one.is_value(other.value):
-                return one.submodule if one.submodule == other.submodule else None
-    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
-        texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
-        if texts[0] != texts[1] or not _same_constant(one, other):
-            paths = [_path(node.scopeName(), names) for node in (one, other)]
-            parts = zip(*(path.split(".") for path in paths), strict=False)
-            common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
-            return ".".join(a for a, _ in common)
-    return None
-
-
-def _same_constant(one: Any, other: Any) -> bool:
-    values = [tensor for node in (one, other) for tensor in _constant(node)]
-    return len(values) < 2 or _same_tensor(*values)
-
-
-def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-
-
-def _path(scope: str, names: Iterable[str]) -> str:
+def path_in(scope: str, names: Iterable[str]) -> str:
     """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
     found = scope.rpartition("::")[2].partition("/")[0]
     return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")
-
-
-def _rank_of(match: re.Match) -> str:
-    return f"{match[1]}({match[2].count(',')} dims, {match[3]}="
-
-
-def _constants(graph: TracedGraph) -> list[torch.Tensor]:
-    return [tensor for node in graph.findAllNodes("prim::Constant") for tensor in _constant(node)]
-
-
-def _constant(node: TracedNode) -> list[torch.Tensor]:
-    """The tensor that it makes, if it makes one."""
-    return [node.t("value")] if node.hasAttribute("value") and node.kindOf("value") == "t" else []
-
-
-def hide_sizes(first: Trace, second: Trace) -> None:
-    """Sizes of intermediate values that are not the same in two agreeing traces become unknown in the first."""
-    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
-        for a, b in zip(one.outputs(), other.outputs(), strict=True):
-            kind = a.type()
-            if not isinstance(kind, TensorType) or kind == (alike := b.type()):
-                continue
-            sizes, others = kind.sizes(), alike.sizes()
-            if sizes is not None and sizes != others:
-                unknown: list[int | None] = [None] * len(sizes)
-                pairs = zip(sizes, others or unknown, strict=True)
-                a.setType(kind.with_sizes([n if n == m else None for n, m in pairs]))

@@ -89,6 +89,8 @@ class TraceMode(TorchFunctionMode):
 
     def _look(self, arguments: Iterable[Any]) -> None:
         for argument in arguments:
+            if symbolic_numbers.is_one(argument):
+                continue
             if isinstance(argument, torch.Tensor):
                 if not self._knows(argument) and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
@@ -152,6 +154,14 @@ class TraceMode(TorchFunctionMode):
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
         kwargs = kwargs or {}
+        if (
+            function in symbolic_numbers.NARROWING
+            and len(args) == 4
+            and not kwargs
+            and scalar_guards.decided_by_data(args[2:])
+        ):
+            x, dim, start, length = args
+            return symbolic_numbers.narrowed(x, dim, start, length, self._call)
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:
@@ -161,7 +171,8 @@ class TraceMode(TorchFunctionMode):
         self._before_write((kwargs or {}).get("out"))
         if function is torch.Tensor.__setitem__ and isinstance(args[2], torch.Tensor) and _is_plain_index(args[1]):
             tensor, index, value = args
-            args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
+            with scalar_guards.slicing(function, args):
+                args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = "the gradient of an embedding is to be sparse"
         function = _without_changing_numbers(function, args)

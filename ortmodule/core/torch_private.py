@@ -129,6 +129,7 @@ decomposition_table = _private("torch._decomp.decomposition_table", "operators a
 DisableTorchFunction = _private("torch._C.DisableTorchFunction", "looks at tensors without being traced")
 pack_padded_sequence = _private("torch._pack_padded_sequence", "is met in a trace: its lengths are compared in a run")
 pad_packed_sequence = _private("torch._pad_packed_sequence", "is met in a trace: its length may be a size")
+pad_sequence = _private("torch._C._nn.pad_sequence", "is met in a trace: its longest member may be a size")
 CHECK = "torch._check_with"
 _private(
     CHECK, "is met in a trace: a condition on sizes is a tensor there", "modules that check sizes so are PyTorch's"

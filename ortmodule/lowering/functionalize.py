@@ -20,6 +20,7 @@ import torch
 from ortmodule.core.dtypes import is_complex, is_tensor
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import ListType, TensorType, TracedGraph, TracedNode, TracedValue, parse_schema
+from ortmodule.lowering.data_windows import Window, type_of_rows, window_of
 from ortmodule.lowering.decompose import number_in_trace
 from ortmodule.lowering.traced_tensors import dtype_of, sizes_of
 
@@ -180,6 +181,11 @@ class _Walk:
 
     def _rebuilt_view(self, step: _Step, base: TracedValue, node: TracedNode) -> TracedValue:
         values = [base, *list(step.node.inputs())[1:]]
+        if step.kind == "slice" and (window := window_of(step.node)) is not None:
+            rows = self._rows(window, step.node, node)
+            made = self._insert("aten::index_select", [base, values[1], rows], node)
+            made.output().setType(step.node.output().type())
+            return made.output()
         made = self._insert(step.node.kind(), values, node, step.node.outputsSize())
         for new, old in zip(made.outputs(), step.node.outputs(), strict=True):
             new.setType(old.type())
@@ -189,6 +195,21 @@ class _Walk:
         for new, old in zip(unpacked.outputs(), step.unpack.outputs(), strict=True):
             new.setType(old.type())
         return list(unpacked.outputs())[step.index]
+
+    def _rows(self, window: Window, taken: TracedNode, node: TracedNode) -> TracedValue:
+        """The numbers of the rows that a slice ``taken`` has."""
+        nothing, one = self.graph.insertConstant(None), self.graph.insertConstant(1)
+        count, length = sizes_of(taken.output())[taken.inputsAt(1).toIValue()], window.length
+        if is_tensor(length):
+            length = self._insert("aten::Int", [length], node).output()
+            length.setType(taken.inputsAt(2).type())
+        device = window.start.type().device() or torch.device("cpu")
+        options = [self.graph.insertConstant(torch.int64), nothing, self.graph.insertConstant(device), nothing]
+        counted = self._insert("aten::arange", [length, *options], node)
+        rows = self._insert("aten::add", [counted.output(), window.start, one], node)
+        for made in (counted, rows):
+            made.output().setType(type_of_rows(count, device))
+        return rows.output()
 
     def _insert(self, kind: str, operands: Sequence[TracedValue], node: TracedNode, count: int = 1) -> TracedNode:
         """A new node at the insert point, on behalf of ``node``."""
@@ -237,6 +258,7 @@ class _Walk:
             copy = self._insert("aten::clone", [chain[-1], self.graph.insertConstant(None)], node)
             copy.output().setType(chain[-1].type())
             node.replaceInput(0, copy.output())
+            self._expand_anew(node, chain[-1])
         written = node.output()
         with self.graph.insert_point_guard(following):
             for step, base in zip(reversed(target.steps), reversed(chain[:-1]), strict=True):
@@ -245,10 +267,24 @@ class _Walk:
         self.writes[target.root] += 1
         self.aliases[written.unique()] = _Alias(target.root, (), self.writes[target.root])
 
+    def _expand_anew(self, node: TracedNode, target: TracedValue) -> None:
+        """What is assigned to a slice that begins where data says: as large as its rows, of which no size depends on
+        data."""
+        if target.node().kind() != "aten::index_select" or node.inputsSize() < 2:
+            return
+        value = node.inputsAt(1)
+        if value.node().kind() == "aten::expand_as" and value.node().inputsAt(1).node().kind() == "aten::slice":
+            expanded = self._insert("aten::expand_as", [value.node().inputsAt(0), target], node)
+            expanded.output().setType(value.type())
+            node.replaceInput(1, expanded.output())
+
     def _put_back(self, node: TracedNode, step: _Step, base: TracedValue, part: TracedValue) -> TracedValue:
         """``base`` with ``part`` in the place of what ``step`` takes from it."""
         kind, numbers = step.kind, list(step.node.inputs())[1:]
-        if kind == "slice":
+        if kind == "slice" and (window := window_of(step.node)) is not None:
+            rows = self._rows(window, step.node, node)
+            made = self._insert("aten::index_copy", [base, numbers[0], rows, part], node)
+        elif kind == "slice":
             made = self._around(node, base, part, numbers)
         elif kind in ("select", "diagonal"):
             made = self._insert(f"aten::{kind}_scatter", [base, part, *numbers], node)
@@ -284,8 +320,9 @@ class _Walk:
         around = [self._insert("aten::slice", [base, dim, *ends, one], node) for ends in ((zero, start), (end, most))]
         for each in around:
             ends = [number_in_trace(value) for value in list(each.inputs())[2:4]]
-            if None in ends:
-                raise _refusal(node, "changes a slice whose bounds depend on data")
+            if None in ends:  # data decides one bound: behind, or before, is what the part leaves
+                left = sizes_of(base)[dim.toIValue()] - sizes_of(part)[dim.toIValue()]
+                ends = [0, left]
             each.output().setType(_shortened(base, dim.toIValue(), slice(*ends)))
         listed = self._insert("prim::ListConstruct", [around[0].output(), part, around[1].output()], node)
         listed.output().setType(ListType.ofTensors())

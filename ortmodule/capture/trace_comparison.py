@@ -1,0 +1,106 @@
+"""Compares two traces of a module: the graphs have to be the same, up to the sizes of intermediate values.
+
+Constants are included, so a size or a value that Python put into the graph shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ortmodule.capture.trace import Trace, path_in
+from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode
+
+# A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
+_TYPE = re.compile(r"\b([A-Z][A-Za-z0-9]*)\(((?:\d+, )*)(?:strides=\[[\d, ]*\], )?(requires_grad|device)=")
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Where two traces disagree, or an empty string."""
+    a: Any
+    b: Any
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not one.is_value(other.value):
+                return f"{one.place} takes another way"
+        if len(a) != len(b):
+            return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
+    if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
+        return "not the same attributes are set"
+    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
+        return "the results are not alike"
+    if first.draws != second.draws:
+        return "not the same random numbers are drawn"
+    if first.requires_grad != second.requires_grad:
+        return "not the same results carry a gradient"
+    for a, b in zip(first.nodes, second.nodes, strict=False):
+        if (a.kind, a.name, a.arguments, a.result, a.sources) != (b.kind, b.name, b.arguments, b.result, b.sources):
+            return f"{a.name} is not called alike, or does not return the same"
+        if a.kind == "aten" and not a.function.same_as(b.function):
+            return f"{a.name} is called with other numbers"
+    texts = [_TYPE.sub(_rank_of, str(t.graph)) for t in (first, second)]
+    if texts[0] != texts[1]:
+        pairs = zip(*(text.splitlines() for text in texts), strict=False)
+        return "this is not the same: " + next((a.strip() for a, b in pairs if a != b), "the length")
+    for a, b in zip(_constants(first.graph), _constants(second.graph), strict=True):
+        if not _same_tensor(a, b):
+            return f"a constant of shape {list(a.shape)} is not the same"
+    return ""
+
+
+def located(first: Trace, second: Trace, names: Iterable[str]) -> str | None:
+    """The path of the submodule, of these ``names``, in which two traces begin to disagree, if it is known."""
+    one: Any
+    other: Any
+    for a, b in ((first.size_reads, second.size_reads), (first.data_reads, second.data_reads)):
+        for one, other in zip(a, b, strict=False):
+            if one.place != other.place or not one.is_value(other.value):
+                return one.submodule if one.submodule == other.submodule else None
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=False):
+        texts = [_TYPE.sub(_rank_of, str(node)) for node in (one, other)]
+        if texts[0] != texts[1] or not _same_constant(one, other):
+            paths = [path_in(node.scopeName(), names) for node in (one, other)]
+            parts = zip(*(path.split(".") for path in paths), strict=False)
+            common = itertools.takewhile(lambda pair: pair[0] == pair[1], parts)
+            return ".".join(a for a, _ in common)
+    return None
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    values = [tensor for node in (one, other) for tensor in _constant(node)]
+    return len(values) < 2 or _same_tensor(*values)
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def _rank_of(match: re.Match) -> str:
+    return f"{match[1]}({match[2].count(',')} dims, {match[3]}="
+
+
+def _constants(graph: TracedGraph) -> list[torch.Tensor]:
+    return [tensor for node in graph.findAllNodes("prim::Constant") for tensor in _constant(node)]
+
+
+def _constant(node: TracedNode) -> list[torch.Tensor]:
+    """The tensor that it makes, if it makes one."""
+    return [node.t("value")] if node.hasAttribute("value") and node.kindOf("value") == "t" else []
+
+
+def hide_sizes(first: Trace, second: Trace) -> None:
+    """Sizes of intermediate values that are not the same in two agreeing traces become unknown in the first."""
+    for one, other in zip(first.graph.nodes(), second.graph.nodes(), strict=True):
+        for a, b in zip(one.outputs(), other.outputs(), strict=True):
+            kind = a.type()
+            if not isinstance(kind, TensorType) or kind == (alike := b.type()):
+                continue
+            sizes, others = kind.sizes(), alike.sizes()
+            if sizes is not None and sizes != others:
+                unknown: list[int | None] = [None] * len(sizes)
+                pairs = zip(sizes, others or unknown, strict=True)
+                a.setType(kind.with_sizes([n if n == m else None for n, m in pairs]))
