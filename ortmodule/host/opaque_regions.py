@@ -184,6 +184,8 @@ class Regions:
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         if kind == "module":
             node.breaks = self._hooked(name)
+            if node.breaks and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
+                raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
             within = pytree.containers_in((args, kwargs)) if self.containers else ()
             node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
         number = len(self.nodes)

@@ -212,7 +212,8 @@ SHORT = [
     ("Part", "a list", "added"), ("Hooked", "a closure", "alone"), ("PreHooked", "a global list", "twice"),
     ("Decides", "a list in a dictionary", "penalty"), ("Checkpointed", "a dictionary", "added"),
     ("Outer", "a list of an attribute's", "penalty"), ("Scripted", "a closure", "added"),
-    ("Part", "a global list", "alone"), ("Part", "an attribute of an attribute's", "added"),
+    ("Part", "a global list", "alone"), ("Hooked", "a list", "twice"),
+    ("Part", "an attribute of an attribute's", "added"),
 ]  # fmt: skip
 
 
@@ -223,8 +224,11 @@ def test_what_escapes(kind, way, use):
     module, ours = run(ORTModule, kind, way, use)
     torch.testing.assert_close(ours, eager, rtol=1e-7, atol=1e-9)  # float64: gradients before a norm cancel out
     report = explain(module)
-    assert report.captured and report.exports == 1, report.fallback
-    assert [name for name in report.breaks if name.startswith("island")]
+    if WAYS[way][1] is not None and not issubclass(KINDS[kind], (Decides, Checkpointed)) and kind != "Part":
+        assert "and a container that it is given, which they may change" in report.fallback
+    else:
+        assert report.captured and report.exports == 1, report.fallback
+        assert [name for name in report.breaks if name.startswith("island")]
 
 
 # --- islands beside each other, modes ---------------------------------------------------------------------------------
