@@ -248,7 +248,8 @@ class Dispatcher:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
-                made.count_for(self.budget.add_graph(str(reason), reason.place, variant.elements))
+                other = f"what a part of the batch does: {reason}"  # it may hold for other calls
+                made.count_for(self.budget.add_graph(other, reason.place, variant.elements))
                 variant.wasted = 0.0  # that was a part of the capture
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
