@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
@@ -47,6 +48,7 @@ from ortmodule.core.torch_private import (
     places,
     schemas_for_operator,
     untraced,
+    validate_sample,
 )
 
 #: What a value depends on: the most of what its operands do. OPAQUE: on what a host node computes.
@@ -135,6 +137,8 @@ class Recorder:
         if depends < least or value.unique() in self._seen:
             return
         self._seen.add(value.unique())
+        if depends == RANDOM and _is_validation():
+            depends = DATA  # where a run finds another answer an error follows, not another way
         if depends >= RANDOM:
             what = "a random number" if depends == RANDOM else "what a submodule that PyTorch runs computes"
             raise NotTraceable(f"{user_line()} decides something with {what}")
@@ -275,6 +279,19 @@ def user_line(frame: types.FrameType | None = None) -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_validation() -> bool:
+    """Does a distribution of torch's look at arguments or a sample (`validate_args`) that it raises an error for?"""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((torch.__path__[0], PACKAGE)):
+        if frame.f_code in _VALIDATIONS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_VALIDATIONS = {Distribution.__init__.__code__, getattr(validate_sample, "__code__", None)}
 
 
 def _drops(node: TracedNode) -> bool:

@@ -5,6 +5,8 @@ Each carries a sentence that names the thing. Those of the engine itself are `or
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +54,16 @@ class NotTraceable(Exception):
 
     node: TracedNode  # of the trace, where one is to blame
     submodule: str | None
+
+
+@contextmanager
+def blaming(submodule: str) -> Iterator[None]:
+    """Inside, what is not traceable is a matter of the submodule with this path, which PyTorch can run."""
+    try:
+        yield
+    except NotTraceable as error:
+        error.submodule = submodule
+        raise
 
 
 class CaptureError(Exception):
@@ -118,6 +130,11 @@ class Disagrees(RuntimeError):
 
 class DoesNotHold(Exception):
     """Python would decide something else for these inputs than it did for the trace; says where."""
+
+    def __init__(self, reason: str, submodule: str | None = None) -> None:
+        """``submodule``: the path of the one in which it is decided, if that is known."""
+        super().__init__(reason)
+        self.submodule = submodule
 
 
 # --- comparison with PyTorch ------------------------------------------------------------------------------------------

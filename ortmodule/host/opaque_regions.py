@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
@@ -81,6 +82,7 @@ class Regions:
         self.nodes: list[Node] = []
         self.calls: dict[int, list[int | None]] = {}  # of functions: the values that are their results
         self.tokens: list[torch.Tensor] = []
+        self.ends: set[Any] = set()  # of the trace's autograd graph: what each node's own graph gives
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
         self.blamed: tuple[BaseException, Place] | None = None
@@ -90,6 +92,10 @@ class Regions:
         self.traced: Callable[[], None] = _nothing  # a submodule has been traced
         self.runs: Callable[[], None] = _nothing  # PyTorch is about to run a node
         self.ran: Callable[[], None] = _nothing  # it has run it
+
+    def __contains__(self, node: Any) -> bool:
+        """Is it a node of autograd's graph of one of the calls? Which gradients these have is found in a run."""
+        return node in self.ends or isinstance(node, BackwardCFunction)
 
     def active(self) -> bool:
         return get_tracing_state() is not None
@@ -256,6 +262,7 @@ class Regions:
             token = torch.zeros((), dtype=torch.int64)
             detached = [t.detach() for t in outputs]
         self.tokens.append(token)
+        self.ends |= {t.grad_fn for t in outputs}
         values = list(unpacked.outputs())
         for value, tensor in zip(values, [token, *detached], strict=True):
             value.inferTypeFrom(tensor)
@@ -273,7 +280,7 @@ class Regions:
 
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
-        self.blamed, self.tokens = None, []
+        self.blamed, self.tokens, self.ends = None, [], set()
         self.entered = self.left = self.made = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:

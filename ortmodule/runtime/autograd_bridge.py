@@ -7,7 +7,7 @@ to its :class:`Pending`: several may wait for their backward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,8 @@ class ForwardGraph(RecomputableGraph, Protocol):
     differentiable: list[int]  # outputs
     prediction: Flags  # which outputs will receive a gradient
     failed: Callable[[Exception], None]
+
+    def reached(self, grads: Flags) -> Container[int]: ...  # the inputs with a gradient in PyTorch
 
 
 class Bridge(torch.autograd.Function):
@@ -167,7 +169,7 @@ class Pending:
         self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
     ) -> list[torch.Tensor | None]:
         """Gradients of the leaves."""
-        graph, executable = self.graph, self.executable
+        graph, executable, tensors = self.graph, self.executable, self.tensors
         output_grads, wanted = self.arrived(grads)
         if self.run.calls is not None and (self.replaced or wanted != executable.output_grads):
             found = self._backward_with_host_nodes(wanted, self.rerun_forward(wanted), output_grads, keep)
@@ -186,9 +188,11 @@ class Pending:
                 found[i] = torch.zeros_like(self.tensors[i])
         if not keep:
             self._forget()
+        reached = graph.reached(wanted)
         gradients: list[torch.Tensor | None] = []
         for i in graph.leaves:
-            gradients.append(found[i])
+            grad = found[i]
+            gradients.append(torch.zeros_like(tensors[i]) if grad is None and i in reached else grad)
         return gradients
 
     def taken(self) -> Pending:

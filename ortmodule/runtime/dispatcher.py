@@ -195,6 +195,9 @@ class Dispatcher:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
+                if part == WHOLE and self.compiler.leave_deciding(call, reason):
+                    self.graphs[call.key].remove(graph)
+                    continue
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
