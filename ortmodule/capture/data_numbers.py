@@ -20,6 +20,7 @@ import torch
 
 from ortmodule.capture import scalar_guards, symbolic_numbers
 from ortmodule.capture.conversion_calls import ConversionCalls
+from ortmodule.capture.read_causes import DATA
 from ortmodule.core.torch_private import get_tracing_state, untraced
 
 MOST_ELEMENTS = 256  # of a list of numbers
@@ -57,7 +58,7 @@ class Numbers:
         kinds = _INTEGERS[:-1] + _FLOATS
         if not self.symbolic or tensor.dtype not in kinds or tensor.dim() > 1 or tensor.numel() > MOST_ELEMENTS:
             return NotImplemented
-        if recorder.depends_of(tensor) < scalar_guards.DATA:
+        if recorder.depends_of(tensor) < DATA:
             return NotImplemented
         whole = tensor.dtype in _INTEGERS
         copied = tensor.detach().to(torch.int64 if whole else torch.float64).clone()  # forward may change it

@@ -25,21 +25,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributions import Distribution
 from torch.nn.modules import module as nn_module
 from torch.utils import checkpoint
 
+from ortmodule.capture.read_causes import DATA, NOTHING, RANDOM, SIZE, causes, causes_of_size
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import CHECKPOINT, PACKAGE, REENTRANT
-from ortmodule.core.size_expr import ARITHMETIC, is_number, number_of
+from ortmodule.core.size_expr import is_number, number_of
 from ortmodule.core.torch_private import (
     CHECK,
-    ListType,
-    OptionalType,
-    TensorType,
     TracedNode,
     TracedValue,
-    TupleType,
     get_tracing_state,
     get_value_trace,
     pack_padded_sequence,
@@ -47,35 +45,12 @@ from ortmodule.core.torch_private import (
     places,
     schemas_for_operator,
     untraced,
+    validate_sample,
 )
 
-#: What a value depends on: the most of what its operands do. OPAQUE: on what a host node computes.
-NOTHING, SIZE, DATA, RANDOM, OPAQUE = range(5)
-
-_SIZES = {"aten::size", "aten::sym_size", "aten::numel", "aten::dim", "aten::len"}
-_RANDOM = {
-    "aten::rand", "aten::rand_like", "aten::randn", "aten::randn_like", "aten::randint", "aten::randint_like",
-    "aten::randperm", "aten::bernoulli", "aten::bernoulli_", "aten::uniform_", "aten::normal_", "aten::normal",
-    "aten::multinomial", "aten::exponential_", "aten::random_",
-}  # fmt: skip
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
 _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
-#: The values of operands decide how large a result is.
-_SIZED_BY_DATA = {
-    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::unique_dim", "aten::_unique", "aten::_unique2",
-    "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::one_hot", "aten::bincount",
-}  # fmt: skip
-#: Those of all but the first operand do, of which the size matters alone.
-_SIZED_BY_OTHERS = {
-    "aten::masked_select", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "aten::tensor_split",
-}  # fmt: skip
-#: Results are as large as the first operand.
-_SIZED_BY_FIRST = {
-    "aten::index_put", "aten::index_add", "aten::index_copy", "aten::index_fill", "aten::index_reduce",
-    "aten::scatter", "aten::scatter_add", "aten::scatter_reduce", "aten::masked_scatter", "aten::slice_scatter",
-    "aten::select_scatter", "aten::diagonal_scatter", "aten::copy",
-}  # fmt: skip
 _ROUNDING = 1e-14
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
@@ -136,6 +111,8 @@ class Recorder:
         if depends < least or value.unique() in self._seen:
             return
         self._seen.add(value.unique())
+        if depends == RANDOM and _is_validation():
+            depends = DATA  # where a run finds another answer an error follows, not another way
         if depends >= RANDOM:
             what = "a random number" if depends == RANDOM else "what a submodule that PyTorch runs computes"
             raise NotTraceable(f"{user_line()} decides something with {what}")
@@ -166,76 +143,18 @@ class Recorder:
         while asked:
             value, of_size = asked[-1]
             key = value.unique(), of_size
-            causes, least = _causes_of_size(value) if of_size else _causes(value.node())
-            if unknown := [c for c in causes if (c[0].unique(), c[1]) not in known]:
+            behind, least = causes_of_size(value) if of_size else causes(value.node())
+            if unknown := [c for c in behind if (c[0].unique(), c[1]) not in known]:
                 asked += unknown
                 continue
             asked.pop()
-            most = max((known[v.unique(), sized] for v, sized in causes), default=NOTHING)
+            most = max((known[v.unique(), sized] for v, sized in behind), default=NOTHING)
             if most == RANDOM and not of_size and _is_decided(value.node()):
                 most = NOTHING
             elif most == RANDOM and not of_size and value.node().kind() in _FINITE:
                 most = DATA
             known[key] = max(most, least)
         return known[key]
-
-
-#: What a value, or (True) the size of it, follows from; and what it depends on at least.
-_Causes = tuple[list[tuple[TracedValue, bool]], int]
-
-
-def _causes(node: TracedNode) -> _Causes:
-    kind = node.kind()
-    if kind in _SIZES:
-        return [(value, True) for value in node.inputs()], SIZE
-    if kind == "prim::Param":
-        return [], DATA
-    if kind in _RANDOM:
-        return [], RANDOM
-    if kind == "ortmodule::call":
-        return [], OPAQUE
-    least = RANDOM if kind == "aten::dropout" and _drops(node) else NOTHING
-    return [(value, False) for value in node.inputs()], least
-
-
-def _causes_of_size(value: TracedValue) -> _Causes:
-    """Too many rather than too few: of a size that is thought to depend on data, more is compared than has to be."""
-    node, kind = value.node(), value.node().kind()
-    if kind == "prim::Param" or _rank(value) == 0:
-        return [], SIZE
-    if kind == "ortmodule::call":
-        return [], DATA
-    operands = list(node.inputs())
-    repeats = kind == "aten::repeat_interleave"
-    if kind in _SIZED_BY_OTHERS or (kind == "aten::index" and _takes_masks(node)) or (repeats and len(operands) > 2):
-        chosen = [(v, sized) for v in operands[1:] for sized in (False, True)]
-        return [(operands[0], True), *chosen], SIZE
-    if kind in _SIZED_BY_DATA or repeats:
-        return [(v, sized) for v in operands for sized in (False, True)], SIZE
-    if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
-        return [(operands[0], True)], SIZE
-    # Numbers among the operands may be sizes.
-    numbers = () if kind in ARITHMETIC else (v for v in operands if not _holds_tensors(v))
-    return [*((v, True) for v in operands if _holds_tensors(v)), *((v, False) for v in numbers)], SIZE
-
-
-def _rank(value: TracedValue) -> int | None:
-    kind = value.type()
-    return kind.dim() if isinstance(kind, TensorType) else None
-
-
-def _holds_tensors(value: TracedValue) -> bool:
-    kind = value.type()
-    while isinstance(kind, (ListType, OptionalType)):
-        kind = kind.getElementType()
-    return isinstance(kind, (TensorType, TupleType))
-
-
-def _takes_masks(node: TracedNode) -> bool:
-    """Does an index select elements by a mask?"""
-    chosen = list(node.inputs())[1].node().inputs()
-    kinds = [v.type().dtype() for v in chosen if isinstance(v.type(), TensorType)]
-    return any(kind in (None, torch.bool, torch.uint8) for kind in kinds)
 
 
 @contextmanager
@@ -298,10 +217,17 @@ def user_line(frame: types.FrameType | None = None) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _drops(node: TracedNode) -> bool:
-    """Does a dropout draw anything?"""
-    _, rate, training = (value.toIValue() for value in node.inputs())
-    return rate != 0 and training is not False
+def _is_validation() -> bool:
+    """Does a distribution of torch's look at arguments or a sample (`validate_args`) that it raises an error for?"""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((torch.__path__[0], PACKAGE)):
+        if frame.f_code in _VALIDATIONS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_VALIDATIONS = {Distribution.__init__.__code__, getattr(validate_sample, "__code__", None)}
 
 
 def _is_decided(node: TracedNode) -> bool:

@@ -21,11 +21,12 @@ from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
+from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, SideEffects
 from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
-from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
 from ortmodule.core.names import STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
@@ -39,12 +40,12 @@ from ortmodule.core.torch_private import (
     jit_pass_inline,
     jit_pass_lower_all_tuples,
 )
-from ortmodule.guards.global_reads import global_state
+from ortmodule.guards.global_reads import global_state, read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions
-from ortmodule.host.host_node import Node
+from ortmodule.host.host_node import Node, leaves_of
 from ortmodule.host.opaque_regions import CALL, Opaque, Regions, eagerly
 from ortmodule.host.opaque_regions import recording as recording_regions
 from ortmodule.lowering import export
@@ -88,6 +89,7 @@ class Trace:
     result: pytree.Structure
     sources: list[Source]  # of the result's tensors
     requires_grad: list[bool]  # of the graph outputs that belong to the result
+    reaches: list[frozenset[Any]]  # of them: keys of the inputs and tensors of the module that get a gradient
     views: dict[int, Sighting] = field(repr=False)  # those of them that share memory with something
     writes: list[Write]
     sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
@@ -131,7 +133,7 @@ def trace(
     flat.exported = True
     with tree.isolated():
         rewrite(graph, opset, flat.regions)
-    sizes, data = flat.recorder.of(scalar_guards.SIZE), flat.recorder.of(scalar_guards.DATA)
+    sizes, data = flat.recorder.of(SIZE), flat.recorder.of(DATA)
     for read in flat.recorder.reads:
         read.tensor = None
     outputs = [t.detach() for t in outputs]
@@ -143,12 +145,13 @@ def trace(
         flat.result,
         flat.sources,
         flat.requires_grad,
+        flat.reaches,
         flat.views,
         flat.writes,
         flat.sets,
         flat.settled,
         flat.recorder.attributes,
-        flat.chance.reads,
+        flat.chance.reads | read_by_arguments(arguments.classes()),
         sizes,
         data,
         flat.chance.draws,
@@ -317,7 +320,7 @@ class _Flat(nn.Module):
             self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
             outputs += self._writes(tensors, changed)
-            for read in (self.recorder.of(scalar_guards.SIZE), self.recorder.of(scalar_guards.DATA)):
+            for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):
                 outputs += [_vector([r.tensor for r in read if r.tensor is not None])] if read else []
             outputs += self.regions.tokens
         if not outputs:
@@ -382,6 +385,8 @@ class _Flat(nn.Module):
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
         self.requires_grad = [t.requires_grad for t in outputs]
+        reached = [leaves_of([t], self.regions) for t in outputs]
+        self.reaches = [frozenset(known[key].key for key in found if key in known) for found in reached]
         if any(t.requires_grad and t.is_leaf for t in outputs):
             raise NotTraceable(
                 "forward gives away a tensor that is to have a gradient of its own (requires_grad_(), "
@@ -407,14 +412,16 @@ class _Flat(nn.Module):
                 if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
                     continue
                 if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
-                    inside.append((slot, self.recorder.attributes.get((id(then.module), key))))
+                    inside.append((slot, self.recorder.attributes.get((id(then.module), key)), path))
                 elif self.settled and holder is then.module.__dict__ and not then.attributes.get(key) and value is True:
                     self.settled.append((slot, value))
                 else:
-                    self._check_set(slot, then, value)
+                    with blaming(path):
+                        self._check_set(slot, then, value)
                     found.append(slot)
         if inside:
-            self._settle(inside, kept)
+            with blaming(inside[0][-1]):
+                self._settle(inside, kept)
         return found
 
     def _settle_hooks(self, before: dict[tuple[str, str], Items]) -> None:
@@ -429,7 +436,7 @@ class _Flat(nn.Module):
                         raise NotTraceable(f"forward puts a hook on {path}, which a graph would not call")
                     self.settled.append((Slot(f"a hook on {path}", hooks, key), hook))
 
-    def _settle(self, inside: list[tuple[Slot, str | None]], before: list[Items]) -> None:
+    def _settle(self, inside: list[tuple[Slot, str | None, str]], before: list[Items]) -> None:
         """Items that forward sets in what attributes hold (`self.config.kind = "text"`): constants, where none was."""
         for kept in before:
             container, then = kept.container, kept.then
@@ -443,7 +450,7 @@ class _Flat(nn.Module):
                 if new is old:
                     continue
                 if not isinstance(new, CONSTANTS) or not (old is None or type(old) is bool):
-                    slot, place = inside[0]
+                    slot, place, _ = inside[0]
                     where = f" (read at {place})" if place else ""
                     raise ChangesAround(f"forward changes what is in the attribute {slot.name}{where}")
                 self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))

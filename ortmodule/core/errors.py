@@ -5,7 +5,8 @@ Each carries a sentence that names the thing. Those of the engine itself are `or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +56,16 @@ class NotTraceable(Exception):
 
     node: TracedNode  # of the trace, where one is to blame
     submodule: str | None
+
+
+@contextmanager
+def blaming(submodule: str) -> Iterator[None]:
+    """Inside, what is not traceable is a matter of the submodule with this path, which PyTorch can run."""
+    try:
+        yield
+    except NotTraceable as error:
+        error.submodule = submodule
+        raise
 
 
 class CaptureError(Exception):
@@ -123,14 +134,15 @@ class DoesNotHold(Exception):
     """Python would decide something else for these inputs than it did for the trace; says where.
 
     ``place``: the line that reads another ``value``. ``found``: the lines that read data in a run and what they read,
-    up to this one.
+    up to this one. ``submodule``: the path of the one in which it is decided, if that is known.
     """
 
     def __init__(
-        self, reason: str, place: str = "", value: float | None = None, found: tuple[tuple[str, float], ...] = ()
-    ) -> None:
+        self, reason: str, place: str = "", value: float | None = None, found: tuple[tuple[str, float], ...] = (),
+        submodule: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(reason)
-        self.place, self.value, self.found = place, value, found
+        self.place, self.value, self.found, self.submodule = place, value, found, submodule
 
 
 # --- comparison with PyTorch ------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import numpy
 import torch
 
-from ortmodule.core.errors import Unflattenable
+from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 
 MOST_DEPTH = 64  # of nested containers
@@ -40,6 +40,7 @@ class _Token:
 
 
 TENSOR = _Token("tensor")  # the next tensor
+SPARSE = _Token("sparse")  # followed by sizes, whether it is coalesced, and two tensors: its indices and values
 WHOLE = _Token("object")  # followed by its position among Structure.objects
 NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
 SAME = _Token("same")  # followed by the number of a container that was met before
@@ -88,6 +89,11 @@ class Structure:
                 value = self.tokens[i + 1]
                 found[i + 1] = float.fromhex(value) if token is float else value
         return found
+
+    def classes(self) -> set[type]:
+        """Those of its dictionaries and objects with attributes."""
+        found = {token for token in self.tokens if isinstance(token, type)}
+        return {cls for cls in found if _KINDS.get(cls) in (_Attributes, _Object, _Dict) and cls not in _Dict.plain}
 
     def number_places(self) -> frozenset[int]:
         """Which of the tensors are numbers (:meth:`lifted`)."""
@@ -171,6 +177,8 @@ class _Reader:
         if token is NUMBER:
             next(self.tokens)
             return self.number(next(self.tensors))
+        if token is SPARSE:
+            return _Sparse.read(self)
         if token is WHOLE:
             return self.objects[next(self.tokens)]
         if token is SAME:
@@ -260,12 +268,39 @@ class _Container:
 class _Tensor(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
+        if value.layout is torch.sparse_coo and not writer.results and not value.requires_grad:
+            return _Sparse.write(writer, value, cls)
         if value.layout is not torch.strided or value.is_quantized:
             raise Unflattenable(f"a tensor with layout {value.layout}")
         if value.is_neg():
             raise Unflattenable("a tensor whose memory holds the negated numbers")
         writer.tokens.append(TENSOR)
         writer.tensors.append(value)
+
+
+class _Sparse(_Leaf):
+    """A sparse tensor among the arguments, without a gradient: two dense ones."""
+
+    @staticmethod
+    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
+        made = getattr(
+            value, "_ortmodule_made_of", None
+        )  # one that was read before, as in a trace, is made of these two
+        if made is not None and made[0] != value._version:
+            raise Unflattenable("a sparse tensor, an argument, that it has changed")
+        if made is None:
+            made = 0, tuple(value.shape), value.is_coalesced(), value._indices(), value._values()
+        _, sizes, coalesced, *parts = made
+        writer.tokens += (SPARSE, sizes, coalesced, TENSOR, TENSOR)
+        writer.tensors += parts
+
+    @staticmethod
+    def read(reader: _Reader) -> torch.Tensor:
+        sizes, coalesced = next(reader.tokens), next(reader.tokens)
+        parts = reader.value(), reader.value()
+        made = torch.sparse_coo_tensor(*parts, sizes, is_coalesced=coalesced)
+        made._ortmodule_made_of = (made._version, sizes, coalesced, *parts)  # type: ignore[attr-defined]  # ours
+        return made
 
 
 class _Deferred(_Leaf):
@@ -353,6 +388,42 @@ def _new(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
+class _Private:
+    """The value of an attribute with a leading underscore, while it is written: what it is may remain unknown (a
+    tokenizer keeps what it has found out about a text)."""
+
+    container = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @staticmethod
+    def write(writer: _Writer, private: _Private, cls: type) -> None:
+        tokens, tensors, opened = len(writer.tokens), len(writer.tensors), len(writer.open)
+        try:
+            writer.add(private.value)
+        except Unflattenable:
+            del writer.tokens[tokens:], writer.tensors[tensors:], writer.open[opened:]
+            writer.tokens.append(Unseen)
+
+
+class Unseen(_Leaf):
+    """What stands for such a value in a trace, which must not look at it."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Any, cls: type) -> None:
+        writer.tokens.append(Unseen)
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> Any:
+        return Unseen()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__dict__"):
+            return object.__getattribute__(self, name)
+        raise NotTraceable(f"forward looks at a private attribute of an argument, for its {name}")
+
+
 class _Dict(_Container):
     """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
 
@@ -396,7 +467,12 @@ class _Attributes(_Container):
     def write_names(writer: _Writer, value: Any) -> None:
         attributes = vars(value)
         writer.tokens.append(tuple(attributes))
-        writer.add_all(attributes, attributes.values())
+        hidden = [name[:1] == "_" and not writer.results for name in attributes]
+        if any(hidden):
+            values = zip(attributes.values(), hidden, strict=True)
+            writer.add_all(attributes, (_Private(v) if private else v for v, private in values))
+        else:
+            writer.add_all(attributes, attributes.values())
 
     @staticmethod
     def read_names(reader: _Reader, value: Any) -> Any:
@@ -417,12 +493,19 @@ class _Whole(_Leaf):
 
 
 class _Object(_Attributes):
-    """An object with attributes: in results a fresh one if tensors are inside (a key-value cache), else itself."""
+    """An object with attributes: in results a fresh one if tensors are inside (a key-value cache), else itself. Among
+    arguments one that holds tensors and is nothing but its attributes: a batch."""
 
     @classmethod
     def write(self, writer: _Writer, value: Any, cls: type) -> None:
         if not writer.results:
-            return _Whole.write(writer, value, cls)
+            count = len(writer.tensors)
+            if not _is_plain(cls):
+                return _Whole.write(writer, value, cls)
+            super().write(writer, value, cls)
+            if len(writer.tensors) == count:  # what it is to forward is not to be seen: it may be compared, or called
+                return _Whole.write(writer, value, cls)
+            return None
         before = len(writer.tensors), len(writer.tokens), len(writer.objects), len(writer.open)
         try:
             super().write(writer, value, cls)
@@ -435,6 +518,13 @@ class _Object(_Attributes):
                 del parts[length:]
             _Whole.write(writer, value, cls)
 
+
+def _is_plain(cls: type) -> bool:
+    """Is it made by class statements, all that it is derived from, too, with a dictionary of attributes alone?"""
+    return all(base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
+
+
+_HEAP_TYPE = 1 << 9  # in a class's flags: it was made while the program ran
 
 # Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
 CONSTANTS = (
@@ -458,6 +548,7 @@ CONSTANTS = (
     numpy.generic,
 )
 _KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
+_KINDS |= {_Private: _Private, Unseen: Unseen}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 

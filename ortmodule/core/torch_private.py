@@ -8,7 +8,7 @@ once, in a sentence (:func:`tell`), and in `explain()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
@@ -127,6 +127,11 @@ dispatch_has_kernel = _private("torch._C._dispatch_has_kernel", "has an operator
 DispatchKey = _private("torch._C.DispatchKey", "is an operator a composition of others?")
 decomposition_table = _private("torch._decomp.decomposition_table", "operators as compositions of others")
 DisableTorchFunction = _private("torch._C.DisableTorchFunction", "looks at tensors without being traced")
+validate_sample = _private(
+    "torch.distributions.Distribution._validate_sample",
+    "a sample is taken whose probability is computed in the same forward",
+    "PyTorch runs the modules that do so",
+)
 pack_padded_sequence = _private("torch._pack_padded_sequence", "is met in a trace: its lengths are compared in a run")
 pad_packed_sequence = _private("torch._pad_packed_sequence", "is met in a trace: its length may be a size")
 pad_sequence = _private("torch._C._nn.pad_sequence", "is met in a trace: its longest member may be a size")
@@ -369,3 +374,10 @@ def quiet_exporter(settle_types: Callable, check_batch_size: Callable) -> Abstra
 
 def _nothing(*args: Any) -> None:
     return None
+
+
+def unvalidated(met: Callable[[Callable], Callable]) -> AbstractContextManager[None]:
+    """Inside, distributions validate samples by what ``met`` makes of the function that does it."""
+    if validate_sample is None:
+        return nullcontext()
+    return replaced([Replacement.around(torch.distributions.Distribution, "_validate_sample", met)])

@@ -86,6 +86,23 @@ def read_of(cls: type, function: types.FunctionType) -> Iterator[Place]:
         yield from _attributes(cls, function.__code__.co_names)
 
 
+def read_by_arguments(classes: Iterable[type]) -> dict[tuple[int, str], tuple[Any, str]]:
+    """What forward may read by way of arguments of these ``classes``, the arguments' own attributes aside: attributes
+    of the classes, and what their methods read. {(id of an object, name): (the object, where it is read)}"""
+    found: dict[tuple[int, str], tuple[Any, str]] = {}
+    seen: set[Any] = set()
+    for cls in {base for each in classes for base in each.__mro__ if is_made_by_statement(base)}:
+        if is_librarys(cls):
+            continue
+        parts = {name: part for name, part in vars(cls).items() if not name.startswith("__")}
+        places: list[Place] = [(cls, name) for name, part in parts.items() if _is_held(part)]
+        methods = [getattr(part, "fget", part) for part in vars(cls).values()]
+        for method in [part for part in methods if isinstance(part, types.FunctionType)]:
+            places += [*read_by(method, seen), *read_of(cls, method)]
+        found |= {(id(owner), name): (owner, f"an argument ({cls.__name__})") for owner, name in places}
+    return found
+
+
 def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:
     if isinstance(value, types.ModuleType):
         looked_in = {} if is_library(value) else vars(value)

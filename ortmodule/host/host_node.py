@@ -11,7 +11,7 @@ a run is kept, so that another plan goes on from there and nothing runs twice.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,21 +150,22 @@ def _new_ones(found: Sequence[torch.Tensor], passed: Sequence[torch.Tensor]) -> 
     return [known[id(t)] for t in found], outputs
 
 
-def nodes_behind(tensors: Sequence[torch.Tensor]) -> set[Any]:
-    """The nodes of autograd's graph that ``tensors`` come from."""
+def nodes_behind(tensors: Sequence[torch.Tensor], ends: Container[Any] = ()) -> set[Any]:
+    """The nodes of autograd's graph that ``tensors`` come from, up to those of ``ends``."""
     seen: set[Any] = set()
     waiting = [t.grad_fn for t in tensors if t.grad_fn is not None]
     while waiting:
         node = waiting.pop()
-        if node not in seen:
+        if node not in seen and node not in ends:
             seen.add(node)
             waiting += [parent for parent, _ in node.next_functions if parent is not None]
     return seen
 
 
-def leaves_of(tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The tensors that gradients of ``tensors`` would be accumulated in, by their ids."""
-    variables = [getattr(node, "variable", None) for node in nodes_behind(tensors)]
+def leaves_of(tensors: Sequence[torch.Tensor], ends: Container[Any] = ()) -> dict[int, torch.Tensor]:
+    """The tensors that gradients of ``tensors`` would be accumulated in, by their ids. ``ends``: nodes of autograd's
+    behind which none are looked for."""
+    variables = [getattr(node, "variable", None) for node in nodes_behind(tensors, ends)]
     return {id(variable): variable for variable in variables if variable is not None}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
@@ -88,6 +89,7 @@ class Regions:
         self.nodes: list[Node] = []
         self.calls: dict[int, list[int | None]] = {}  # of functions: the values that are their results
         self.tokens: list[torch.Tensor] = []
+        self.ends: set[Any] = set()  # of the trace's autograd graph: what each node's own graph gives
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
         self.blamed: tuple[BaseException, Place] | None = None
@@ -103,6 +105,10 @@ class Regions:
         self.altered: list[Any] = []  # what breaks change of what is around them
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.containers: dict[int, pytree.Path] = {}  # of those, by their ids, and where they are
+
+    def __contains__(self, node: Any) -> bool:
+        """Is it a node of autograd's graph of one of the calls? Which gradients these have is found in a run."""
+        return node in self.ends or isinstance(node, BackwardCFunction)
 
     def active(self) -> bool:
         return get_tracing_state() is not None
@@ -324,6 +330,7 @@ class Regions:
             token = torch.zeros((), dtype=torch.int64)
             detached = [t.detach() for t in outputs]
         self.tokens.append(token)
+        self.ends |= {t.grad_fn for t in outputs}
         values = list(unpacked.outputs())
         for value, tensor in zip(values, [token, *detached], strict=True):
             value.inferTypeFrom(tensor)
@@ -342,6 +349,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
+        self.ends = set()
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
@@ -353,7 +361,8 @@ class Regions:
 
     def mark(self, failure: Exception) -> None:
         """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
-        if self.blamed is not None and self.blamed[0] is failure:
+        known = getattr(failure, "submodule", None)
+        if not known and self.blamed is not None and self.blamed[0] is failure:
             blamed: Any = failure
             with suppress(AttributeError):
                 blamed.submodule = self.blamed[1]

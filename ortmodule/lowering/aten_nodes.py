@@ -27,12 +27,13 @@ _CARRIERS = {"prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", 
 
 def leave_to_torch(graph: TracedGraph, opset: int, regions: Regions) -> None:
     """Operators of a trace that cannot be exported become nodes that PyTorch runs, in place."""
-    left = _not_in_onnx(graph, opset, regions.opaque.kinds)
+    is_engines = _Types(graph)
+    left = _not_in_onnx(graph, opset, regions.opaque.kinds, is_engines)
     if not left:
         return
     differentiable = _differentiable(graph, regions)
-    for members in _groups(list(graph.nodes()), left):
-        _replace(graph, members, regions, differentiable)
+    for members in _groups(list(graph.nodes()), left, is_engines):
+        _replace(graph, members, regions, differentiable, is_engines)
     jit_pass_dce(graph)
 
 
@@ -49,9 +50,9 @@ def _differentiable(graph: TracedGraph, regions: Regions) -> set[int]:
     return found
 
 
-def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[TracedNode]:
+def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str], is_engines: _Types) -> set[TracedNode]:
     """The nodes that ONNX does not say, or that have to do with a type that the engine does not have."""
-    untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not _is_engines(value)}
+    untyped = {value.unique() for value in graph.inputs() if is_tensor(value) and not is_engines(value)}
     unknown: dict[str, bool] = {}
     found = set()
     for node in graph.nodes():
@@ -61,7 +62,7 @@ def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str]) -> set[T
         outputs = list(node.outputs())
         has_type = True
         for value in outputs:
-            if is_tensor(value) and not _is_engines(value):
+            if is_tensor(value) and not is_engines(value):
                 untyped.add(value.unique())
                 has_type = False
         if kind in _PLAIN or not (unknown[kind] or untyped):
@@ -82,19 +83,34 @@ def _holds_tensors(value: TracedValue) -> bool:
     return "Tensor" in value.type().annotation_str
 
 
-def _is_engines(value: TracedValue) -> bool:
-    dtype = value.type().dtype()
-    return dtype is None or dtype in DTYPES
+class _Types:
+    """Says of a tensor of a graph whether the engine has its type, and its layout."""
+
+    def __init__(self, graph: TracedGraph) -> None:
+        self._sparse: set[int] = set()
+        for node in graph.nodes():
+            if node.kind() in _SPARSE or any(value.unique() in self._sparse for value in node.inputs()):
+                # A trace knows the sizes of dense tensors alone.
+                outputs = [value for value in node.outputs() if is_tensor(value)]
+                self._sparse |= {value.unique() for value in outputs if value.type().sizes() is None}
+
+    def __call__(self, value: TracedValue) -> bool:
+        dtype = value.type().dtype()
+        return (dtype is None or dtype in DTYPES) and value.unique() not in self._sparse
 
 
-def _stays_inside(value: TracedValue) -> bool:
-    return not is_tensor(value) or not _is_engines(value)
+#: What makes a sparse tensor of dense ones.
+_SPARSE = {"aten::sparse_coo_tensor", "aten::to_sparse"}
+
+
+def _stays_inside(value: TracedValue, is_engines: _Types) -> bool:
+    return not is_tensor(value) or not is_engines(value)
 
 
 # --- which operators belong together ----------------------------------------------------------------------------------
 
 
-def _groups(nodes: list[TracedNode], left: set[TracedNode]) -> list[list[TracedNode]]:
+def _groups(nodes: list[TracedNode], left: set[TracedNode], is_engines: _Types) -> list[list[TracedNode]]:
     """Sets of nodes in program order, such that what is between them are tensors of the engine's types."""
     place = {node: i for i, node in enumerate(nodes)}
     group = {node: {node} for node in nodes if node in left}
@@ -115,13 +131,13 @@ def _groups(nodes: list[TracedNode], left: set[TracedNode]) -> list[list[TracedN
             if node not in group or node.kind() == "prim::Constant":
                 continue
             for value in node.outputs():
-                for use in value.uses() if _stays_inside(value) else ():
+                for use in value.uses() if _stays_inside(value, is_engines) else ():
                     if use.user in place:
                         changed |= join(node, use.user)
                     else:
                         raise NotTraceable(f"{node.kind()} gives the module a result that the engine has no type for")
             for value in node.inputs():
-                if is_tensor(value) and not _is_engines(value) and value.node() in place:
+                if is_tensor(value) and not is_engines(value) and value.node() in place:
                     changed |= join(node, value.node()) if value.node().kind() != "prim::Constant" else False
         # What a group waits for while it is needed itself belongs to it.
         for members in {id(g): g for g in group.values()}.values():
@@ -297,7 +313,7 @@ def _compute_vectors(graph: TracedGraph, node: TracedNode, differentiable: set[i
         node.replaceInput(place, graph.insertConstant(True))
 
 
-def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable: set[int]) -> None:
+def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable: set[int], is_engines: _Types) -> None:
     for node in members:
         _compute_vectors(graph, node, differentiable)
     inside = set(members)
@@ -305,7 +321,7 @@ def _replace(graph: TracedGraph, members: list, regions: Regions, differentiable
         value
         for node in members
         for value in node.outputs()
-        if not _stays_inside(value) and any(use.user not in inside for use in value.uses())
+        if not _stays_inside(value, is_engines) and any(use.user not in inside for use in value.uses())
     ]
     if not results:
         return

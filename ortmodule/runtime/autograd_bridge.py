@@ -7,7 +7,7 @@ to its :class:`Pending`: several may wait for their backward.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,7 @@ class ForwardGraph(RecomputableGraph, Protocol):
     def recomputed(
         self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]: ...
+    def reached(self, grads: Flags) -> Container[int]: ...  # the inputs with a gradient in PyTorch
 
 
 class Bridge(torch.autograd.Function):
@@ -175,7 +176,7 @@ class Pending:
         self, saved: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], keep: bool
     ) -> list[torch.Tensor | None]:
         """Gradients of the leaves."""
-        graph, executable = self.graph, self.executable
+        graph, executable, tensors = self.graph, self.executable, self.tensors
         output_grads, wanted = self.arrived(grads)
         if self.run.calls is not None and (self.replaced or wanted != executable.output_grads):
             found = self._backward_with_host_nodes(wanted, self.rerun_forward(wanted), output_grads, keep)
@@ -196,7 +197,10 @@ class Pending:
             self._forget()
         gradients: list[torch.Tensor | None] = []
         for i in graph.leaves:
-            gradients.append(found[i])
+            grad = found[i]
+            if grad is None and i in graph.reached(wanted):
+                grad = torch.zeros_like(tensors[i])
+            gradients.append(grad)
         return gradients
 
     def taken(self) -> Pending:

@@ -132,6 +132,9 @@ class CompiledGraph:
         self.empty = [i for i in self.leaves if not tensors[i].numel()]
         self.differentiable = [i for i, flag in enumerate(trace.requires_grad) if flag and self.leaves]
         self.n_results = len(trace.requires_grad)
+        keys = {feed if isinstance(feed, int) else feed.name: i for i, feed in enumerate(self.feeds)}
+        self._reaches = [frozenset(keys[key] for key in reached if key in keys) for reached in trace.reaches]
+        self._reached: dict[Flags, frozenset[int]] = {}
         self.writes = [(_target(write.target, tree), write) for write in trace.writes]
         self._written = [target for target, write in self.writes if not write.replaces]
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
@@ -258,6 +261,15 @@ class CompiledGraph:
     def plan_first(self, shapes: tuple) -> None:
         """As :meth:`Executables.plan_first`."""
         self.executables.plan_first(shapes, self._predicted() if self.differentiable else None)
+
+    def reached(self, grads: Flags) -> frozenset[int]:
+        """The inputs that PyTorch gives a gradient where these outputs receive one. It is zeros where the engine finds
+        that nothing depends on an input."""
+        found = self._reached.get(grads)
+        if found is None:
+            pairs = zip(grads, self._reaches, strict=False)
+            found = self._reached[grads] = frozenset().union(*[reached for grad, reached in pairs if grad])
+        return found
 
     def _first_prediction(self, ranks: Sequence[int]) -> Flags:
         """Losses receive gradients; without one every output does."""
@@ -555,4 +567,4 @@ def _compare(reads: Sequence, output: torch.Tensor, data: bool = False) -> None:
         if not read.is_value(value):
             text = f"{read.place} found {value:g}, and {read.value:g} when it was traced"
             found = [(before.place, values[k]) for k, before in enumerate(reads[: i + 1])] if data else ()
-            raise DoesNotHold(text, read.place, value, tuple(found))
+            raise DoesNotHold(text, read.place, value, tuple(found), read.submodule)

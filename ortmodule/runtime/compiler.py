@@ -19,7 +19,7 @@ from ortmodule.capture.loop_check import LoopCheck
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
-from ortmodule.core.errors import CaptureError, Cause, NoOtherGraph, NotInEngine, Unguardable
+from ortmodule.core.errors import CaptureError, Cause, DoesNotHold, NoOtherGraph, NotInEngine, Unguardable
 from ortmodule.core.logger import Log
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
@@ -88,6 +88,12 @@ class Compiler:
     def leave_more(self, call: Call, error: Exception, graph: CompiledGraph) -> bool:
         """The engine refuses ``graph``: can another submodule be left to PyTorch, so that a new one is worth it?"""
         return _partition(call).grow(error, graph.capture)
+
+    def leave_deciding(self, call: Call, reason: DoesNotHold) -> bool:
+        """A graph of the whole call holds for none like it. Can the submodule that decides be left to PyTorch?"""
+        error = CaptureError(f"what it does depends on values: {reason}")
+        error.submodule = reason.submodule
+        return _partition(call).grow(error)
 
     def _refuse_devices(self, call: Call) -> None:
         refused = call.tree.unsupported_tensor()

@@ -248,6 +248,9 @@ class Dispatcher:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
+                if part == WHOLE and self.compiler.leave_deciding(call, reason):
+                    self.graphs[call.key].remove(made)
+                    continue
                 other = f"what a part of the batch does: {reason}"  # it may hold for other calls
                 made.count_for(self.budget.add_graph(other, reason.place, variant.elements))
                 variant.wasted = 0.0  # that was a part of the capture

@@ -11,7 +11,7 @@ when that ends early: because of an exception, or since autograd was not asked f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +107,7 @@ class Pass:
         self.pending, self.grads = pending, grads
         self.backward: Backward | None = None
         self.none: list[bool] | None = None  # of the inputs, which get no gradient although the plan has one
+        self.reached: Container[int] = ()  # of the inputs, which get zeros where the plan has none
         self.found: list[torch.Tensor | None] | None = None  # all the leaves' gradients, where they come at once
 
     def hand_over(self, ctx: Any) -> list[torch.Tensor | None]:
@@ -143,6 +144,7 @@ class Pass:
         if not keep:
             self.pending = pending = pending.taken()
         output_grads, wanted = pending.arrived(self.grads)
+        self.reached = pending.graph.reached(wanted)
         if pending.lacks(wanted):
             found = pending.rerun_forward(wanted).backward(output_grads)
             self.found = [found[i] for i in pending.graph.leaves]
@@ -157,10 +159,11 @@ class Pass:
 
     def _taken(self, leaf: int) -> torch.Tensor | None:
         """A gradient, to which the engine keeps no reference: autograd need not copy it."""
+        i = self.pending.graph.leaves[leaf]
         if self.found is not None:
-            grads, i = self.found, leaf
+            grad, self.found[leaf] = self.found[leaf], None
         else:
             assert self.backward is not None, "the first segment began it"
-            grads, i = self.backward.grads, self.pending.graph.leaves[leaf]
-        grad, grads[i] = grads[i], None
-        return None if self.found is None and self.none is not None and self.none[i] else grad
+            grad, self.backward.grads[i] = self.backward.grads[i], None
+            grad = None if self.none is not None and self.none[i] else grad
+        return torch.zeros_like(self.pending.tensors[i]) if grad is None and i in self.reached else grad

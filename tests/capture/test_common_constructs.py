@@ -1,0 +1,161 @@
+"""Constructs of public training programs, one small module each: the engine runs it, or all but the named submodules,
+and results and gradients are PyTorch's."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from ortmodule import Config, ORTModule, explain
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Around(nn.Module):
+    """A submodule between two layers."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), inner, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.inner(self.first(x)))
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+# --- what a submodule does that a graph cannot ------------------------------------------------------------------------
+
+
+class Annealed(Inner):
+    """A counter that is read: a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return self.b(self.a(x) / (1 + 1 / self.step))
+
+
+class Remembering(Inner):
+    """A dictionary that is filled as sizes come."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = {}
+
+    def forward(self, x):
+        if len(x) not in self.known:
+            self.known[len(x)] = torch.arange(len(x)).float()[:, None]
+        return self.b(self.a(x) + self.known[len(x)])
+
+
+class Checkpointed(Inner):
+    def forward(self, x):
+        return self.b(torch.utils.checkpoint.checkpoint(lambda t: self.a(t).relu(), x, use_reentrant=False))
+
+
+class Experts(Inner):
+    """A loop over the experts that were hit."""
+
+    def forward(self, x):
+        chosen, y = (x.sum(-1) > 0).long(), torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows = torch.where(chosen == number)[0]
+            y = y.index_add(0, rows, (self.a, self.b)[number](x[rows]))
+        return y
+
+
+class Adaptive(Inner):
+    """Steps as long as an error allows."""
+
+    def forward(self, x):
+        time, step = 0.0, 0.3
+        while time < 1:
+            slope = self.a(x).tanh()
+            error = (self.a(x + step * slope).tanh() - slope).abs().max().item()
+            if error < 0.2:
+                x, time = x + step * slope, time + step
+            step = min(max(step * 0.2 / (error + 1e-6), 0.1), 0.5)
+        return self.b(x)
+
+
+class Force(Inner):
+    """A gradient taken inside forward."""
+
+    def forward(self, x):
+        energy = self.b(self.a(x).tanh()).square().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+ISLANDS = (Annealed, Remembering, Checkpointed, Adaptive, Force)
+
+
+@pytest.mark.parametrize("inner", [*ISLANDS, Experts], ids=lambda cls: cls.__name__)
+def test_a_submodule_is_an_island_at_most(inner):
+    torch.manual_seed(0)
+    eager = Around(inner())
+    wrapped = ORTModule(copy.deepcopy(eager))
+    for rows in (3, 5, 3, 6, 5):
+        x = torch.randn(rows, 4)
+        results = []
+        for module in (eager, wrapped):
+            module.zero_grad()
+            y = module(x)
+            y.square().sum().backward()
+            results.append([y.detach(), *(p.grad for p in module.parameters())])
+        torch.testing.assert_close(*reversed(results))
+    assert explain(wrapped).captured, explain(wrapped).fallback
+    assert explain(wrapped).python_ops == (["inner"] if inner in ISLANDS else [])
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+class Sampled(nn.Module):
+    """A policy: an action is drawn from a distribution, which looks whether it can be one of its own."""
+
+    def __init__(self, distribution):
+        super().__init__()
+        self.layer, self.distribution = nn.Linear(4, 4), distribution
+
+    def forward(self, x):
+        distribution = self.distribution(self.layer(x))
+        action = distribution.sample()
+        return distribution.log_prob(action).sum(), action, distribution.entropy()
+
+
+DISTRIBUTIONS = {
+    "categorical": lambda y: torch.distributions.Categorical(logits=y),
+    "normal": lambda y: torch.distributions.Normal(y, 1.0),
+    "bernoulli": lambda y: torch.distributions.Bernoulli(logits=y),
+    "exponential": lambda y: torch.distributions.Exponential(y.exp()),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_samples_with_their_probability(name):
+    wrapped = ORTModule(Sampled(DISTRIBUTIONS[name]), config=Config(verify=1))
+    for rows in (3, 3, 5):
+        wrapped(torch.randn(rows, 4))[0].backward()
+    assert explain(wrapped).captured and not explain(wrapped).python_ops, explain(wrapped)
+
+
+def test_a_sample_that_is_none():
+    class Wrong(Sampled):
+        def forward(self, x):
+            distribution = self.distribution(self.layer(x))
+            return distribution.log_prob(distribution.sample() + x.max()).sum()
+
+    wrapped = ORTModule(Wrong(DISTRIBUTIONS["categorical"]))
+    wrapped(torch.zeros(2, 4))
+    assert explain(wrapped).captured
+    with pytest.raises(ValueError, match="to be within the support"):
+        wrapped(torch.full((2, 4), 5.0))
