@@ -126,7 +126,7 @@ def trace(
 ) -> Trace:
     """Traces ``forward(*args, **kwargs)`` of ``module`` with ``tensors`` in the places that ``arguments`` has for them.
 
-    ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, or what forward does.
+    ``numbers``: from data. ``high``: what Python and NumPy draw. Raises NotTraceable, or what forward raises.
     """
     flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, numbers, high)
     scripted = {_path(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
