@@ -69,7 +69,7 @@ _latest: tuple[int, list[Any]] = (-1, [])
 def _alive() -> list[Any]:
     """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)
 
-    All objects are looked at after a full collection alone; between two of them new objects are young.
+    All objects are looked at after a collection that makes objects old alone; between two of them new ones are young.
     """
     global _latest
     kinds, asked = set(), [random.Random, *_NUMPYS_KINDS]
@@ -78,7 +78,7 @@ def _alive() -> list[Any]:
         if kind is not random.SystemRandom:  # has no state
             kinds.add(kind)
             asked += kind.__subclasses__()
-    collections = gc.get_stats()[2]["collections"]
+    collections = sum(each["collections"] for each in gc.get_stats()[1:])
     if collections != _latest[0]:
         _latest = collections, [each for each in gc.get_objects() if type(each) in kinds]
     young = [each for age in (0, 1) for each in gc.get_objects(age) if type(each) in kinds]
