@@ -31,7 +31,7 @@ class _Number(torch.Tensor):
 
     tensor: torch.Tensor
     value: Any
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
 
     def __bool__(self) -> bool:
         return _read(self.tensor != 0)
@@ -47,14 +47,14 @@ class _Number(torch.Tensor):
 
 
 class Float(_Number):
-    __class__ = property(lambda self: float)  # type: ignore[assignment]  # for `isinstance(x, float)`
+    __class__ = property(lambda self: float)  # for `isinstance(x, float)`
 
     def __index__(self) -> int:
         raise TypeError("'float' object cannot be interpreted as an integer")
 
 
 class Int(_Number):
-    __class__ = property(lambda self: int)  # type: ignore[assignment]  # as above
+    __class__ = property(lambda self: int)
 
 
 def traced(tensor: torch.Tensor) -> float | int:
@@ -230,8 +230,8 @@ for _kind in (Float, Int):
             setattr(_kind, _name, _reading(_plain_kind, _name))
     for _name in ("__int__", "__float__"):
         setattr(_kind, _name, _converting(_plain_kind, _name))
-    _kind.__divmod__ = lambda a, b: (a // b, a % b)
-    _kind.__rdivmod__ = lambda b, a: (a // b, a % b)
+    setattr(_kind, "__divmod__", lambda a, b: (a // b, a % b))  # noqa: B010
+    setattr(_kind, "__rdivmod__", lambda b, a: (a // b, a % b))  # noqa: B010
 for _name, _of_tensor in (
     ("__trunc__", torch.trunc), ("__floor__", torch.floor), ("__ceil__", torch.ceil), ("__round__", torch.round),
 ):  # fmt: skip
@@ -292,7 +292,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         operands = tuple(a.tensor.to(dtype) if is_one(a) else a.to(dtype) for a in args)
         return run(function, operands, {})
     if function in NARROWING and len(args) == 4 and not kwargs:
-        return narrowed(*map(_sizes, args), run)
+        return narrowed(run, *map(_sizes, args))
     if function in _SPLITTING and len(args) > 1 and type(args[1]) in (list, tuple):
         dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
         sizes = _sizes(args[1])
@@ -300,7 +300,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         _read(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
     if function in _MAKING and not is_among((*kwargs.values(),)):
         return _tensor_of(function, args, kwargs, run)
-    if function in _FULL and is_one(value := args[-1] if args else None):
+    if function in _FULL and args and is_one(value := args[-1]):
         zero = 0.0 if type(value) is Float else 0
         return run(torch.Tensor.copy_, (run(function, (*args[:-1], zero), kwargs), value.tensor), {})
     if function is F.one_hot and len(args) == 2 and not kwargs:
@@ -313,7 +313,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
-def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
+def narrowed(run: Callable, x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
     """`narrow` as rows that are counted: unlike bounds of a slice, they must be there."""
     rows = run(torch.arange, (length,), {"device": x.device})
     return run(torch.index_select, (x, dim, rows + start), {})

@@ -155,7 +155,7 @@ class TraceMode(TorchFunctionMode):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
         kwargs = kwargs or {}
         if function in symbolic_numbers.NARROWING and not kwargs and scalar_guards.decided_by_data(args[2:]):
-            return symbolic_numbers.narrowed(*args, self._call)
+            return symbolic_numbers.narrowed(self._call, *args)
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:
