@@ -319,7 +319,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
-def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
+def narrowed(run: Callable, x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
     """`narrow` as rows that are counted: unlike bounds of a slice, they must be there."""
     rows = run(torch.arange, (length,), {"device": x.device})
     return run(torch.index_select, (x, dim, rows + start), {})

@@ -59,6 +59,6 @@ def _follows(value: TracedValue, other: TracedValue) -> bool:
     return False
 
 
-def type_of_rows(count: int, device: torch.device) -> TensorType:
+def type_of_rows(count: int, device: torch.device | None) -> TensorType:
     """Of the numbers of so many rows."""
     return TensorType.create_from_tensor(torch.empty(count, dtype=torch.int64, device=device))
