@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
 from ortmodule.core import pytree
-from ortmodule.core.torch_private import get_tracing_state, untraced
+from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -31,7 +31,7 @@ class _Number(torch.Tensor):
 
     tensor: torch.Tensor
     value: Any
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch does it
+    __torch_function__ = no_torch_function
 
     def __bool__(self) -> bool:
         return _read(self.tensor != 0)
@@ -70,7 +70,7 @@ def known(value: Any, tensor: torch.Tensor) -> Any:
     if tensor.is_floating_point() == whole:
         tensor = tensor.to(torch.int64 if whole else torch.float64)
     with untraced():
-        number: Any = torch.Tensor._make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
+        number: Any = make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
     number.tensor, number.value = tensor, value
     tensor.stands_for_a_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
@@ -319,7 +319,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
-def narrowed(run: Callable, x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
+def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
     """`narrow` as rows that are counted: unlike bounds of a slice, they must be there."""
     rows = run(torch.arange, (length,), {"device": x.device})
     return run(torch.index_select, (x, dim, rows + start), {})
