@@ -72,6 +72,8 @@ struct op_def {
     kernel_fn *cpu;
     /* Tells of every matrix product of a run on the CPU; operands have no memory. NULL: of none. */
     void (*products)(const call *k, product_fn *each, void *arg);
+    /* Multiplications and additions, of what computes products in a kernel of its own; NULL: `products` tells. */
+    double (*flops)(const node *n);
     kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
     size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */
