@@ -13,7 +13,7 @@ from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
-from ortmodule.debug.explain import Report, explain
+from ortmodule.debug.explain import Report, VariantReport, explain
 from ortmodule.module import ORTModule
 from ortmodule.with_loss import ModuleWithLoss
 
@@ -27,6 +27,7 @@ __all__ = [
     "ORTModule",
     "Report",
     "UnsupportedError",
+    "VariantReport",
     "__version__",
     "explain",
     "patterns",

@@ -20,6 +20,7 @@ from ortmodule.core.config import Config, DebugOptions
 from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
+from ortmodule.debug.onnx_interpreter import evaluate
 from ortmodule.runtime.dispatcher import Attachments, Dispatcher
 
 
@@ -93,7 +94,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
-    dispatcher = Dispatcher(model, debug_options, config, Attachments(Observers.of, Saver.of, explain))
+    dispatcher = Dispatcher(model, debug_options, config, Attachments(Observers.of, Saver.of, explain, evaluate))
     try:
         wrapped: Any = object.__new__(_class_for(model))
     except TypeError as error:

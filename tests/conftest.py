@@ -75,6 +75,8 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "together(argument): in the same share as those of its file with this argument")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
+    # Steps of tests are short: no second graph would pay. (tests/runtime/test_capture_budget.py is about that.)
+    os.environ.setdefault("ORTMODULE_CAPTURE_SHARE", "inf")
     if config.getoption("--resume"):
         config.pluginmanager.register(Resume(Path(config.getoption("--resume"))))
     if config.getoption("--ran"):

@@ -231,11 +231,21 @@ static status take_broadcast(row_set *r, const value *y, int k, value *v, value 
     return rows_take(r, v, out);
 }
 
+/* The rows of a look-up's indices. Those of the others are out of range as well where PyTorch would say so. */
+static status take_checked(row_set *r, const node *n, value **out) {
+    const int64_t size = n->in[0]->shape.dim[0];
+    value *index;
+    TRY(emit_with(r->g, &index, "CheckedIndex", NODE_ATTRS(INT("size", size), INT("from_end", node_int(n, "from_end"))),
+                  n->in[1]));
+    return rows_take(r, index, out);
+}
+
 static status take_operands(row_set *r, const row_rule *how, const node *n, int k, value **in) {
     for (int i = 0; i < n->n_in; i++) {
         in[i] = n->in[i];
         if (!in[i]) continue;
         if (how->cut == BROADCAST) TRY(take_broadcast(r, n->out[0], k, n->in[i], &in[i]));
+        else if (how->cut == SECOND && i == 1) TRY(take_checked(r, n, &in[i]));
         else if (rows_operand(r, n, i)) TRY(rows_take(r, n->in[i], &in[i]));
     }
     return OK;

@@ -12,13 +12,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 import torch
 from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
+from ortmodule.capture.loop_sequence import Unrepeatable
+from ortmodule.capture.loops import Loop, look
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.trace import Trace, Write, difference, hide_sizes, located, trace
 from ortmodule.core import pytree, torch_private
@@ -60,6 +62,16 @@ class Capture:
     sample: list[torch.Tensor]  #: small inputs that it was traced on
     views: dict[int, View] = field(default_factory=dict)  #: outputs that are to be views of something
     replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
+    loop: Loop | None = None  #: the length that the graph is for is one of many
+
+    def at_length(self, n: int) -> Capture:
+        """The same of another length, which the loop's template fits."""
+        assert self.loop is not None
+        outputs = [torch.empty((0,) * rank) for rank in self.loop.ranks]
+        trace = replace(self.trace, size_reads=self.loop.template.reads(n), outputs=outputs, tensors=[])
+        pinned = self.pinned | dict.fromkeys(self.loop.dims, n)
+        model = self.loop.template.model(n)
+        return replace(self, model=model, trace=trace, pinned=pinned, traces=0, seconds=0.0, sample=[], loop=None)
 
 
 @dataclass
@@ -121,35 +133,52 @@ def capture(
         except NotTraceable as error:
             raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
+            text = f"{type(error).__name__}: {first}"
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
     dims, model = _Dims(tensors), None
     with export.CAPTURING:
         while model is None:
-            first, second, varied = _two_traces(at, dims, part, tree)
-            hide_sizes(first, second)
-            first.seen += second.seen
-            views = _views(first, second)
-            try:
-                check_places(first.graph, list(views))
-            except Unclear as error:
-                raise CaptureError(str(error)) from None
-            try:
-                model = export_cache.exported(first, varied, opset)
-            except ExportError as error:
-                # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
-                dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
-                if dims.pinned == BATCH or "support" in str(error):
-                    raise CaptureError(str(error), error.kind) from error
+            loops = opset if rewritten and part == SMALL else None
+            first, second, varied, short = _two_traces(at, dims, part, tree, loops)
+            if short is not None:
+                model, views = short.model, short.views
+                break
+            model, views = _exported(dims, first, second, varied, opset)
     _check_own_writes(model, [write for write in first.writes if write.output is None])
     pinned = {(i, d): n for i, t in enumerate(first.tensors) for d, n in enumerate(t.shape) if (i, d) not in varied}
     sample = min(first.tensors, second.tensors, key=lambda tensors: sum(t.numel() for t in tensors))
     first.graph = first.module = None  # type: ignore[assignment]  # nothing needs them any more
     for output in views:  # PyTorch differentiates them
         first.requires_grad[output] = False
-    replaced = pattern_rewriter.apply(model, opset) if rewritten else {}
-    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced)
+    if short is not None:
+        replaced, loop = short.replaced, short.loop
+    else:
+        replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
+    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced, loop)
+
+
+def _exported(
+    dims: _Dims, first: Trace, second: Trace, varied: frozenset[Dim], opset: int
+) -> tuple[onnx.ModelProto | None, dict[int, View]]:
+    """The graph of two traces that agree, and which of its outputs are views. None: fewer dimensions may vary."""
+    hide_sizes(first, second)
+    first.seen += second.seen
+    first.escaped += second.escaped
+    views = _views(first, second)
+    try:
+        check_places(first.graph, list(views))
+    except Unclear as error:
+        raise CaptureError(str(error)) from None
+    try:
+        return export_cache.exported(first, varied, opset), views
+    except ExportError as error:
+        # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
+        dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
+        if dims.pinned == BATCH or "support" in str(error):
+            raise CaptureError(str(error), error.kind) from error
+        return None, views
 
 
 @contextlib.contextmanager
@@ -169,11 +198,69 @@ def _settled(found: Trace) -> Iterator[None]:
         raise
 
 
-def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree) -> tuple[Trace, Trace, frozenset[Dim]]:
-    """Two traces that agree, and the dimensions whose sizes differ between them."""
+_Agreed = tuple[Trace, Trace, frozenset[Dim], "_Short | None"]
+
+
+def _two_traces(at: Callable[..., Trace], dims: _Dims, part: int, tree: Tree, opset: int | None) -> _Agreed:
+    """Two traces that agree, and the dimensions whose sizes differ between them. ``opset``: where a loop over a length
+    may be captured at short lengths, that of the graphs; the last part of the result, unless there is none."""
     first, sizes = _first(at, dims, part)
     with _settled(first):
-        return _agreeing(at, dims, tree, first, sizes)
+        return _agreeing(at, dims, tree, first, sizes, opset)
+
+
+class _Short:
+    """Traces of a module with a loop over the dimensions ``group``, at short lengths."""
+
+    def __init__(
+        self, at: Callable[..., Trace], dims: _Dims, lengths: dict[Dim, int], varied: frozenset[Dim],
+        group: frozenset[Dim], opset: int,
+    ) -> None:  # fmt: skip
+        """Raises Unrepeatable where there is no such loop."""
+        self._at, self._dims, self._lengths, self._varied, self._group = at, dims, lengths, varied, group
+        self._opset = opset
+        self.traces: list[tuple[Trace, Trace]] = []
+        self.views: dict[int, View] = {}
+        self.replaced: dict[str, int] = {}
+        self.loop, self.first, self.model = look(self._exported, group, {dim: lengths[dim] for dim in varied})
+        self.second = self.traces[0][1]
+
+    def _sizes(self, n: int) -> _Sizes:
+        return _Sizes(self._lengths | dict.fromkeys(self._group, n))
+
+    def _exported(self, n: int) -> tuple[Trace, onnx.ModelProto]:
+        sizes = self._sizes(n)
+        try:
+            first = self._at(sizes)
+            second = self._at(self._dims.probe(sizes, self._varied), high=True)
+            if reason := difference(first, second):
+                raise Unrepeatable(reason)
+            views = _views(first, second)
+            if self.traces and (views != self.views or _views(self.traces[0][0], first) != views):
+                raise Unrepeatable("a result is another part of a tensor at another length")
+            check_places(first.graph, list(views))
+            hide_sizes(first, second)
+            model = export_cache.exported(first, self._varied, self._opset)
+        except (_Failed, CaptureError, ExportError, Unclear) as error:
+            raise Unrepeatable(str(error)) from None
+        first.graph = second.graph = first.module = second.module = None  # type: ignore[assignment]  # nothing needs them
+        self.traces.append((first, second))
+        self.views, self.replaced = views, pattern_rewriter.apply(model, self._opset)
+        return first, model
+
+
+def _short(
+    at: Callable[..., Trace], dims: _Dims, sizes: _Sizes, varied: frozenset[Dim], unlike: list[frozenset[Dim]],
+    opset: int,
+) -> _Short | None:  # fmt: skip
+    """A loop over dimensions that do not vary. ``unlike``: dimensions with whose sizes the number of nodes varies."""
+    for group in [part for whole_group in dims.groups(sizes) for part in dims.parts(whole_group)]:
+        if group & varied or not any(group <= dimensions for dimensions in unlike):
+            continue
+        lengths = {dim: sizes.lengths[dim] if dim in varied else size for dim, size in dims.given.items()}
+        with contextlib.suppress(Unrepeatable):
+            return _Short(at, dims, lengths, varied, group, opset)
+    return None
 
 
 def _most_that_vary(
@@ -198,11 +285,12 @@ def _most_that_vary(
 
 
 def _agreeing(
-    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes
-) -> tuple[Trace, Trace, frozenset[Dim]]:
+    at: Callable[..., Trace], dims: _Dims, tree: Tree, first: Trace, sizes: _Sizes, opset: int | None
+) -> _Agreed:
     """As :func:`_two_traces`. ``first``: made at ``sizes``, before what forward sets once was there."""
     reason, submodule = "", None
     tried: set[frozenset[Dim]] = set()
+    unlike: list[frozenset[Dim]] = []  # dimensions with whose sizes the number of nodes varies
 
     def second(varied: frozenset[Dim]) -> Trace | None:
         """Another trace, if it agrees with the first."""
@@ -216,6 +304,8 @@ def _agreeing(
         reason, submodule = difference(first, other), None
         if reason:
             submodule = located(first, other, tree.modules)
+            if len(list(first.graph.nodes())) != len(list(other.graph.nodes())):
+                unlike.append(varied)
             return None
         if other.settled:
             reason = f"forward sets {other.settled[0][0].name} once more"
@@ -233,11 +323,13 @@ def _agreeing(
             name = first.settled[0][0].name
             raise _blaming(CaptureError(f"forward sets {name}, and does something else from then on"), submodule)
         first, other = other, first  # that is how forward goes on
+    elif opset is not None and unlike and (short := _short(at, dims, sizes, varied, unlike, opset)) is not None:
+        return short.first, short.second, varied, short
     # What is pinned has to be traced at the size that it is pinned to.
     while True:
         pinned = {dim: size for dim, size in dims.given.items() if dim not in varied}
         if other is not None and all(sizes.lengths[dim] == size for dim, size in pinned.items()):
-            return first, other, varied
+            return first, other, varied, None
         sizes = _Sizes(sizes.lengths | pinned)
         try:
             first = at(sizes)

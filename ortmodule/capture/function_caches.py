@@ -20,33 +20,40 @@ from ortmodule.core.torch_private import get_tracing_state
 
 _Cache = functools._lru_cache_wrapper
 _PLAIN = {"torch", "ortmodule", *sys.stdlib_module_names}  # packages whose caches get no sizes
-#: Modules that were looked at, by name, and what was found: (the module or class, the name, what it holds).
-_known: dict[str, tuple[Any, list[tuple[Any, str, Any]]]] = {}
+#: Modules that were looked at, by name, and what stands in place of the caches that were found, with what they hold.
+_known: dict[str, tuple[Any, list[tuple[Any, Replacement]]]] = {}
 
 
 def _behind(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
-def _caches_of(module: Any) -> list[tuple[Any, str, Any]]:
+def _caches_of(module: Any) -> list[tuple[Any, Replacement]]:
     found, name_of_module = [], module.__name__
     for name, value in list(vars(module).items()):
         if isinstance(value, _Cache):
-            found.append((module, name, value))
+            found.append((value, _replacement(module, name, value)))
         elif isinstance(value, type) and value.__module__ == name_of_module:
-            held = list(vars(value).items())
-            found += [(value, key, each) for key, each in held if isinstance(_behind(each), _Cache)]
+            held = [(key, each) for key, each in vars(value).items() if isinstance(_behind(each), _Cache)]
+            found += [(each, _replacement(value, key, each)) for key, each in held]
     return found
 
 
-def _caches() -> Iterator[tuple[Any, str, Any]]:
+def _replacement(owner: Any, name: str, value: Any) -> Replacement:
+    cache = _behind(value)
+    call = _around(cache)
+    return Replacement(owner, name, call if cache is value else type(value)(call))
+
+
+def _caches() -> Iterator[tuple[Any, Replacement]]:
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _PLAIN or not hasattr(module, "__dict__") or not hasattr(module, "__name__"):
-            continue
-        # The module of a notebook grows.
-        if name == "__main__" or name not in _known or _known[name][0] is not module:
-            _known[name] = module, _caches_of(module)
-        yield from _known[name][1]
+        known = _known.get(name)
+        if known is None or known[0] is not module or name == "__main__":  # the module of a notebook grows
+            plain = name.partition(".")[0] in _PLAIN or not hasattr(module, "__dict__")
+            known = module, [] if plain or not hasattr(module, "__name__") else _caches_of(module)
+            _known[name] = known
+        if known[1]:
+            yield from known[1]
 
 
 def _holds_traced(value: Any) -> bool:
@@ -68,12 +75,4 @@ def _around(cache: Any) -> Callable:
 
 def left_out() -> AbstractContextManager[None]:
     """Inside, calls with traced sizes go past caches of functions."""
-    return replaced(list(_replacements()))
-
-
-def _replacements() -> Iterator[Replacement]:
-    for owner, name, value in _caches():
-        cache = _behind(value)
-        if vars(owner).get(name) is value:
-            call = _around(cache)
-            yield Replacement(owner, name, call if cache is value else type(value)(call))
+    return replaced([each for value, each in _caches() if vars(each.owner).get(each.name) is value])

@@ -23,9 +23,11 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes
+from ortmodule.core.snapshot import Snapshot
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode
 from ortmodule.engine.session import Session
+from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 
@@ -51,6 +53,8 @@ def _difference(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor]
 ) -> str:
     inputs, generators = capture.sample, devices.generators()
+    # What breaks change around the module.
+    around = global_state(tree.modules.values()) if any(node.breaks for node in capture.trace.nodes) else Snapshot()
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
     left: Set[str] = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else frozenset()
 
@@ -60,7 +64,7 @@ def _difference(
         def given(t: torch.Tensor) -> torch.Tensor:
             return t if change is None else change(t)
 
-        with tree.isolated(), tree.unhooked():
+        with tree.isolated(), tree.unhooked(), around.around():
             if change is not None or filled:
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
@@ -86,7 +90,7 @@ def _difference(
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
     else:
-        with tree.isolated(), tree.unhooked(), only_pytorch(), _KeepAll((), left):
+        with tree.isolated(), tree.unhooked(), around.around(), only_pytorch(), _KeepAll((), left):
             try:
                 found = session.run([t.clone() for t in feeds], [False] * len(feeds)).outputs
             except Raised as raised:

@@ -9,10 +9,10 @@ included, so a size or a value that Python put into the graph shows.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.output_aliasing import Sighting, sightings
+from ortmodule.capture.side_effects import ChangesAround, SideEffects
 from ortmodule.capture.trace_mode import Saved, TraceMode
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
@@ -105,6 +106,8 @@ class Trace:
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)
     scripted: set[str]  # submodules that call scripted functions
+    altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
+    escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
 
 
 #: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
@@ -155,6 +158,8 @@ def trace(
         flat.regions.nodes,
         flat.regions.seen,
         scripted,
+        flat.regions.altered,
+        flat.regions.escaped,
     )
 
 
@@ -172,8 +177,7 @@ def _record(
     failure: Exception | None
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
-        if looking:
-            flat.regions.traced = flat.chance.check
+        flat.looks = looking
         with (
             tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.mode,
             function_caches.left_out(), export.tracing(flat), recording_regions(flat.regions),
@@ -193,13 +197,13 @@ def _record(
             finally:
                 flat.mode.put_back()
                 if failure is not None:
-                    blame(failure, flat.regions)
+                    flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.caches.reads |= flat.recorder.attributes
         if saved.keeps_from_now_on():
             continue
-        if isinstance(failure, Moved) and not looking:
-            looking = True  # which submodule has drawn?
+        if isinstance(failure, (Moved, ChangesAround)) and not looking:
+            looking = True  # which submodule has done it?
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
         if not tree.adopt(flat.mode.outside.values(), second) or second:
@@ -234,14 +238,6 @@ def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
             raise NotTraceable(f"forward changes {write.target.kind} {write.target.key} in a way that is not traced")
 
 
-def blame(failure: Exception, regions: Regions) -> None:
-    """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
-    if regions.blamed is not None and regions.blamed[0] is failure:
-        blamed: Any = failure
-        with contextlib.suppress(AttributeError):
-            blamed.submodule = regions.blamed[1]
-
-
 @dataclass
 class _Before:
     """What the module held when PyTorch began to run an opaque submodule."""
@@ -270,6 +266,8 @@ class _Flat(nn.Module):
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
         self.settled: list[tuple[Slot, Any]] = []
+        self.looks = False  # at what each submodule does, to find the one that is to blame
+        regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
 
@@ -295,19 +293,17 @@ class _Flat(nn.Module):
             around = global_state(modules)
             self.mode.keep(parameters)
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
+        self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, tensors, self.regions)
         try:
             with self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking():
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
-                if name := around.changed():
-                    raise NotTraceable(f"forward changes {name}, which is around the module")
+                self.effects.check()
         finally:
             with self.recorder.paused():
                 around.put_back()
         with self.recorder.paused():
-            inside, left = pytree.flatten((args, kwargs))
-            if left != self.arguments or any(a is not b for a, b in zip(inside, tensors, strict=True)):
-                raise NotTraceable("forward puts something else into a container that it was given")
+            self.effects.check_arguments()
             then = iter(versions)
             changed = [t._version != next(then) for t in tensors]
             for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
@@ -323,6 +319,14 @@ class _Flat(nn.Module):
         if not outputs:
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
+
+    def look(self) -> None:
+        """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
+        if self.looks:
+            self.chance.check()
+        if self.looks or self.regions.containers:
+            with self.recorder.paused():
+                self.effects.look(self.looks)
 
     def _entered(self) -> _Before:
         """PyTorch is about to run an opaque submodule."""
@@ -347,6 +351,7 @@ class _Flat(nn.Module):
         for i, kept in enumerate(self.containers):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
                 self.containers[i] = Items(kept.container)
+                self.regions.altered.append(kept.container)
         for slot in self.tree.others:
             (tensor, version), value = before.versions.get(slot.name, (None, 0)), slot.find()
             if not isinstance(value, torch.Tensor) or (value is tensor and value._version == version):
@@ -436,7 +441,7 @@ class _Flat(nn.Module):
                 if not isinstance(new, CONSTANTS) or not (old is None or type(old) is bool):
                     slot, place = inside[0]
                     where = f" (read at {place})" if place else ""
-                    raise NotTraceable(f"forward changes what is in the attribute {slot.name}{where}")
+                    raise ChangesAround(f"forward changes what is in the attribute {slot.name}{where}")
                 self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))
 
     def _check_set(self, slot: Slot, then: Contents, value: Any) -> None:

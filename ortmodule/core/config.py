@@ -114,6 +114,16 @@ def _number(least: int, most: int | None = None) -> Kind:
     return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
 
 
+def _share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("a number, as 0.1, or inf") from None
+    if not number >= 0:
+        raise ValueError("a number from 0, or inf; the nearest is 0")
+    return number
+
+
 def _one_of(*names: str, result: Callable[[str], Any] = str) -> Kind:
     def parse(text: str) -> Any:
         if text.upper() not in upper:
@@ -185,6 +195,7 @@ def _bytes(text: str) -> int:
 FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
 FOLDER = Kind("folder", _folder)
 PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missing", _private_folder)
+SHARE = Kind("number from 0, or `inf`", _share)
 PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
 FILE, PATH = Kind("file", _file), Kind("path", str)
 BYTES = Kind("bytes, as `8GiB` or `500MB`", _bytes)
@@ -273,6 +284,13 @@ class Config:
         PRIVATE_FOLDER, "",
         "keeps exported graphs, and kernels compiled for a GPU, there for later runs, which then only trace "
         "the module; off if it is empty",
+    )
+    capture_share: float = _setting(
+        SHARE, 0.1,
+        "how much of the time in steps (forward and backward, in the engine or in PyTorch) captures may take, the "
+        "first graph of training, of evaluation and of each autocast type aside; a call that needs another graph "
+        "runs in PyTorch meanwhile, see [capture budget](architecture/capture-budget.md). `inf`: every graph is "
+        "captured at once; `0`: none but the first",
     )
     verify: int = _setting(
         _number(0), 0,
@@ -534,7 +552,7 @@ def _text(path: str, name: str, value: Any) -> str:
         return "1" if value else "0"
     if isinstance(value, LogLevel):
         return value.name
-    if isinstance(value, (int, str)):
+    if isinstance(value, (int, float, str)):
         return str(value)
     if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(item, str) for item in value):
         return "|".join(sorted(value))

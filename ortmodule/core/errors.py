@@ -5,8 +5,9 @@ Each carries a sentence that names the thing. Those of the engine itself are `or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ortmodule.core.traced_types import TracedNode
@@ -33,7 +34,9 @@ class NotInEngine(Exception):
     def __init__(self, cause: Cause, reason: str, key: object = None) -> None:
         super().__init__(reason)
         self.cause, self.reason, self.key = cause, reason, key
+        self.warning: str | None = None  # what a user is told, once; "": nothing; None: the reason
         self.guards: Condition | None = None  # it is true as long as these hold
+        self.finish: Callable[[], Any] | None = None  # runs what is left of the call, where a part of it was run
 
 
 class NoOtherGraph(NotInEngine):
@@ -117,7 +120,17 @@ class Disagrees(RuntimeError):
 
 
 class DoesNotHold(Exception):
-    """Python would decide something else for these inputs than it did for the trace; says where."""
+    """Python would decide something else for these inputs than it did for the trace; says where.
+
+    ``place``: the line that reads another ``value``. ``found``: the lines that read data in a run and what they read,
+    up to this one.
+    """
+
+    def __init__(
+        self, reason: str, place: str = "", value: float | None = None, found: tuple[tuple[str, float], ...] = ()
+    ) -> None:
+        super().__init__(reason)
+        self.place, self.value, self.found = place, value, found
 
 
 # --- comparison with PyTorch ------------------------------------------------------------------------------------------

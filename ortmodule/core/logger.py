@@ -104,6 +104,9 @@ class Log:
         """What was asked for: it is shown whatever the level is."""
         LOGGER.log(max(logging.INFO, LOGGER.getEffectiveLevel()), "%s: %s", self.name, text)
 
+    def warning(self, text: str) -> None:
+        LOGGER.warning("%s: %s", self.name, text)
+
     def warn_once(self, text: str) -> None:
         """A warning that a module gives only once, to the log and through :mod:`warnings`."""
         if text not in self._said:

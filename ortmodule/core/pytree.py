@@ -16,7 +16,7 @@ import enum
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -185,6 +185,65 @@ class _Reader:
 
     def values(self, count: int) -> list[Any]:
         return [self.value() for _ in range(count)]
+
+
+# --- containers in containers -----------------------------------------------------------------------------------------
+
+#: Where something is in nested lists, tuples and dictionaries: indices and keys.
+Path = tuple[Any, ...]
+_FILLED = (list, dict, deque)
+
+
+def containers_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The lists, dictionaries and deques in nested ones, and where they are."""
+    if isinstance(value, _FILLED):
+        yield path, value
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from containers_in(item, (*path, key))
+    elif isinstance(value, (list, tuple, deque)):
+        for i, item in enumerate(value):
+            yield from containers_in(item, (*path, i))
+
+
+def get_at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def put_at(value: Any, path: Path, item: Any) -> Any:
+    """``value`` with ``item`` at ``path``; tuples on the way are made anew."""
+    if not path:
+        return item
+    item = put_at(value[path[0]], path[1:], item)
+    if isinstance(value, tuple):
+        items = (*value[: path[0]], item, *value[path[0] + 1 :])
+        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
+    value[path[0]] = item
+    return value
+
+
+def refill(old: Any, new: Any) -> Any:
+    """``new``, where containers of ``old`` stay and get what is in those of ``new``."""
+    if type(old) is not type(new):
+        return new
+    if isinstance(old, dict):
+        items = {key: refill(old[key], item) if key in old else item for key, item in new.items()}
+        old.clear()
+        old.update(items)
+        return old
+    if isinstance(old, (list, deque)):
+        before = list(old)
+        filled = [refill(before[i], item) if i < len(before) else item for i, item in enumerate(new)]
+        old.clear()
+        old.extend(filled)
+        return old
+    if isinstance(old, tuple) and len(old) == len(new):
+        for a, b in zip(old, new, strict=True):
+            refill(a, b)
+        return old if all(a is b for a, b in zip(old, new, strict=True)) else new
+    return new
 
 
 # --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------

@@ -62,14 +62,15 @@ def equal(a: Any, b: Any) -> bool:
     return numpy.array_equal(a, b)
 
 
-#: The generators of the latest look at all objects, and how many full collections there had been.
-_latest: tuple[int, list[Any]] = (-1, [])
+#: The generators of the latest look at all objects, and how many collections there had been that make objects old.
+_latest: tuple[tuple[int, int], list[Any]] = ((-1, -1), [])
 
 
 def _alive() -> list[Any]:
     """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)
 
-    All objects are looked at after a full collection alone; between two of them new objects are young.
+    All objects are looked at after a collection of the middle generation alone, or of all: until then new objects are
+    young.
     """
     global _latest
     kinds, asked = set(), [random.Random, *_NUMPYS_KINDS]
@@ -78,7 +79,8 @@ def _alive() -> list[Any]:
         if kind is not random.SystemRandom:  # has no state
             kinds.add(kind)
             asked += kind.__subclasses__()
-    collections = gc.get_stats()[2]["collections"]
+    _, middle, full = gc.get_stats()
+    collections = middle["collections"], full["collections"]
     if collections != _latest[0]:
         _latest = collections, [each for each in gc.get_objects() if type(each) in kinds]
     young = [each for age in (0, 1) for each in gc.get_objects(age) if type(each) in kinds]

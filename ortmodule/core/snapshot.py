@@ -51,6 +51,10 @@ class Snapshot:
         """The first name of something that is not as it was."""
         return next((name for name, each in self._named if each.changed()), None)
 
+    def all_changed(self) -> Iterator[tuple[str, Compared]]:
+        """What is not as it was, with its name."""
+        return ((name, each) for name, each in self._named if each.changed())
+
     def put_back(self) -> None:
         """What was kept last comes first. An error stops nothing, and is raised when all others are back."""
         failure: Exception | None = None
@@ -94,6 +98,13 @@ class Items:
         if kind in (set, bytearray):
             return not kind.__eq__(container, then)
         return any(a is not b for a, b in zip(kind.__iter__(container), then, strict=True))
+
+    def items(self) -> Iterable[Any]:
+        """What is in it now, without the keys of a dictionary."""
+        container, kind = self.container, _kind(self.container)
+        if isinstance(container, numpy.ndarray) or (kind is not None and not issubclass(kind, dict)):
+            return list(container)
+        return list(container.values() if kind is None else dict.values(container))
 
     def put_back(self) -> None:
         if self.changed():

@@ -206,6 +206,14 @@ _pop_interpreter = _private(
 )
 _enter_vmap = _private("torch._C._vmapmode_increment_nesting", "runs forward again outside of a batch", _RERUN)
 _leave_vmap = _private("torch._C._vmapmode_decrement_nesting", "runs forward again outside of a batch", _RERUN)
+_graph_task = _private(
+    "torch._C._current_graph_task_id", "is a backward under way in this thread, as where a checkpoint runs forward?",
+    "calls of a module inside of a checkpoint that PyTorch has run it runs again, also in later steps",
+)  # fmt: skip
+_queue_callback = _private(
+    "torch.autograd.Variable._execution_engine.queue_callback", "how long backward takes where PyTorch runs it",
+    "it counts as nothing, and graphs wait longer for their capture",
+)  # fmt: skip
 _raw_stream = _private(
     "torch._C._cuda_getCurrentRawStream", "torch's stream on a GPU",
     "a slower call of torch's is used" if torch.version.cuda else UNNEEDED,
@@ -248,6 +256,11 @@ global_step_hooks = _private(
 
 #: `keeps_graph()`, inside of backward: is another one to follow?
 keeps_graph: Callable[[], bool] = (lambda: True) if _keep_graph is None else _keep_graph
+#: `in_backward()`: does it run inside of a backward? Where that cannot be told, as if it did.
+in_backward: Callable[[], bool] = (lambda: True) if _graph_task is None else (lambda: _graph_task() != -1)
+#: `at_end_of_backward(function)`, inside of backward: it is called when that is over.
+at_end_of_backward: Callable[[Callable[[], None]], None]
+at_end_of_backward = (lambda function: None) if _queue_callback is None else _queue_callback
 #: `saving_hooks()`: the hooks on what autograd saves, or None. Where that cannot be told, as if there were some.
 saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None else partial(_saving_hooks, True)
 #: `peek_transform()`: the transform of torch.func that looks at what runs, or None. (Where that cannot be told nothing

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from ortmodule import _core
 from ortmodule.core import torch_private
+from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
 
-#: Sentences of a printed report about what libraries refused.
-MOST_REFUSED = 3
+#: Sentences of a printed report about what libraries refused; lines about variants.
+MOST_REFUSED, MOST_VARIANTS = 3, 8
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """Calls that one graph is for, or would be: what :func:`explain` says of them."""
+
+    what: str  #: what tells them from the others: the line, and the value there
+    captured: bool  #: there is a graph; otherwise they run in PyTorch, and wait for one
+    capture_seconds: float  #: what captures took, those that failed, too
+    runs: int  #: calls in the engine
+    seconds: float  #: of these, forward and backward
+    waited: int  #: calls in PyTorch
+    pytorch_seconds: float  #: of these, forward and backward
+    gain_seconds: float | None  #: saved in the engine, about; None: PyTorch has run no such calls
+
+    def __str__(self) -> str:
+        if not self.captured:
+            return f"waits, {self.waited} calls in PyTorch ({self.pytorch_seconds:.2f} s): {self.what}"
+        gain = "" if self.gain_seconds is None else f", saved about {self.gain_seconds:.2f} s"
+        return f"{self.runs} runs ({self.seconds:.2f} s){gain}, captured in {self.capture_seconds:.2f} s: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -22,6 +44,7 @@ class Report:
     fallback: str | None  #: why PyTorch ran it, or None
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
     python_ops: list[str] = field(default_factory=list)  #: autograd functions, submodules: the same
+    breaks: list[str] = field(default_factory=list)  #: those of them that PyTorch's autograd joins with what is around
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
@@ -32,15 +55,21 @@ class Report:
     cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
     refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
     tuned: int = 0  #: classes of matrix products that were measured (ENABLE_TUNING)
+    variants: list[VariantReport] = field(default_factory=list)  #: those with a graph first
+    capture_seconds: float = 0.0  #: of all captures, those that failed, too
+    first_capture_seconds: float = 0.0  #: of those among them that CAPTURE_SHARE leaves out
+    step_seconds: float = 0.0  #: of all steps, forward and backward, in the engine and in PyTorch
     missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
 
     def __str__(self) -> str:
         missing = [f"  missing    {sentence}" for sentence in self.missing]
         if not self.captured:
-            return "\n".join([f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})", *missing])
+            head = f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
+            return "\n".join([head, *self._variants(), *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
+        breaks = [f"  breaks     the graph at {', '.join(self.breaks)}: PyTorch's autograd joins the pieces"]
         tuned = [f"  tuned      {self.tuned} classes of products"] if self.tuned else []
         graphs = [f"  graphs     {self.cuda_graphs} CUDA graphs are kept, of all modules"] if self.cuda_graphs else []
         refused = [f"  refused    {sentence}" for sentence in self.refused[:MOST_REFUSED]]
@@ -52,15 +81,28 @@ class Report:
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
                 f"  fused      {fused}",
                 f"  PyTorch    runs {outside} inside the graph",
+                *(breaks if self.breaks else []),
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 *tuned,
                 *graphs,
                 *refused,
                 f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
                 f"  time       {spent}",
+                *self._variants(),
                 *missing,
             )
         )
+
+    def _variants(self) -> list[str]:
+        """Lines about them, where there are more than one."""
+        if len(self.variants) < 2:
+            return []
+        took = f"{self.capture_seconds:.2f} s, {self.first_capture_seconds:.2f} s of it for the first graph"
+        lines = [f"  captures   took {took}, beside {self.step_seconds:.2f} s in steps"]
+        lines += [f"  variant    {variant}" for variant in self.variants[:MOST_VARIANTS]]
+        if len(self.variants) > MOST_VARIANTS:
+            lines.append(f"  variant    and {len(self.variants) - MOST_VARIANTS} more")
+        return lines
 
 
 def explain(model: Any) -> Report:
@@ -75,27 +117,54 @@ def explain(model: Any) -> Report:
         seconds["tune"] = owner.tuning.seconds
     owner.refusals.listen()
     name, reason, graph = type(owner.module).__name__, owner.fallback.reason, owner.latest
+    always: dict[str, Any] = {
+        "exports": owner.compiler.exports,
+        "seconds": seconds,
+        "variants": _variants(owner.budget),
+        "capture_seconds": owner.budget.seconds,
+        "first_capture_seconds": owner.budget.first,
+        "step_seconds": owner.budget.steps,
+        "missing": torch_private.missing(),
+    }
     if graph is None or reason is not None:
-        return Report(
-            name, False, reason, exports=owner.compiler.exports, seconds=seconds, missing=torch_private.missing()
-        )
-    plan = next(reversed(graph.plans.values())).plan
+        return Report(name, False, reason, **always)
+    plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
     nodes = graph.capture.trace.nodes
     return Report(
         name,
         True,
         None,
-        aten_ops=sorted(plan.foreign | {name for node in nodes for name in node.aten}),
+        aten_ops=sorted({name for plan in plans for name in plan.foreign} | {n for node in nodes for n in node.aten}),
         python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
-        fused=graph.capture.replaced | plan.fired,
+        breaks=sorted({node.name for node in nodes if node.breaks}),
+        fused=graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter()),
         nodes_exported=len(graph.capture.model.graph.node),
-        nodes_run=sum(plan.nodes),
-        exports=owner.compiler.exports,
+        nodes_run=sum(sum(plan.nodes) for plan in plans),
         plans=sum(session.plans_made for session in sessions),
-        peak_bytes=plan.arena_bytes,
-        seconds=seconds,
+        peak_bytes=sum(plan.arena_bytes for plan in plans),
         cuda_graphs=_core.cuda_graphs()[0],
         refused=list(owner.refusals.list),
         tuned=owner.tuning.products if owner.tuning is not None else 0,
-        missing=torch_private.missing(),
+        **always,
+    )
+
+
+def _variants(budget: Budget) -> list[VariantReport]:
+    """Those with a graph by their time, then those that wait."""
+    found = sorted(budget.graphs, key=lambda variant: -variant.seconds)
+    found += sorted((v for v in budget.waiting if v.waited), key=lambda variant: -variant.eager)
+    return [_variant(budget, variant) for variant in found]
+
+
+def _variant(budget: Budget, variant: Variant) -> VariantReport:
+    there = budget.pytorch_seconds(variant) if variant.runs else None
+    return VariantReport(
+        variant.what,
+        variant.captured,
+        variant.capture,
+        variant.runs,
+        variant.seconds,
+        variant.waited,
+        variant.eager,
+        None if there is None else there - variant.seconds,
     )

@@ -51,9 +51,12 @@ class Saver:
         LOGGER.info("%s: captured for %s:\n%s", self.name, kind, onnx.printer.to_text(graph.capture.model))
         if not self.prefix:
             return
-        for stage, model in _stages(graph):
-            path = Path(self.folder, f"{self.prefix}_{stage}_{kind}.onnx")
-            write_whole(path, model)
+        parts = graph.parts()
+        for number, part in enumerate(parts):
+            piece = f"_piece{number}" if len(parts) > 1 else ""
+            for stage, model in _stages(part):
+                path = Path(self.folder, f"{self.prefix}_{stage}_{kind}{piece}.onnx")
+                write_whole(path, model)
 
 
 def _stages(graph: Any) -> list[tuple[str, bytes]]:

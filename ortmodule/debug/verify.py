@@ -164,6 +164,9 @@ class Verifier:
             self.calls += 1
             if self.calls % self.every:
                 return None
+        if any(node.breaks for node in graph.capture.trace.nodes):
+            self.log.warn_once("ORTMODULE_VERIFY cannot compare it: PyTorch runs submodules between its pieces")
+            return None
         before = Before(call.inputs, call.tree)
 
         def after_forward(result: Any) -> None:

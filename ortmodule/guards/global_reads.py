@@ -102,22 +102,43 @@ def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:
 
 
 def global_state(modules: Iterable[nn.Module]) -> Snapshot:
-    """What the methods of ``modules`` that users wrote may read and change around them, as it is now, by name."""
+    """What the methods of ``modules`` that users wrote, and functions that are attributes of modules, may read and
+    change around them, as it is now, by name."""
     seen: set[Any] = set()
     known: set[tuple[int, str]] = set()
     found = Snapshot()
-    for cls in dict.fromkeys(base for module in modules for base in type(module).__mro__):
-        if is_librarys(cls):
+    for owner, name in _read_by_all(list(modules), seen):
+        if (id(owner), name) in known or (isinstance(owner, types.ModuleType) and is_library(owner)):
             continue
-        for method in [part for part in vars(cls).values() if isinstance(part, types.FunctionType)]:
-            for owner, name in (*read_by(method, seen), *read_of(cls, method)):
-                if (id(owner), name) in known or (isinstance(owner, types.ModuleType) and is_library(owner)):
-                    continue
-                known.add((id(owner), name))
-                value = found_in(owner, name)
-                fixed = _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor))
-                if fixed or (isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS):
-                    found.add_named(name, Attribute(owner, name))
-                    if not fixed:
-                        found.add_named(name, Items(value))
+        known.add((id(owner), name))
+        value = found_in(owner, name)
+        fixed = _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor))
+        if fixed or (isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS):
+            found.add_named(name, Attribute(owner, name))
+            if not fixed:
+                found.add_named(name, Items(value))
     return found
+
+
+def reads_any(modules: Iterable[nn.Module], changed: Iterable[Any]) -> str | None:
+    """The name of something around ``modules`` that their methods may read, and that is one of these containers, or
+    attributes (`snapshot.Attribute`)."""
+    changed = list(changed)
+    containers = {id(each) for each in changed}
+    places = {(id(each.owner), each.name) for each in changed if isinstance(each, Attribute)}
+    for owner, name in _read_by_all(list(modules), set()):
+        if (id(owner), name) in places or id(found_in(owner, name)) in containers:
+            return name
+    return None
+
+
+def _read_by_all(modules: list[nn.Module], seen: set[Any]) -> Iterator[Place]:
+    for cls in dict.fromkeys(base for module in modules for base in type(module).__mro__):
+        if not is_librarys(cls):
+            for method in [part for part in vars(cls).values() if isinstance(part, types.FunctionType)]:
+                yield from read_by(method, seen)
+                yield from read_of(cls, method)
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, types.FunctionType):
+                yield from read_by(value, seen)

@@ -21,11 +21,13 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.snapshot import Attribute
 from ortmodule.guards.code_reader import is_made_by_statement
 from ortmodule.guards.global_reads import read_by, read_of
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
+MOST_SHOWN = 64  # parts of an attribute that a text shows
 
 _MISSING = object()
 
@@ -303,6 +305,18 @@ class Guards:
         #: The epoch of the latest look, and what it found.
         self.epoch, self.held = -1, True
 
+    def label(self, key: Key) -> str:
+        return self._attributes.label(key)
+
+    def reading(self, changed: Iterable[Any]) -> Key | None:
+        """The first attribute that is, or has in it, one of these containers, or attributes (`snapshot.Attribute`)."""
+        containers = {id(each) for each in changed}
+        names = {(id(each.owner), each.name) for each in changed if isinstance(each, Attribute)}
+        for key, value in self.values.items():
+            if key in names or any(id(c) in containers for c in value.mutable()):
+                return key
+        return None
+
     def hold(self, epoch: int) -> bool:
         """Are all attributes as they were? ``epoch``: the same number if nothing has changed since the last time."""
         if epoch != self.epoch:
@@ -314,6 +328,22 @@ class Guards:
         """The name of the first attribute that is not as it was."""
         key = self.broken()
         return None if key is None or key[0] == 0 else self._attributes.label(key)
+
+    def broken_place(self) -> str:
+        """The line that reads that attribute."""
+        key = self.broken()
+        return "" if key is None else self.places.get(key, "")
+
+    def broken_value(self) -> str | None:
+        """The value of that attribute now, as a text."""
+        key = self.broken()
+        if key is None:
+            return None
+        now = self._attributes.now.get(key)
+        parts = [] if now is None else now.parts[:MOST_SHOWN]
+        if len(parts) == 2 and parts[0] is float:
+            return str(float.fromhex(parts[1]))
+        return repr(parts[1]) if len(parts) == 2 else repr(parts)
 
     def broken(self) -> Key | None:
         """The first attribute that is not as it was."""

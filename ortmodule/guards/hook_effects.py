@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterable, Iterator
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def conflict(tree: Tree, hooked: Iterable[str], read: Iterable[tuple[int, str]])
                 if reached.has(key, name, value):
                     label = f"{paths[key]}.{name}" if paths[key] else name
                     return f"a hook on {path} reaches the attribute {label}, which forward reads"
-            for name, value in _globals_of(type(m).forward for m in tree.modules.values()):
+            for name, value in _globals_of(getattr_static(type(m), "forward") for m in tree.modules.values()):
                 if reached.has(0, name, value):
                     return f"a hook on {path} reaches the global {name}, which forward reads"
     return None
@@ -141,7 +142,8 @@ def _containers_of(value: Any) -> set[int]:
 
 def _held(tree: Tree, path: str, name: str) -> Any:
     module = tree.modules[path]
-    return vars(module).get(name, module._buffers.get(name, getattr(type(module), name, None)))
+    buffers = dict(module._buffers.items())  # a scripted module's are no dictionary
+    return vars(module).get(name, buffers.get(name, getattr(type(module), name, None)))
 
 
 def _globals_of(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 
 from ortmodule.core.snapshot import Items, Snapshot
-from ortmodule.guards.code_reader import is_torchs
+from ortmodule.guards.code_reader import is_of, is_torchs
 from ortmodule.guards.hook_analysis import Reach, reach_of
 
 GLOBAL_HOOKS = (
@@ -19,6 +19,9 @@ GLOBAL_HOOKS = (
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: What else is known of hooks, by their keys.
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+
+#: Packages whose hooks keep no tensor with its gradient. Those of DeepSpeed's ZeRO-3 gather and release partitions.
+_KEEPING_NONE = ("torch", "deepspeed")
 
 
 class ModuleHooks:
@@ -71,6 +74,16 @@ class ModuleHooks:
             reach = reach_of(hook)
             self._reaches[id(hook)] = hook, reach
         return reach
+
+    def keeping(self, hooked: Iterable[str]) -> frozenset[str]:
+        """Those of the submodules ``hooked`` with a hook that may keep what it is given, or run in backward."""
+        found = []
+        for path in hooked:
+            for name in HOOKS:
+                for hook in self._modules[path].__dict__[name].values():
+                    if not is_of(hook, _KEEPING_NONE) and self._reaches.get(id(hook), (None, None))[1] is None:
+                        found.append(path)
+        return frozenset(found)
 
     def entries(self) -> dict[tuple[str, str], Items]:
         """The dictionaries of hooks, by their modules' paths and their names."""

@@ -33,7 +33,6 @@ class Caches:
 
     graphs: dict[tuple, list] = field(default_factory=dict)  # by the key of a call
     refused: dict[object, NotInEngine] = field(default_factory=dict)
-    failures: dict[tuple, int] = field(default_factory=dict)  # captures that failed, by the key of a call
     changing: dict[tuple, Any] = field(default_factory=dict)  # numbers among the arguments, by kind of call
     opaque: dict[int, dict[str, str]] = field(default_factory=dict)  # submodules for PyTorch, and why, by the number
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
@@ -85,6 +84,10 @@ class Tree(Inventory):
                 self._keys.clear()
             self._keys[key] = next(_numbers)
         return self._keys[key]
+
+    def key_of(self, number: int) -> tuple | None:
+        """The key that has this number."""
+        return next((key for key, found in self._keys.items() if found == number), None)
 
     # --- running forward aside ----------------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
 """Finds what leaves an opaque submodule by another way than its results: tensors that hooks or containers keep.
 
-Such a tensor belongs to the autograd graph of the submodule alone, in which the rest of the module does not occur: a
-loss that uses it would lose gradients. It is looked for once, when the submodule runs in a trace.
+Such a tensor belongs to the autograd graph of the submodule, which has to be the one that the rest of the module is in:
+the submodule is a break of the graph then. It is looked for once, when the submodule runs in a trace.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import threading
 import types
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +17,40 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from ortmodule.core.errors import NotTraceable
+
+class Young:
+    """The tensors that are made from now on, until :meth:`tensors` is called; all others are set apart meanwhile.
+
+    Looking at all objects takes a tenth of a second where a program has many. So those that are there are frozen, and
+    the garbage collector knows the new ones alone. Where the program has frozen objects itself, or other threads have
+    asked for the same, all are looked at twice.
+    """
+
+    _busy = threading.Lock()
+    _INTERPRETERS = 1000  #: So many frozen objects are the interpreter's own, which it makes at its start.
+
+    def __init__(self) -> None:
+        self._freezes = gc.get_freeze_count() < self._INTERPRETERS and Young._busy.acquire(blocking=False)
+        self._there = set() if self._freezes else {id(t) for t in _tensors(gc.get_objects())}
+        if self._freezes:
+            gc.freeze()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that are new, and alive."""
+        found = [t for t in _tensors(gc.get_objects()) if id(t) not in self._there]
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Also where it was closed."""
+        if self._freezes:
+            self._freezes = False
+            gc.unfreeze()
+            Young._busy.release()
 
 
-def tensors_alive() -> set[int]:
-    """The ids of all tensors."""
-    return {id(t) for t in gc.get_objects() if issubclass(type(t), torch.Tensor)}
+def _tensors(objects: list[Any]) -> list[torch.Tensor]:
+    return [t for t in objects if issubclass(type(t), torch.Tensor)]
 
 
 def _is_autograds(holder: Any) -> bool:
@@ -40,32 +69,37 @@ def _keeper(tensor: torch.Tensor, ours: Sequence[Any]) -> Any:
     return None
 
 
-def check(
+def kept(
     name: str, leaves: Sequence[torch.Tensor], results: Sequence[torch.Tensor], others: Sequence[torch.Tensor],
-    there: set[int], ours: Sequence[Any],
-) -> None:  # fmt: skip
-    """Raises NotTraceable for a tensor of the submodule ``name`` that something keeps.
+    new: Sequence[torch.Tensor], ours: Sequence[Any],
+) -> list[tuple[str, torch.Tensor]]:  # fmt: skip
+    """The tensors of the submodule ``name`` that something keeps, with a sentence on each.
 
     ``leaves``: what stands for its operands; ``others``: what attributes hold, which the graph sets;
-    ``there``: :func:`tensors_alive` from before it ran; ``ours``: lists and tuples that hold such tensors.
+    ``new``: the :class:`Young` ones behind it; ``ours``: lists and tuples that hold such tensors.
     """
     known = {id(t) for t in others}
     given = {id(t) for t in leaves}
-    alive = gc.get_objects()
-    kept = [
-        t for t in alive
-        if issubclass(type(t), torch.Tensor) and id(t) not in known
-        and (t.requires_grad if id(t) in given else id(t) not in there and t.grad_fn is not None)
-    ]  # fmt: skip
-    holders = (leaves, results, others, kept, *ours)
+    candidates = [
+        t for t in new if id(t) not in known and (t.requires_grad if id(t) in given else t.grad_fn is not None)
+    ]
+    holders = (leaves, results, others, candidates, new, *ours)
     counts = Counter(id(each) for holder in holders for each in holder)
-    for tensor in kept:
-        # Looking for what refers to it takes tens of milliseconds; lists of ours, `tensor` and the call do in any case.
-        if sys.getrefcount(tensor) <= counts[id(tensor)] + 3:  # and `alive`
+    found: list[tuple[str, torch.Tensor]] = []
+    for tensor in candidates:
+        # Looking for what refers to it takes tens of milliseconds; lists of ours, `tensor` and the call do.
+        if sys.getrefcount(tensor) <= counts[id(tensor)] + 2:
             continue
-        if (keeper := _keeper(tensor, (*holders, alive))) is not None:
+        if (keeper := _keeper(tensor, holders)) is not None:
             what = "its input" if id(tensor) in given else "a tensor that it computes"
-            raise NotTraceable(
+            text = (
                 f"{what}, of shape {list(tensor.shape)}, leaves {name} by another way than its result "
-                f"(a {type(keeper).__name__} keeps it), and {name} would have an autograd graph of its own"
+                f"(a {type(keeper).__name__} keeps it)"
             )
+            found.append((text, tensor))
+    return found
+
+
+def still_kept(tensor: torch.Tensor | None) -> bool:
+    """Does something keep a tensor of a trace that is over?"""
+    return tensor is not None and _keeper(tensor, ()) is not None

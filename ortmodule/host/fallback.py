@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ortmodule.core.errors import NotInEngine
+from ortmodule.core.errors import Cause, NotInEngine
 from ortmodule.core.logger import Log
 
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
@@ -71,9 +71,13 @@ class Fallback:
             self._warn(reason)
         return allowed
 
+    def allows(self, cause: Cause) -> bool:
+        """May PyTorch run calls for this cause?"""
+        return "FALLBACK_DISABLE" not in self.policies and cause.value in self.policies
+
     def allow(self, error: NotInEngine) -> None:
         """Raises when PyTorch must not run this call: the exception that began it."""
-        if "FALLBACK_DISABLE" in self.policies or error.cause.value not in self.policies:
+        if not self.allows(error.cause):
             raise _original(error)
 
     def done(self, error: NotInEngine) -> None:
@@ -84,7 +88,10 @@ class Fallback:
             if len(self.refused) >= MOST_REFUSED:
                 self.refused.clear()
             self.refused[error.key] = error
-        if not any(text in error.reason for text in self.silent):
+        if error.warning is not None:
+            if error.warning:
+                self.log.warn_once(error.warning)
+        elif not any(text in error.reason for text in self.silent):
             self._warn(error.reason)
 
     def _warn(self, reason: str) -> None:

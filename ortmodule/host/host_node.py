@@ -20,7 +20,7 @@ import torch
 
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
-from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
+from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, Raised, Unflattenable
 
 MOST_KNOWN = 4096  # sizes that are remembered
 
@@ -64,6 +64,7 @@ class Node:
     modes: Modes
     held: list[Any] = field(default_factory=list)  # slots
     own: dict[int, Any] = field(default_factory=dict)  # operands that the function gets as the module holds them: slots
+    inputs: dict[int, int] = field(default_factory=dict)  # ... as the caller gave them: numbers of the module's inputs
     clones: bool = False  # the function changes operands in place
     result: pytree.Structure | None = None
     sources: list[tuple[str, int]] = field(default_factory=list)  # of the result's tensors: "new" or "operand"
@@ -72,32 +73,57 @@ class Node:
     flags: list[bool] = field(default_factory=list)  # which results carry a gradient
     makes: int = 0  # tensors of its own that carry a gradient and are not computed from any
     aten: list[str] = field(default_factory=list)  # names of operators
+    breaks: str = ""  # why it is a break of the graph, as its tensors are seen by others; "": it is none
+    fills: bool = False  # it changes containers among its arguments: the result is a pair of its result and these
+    given: list[tuple[pytree.Path, pytree.Path]] = field(default_factory=list)  # the caller's containers among them
+    kinds: list[tuple[str, int]] = field(default_factory=list)  # types and ranks of the results' tensors
 
-    def run(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """(what stands for the operands in autograd, the result's tensors as :meth:`arrange` takes them)."""
+    def run(
+        self, given: Sequence[torch.Tensor], inputs: Any = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+        """(what stands for the operands in autograd, the result's tensors as :meth:`arrange` takes them). ``inputs``:
+        the module's, of the caller's call, by their numbers."""
         given = [self.own[i].get() if i in self.own else t for i, t in enumerate(given)]
+        for i, number in self.inputs.items() if inputs is not None else ():
+            if inputs[number].is_leaf:  # of another one autograd would know more than this function
+                given[i] = inputs[number]
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
         with self.modes.set():
             passed = [t.clone() if self.clones and t.requires_grad else t for t in leaves]
+        return leaves, self.call(passed)
+
+    def call(
+        self, passed: Sequence[torch.Tensor], given: Any = None, returned: list[Any] | None = None
+    ) -> list[torch.Tensor]:
+        """The result's tensors of a call with these operands. ``given``: for a break, the arguments of the module's
+        call, whose containers it gets; None: a node gets others like them. ``returned`` gets the result."""
+        with self.modes.set():
             counted = not torch.is_inference_mode_enabled()  # which knows no versions
             versions = [t._version for t in passed] if counted else []
             values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
-            args, kwargs = self.arguments.rebuild([values[i] for i in self.places])
-            inside = pytree.flatten((args, kwargs)) if self.kind == "module" else None
-            result = self.function(*args, **kwargs)
-        if inside is not None and _was_changed(inside, (args, kwargs)):
-            text = f"{self.name}, which PyTorch would run inside the graph, changes a container that it was given"
-            raise NotTraceable(text) if self.result is None else Disagrees(text)
-        found, structure = pytree.flatten(result, results=True)
+            arguments = self.arguments.rebuild([values[i] for i in self.places])
+            for path, source in self.given if given is not None else ():
+                arguments = pytree.put_at(arguments, path, pytree.get_at(given, source))
+            inside = pytree.flatten(arguments) if self.kind == "module" and not self.fills else None
+            result = self.function(*arguments[0], **arguments[1])
+        if returned is not None:
+            returned.append(result)
+        if inside is not None and _was_changed(inside, arguments):
+            if self.result is not None:
+                raise Disagrees(f"{self.name} changes a container that it was given, which it did not do before")
+            self.fills = True
+        found, structure = pytree.flatten((result, arguments) if self.fills else result, results=True)
         sources, outputs = _new_ones(found, passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
+        if given is not None:  # others see it as it happens
+            changed = self.changed
         if self.kind == "aten":  # a trace goes on with the result of what changes an operand
             changed = []
         if self.result is None:
             self.result, self.sources, self.changed = structure, sources, changed
         elif structure != self.result or sources != self.sources or changed != self.changed:
             raise Disagrees(f"{self.name} returns another kind of result, or changes other arguments, than before")
-        return leaves, outputs + [passed[i] for i in changed]
+        return outputs + [passed[i] for i in changed]
 
     def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[Any]) -> Any:
         """What the function returned, around other tensors."""
@@ -270,6 +296,7 @@ class Calls:
         self.released = False
         self.guess, self.guessed = True, False
         self.device: torch.device | None = None  # where operands are, unless on the CPU
+        self.inputs: Any = None  # the caller's, by their numbers
 
     def empty(self, spec: Spec) -> torch.Tensor:
         """A tensor for an operand on a GPU."""
@@ -307,7 +334,7 @@ class Calls:
         held = [slot.get() for slot in node.held]
         operands = operands_of((*given, *held))
         try:
-            leaves, outputs = node.run(given)
+            leaves, outputs = node.run(given, self.inputs)
         except Exception as error:
             raise Raised(error) from None
         outputs += [slot.get() for slot in node.sets]

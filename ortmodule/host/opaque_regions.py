@@ -10,8 +10,9 @@ import functools
 import inspect
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.names import REENTRANT
 from ortmodule.core.size_expr import is_number
+from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     ListType,
@@ -32,6 +34,7 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
+from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
@@ -59,8 +62,12 @@ class Opaque:
     A path with the name of a method (`model:positions`) is that method alone.
     """
 
-    def __init__(self, modules: dict[str, str], kinds: frozenset[str], functions: bool) -> None:
-        """``functions``: may custom autograd functions become nodes?"""
+    def __init__(
+        self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset()
+    ) -> None:
+        """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
+        tensors."""
+        self.hooked = hooked
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
         self.kinds, self.functions = kinds, functions
@@ -90,6 +97,11 @@ class Regions:
         self.traced: Callable[[], None] = _nothing  # a submodule has been traced
         self.runs: Callable[[], None] = _nothing  # PyTorch is about to run a node
         self.ran: Callable[[], None] = _nothing  # it has run it
+        self.arguments: Any = None  # those of the module
+        self.filled: Any = None  # these, flattened, as breaks have left them
+        self.altered: list[Any] = []  # what breaks change of what is around them
+        self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
+        self.containers: dict[int, pytree.Path] = {}  # of those, by their ids, and where they are
 
     def active(self) -> bool:
         return get_tracing_state() is not None
@@ -169,32 +181,38 @@ class Regions:
         operands, places, numbers = _unique(tensors)
         needs = [bool(t.requires_grad) for t in operands]
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
+        if kind == "module":
+            node.breaks = self._hooked(name)
+            within = pytree.containers_in((args, kwargs)) if self.containers else ()
+            node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
         number = len(self.nodes)
         self.nodes.append(node)
         for tensor in operands:
             _check_type(name, tensor)
         self.runs()
-        own = self._own(operands, numbers) if kind == "function" else {}
+        own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
+            around = global_state([self.tree.modules[name]]) if kind == "module" else None
             before = self.entered() if kind != "function" else None
-            there = escapes.tensors_alive() if kind == "module" else set()
-            outputs, mine = self._run(node, operands)
+            outputs, mine, made = self._run_and_look(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if kind != "function":
                 if kind == "module":
-                    self._find_parameters(node, mine, outputs, there)
+                    self._find_parameters(node, mine, outputs, made)
                 known = len(outputs)
                 self.left(before, node, outputs)
-                if kind == "module" and any(t.requires_grad for t in outputs):
-                    escapes.check(name, mine, outputs[:known], outputs[known:], there, (outputs,))
+                if around is not None:
+                    self._find_escapes(node, mine, outputs, known, made, around)
                 mine = (*mine, *outputs[known:])
             if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
             for tensor in outputs:
                 _check_type(name, tensor)
             node.own = {i: slot for i, slot in own.items() if i not in node.changed}
+            node.inputs = {i: number for i, number in inputs.items() if i not in node.changed}
             node.flags = [t.requires_grad for t in outputs]
+            node.kinds = [(DTYPES[t.dtype], t.dim()) for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
             self.ran()
@@ -203,7 +221,50 @@ class Regions:
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
         self.made(outputs)
-        return node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
+        result = node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
+        if node.fills:
+            result, filled = result
+            pytree.refill((args, kwargs), filled)
+            if node.given:
+                self.filled = pytree.flatten(self.arguments)
+        return result
+
+    def _hooked(self, path: str) -> str:
+        """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
+        for hooked in self.opaque.hooked:
+            if hooked == path or hooked.startswith(f"{path}."):
+                return f"there are hooks on {hooked}, which see its tensors"
+        return ""
+
+    def _find_escapes(
+        self, node: Node, leaves: Sequence, outputs: list, count: int, new: list, around: Snapshot
+    ) -> None:
+        """Makes a break of a submodule that has run, where something that it computes is seen by others.
+
+        ``leaves``: what stood for its operands; ``count``: of its own results among ``outputs``. ``new``: the
+        tensors that it has made. ``around``: what its methods may change around it, which is put back."""
+        reasons = [f"{node.name} changes a container that it was given"] if node.fills else []
+        for name, each in around.all_changed():
+            reasons.append(f"{node.name} changes {name}, which is around the module")
+            self.altered.append(each.container if isinstance(each, Items) else each)
+        if any(t.requires_grad for t in outputs):
+            for text, tensor in escapes.kept(node.name, leaves, outputs[:count], outputs[count:], new, (outputs,)):
+                reasons.append(text)
+                self.escaped.append(weakref.ref(tensor))
+        node.breaks = next(filter(None, (node.breaks, *reasons)), "")
+        around.put_back()
+
+    def _run_and_look(
+        self, node: Node, operands: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], tuple, list[torch.Tensor]]:
+        """What :meth:`_run` returns, and of a submodule the tensors that it has made."""
+        if node.kind != "module":
+            return *self._run(node, operands), []
+        young = escapes.Young()
+        try:
+            return *self._run(node, operands), young.tensors()
+        finally:
+            young.close()
 
     def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
         for clones in (False, True):
@@ -218,25 +279,29 @@ class Regions:
                 node.result = None
         raise AssertionError
 
-    def _own(self, operands: Sequence[torch.Tensor], numbers: frozenset[int]) -> dict[int, Slot]:
-        """Parameters and buffers among the operands that forward has not changed: what a function writes into them, or
-        into attributes of theirs (`weight.main_grad`), in its backward is meant for the module."""
+    def _own(self, operands: Sequence[torch.Tensor], numbers: frozenset[int]) -> tuple[dict[int, Slot], dict[int, int]]:
+        """Parameters and buffers among the operands that forward has not changed, and inputs of the module's: what a
+        function writes into them, or into attributes of theirs (`weight.main_grad`), in its backward is meant for the
+        module, or the caller."""
         slots = {id(slot.get()): slot for slot in self.tree.slots.values()}
         found = {i: slots[id(t)] for i, t in enumerate(operands) if id(t) in slots and i not in numbers}
-        return {i: slot for i, slot in found.items() if _value(operands[i]).node().kind() == "prim::Param"}
+        own = {i: slot for i, slot in found.items() if _value(operands[i]).node().kind() == "prim::Param"}
+        given = {id(t): number for number, t in enumerate(self.filled[0])} if self.filled is not None else {}
+        inputs = {i: given[id(t)] for i, t in enumerate(operands) if id(t) in given and i not in numbers}
+        return own, {i: n for i, n in inputs.items() if _value(operands[i]).node().kind() == "prim::Param"}
 
-    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], there: set[int]) -> None:
+    def _find_parameters(self, node: Node, leaves: Sequence, outputs: Sequence[torch.Tensor], new: list) -> None:
         """Parameters of other modules that it uses, and how many leaves it makes itself, which only it knows.
 
-        ``there``: the ids of the tensors from before it ran."""
+        ``new``: the tensors that it has made."""
         if any(type(n).__name__ == "CheckpointFunctionBackward" for n in nodes_behind(outputs)):
             raise NotTraceable(f"{node.name} uses {REENTRANT}")
-        known = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}
+        known, made = {id(slot.get()) for slot in node.held} | {id(t) for t in leaves}, {id(t) for t in new}
         for key, tensor in leaves_of(outputs).items():
             if key in known:
                 continue
             slot = next((slot for slot in self.tree.parameters if slot.get() is tensor), None)
-            if slot is None and key not in there:
+            if slot is None and key in made:
                 node.makes += 1
                 continue
             if slot is None:
@@ -273,7 +338,7 @@ class Regions:
 
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
-        self.blamed, self.tokens = None, []
+        self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
         self.entered = self.left = self.made = self.traced = self.runs = self.ran = _nothing
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
@@ -282,6 +347,13 @@ class Regions:
             place = Place(self.stack[-1])
             place.methods = _methods_behind(error, module)
             self.blamed = error, place
+
+    def mark(self, failure: Exception) -> None:
+        """Writes on ``failure`` the path of the submodule that it comes from, if it is known."""
+        if self.blamed is not None and self.blamed[0] is failure:
+            blamed: Any = failure
+            with suppress(AttributeError):
+                blamed.submodule = self.blamed[1]
 
 
 class Passed:
@@ -318,6 +390,22 @@ class Passed:
             return original(*args, **kwargs)
         finally:
             self.depth -= 1
+
+
+class Replayed(Passed):
+    """Gives the first calls of ``nodes``, which are submodules, what they returned when they ran."""
+
+    def __init__(self, tree: Tree, nodes: Sequence[Node], returned: Sequence[Any]) -> None:
+        super().__init__(tree, nodes)
+        self._left = list(zip(nodes, returned, strict=True))
+
+    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if not self._left:
+            return original(module, *args, **kwargs)
+        node, result = self._left.pop(0)
+        if node.name != path:
+            raise RuntimeError(f"forward calls {path}, where it called {node.name} when it was traced")
+        return result
 
 
 def _value(tensor: torch.Tensor) -> TracedValue:

@@ -15,8 +15,9 @@ import torch
 from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
+from ortmodule.runtime import capture_budget
 from ortmodule.runtime.executable import Executable, Executables, Flags
-from ortmodule.runtime.recompute import RecomputableGraph, recomputed_results
+from ortmodule.runtime.recompute import RecomputableGraph
 
 
 class ForwardCall(Protocol):
@@ -32,11 +33,16 @@ class ForwardGraph(RecomputableGraph, Protocol):
     """The graph of a forward, as its backward sees it (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`)."""
 
     executables: Executables
+    variant: capture_budget.Variant
     needs: Flags  # which inputs need a gradient
     empty: list[int]  # of the leaves
     differentiable: list[int]  # outputs
     prediction: Flags  # which outputs will receive a gradient
     failed: Callable[[Exception], None]
+
+    def recomputed(
+        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]: ...
 
 
 class Bridge(torch.autograd.Function):
@@ -60,16 +66,18 @@ class Bridge(torch.autograd.Function):
         if more:
             return None, *ctx.pending.eager_backward(grads)
         keep = keeps_graph()
-        user = None
+        user, variant, start = None, ctx.pending.graph.variant, capture_budget.clock()
         try:
-            return None, *ctx.pending.backward(saved, grads, keep)
+            found = ctx.pending.backward(saved, grads, keep)
+            variant.seconds += capture_budget.clock() - start
+            return None, *found
         except Raised as raised:
             user = raised.error
         except ENGINE_ERRORS as error:
             ctx.pending.graph.failed(error)
             with torch.enable_grad():
-                found = ctx.pending.eager_backward(grads)
-            return None, *[None if grad is None else grad.detach() for grad in found]
+                eager = ctx.pending.eager_backward(grads)
+            return None, *[None if grad is None else grad.detach() for grad in eager]
         raise user
 
 
@@ -248,11 +256,7 @@ class Pending:
                 "only that knows which random numbers it drew"
             )
         with outside_transforms():
-            results, stands = recomputed_results(
-                graph, self.call.eager, self.call.inputs, self.tensors, self.run.seed, self.generator
-            )
-        sources = [s for s in graph.capture.trace.sources if s.kind != "number"]
-        made = {s.key: t for s, t in zip(sources, results, strict=True) if s.kind == "graph"}
+            made, stands = graph.recomputed(self.call, self.tensors, self.run.seed, self.generator)
         there = [i for i, grad in zip(graph.differentiable, grads, strict=True) if grad is not None]
         given = [grad for grad in grads if grad is not None]
         outputs = [made[i] for i in there]

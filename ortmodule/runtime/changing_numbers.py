@@ -23,7 +23,6 @@ class Changing:
 
     values: dict[int, Any]  # of the first call: by position among the tokens
     changed: set[int] = field(default_factory=set)  # positions
-    captured: int = 0  # for values of their own
     refused: bool = False  # there is no graph for all values
 
     def look(self, numbers: dict[int, Any]) -> None:
@@ -32,6 +31,12 @@ class Changing:
             self.changed |= {i for i, value in numbers.items() if value != self.values.get(i)}
             if any(type(numbers.get(i)) is int and not -MOST <= numbers[i] < MOST for i in self.changed):
                 self.refused = True
+
+
+def note(changing: dict[tuple, Changing], arguments: pytree.Structure, rest: tuple) -> None:
+    """Numbers among these arguments that are others the next time become operands. ``rest``: of the call's key."""
+    if numbers := arguments.numbers():
+        changing.setdefault((arguments.without_numbers(), rest), Changing(numbers))
 
 
 def lifted(

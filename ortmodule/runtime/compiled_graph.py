@@ -30,13 +30,16 @@ from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.host_node import DryCalls, Node
 from ortmodule.runtime.autograd_bridge import Pending, attach
+from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
 from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
-from ortmodule.runtime.recompute import ModuleModes
+from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
 
+_NO_RESULT = torch.empty(0)
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
@@ -45,13 +48,15 @@ _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 class Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "shapes", "key")
+    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "given", "shapes", "key")
 
     def __init__(
-        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor]
-    ) -> None:
-        """``forward``: the module's own. Raises NotInEngine for an empty input."""
-        self.forward, self.state, self.tree = forward, state, state.tree
+        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor],
+        given: tuple[tuple, dict],
+    ) -> None:  # fmt: skip
+        """``forward``: the module's own; ``given``: the caller's own arguments. Raises NotInEngine for an empty
+        input."""
+        self.forward, self.state, self.tree, self.given = forward, state, state.tree, given
         self.arguments, self.inputs = arguments, inputs
         kinds, shapes = [], []
         for tensor in inputs:
@@ -73,6 +78,11 @@ class Call:
             state.key,
             state.hooked,
         )
+
+    @property
+    def mode(self) -> tuple:
+        """Training or evaluation, with gradients or without, and autocast."""
+        return (*self.key[2:8], self.tree.modules[""].training)
 
     def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The same call in PyTorch, on other tensors."""
@@ -103,7 +113,10 @@ class CompiledGraph:
     ) -> None:
         self.capture, self.tree, self.guards, trace = capture, tree, guards, capture.trace
         self.modes = ModuleModes(tree)
-        self.successes = self.failures = 0  # of runs where PyTorch would have run the call else
+        self.variant = Variant("", "", 0)  # the calls that it is for
+        self.missed = 0  # runs that did not hold
+        self.origin = self  # the one that stands among the graphs of its key
+        self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
         memory = MemoryGoal(config.memory_opt_level, config.memory_budget)
@@ -168,9 +181,25 @@ class CompiledGraph:
         )
 
     def sessions(self) -> list[Session]:
-        return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
+        lengths = self.lengths.graphs.values() if self.lengths is not None else ()
+        others = [session for graph in lengths if graph is not None for session in graph.sessions()]
+        return [self.session, *(self._deferral.sessions() if self._deferral is not None else []), *others]
+
+    def parts(self) -> Sequence[CompiledGraph]:
+        """The graphs that have plans of their own."""
+        return [self]
+
+    def count_for(self, variant: Variant) -> None:
+        """Its runs, and their backward passes, are those of ``variant`` from now on."""
+        for graph in (self, *self.parts()):
+            graph.variant = variant
 
     # --- before a run -------------------------------------------------------------------------------------------------
+
+    def at(self, call: Call) -> CompiledGraph | None:
+        """The graph for the length of ``call``, where this one has a loop over it; itself where it has none. None,
+        raises: as in :meth:`Lengths.at`."""
+        return self if self.lengths is None else self.lengths.at(call)
 
     def fits(self, inputs: Sequence[torch.Tensor], shapes: tuple, epoch: int) -> bool:
         """Are sizes, attributes and hooks that the graph depends on as it needs them? (It may still turn out not to
@@ -183,6 +212,23 @@ class CompiledGraph:
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
 
+    def may_miss(self, shapes: tuple) -> bool:
+        """May a run find out that it does not hold?"""
+        return self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known)
+
+    def misfit(self, shapes: tuple) -> DoesNotHold | None:
+        """What is known of calls with these sizes that it does not hold for."""
+        return self._reads.known.get(shapes)
+
+    def contradicts(self, miss: DoesNotHold) -> bool:
+        """Can it not hold for a call that another graph did not hold for, since Python takes another way?"""
+        for read, (place, value) in zip(self.capture.trace.data_reads, miss.found, strict=False):
+            if read.place != place:
+                return False
+            if not read.is_value(value):
+                return True
+        return False
+
     def traced_on(self, shapes: tuple) -> bool:
         """Were the inputs of the trace as large as these?"""
         return shapes == self._traced
@@ -194,6 +240,16 @@ class CompiledGraph:
     def changes(self) -> bool:
         """Does a forward change tensors of the caller's or of the module?"""
         return bool(self.writes) or any(node.sets or node.changed for node in self.capture.trace.nodes)
+
+    def recomputed(
+        self, call: Call, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The graph's outputs for its results, by PyTorch, and what stands for the leaves; arguments as of
+        :func:`recomputed_results`."""
+        made, stands = recomputed_results(self, call.eager, call.inputs, tensors, seed, generator)
+        sources = [s for s in self.capture.trace.sources if s.kind != "number"]
+        by_key = {s.key: t for s, t in zip(sources, made, strict=True) if s.kind == "graph"}
+        return [by_key.get(i, _NO_RESULT) for i in range(self.n_results)], stands
 
     def refuses(self, shapes: tuple, reason: str) -> DoesNotHold:
         """It does not hold for inputs of these sizes: :meth:`fits` is false from now on."""
@@ -257,6 +313,8 @@ class CompiledGraph:
             self._check_memory(inputs)
         if self.views:
             self._check_bases(inputs)
+        if self.missed and self._reads.come_first(self.missed, self.variant.runs):
+            self._reads.check_early(shapes, fed)
         grads = self._predicted() if self.differentiable else None
         generator, executables = None, self.executables
         executable = executables.plans.get(step := (shapes, grads, (), False))
@@ -266,7 +324,7 @@ class CompiledGraph:
         elif self.session.known is None:
             executable, run = executables.start(shapes, grads, fed)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed)
+            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -296,10 +354,12 @@ class CompiledGraph:
         return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
 
     def _start_with_host(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> tuple[Executable, Run, Any]:
         """With nodes that PyTorch runs; and the states of torch's generators before it."""
         calls, gpu = self.session.calls(), self.executables.gpu
+        if calls is not None:
+            calls.inputs = self._of_caller(inputs)
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors)
         seed = draw_seed() if self.is_random else 0
@@ -307,6 +367,10 @@ class CompiledGraph:
         captured = gpu is not None and is_captured(gpu)
         generator = devices.generators() if grads is not None and not captured else None
         return *self.executables.run_with(shapes, grads, tensors, seed, calls), generator
+
+    def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The caller's inputs, by their numbers in the module."""
+        return inputs
 
     def _shown(
         self, deferral: Deferral, executable: Executable, run: Run, tensors: Sequence[torch.Tensor]
@@ -379,59 +443,75 @@ class _Reads:
     """Compares the numbers that Python read from data and sizes in the trace with those of a run."""
 
     def __init__(self, graph: CompiledGraph, trace: Any) -> None:
-        self._trace, self._session = trace, graph.session
-        n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
+        self._trace, self._session, self._model = trace, graph.session, graph.capture.model
+        self._first = n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
+        self._tokens, self._part = 0, 1.0
         #: The outputs that hold what was read; None: nothing was.
         self.size = n_outputs if trace.size_reads else None
         self.data = n_outputs + bool(trace.size_reads) if trace.data_reads else None
         self.known: dict[tuple, DoesNotHold | None] = {}  # shapes -> what is wrong with them
-        self.early: Session | None = None  # what is read, alone, where effects must not come first
+        self.early: Session | None = None  # what is read, alone, where it comes first
         if trace.nodes and (known := graph.session.known) is not None:
             self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
             known.plans.append(graph.plans)
             for seen in trace.seen:
                 known.learn(*seen)
             if trace.size_reads or trace.data_reads:
-                self.early = _only_outputs(graph.capture.model, n_outputs, self._tokens, trace.nodes)
+                self.early, _ = _only_outputs(self._model, n_outputs, self._tokens, trace.nodes)
                 known.plans.append(self.early.plans)  # they rest on the same knowledge
 
-    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> None:
-        """As :meth:`check`, before a node has effects."""
+    def come_first(self, missed: int, runs: int) -> bool:
+        """Is it worth it to run what is read from data alone, before the rest? Of the runs so far ``missed`` did not
+        hold, and ``runs`` did."""
+        if self.data is None or self._trace.nodes:
+            return False
+        if self.early is None:
+            self.early, self._part = _only_outputs(self._model, self._first, 0, ())
+        return missed > self._part * (missed + runs)
+
+    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
+        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
         early, known = self.early, self._session.known
-        if early is None or known is None:
-            return
+        if early is None:
+            return True
         feeds = dict(zip(self._session.inputs, tensors, strict=True))
         given = [feeds[name] for name in early.inputs]
         try:
-            outputs = early.run(given, [False] * len(given), calls=DryCalls(known)).outputs
+            calls = None if known is None else DryCalls(known)
+            outputs = early.run(given, [False] * len(given), calls=calls).outputs
         except NotKnown:
-            return
+            return False
         first = len(self._session.outputs) - self._tokens - len(outputs)
         self.check(shapes, outputs[:1] * first + outputs)  # those that come first are not looked at
+        return True
 
     def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
         """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""
+        if self.size is not None and shapes not in self.known:
+            self._check_sizes(shapes, outputs[self.size])
         if self.data is not None:
-            _compare(self._trace.data_reads, outputs[self.data])
-        if self.size is None or shapes in self.known:
-            return
+            _compare(self._trace.data_reads, outputs[self.data], data=True)
+
+    def _check_sizes(self, shapes: tuple, output: torch.Tensor) -> None:
         if len(self.known) >= MOST_SHAPES:
             self.known.clear()
         try:
-            _compare(self._trace.size_reads, outputs[self.size])
+            _compare(self._trace.size_reads, output)
             self.known[shapes] = None
         except DoesNotHold as reason:
             self.known[shapes] = reason
             raise
 
 
-def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> Session:
-    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs."""
+def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> tuple[Session, float]:
+    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs; and how much
+    of the graph that is."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     del part.graph.output[len(part.graph.output) - tokens :]
     del part.graph.output[:first]
-    return Session(without_dead(part).SerializeToString(), nodes=nodes)
+    part = without_dead(part)
+    return Session(part.SerializeToString(), nodes=nodes), len(part.graph.node) / len(model.graph.node)
 
 
 def _raise(error: Exception) -> None:
@@ -470,7 +550,10 @@ def _end(t: torch.Tensor) -> int:
     return t.data_ptr() + (last + 1) * t.element_size() if t.numel() else 0
 
 
-def _compare(reads: Sequence, output: torch.Tensor) -> None:
-    for read, value in zip(reads, output.tolist(), strict=True):
+def _compare(reads: Sequence, output: torch.Tensor, data: bool = False) -> None:
+    values = output.tolist()
+    for i, (read, value) in enumerate(zip(reads, values, strict=True)):
         if not read.is_value(value):
-            raise DoesNotHold(f"{read.place} found {value:g}, and {read.value:g} when it was traced")
+            text = f"{read.place} found {value:g}, and {read.value:g} when it was traced"
+            found = [(before.place, values[k]) for k, before in enumerate(reads[: i + 1])] if data else ()
+            raise DoesNotHold(text, read.place, value, tuple(found))

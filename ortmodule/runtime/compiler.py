@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
+from ortmodule.capture.loop_check import LoopCheck
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
@@ -22,23 +23,19 @@ from ortmodule.core.errors import CaptureError, Cause, NoOtherGraph, NotInEngine
 from ortmodule.core.logger import Log
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
+from ortmodule.guards.global_reads import reads_any
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
-from ortmodule.guards.hook_escapes import escape
 from ortmodule.guards.module_tree import Tree
+from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
-from ortmodule.runtime.changing_numbers import Changing
+from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
+from ortmodule.runtime.capture_budget import Budget
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
-
-#: Graphs for one key that differ in what Python decided, before PyTorch takes over.
-MOST_VARIANTS = 12
-#: Graphs for calls that differ in the values of Python numbers.
-MOST_VALUES = 8
-#: Attempts to capture a call in spite of failures, when attributes that forward reads have changed.
-MOST_FAILURES = 3
 
 
 class Owner(Protocol):
@@ -49,9 +46,11 @@ class Owner(Protocol):
     log: Log
     fallback: Fallback
     graphs: dict[tuple, list[CompiledGraph]]
+    budget: Budget
     observers: Any
     tuning: Tuning | None
     states: ModuleStates
+    interpret: Interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def state(self) -> ModuleState: ...
@@ -78,9 +77,7 @@ class Compiler:
         # What a trace saves is no matter of a checkpoint around the module.
         with torch.inference_mode(False), torch.set_grad_enabled(grad), saved_tensors_hooks(_packed, _unpacked):
             self._refuse_devices(call)
-            self._count_values(call)
             variants = self.owner.graphs.setdefault(call.key, [])
-            self._count_variants(call, variants)
             shown = self.log.shows_exporter
             with (
                 self.log.building(3) as begins, export.exporter_logs(shown), export_cache.using(self.cache),
@@ -100,25 +97,6 @@ class Compiler:
         if refused is not None:
             raise NotInEngine(Cause.DEVICE, refused, call.key)
 
-    def _count_values(self, call: Call) -> None:
-        """Counts values of Python numbers: one that changes at every call would be captured at every call."""
-        numbers = call.arguments.numbers()
-        if not numbers or call.key in self.owner.graphs:
-            return
-        kind = call.arguments.without_numbers(), call.key[1:]
-        changing = call.tree.caches.changing.setdefault(kind, Changing(numbers))
-        changing.captured += 1
-        if changing.captured > MOST_VALUES:
-            reason = f"the numbers among its arguments took more than {MOST_VALUES} values: pass them as tensors"
-            raise NotInEngine(Cause.DATA, reason, call.key)
-
-    def _count_variants(self, call: Call, variants: list[CompiledGraph]) -> None:
-        if len(variants) == MOST_VARIANTS:
-            reason = f"it went {MOST_VARIANTS} different ways through its Python code"
-            if (name := variants[0].guards.broken_name()) is not None:
-                reason = f"the attribute {name} took more than {MOST_VARIANTS} values"
-            raise NoOtherGraph(Cause.TORCH_MODEL, reason, call.key)
-
     def _build(
         self, call: Call, part: int, variants: list[CompiledGraph], begins: Callable[[str], None]
     ) -> CompiledGraph:
@@ -133,6 +111,8 @@ class Compiler:
         if wrong:
             text = f"its graph does not compute what the module does: {wrong}"
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
+        for path, reason in _partition(call).modules().items():
+            self._left(path, reason)
         captured = graph.capture
         captured.trace.tensors, captured.trace.outputs, captured.sample = [], [], []  # nothing needs them any more
         state = self.owner.state()
@@ -158,31 +138,44 @@ class Compiler:
             start = time.perf_counter()
             begins("read")
             try:
-                graph = CompiledGraph(captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning)
+                graph = self._read(guards, captured, call)
                 self.seconds["read"] += time.perf_counter() - start
                 start = time.perf_counter()
                 begins("check")
                 wrong = self_check.difference(captured, self.owner.forward, call.arguments, call.tree)
                 self.seconds["check"] += time.perf_counter() - start
-                graph.plan_first(call.shapes)
+                if captured.loop is not None:
+                    checks = LoopCheck(captured, self.owner.forward, call.arguments, call.tree)
+                    graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
+                else:
+                    graph.plan_first(call.shapes)
                 return graph, wrong
             except ENGINE_ERRORS as error:
                 if not partition.grow(error, captured):
                     raise NoOtherGraph(Cause.ONNX_MODEL, str(error), call.key) from error
+                self.owner.budget.go_on(str(error))
+
+    def _read(self, guards: Guards, captured: Capture, call: Call) -> CompiledGraph:
+        given = captured, call.tree, guards, call.inputs, self._config(), self.owner.tuning
+        if not any(node.breaks for node in captured.trace.nodes):
+            return CompiledGraph(*given)
+        try:
+            return BrokenGraph(*given, self.owner.interpret)
+        except CaptureError as error:
+            raise NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key) from error
 
     def _capture_and_guards(self, call: Call, partition: Partition, part: int) -> tuple[Capture, Guards]:
         try:
-            if torch.is_grad_enabled() and (text := escape(call.tree, call.state.hooked)) is not None:
-                raise CaptureError(text)
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
             guards = Guards(call.tree.attributes, trace.attributes, call.tree.names(), trace.outside)
+            _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)
-            refusal.guards = self._guards_of_failure(call)
+            refusal.guards = _guards_of_failure(call)
             raise refusal from error
         finally:
             self.owner.states.forget()
@@ -196,9 +189,10 @@ class Compiler:
             modules = partition.modules()
             for path, reason in modules.items():
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd)
+            hooked = call.tree.hooks.keeping(call.state.hooked)
+            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
             try:
-                captured = capture(
+                return capture(
                     owner.forward,
                     owner.module,
                     call.tree,
@@ -208,12 +202,10 @@ class Compiler:
                     opaque,
                     part,
                 )
-                for path, reason in modules.items():
-                    self._left(path, reason)
-                return captured
             except CaptureError as error:
                 if not partition.grow(error):
                     raise
+                owner.budget.go_on(str(error))
 
     def _left(self, path: str, reason: str) -> None:
         """PyTorch runs a submodule, or a method, inside the graph."""
@@ -229,16 +221,14 @@ class Compiler:
         self.owner.fallback.allow(reason)
         self.owner.fallback.done(reason)
 
-    def _guards_of_failure(self, call: Call) -> Guards | None:
-        """The guards that have to break before another attempt; None: no more attempts are made."""
-        tree, failures = call.tree, call.tree.caches.failures
-        failures[call.key] = failures.get(call.key, 0) + 1
-        if failures[call.key] > MOST_FAILURES:
-            return None
-        try:
-            return Guards(tree.attributes, tree.caches.reads, tree.names())
-        except Unguardable:
-            return None
+
+def _guards_of_failure(call: Call) -> Guards | None:
+    """The guards that have to break before another attempt; None: no more attempts are made."""
+    tree = call.tree
+    try:
+        return Guards(tree.attributes, tree.caches.reads, tree.names())
+    except Unguardable:
+        return None
 
 
 def _partition(call: Call) -> Partition:
@@ -254,6 +244,23 @@ def _check_memory(captured: Capture, tree: Tree) -> None:
             for slot in tree.slots.values():
                 if slot is not written and overlap(slot.get(), written.get()):
                     raise CaptureError(f"forward changes {written.name}, which shares memory with {slot.name}")
+
+
+def _check_breaks(captured: Capture, guards: Guards, tree: Tree) -> None:
+    """Refuses breaks that change what the rest of forward reads, and those whose changes cannot be undone."""
+    trace = captured.trace
+    paths = list(dict.fromkeys(node.name for node in trace.nodes if node.breaks))
+    if not paths:
+        return
+    breaks = ", ".join(paths)
+    inside = {id(m) for path in paths for m in tree.modules[path].modules()}
+    if (name := reads_any([m for m in tree.modules.values() if id(m) not in inside], trace.altered)) is not None:
+        raise CaptureError(f"forward reads {name}, which {breaks} changes")
+    if (key := guards.reading(trace.altered)) is not None:
+        raise CaptureError(f"{guards.places[key]} reads {guards.label(key)}, which {breaks} changes")
+    if any(escapes.still_kept(each()) for each in trace.escaped):
+        raise CaptureError(f"something keeps a tensor of {breaks} where capture cannot find it")
+    trace.altered, trace.escaped = [], []
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:

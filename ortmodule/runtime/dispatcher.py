@@ -21,21 +21,23 @@ from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NoOtherGraph, NotInEngine, Raised, Unflattenable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
-from ortmodule.core.torch_private import forward_level, peek_transform, traced
+from ortmodule.core.torch_private import forward_level, in_backward, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.host.fallback import THREAD, Fallback
-from ortmodule.runtime.changing_numbers import Changing, lifted
+from ortmodule.runtime import call_differences, capture_budget
+from ortmodule.runtime.broken_graph import Interpreter
+from ortmodule.runtime.capture_budget import Budget, Variant, Waits
+from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
+from ortmodule.runtime.reruns import Reruns
 
 _NOTHING = object()
 #: Structures of arguments that are remembered.
 MOST_STRUCTURES = 1024
-#: So many runs of a graph may turn out not to hold, beside two for each that does, where PyTorch is the other way.
-MOST_IDLE_RUNS = 8
 #: Types of arguments that are compared by value.
 _NUMBERS = (bool, int, str, type(None))
 _structures: dict[tuple, pytree.Structure] = {}
@@ -47,6 +49,7 @@ class Attachments(NamedTuple):
     observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
     report: Callable[[Dispatcher], object]  # its report, when it is printed
+    interpret: Interpreter  # computes nodes of a graph in PyTorch
 
 
 class Dispatcher:
@@ -61,6 +64,8 @@ class Dispatcher:
         torch_private.tell(self.log.warn_once)
         silent = [CHECKPOINT] if config.allow_autograd_checkpoint else []
         self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent)
+        self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
+        self.reruns = Reruns()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
         self.patched: Callable | None = None  # what a user put in place of the wrapper's forward
         self.latest: CompiledGraph | None = None
@@ -68,6 +73,7 @@ class Dispatcher:
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
+        self.interpret = attach.interpret
         self.compiler = Compiler(self)
         self._names: frozenset[str] | None = None  # of the parameters of forward
         self._lock = threading.RLock()
@@ -93,8 +99,13 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
+        if reason.finish is not None:
+            finish, reason.finish = reason.finish, None
+            self.fallback.done(reason)
+            return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
-        result = self.forward(*args, **kwargs)
+        with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
+            result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
@@ -103,7 +114,9 @@ class Dispatcher:
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        call = Call(self.forward, state, arguments, inputs)
+        call = Call(self.forward, state, arguments, inputs, (args, kwargs))
+        if self.reruns.calls and self.reruns.is_rerun(inputs):
+            raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
             state.tree.caches.changing and call.key not in self.graphs
             and (other := self._with_changing_numbers(call)) is not None
@@ -111,6 +124,8 @@ class Dispatcher:
             changing, same = other
             try:
                 return self._run_call(same)
+            except Waits:
+                raise
             except NotInEngine as error:
                 self.log.debug(f"a graph for all values of its numbers: {error}")
                 changing.refused = True
@@ -124,10 +139,10 @@ class Dispatcher:
         if changing is None or changing.refused:
             return None
         changing.look(numbers)
-        if changing.refused:
+        if changing.refused or not changing.changed:
             return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
-        return changing, Call(self.forward, call.state, arguments, inputs)
+        return changing, Call(self.forward, call.state, arguments, inputs, call.given)
 
     def _run_call(self, call: Call) -> Any:
         refusal = None
@@ -135,14 +150,14 @@ class Dispatcher:
             refusal = self.fallback.refusal(call.state.epoch, call.key, (call.key, call.shapes))
             if refusal is not None and not isinstance(refusal, NoOtherGraph):
                 raise refusal
-        result, part = self._known(call, refusal is not None)
+        result, part, _ = self._known(call)
         if result is _NOTHING:
             if refusal is not None:
                 raise refusal
             with self._lock:
-                result, now = self._known(call)  # another thread may have captured it
+                result, now, misses = self._known(call)  # another thread may have captured it
                 if result is _NOTHING:
-                    result = self._captured(call, max(part, now))
+                    result = self._captured(call, max(part, now), misses)
         return result
 
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -167,43 +182,99 @@ class Dispatcher:
                 self.graphs, self.fallback.refused = state.tree.caches.graphs, state.tree.caches.refused
         return state
 
-    def _known(self, call: Call, careful: bool = False) -> tuple[Any, int]:
-        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on.
-
-        ``careful``: PyTorch would run the call else, so graphs that mostly turn out not to hold are left out."""
-        part = SMALL
-        for graph in tuple(self.graphs.get(call.key, ())):
-            if careful and graph.failures > MOST_IDLE_RUNS + 2 * graph.successes:
+    def _known(self, call: Call) -> tuple[Any, int, list[DoesNotHold] | None]:
+        """The result of a graph that holds for ``call``, or _NOTHING; how much of the batch to capture it on; why
+        graphs that have run did not hold, or None where some have not run that may."""
+        part, skipped = SMALL, False
+        misses: list[DoesNotHold] = []
+        for origin in tuple(self.graphs.get(call.key, ())):
+            if origin.variant.wasted and not (self.budget.may_waste(origin.variant) or in_backward()):
+                skipped = True
                 continue
+            if misses and any(origin.contradicts(miss) for miss in misses):
+                continue
+            try:
+                if (graph := origin if origin.lengths is None else origin.at(call)) is None:
+                    continue
+            except DoesNotHold as reason:
+                part = ROWS
+                self.log.debug(str(reason))
+                continue
+            if graph is not origin:
+                part = ROWS  # where the graph of a loop does not hold, the length is captured by itself
             if graph.fits(call.inputs, call.shapes, call.state.epoch):
                 part = ROWS  # a graph that was traced on less did not hold
                 try:
                     if (result := self._run(graph, call)) is not _NOTHING:
-                        graph.successes += careful
-                        return result, part
+                        return result, part, misses
                 except DoesNotHold as reason:
-                    graph.failures += careful
+                    misses.append(reason)
                     self.log.debug(str(reason))
-        return _NOTHING, part
+        return _NOTHING, part, None if skipped else misses
 
-    def _captured(self, call: Call, part: int) -> Any:
-        """The result of a graph that is made for ``call``."""
+    def _variant(self, call: Call, misses: list[DoesNotHold] | None) -> Variant:
+        """The one that ``call`` is of, which is to be captured now; raises Waits otherwise."""
+        graphs = self.graphs.get(call.key, ())
+        others = [key for key, found in self.graphs.items() if found and key != call.key]
+        seen = [] if misses is None else misses
+        variant = self.budget.variant(
+            (call.key, None) if misses is None else call_differences.split(call, graphs, seen),
+            lambda: call_differences.describe(call, graphs, seen, others),
+            sum(t.numel() for t in call.inputs),
+        )
+        try:
+            if misses is None:
+                raise self.budget.unknown(variant)
+            # What backward computes again the engine has run before: it is to run there.
+            self.budget.ask(variant, call.mode, must=in_backward())
+        except Waits as reason:
+            reason.inputs = call.inputs
+            raise
+        return variant
+
+    def _captured(self, call: Call, part: int, misses: list[DoesNotHold] | None) -> Any:
+        """The result of a graph that is made for ``call``. Raises Waits where that is not to be made now."""
+        note(call.tree.caches.changing, call.arguments, call.key[1:])
+        variant = self._variant(call, misses)
         while True:
-            graph = self.compiler.compile(call, part)
+            with self.budget.capturing(variant):
+                made = self.compiler.compile(call, part)
+            made.count_for(variant)
+            self._make_room(made)
             try:
+                if (graph := made.at(call)) is None:
+                    raise DoesNotHold("the module is not as it was when it was captured")
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
             except DoesNotHold as reason:
                 self.log.debug(str(reason))
+                made.count_for(self.budget.add_graph(str(reason), reason.place, variant.elements))
+                variant.wasted = 0.0  # that was a part of the capture
                 if part == WHOLE:
                     text = f"what it does depends on values: {reason}"
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
 
+    def _make_room(self, latest: CompiledGraph) -> None:
+        """Forgets the graph that was last used longest ago, where there are too many beside the ``latest``."""
+        graphs = [(graph, found) for found in self.graphs.values() for graph in found if graph is not latest]
+        if len(graphs) >= capture_budget.MOST_GRAPHS:
+            oldest, among = min(graphs, key=lambda pair: pair[0].variant.used)
+            among.remove(oldest)
+            self.budget.drop(oldest.variant)
+
     def _run(self, graph: CompiledGraph, call: Call) -> Any:
         """The result of ``graph``; _NOTHING when one with more submodules left to PyTorch is to be made."""
+        variant, start = graph.variant, capture_budget.clock()
+        drawn = torch.get_rng_state() if graph.is_random and graph.may_miss(call.shapes) else None
         try:
             result = self.observers.run(graph, call) if self.observers else graph(call)
+        except DoesNotHold:
+            variant.wasted += capture_budget.clock() - start
+            graph.missed += 1
+            if drawn is not None:  # the seed of a run that nothing came of
+                torch.set_rng_state(drawn)
+            raise
         except Raised as raised:
             if not isinstance(raised.error, Disagrees) or graph.changes():
                 raise
@@ -215,9 +286,12 @@ class Dispatcher:
                     raise graph.refuses(call.shapes, str(error)) from error
                 if self.compiler.leave_more(call, error, graph):
                     self.log.debug(str(error))
-                    self.graphs[call.key].remove(graph)
+                    self.graphs[call.key].remove(graph.origin)
                     return _NOTHING
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, call.shapes)) from error
+        variant.runs += 1
+        variant.seconds += capture_budget.clock() - start
+        variant.used = start
         self.fallback.reason = None
         if graph.executables.gpu is not None:
             self.refusals.listen()

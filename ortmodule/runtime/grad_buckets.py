@@ -19,6 +19,7 @@ from torch import distributed
 
 from ortmodule.core.torch_private import keeps_graph
 from ortmodule.engine.session import ENGINE_ERRORS, Backward
+from ortmodule.runtime import capture_budget
 from ortmodule.runtime.autograd_bridge import Pending
 from ortmodule.runtime.segments import Segment
 
@@ -110,6 +111,7 @@ class Pass:
 
     def hand_over(self, ctx: Any) -> list[torch.Tensor | None]:
         """Runs the segment of the node ``ctx``: the gradients of its token and its leaves."""
+        start, variant = capture_budget.clock(), self.pending.graph.variant
         segments, number = self.pending.executable.segments, ctx.number
         segment = segments[number]
         if self.found is None:
@@ -128,6 +130,7 @@ class Pass:
                 with torch.enable_grad():
                     found = self.pending.eager_backward(self.grads)
                 self.found = [None if grad is None else grad.detach() for grad in found]
+        variant.seconds += capture_budget.clock() - start
         token: Any = None
         if number + 1 < len(segments):
             token = _token(self.pending)

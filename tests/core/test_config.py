@@ -74,7 +74,7 @@ GUIDELINE = """
     PRINT_MEMORY_STATS MEMORY_OPT_LEVEL MEMORY_OPT_CONFIG ENABLE_MEM_EFFICIENT_GRAD_MGMT USE_EFFICIENT_ATTENTION
     USE_TRITON TRITON_CONFIG_FILE TRITON_DEBUG ENABLE_TUNING MAX_TUNING_DURATION_MS TUNING_RESULTS_PATH
     USE_FLASH_ATTENTION CONV_ALGO_SEARCH JSON_CONFIG_PATH EXPORTER VERIFY DEFER_LOGITS ENABLE_CUDA_GRAPHS
-    DISABLED_PASSES
+    DISABLED_PASSES CAPTURE_SHARE
 """
 
 
@@ -129,6 +129,7 @@ BAD = {
     "JSON_CONFIG_PATH": ("/no/such/file", "a file that can be read"),
     "CONV_ALGO_SEARCH": ("EXHAUSTED", "did you mean EXHAUSTIVE?"),
     "EXPORTER": ("torchscrip", "did you mean TORCHSCRIPT?"),
+    "CAPTURE_SHARE": ("-0.1", "the nearest is 0"),
     "VERIFY": ("-1", "at least 0"),
     "ENABLE_EMBEDDING_SPARSE_OPTIMIZER": ("AUTOMATIC", "auto, 1 or 0"),
     "DEFER_LOGITS": ("YES PLEASE", "auto, 1 or 0"),
@@ -236,7 +237,7 @@ def test_precedence(env, tmp_path):
         ("{", "settings.json: "),
         ("[]", "an object"),
         ('{"VERIFY": "often"}', "a whole number"),
-        ('{"VERIFY": 1.5}', "not 1.5"),
+        ('{"VERIFY": 1.5}', "it is a whole number"),
         ('{"LOG_LEVEL": ["INFO", 3]}', "a list of texts"),
     ],
 )

@@ -225,3 +225,35 @@ def test_a_function_gets_what_the_module_holds(name):
     torch.testing.assert_close(found[1], found[0])
     report = explain(module)
     assert report.captured and report.python_ops
+
+
+class GivenTensors(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.linear, self.call = nn.Linear(3, 3), call
+
+    def forward(self, x, given):
+        return self.call(self.linear(x), given)
+
+
+GIVEN = {
+    "a buffer": (lambda x, given: Amax.apply(x, given), lambda: torch.zeros(())),
+    "main_grad": (
+        lambda x, given: SetsGrad.apply(x, given, "main_grad"), lambda: torch.ones(3, 3, requires_grad=True)
+    ),
+    "grad": (lambda x, given: SetsGrad.apply(x, given, "grad"), lambda: torch.ones(3, 3, requires_grad=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_function_gets_the_callers_tensors(name):
+    found = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        call, make = GIVEN[name]
+        module, given = wrap(GivenTensors(call)), make()
+        for step in range(3):
+            module(torch.full((2, 3), step + 1.0), given).square().sum().backward()
+        found.append([module.linear.weight.grad, given.detach(), given.grad, getattr(given, "main_grad", None)])
+    torch.testing.assert_close(found[1], found[0])
+    assert explain(module).captured and explain(module).python_ops

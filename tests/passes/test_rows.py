@@ -392,6 +392,53 @@ def test_selection_out_of_range():
         wrapped(x=x, i=torch.tensor([0, 1, 36, 3]))
 
 
+class LookUps(nn.Module):
+    """Look-ups of which some rows are left out: by a selection, or as padding."""
+
+    def __init__(self, look_up, selects):
+        super().__init__()
+        self.table, self.look_up, self.selects = nn.Embedding(9, 16, padding_idx=2), look_up, selects
+        self.query, self.head = nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, i, mask):
+        x = self.query(self.look_up(self.table.weight, i))
+        if self.selects:
+            return self.head(x)[:, 0].square().sum()
+        seen = (x @ x.mT).masked_fill(~mask[:, None], float("-inf")).softmax(-1) @ x
+        return (self.head(seen) * mask[..., None]).sum()
+
+
+LOOK_UPS = {
+    "an embedding": lambda w, i: nn.functional.embedding(i, w),
+    "with padding": lambda w, i: nn.functional.embedding(i, w, padding_idx=2),
+    "index_select": lambda w, i: w.index_select(0, i.flatten()).unflatten(0, i.shape),
+    "an index": lambda w, i: w[i],
+    "gather": lambda w, i: w.gather(0, i.flatten()[:, None].expand(-1, 16)).unflatten(0, i.shape),
+    "two tables": lambda w, i: nn.functional.embedding(i, w) + nn.functional.embedding(i, w[:7]),
+}
+
+
+@pytest.mark.parametrize("selects", [True, False])
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_bad_indices_of_rows_that_are_left_out(name, selects):
+    """PyTorch refuses an index wherever it stands, and takes those from the end where it says so."""
+    module, mask = LookUps(LOOK_UPS[name], selects), mask_of("right")
+    wrapped, ids = ORTModule(copy.deepcopy(module)), torch.randint(0, 7, (BATCH, LENGTH))
+    wrapped(ids, mask).backward()
+    assert explain(wrapped).captured
+    for bad in (9, -1, -9, -10, 2**40):
+        given = ids.clone()
+        given[0, -1] = bad  # it is padding, and not selected
+        try:
+            expected = module(given, mask)
+        except (RuntimeError, IndexError):
+            with pytest.raises((RuntimeError, IndexError), match="out of range|out of bounds"):
+                wrapped(given, mask)
+        else:
+            torch.testing.assert_close(wrapped(given, mask), expected)
+    assert explain(wrapped).captured
+
+
 class Reversed(nn.Module):
     """What is cut into rows has been turned round."""
 

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from ortmodule import ORTModule, explain
-from ortmodule.runtime import compiler, dispatcher
 
 
 class Lengths(nn.Module):
@@ -51,19 +50,3 @@ def test_a_length_that_is_refused(pair):
     assert run(pair, rows(3)) and run(pair, rows(3))
     assert not run(pair, rows(20))
     assert run(pair, rows(3))
-
-
-def test_more_ways_than_graphs(pair, monkeypatch):
-    monkeypatch.setattr(compiler, "MOST_VARIANTS", 3)
-    found = [run(pair, rows(3, steps)) for steps in (1, 2, 3, 4, 5)]
-    assert found == [True, True, True, False, False]
-    assert all(run(pair, rows(3, steps)) for steps in (1, 2, 3, 1))
-
-
-def test_graphs_that_do_not_hold_are_not_tried_for_ever(pair, monkeypatch):
-    monkeypatch.setattr(compiler, "MOST_VARIANTS", 1)
-    assert run(pair, rows(3, 1))
-    for steps in range(2, 40):
-        assert not run(pair, rows(3, steps))
-    (graphs,) = [graphs for graphs in pair[1]._ortmodule.graphs.values() if graphs]
-    assert graphs[0].failures == dispatcher.MOST_IDLE_RUNS + 1

@@ -1,4 +1,5 @@
-/* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these.
+/* rows.cu -- twin of ops/movement/rows.c: how many rows matter, which, and tensors that have only these; indices that
+ * are checked.
  *
  * One block counts, in chunks. Rows are moved in pieces of up to 16 bytes. */
 #include "cuda/kernels/chunks.h"
@@ -20,12 +21,20 @@ typedef struct pack_args {
     int32_t repeat;
 } pack_args;
 
+typedef struct checked_args {
+    const void *index;
+    void *to;
+    int64_t count, size;
+    int32_t index_type, node, from_end;
+    cuda_fault *fault;
+} checked_args;
+
 #ifdef ORT_HOST
 #include "ops/movement/rows.h"
 
 #include <string.h>
 
-kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda;
+kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda, checked_index_cuda;
 
 static rows_args args_of(const call *k) {
     return (rows_args){.live = k->in[0].data,
@@ -90,6 +99,19 @@ status unpack_rows_cuda(ctx *c, const call *k) {
     static kernel kernels[] = {
         [1] = {"unpack_1"}, [2] = {"unpack_2"}, [4] = {"unpack_4"}, [8] = {"unpack_8"}, [16] = {"unpack_16"}};
     return run(c, k, kernels, k->out[0].shape.dim[0]);
+}
+
+status checked_index_cuda(ctx *c, const call *k) {
+    static kernel f = {.name = "checked_index"};
+    const checked_args a = {.index = k->in[0].data,
+                            .to = k->out[0].data,
+                            .count = tensor_count(&k->in[0]),
+                            .size = node_int(k->node, "size"),
+                            .index_type = k->in[0].type,
+                            .node = cuda_named(k->node),
+                            .from_end = node_int(k->node, "from_end") != 0,
+                            .fault = k->cuda->fault};
+    return cuda_launch(c, k, &f, geometry_over(a.count, 256, 256), &a);
 }
 #endif
 
@@ -194,4 +216,13 @@ UNPACK(2)
 UNPACK(4)
 UNPACK(8)
 UNPACK(16)
+
+KERNEL(checked_index, checked_args) {
+    FOR_EACH(i, a.count) {
+        const int64_t index = integer_at(a.index, a.index_type, i);
+        if (index >= a.size || index < (a.from_end ? -a.size : 0)) report(a.fault, FAULT_INDEX, a.node, index, a.size);
+        if (a.index_type == I64) ((int64_t *)a.to)[i] = index;
+        else ((int32_t *)a.to)[i] = (int32_t)index;
+    }
+}
 #endif

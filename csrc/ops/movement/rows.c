@@ -1,11 +1,14 @@
-/* rows.c -- owns RowCount, RowIndex, PackRows, UnpackRows: computing only those rows of a tensor that matter.
+/* rows.c -- owns RowCount, RowIndex, PackRows, UnpackRows, CheckedIndex: computing only those rows of a tensor that matter.
  *
  * `live` says of each of N rows whether it matters. RowCount rounds their number up, so that few plans serve all
  * batches; a plan is for one such number T. RowIndex lists the live rows in order. What is left of its T places repeats
  * the last live row r, and is written -1 - r:
  *     PackRows    y[i] = x[row i]; at a repetition the same row, or a filler
  *     UnpackRows  y[row i] = x[i], 0 in all other rows; repetitions are dropped
- * Each is the gradient of the other. Nothing that is computed for a repetition reaches a result or a gradient. */
+ * Each is the gradient of the other. Nothing that is computed for a repetition reaches a result or a gradient.
+ *
+ * CheckedIndex is the indices that it is given, checked as Gather checks them: where look-ups are left out, PyTorch still
+ * refuses their indices. */
 #include "ops/movement/rows.h"
 #include "ops/movement/move.h"
 
@@ -172,7 +175,24 @@ static status grad_unpack(graph *g, const node *n, value *const dy[], value *dx[
     return emit_with(g, &dx[0], "PackRows", NODE_ATTRS(INT("repeat", 0), FLOAT("filler", 0)), dy[0], n->in[1]);
 }
 
-kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda; /* cuda/kernels/rows.cu */
+/* --- CheckedIndex --------------------------------------------------------------------------------------------------- */
+
+static status infer_checked_index(graph *g, node *n) {
+    TRY(require_index(g, n, 0));
+    return infer_same(g, n);
+}
+
+static status checked_index_cpu(ctx *c, const call *k) {
+    const tensor *index = &k->in[0];
+    const int64_t size = node_int(k->node, "size");
+
+    TRY(check_indices(c, index, least_index(k->node, size), size));
+    memcpy(k->out[0].data, index->data, (size_t)tensor_count(index) * dtype_size(index->type));
+    return OK;
+}
+
+kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda,
+    checked_index_cuda; /* cuda/kernels/rows.cu */
 
 /* --- records -------------------------------------------------------------------------------------------------------- */
 
@@ -188,6 +208,9 @@ const op_def rows_ops[] = {
     {OURS("UnpackRows", 2, 2, 1, ANY_TYPE), .owned = OPERAND(1), .plain = OPERAND(0),
      .attrs = NODE_ATTRS(NO_DEFAULT("size", INT)), .infer = infer_unpack,
      .grad = grad_unpack, .cpu = unpack_rows_cpu, .cuda = unpack_rows_cuda},
+    {OURS("CheckedIndex", 1, 1, 1, SET(I64) | SET(I32)), .checked = OPERAND(0), .flags = NO_GRAD,
+     .attrs = NODE_ATTRS(NO_DEFAULT("size", INT), INT("from_end", 1)), .infer = infer_checked_index,
+     .cpu = checked_index_cpu, .cuda = checked_index_cuda},
     {0},
 };
 /* clang-format on */

@@ -63,11 +63,22 @@ def tied(rows, width, index):
     )  # fmt: skip
 
 
+def selected(rows, width, index):
+    """A table of words of which the first of each row is used: all are looked up in PyTorch."""
+    return Case(
+        "ortmodule::CheckedIndex", [t(rows, width), t(width, 3), index, value(0, I64)],
+        lambda w, a, i, first: (w[i.long()] @ a)[:, 0], const=(3,), resize=False, dtypes=("float32", "float64"),
+        nodes=[("Gather", "x0 x2", "words"), ("MatMul", "words x1", "mixed"),
+               ("Gather", "mixed x3", "y0", {"axis": 1})],
+    )  # fmt: skip
+
+
 RUNS = [*range(-10, 12), 3, *range(2, 20)]  # as a padded image is read
 JUMPS = [5, -1, 0, 0, 23, 7, 5, -24, 11]
 
 CASES = [
     tied(9, 8, ints(2, 3, high=9)),
+    selected(9, 8, ints(4, 6, high=9)),
     tied(5, 33, value([-1, 4, 0, 0, -5, 4], I64)),
     tied(3, 1, ints(0, high=3)),
     gather((5, 24), value(RUNS, I64), 1, dtypes=ALL, name="runs"),

@@ -1,0 +1,58 @@
+"""Finds what forward changes by another way than its result: globals, the caller's containers, those in attributes.
+
+A graph cannot repeat such changes. A submodule that makes them can be a break, which PyTorch runs between two pieces of
+the graph: so it is found which one has made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ortmodule.core import pytree
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.pytree import CONSTANTS
+from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.host.opaque_regions import Regions
+
+
+class ChangesAround(NotTraceable):
+    """Forward changes what is around its module, or containers and objects that attributes hold."""
+
+
+class SideEffects:
+    """What may be changed, as it is when forward begins."""
+
+    def __init__(
+        self, around: Snapshot, kept: list[Items], arguments: Any, structure: pytree.Structure,
+        tensors: Sequence[torch.Tensor], regions: Regions,
+    ) -> None:  # fmt: skip
+        """``around``: what is around the module; ``kept``: containers in attributes. ``arguments``: the module's, of
+        this ``structure`` around ``tensors``. ``regions``: learns which containers are the caller's."""
+        self.around, self.kept, self.regions = around, kept, regions
+        regions.arguments, regions.filled = arguments, (list(tensors), structure)
+        regions.containers = {id(c): path for path, c in pytree.containers_in(arguments)}
+
+    def check(self) -> None:
+        """Raises NotTraceable when something around the module has changed."""
+        if name := self.around.changed():
+            raise ChangesAround(f"forward changes {name}, which is around the module")
+
+    def check_arguments(self) -> None:
+        """Raises NotTraceable when anything but breaks has changed the caller's containers."""
+        known, then = self.regions.filled
+        inside, now = pytree.flatten(self.regions.arguments)
+        if now != then or any(a is not b for a, b in zip(inside, known, strict=True)):
+            raise NotTraceable("forward puts something else into a container that it was given")
+
+    def look(self, closely: bool) -> None:
+        """A submodule has been traced: raises NotTraceable for what it has changed. ``closely``: at everything."""
+        if closely:
+            self.check()
+            for kept in self.kept:
+                if kept.changed() and not all(isinstance(item, CONSTANTS) for item in kept.items()):
+                    raise ChangesAround("forward changes a container that an attribute holds")
+        if self.regions.containers:
+            self.check_arguments()

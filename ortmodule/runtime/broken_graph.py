@@ -1,0 +1,461 @@
+"""Runs a captured graph that submodules break: engine, PyTorch, engine, joined by PyTorch's own autograd.
+
+A *break* is a submodule whose tensors hooks, containers or other user code can see. It is called as in eager mode, on
+the tensors of the one autograd graph there is, so whatever it lets escape belongs to that graph. What lies between two
+breaks is a *piece*: a graph of its own, with a plan and an autograd node of its own (:class:`CompiledGraph`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import torch
+
+from ortmodule.capture.dynamic_dims import Capture
+from ortmodule.capture.trace import Source, Trace, Write
+from ortmodule.core import pytree
+from ortmodule.core.config import Config
+from ortmodule.core.dtypes import DTYPES, as_pairs
+from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, NotInEngine, Raised, Unknown
+from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.onnx_utils import RANDOM, attributes, constants
+from ortmodule.engine.autotune import Tuning
+from ortmodule.engine.session import ENGINE_ERRORS, Session, overwrite
+from ortmodule.guards.global_reads import global_state
+from ortmodule.guards.guards import Guards
+from ortmodule.guards.inventory import Slot
+from ortmodule.guards.module_tree import Tree
+from ortmodule.host.fallback import only_pytorch
+from ortmodule.host.host_node import Node, operands_of, specs_of
+from ortmodule.host.opaque_regions import Replayed, recording
+from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.executable import Flags
+from ortmodule.runtime.rng_replay import RngReplay
+
+#: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
+MOST_OUTSIDE = 0.5
+#: What an ONNX interpreter is: it computes nodes' outputs into values; `debug/onnx_interpreter.py`.
+Interpreter = Callable[[Sequence[onnx.NodeProto], dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
+
+
+class _PieceCall:
+    """The call of one piece."""
+
+    __slots__ = ("inputs", "shapes")
+
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.shapes = tuple([t.shape for t in inputs])
+
+    def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
+        raise AssertionError("a piece is no module")
+
+
+class PieceGraph(CompiledGraph):
+    """One piece; a call returns the values of ``piece.outputs``."""
+
+    def __init__(
+        self, piece: Piece, capture: Capture, tree: Tree, guards: Guards, examples: list[torch.Tensor], config: Config,
+        tuning: Tuning | None, results: set[int], interpret: Interpreter,
+    ) -> None:  # fmt: skip
+        """``examples``: small inputs. ``results``: places of outputs that are results of the module, and no more."""
+        self.piece, self._results, self._interpret = piece, results, interpret
+        super().__init__(capture, tree, guards, examples, config, tuning)
+
+    def _first_prediction(self, ranks: Sequence[int]) -> Flags:
+        """What other pieces and breaks use receives a gradient, and of results losses, if there are any."""
+        losses = [i for i in self.differentiable if i in self._results and ranks[i] == 0]
+        left = self._results - set(losses) if losses else set()
+        chosen = [i for i in self.differentiable if i not in left]
+        return tuple([i in chosen for i in range(len(self.session.outputs))])
+
+    def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        return outputs[: self.n_results]
+
+    def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
+        named = zip(self.piece.inputs, inputs, strict=True)
+        return {int(name.removeprefix(INPUT)): t for name, t in named if name.startswith(INPUT)}
+
+    def recomputed(
+        self, call: Any, tensors: Sequence[torch.Tensor], seed: int, generator: Any
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """As :meth:`CompiledGraph.recomputed`: PyTorch computes the piece's nodes, one after the other."""
+        model = self.capture.model
+        feeds = dict(zip(self.session.inputs, tensors, strict=True))
+        try:
+            values = RngReplay(model, self.session.known).of({n: t.detach() for n, t in feeds.items()}, seed)
+            drawn = {value.node.output[0]: value.tensor for value in values}
+            with torch.enable_grad():
+                stands = {name: t.view_as(t) if t.requires_grad else t for name, t in feeds.items()}
+            found = self._interpreted(stands, drawn, True)
+        except (Unknown, Incomparable) as error:
+            raise RuntimeError(
+                f"create_graph=True: PyTorch cannot compute a part of the module once more, which is beside a "
+                f"submodule that it runs by itself: {error}"
+            ) from error
+        results = [found[name] for name in self.session.outputs[: self.n_results]]
+        return results, [stands[self.session.inputs[i]] for i in self.leaves]
+
+    def in_pytorch(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The piece's outputs, where the engine cannot compute them. Raises Unknown where PyTorch cannot, either."""
+        if self.is_random or self.writes or self.piece.calls or self.pairs:
+            raise Unknown("numbers that are drawn, or a buffer that changes")
+        feeds = [inputs[feed] if isinstance(feed, int) else feed.get() for feed in self.feeds]
+        found = self._interpreted(dict(zip(self.session.inputs, feeds, strict=True)), {}, torch.is_grad_enabled())
+        return [found[name] for name in self.session.outputs[: self.n_results]]
+
+    def _interpreted(
+        self, values: dict[str, torch.Tensor], drawn: dict[str, torch.Tensor], grad: bool
+    ) -> dict[str, torch.Tensor]:
+        model = self.capture.model
+        device = next((t.device for t in values.values()), torch.device("cpu"))
+        with torch.set_grad_enabled(grad), torch.autocast(device.type, enabled=False), torch.device(device):
+            found = {name: t.to(device) for name, t in constants(model).items()} | values
+            self._interpret(model.graph.node, found, drawn)
+        return found
+
+
+class BrokenGraph(CompiledGraph):
+    """A captured graph in pieces. Raises CaptureError for one that cannot be cut, and what the engine raises."""
+
+    def __init__(
+        self, capture: Capture, tree: Tree, guards: Guards, inputs: Sequence[torch.Tensor], config: Config,
+        tuning: Tuning | None, interpret: Interpreter,
+    ) -> None:  # fmt: skip
+        self.pieces: list[PieceGraph] = []
+        super().__init__(capture, tree, guards, inputs, config, tuning)
+        trace, model = capture.trace, capture.model
+        self.breaks = {i: node for i, node in enumerate(trace.nodes) if node.breaks}
+        _check_share(self.breaks.values(), tree)
+        _check_reads(model, self._reads_from(), self.breaks)
+        outputs = self.session.outputs
+        self._names = list(outputs[: self.n_results])
+        #: What forward changes: where it is, by the output with its new contents.
+        self._new = [
+            (target, write, outputs[write.output]) for target, write in self.writes if write.output is not None
+        ]
+        #: Parameters and buffers that others take the places of while it runs.
+        moved = [write.target.key for _, write in self.writes if write.replaces and write.target.kind == "state"]
+        moved += [slot.name for node in self.breaks.values() for slot in node.sets]
+        self._moved = {STATE + name: tree.slots[name] for name in moved if name in tree.slots}
+        written = {target for target, _ in self.writes if isinstance(target, int)}
+        integers = [
+            f"{INPUT}{i}" for i, t in enumerate(inputs)
+            if i not in written and not t.is_floating_point() and not t.is_complex()
+        ]  # fmt: skip
+        kept = [*self._names, *(name for _, _, name in self._new)]
+        self.steps, self._step_of = cut(model, self.breaks.keys(), kept, integers, self._moved.keys())
+        examples = _examples(capture, self.steps, tree, self._moved)
+        self._make_pieces(examples, guards, config, tuning, interpret, trace)
+        self._writes_after = self._place_writes()
+
+    def _make_pieces(
+        self, examples: dict[str, torch.Tensor], guards: Guards, config: Config, tuning: Tuning | None,
+        interpret: Interpreter, trace: Trace,
+    ) -> None:  # fmt: skip
+        differentiable = _differentiable(self, trace, examples)
+        self.runs: list[PieceGraph | Node] = []
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Break):
+                self.runs.append(trace.nodes[step.number])
+                continue
+            flags = [name in differentiable for name in step.outputs]
+            given = [examples[name] for name in step.inputs]
+            given = [t.requires_grad_(name in differentiable) for name, t in zip(step.inputs, given, strict=True)]
+            model = step.model(self.capture.model, [*step.outputs, *(name for _, name in step.calls)])
+            used = {name for node in model.graph.node for name in node.input}
+            own = [w for _, w in self.writes if w.output is None and STATE + str(w.target.key) in used]
+            own += self._in_place(number, step)
+            part = replace(
+                trace,
+                result=pytree.flatten(None)[1],
+                sources=[Source("graph", i) for i in range(len(step.outputs))],
+                requires_grad=flags,
+                outputs=[examples[name] for name in step.outputs],
+                tensors=given,
+                views={},
+                writes=own,
+                settled=[],
+                sets=[],
+                size_reads=[],
+                data_reads=[],
+                draws=[],
+                nodes=trace.nodes if step.calls else [],
+            )
+            capture = replace(self.capture, model=model, trace=part, views={}, pinned={}, sample=[])
+            results = {i for i, name in enumerate(step.outputs) if name in self._names and name not in self._crossing()}
+            if step is not self.steps[-1]:  # islands and other pieces get logits as they are
+                settings = replace(config, defer_logits="0")
+            else:
+                settings = config
+            piece = PieceGraph(step, capture, self.tree, guards, given, settings, tuning, results, interpret)
+            piece.modes = self.modes
+            self.pieces.append(piece)
+            self.runs.append(piece)
+            # A plan for small inputs: what the engine refuses is found before a submodule has effects.
+            shapes = tuple([t.shape for t in given])
+            if not step.calls:
+                piece.executables.prepare(shapes, piece._predicted() if piece.differentiable else None)
+
+    def _in_place(self, number: int, step: Piece) -> list[Write]:
+        """What this piece changes of its own inputs and of state: it copies what backward reads."""
+        found = []
+        for entry in list(self._new):
+            target, write, name = entry
+            if self._step_of(name) != number or write.replaces:
+                continue
+            place = f"{INPUT}{target}"
+            if isinstance(target, int) and place not in step.inputs:
+                continue
+            source = Source("input", step.inputs.index(place)) if isinstance(target, int) else write.target
+            found.append(Write(source, step.outputs.index(name), False))
+            self._new.remove(entry)
+        return found
+
+    def _crossing(self) -> set[str]:
+        """The values that a later step uses."""
+        return {name for s in self.steps for name in (s.operands if isinstance(s, Break) else s.inputs)}
+
+    def _place_writes(self) -> list[list[tuple[Any, Write, str]]]:
+        """By step: what forward changes of inputs and state that is known behind it."""
+        found: list[list[tuple[Any, Write, str]]] = [[] for _ in self.steps]
+        for target, write, name in self._new:
+            found[max(self._step_of(name), 0)].append((target, write, name))
+        return found
+
+    def _reads_from(self) -> list[str]:
+        """The outputs that hold what Python reads."""
+        names = self.session.outputs
+        return [names[i] for i in (self._reads.size, self._reads.data) if i is not None]
+
+    @property
+    def failed(self) -> Callable[[Exception], None]:
+        return self._failed
+
+    @failed.setter
+    def failed(self, function: Callable[[Exception], None]) -> None:
+        self._failed = function
+        for piece in self.pieces:
+            piece.failed = function
+
+    def sessions(self) -> list[Session]:
+        return [session for piece in self.pieces for session in piece.sessions()]
+
+    def parts(self) -> Sequence[CompiledGraph]:
+        return self.pieces
+
+    def plan_first(self, shapes: tuple) -> None:
+        pass
+
+    def has_effects(self) -> bool:
+        return True
+
+    # --- a run --------------------------------------------------------------------------------------------------------
+
+    def __call__(self, call: Call) -> Any:
+        inputs, shapes = call.inputs, call.shapes
+        if self._written:
+            self._check_memory(inputs)
+        if self.views:
+            self._check_bases(inputs)
+        if self._reads.early is not None:
+            self._check_reads(call)
+        values: dict[str, torch.Tensor] = {f"{INPUT}{i}": t for i, t in enumerate(inputs)}
+        for name, slot in self._moved.items():
+            values[name] = slot.get()
+        returned: list[Any] = []  # by the breaks that ran
+        for step, run, new in zip(self.steps, self.runs, self._writes_after, strict=True):
+            if isinstance(step, Break):
+                assert isinstance(run, Node)
+                try:
+                    made = self._run_break(step, run, values, call, returned)
+                except Disagrees as error:
+                    raise self._unfinished(call, returned, error) from error
+            else:
+                assert isinstance(run, PieceGraph)
+                made = self._run_piece(run, [values[name] for name in step.inputs], call, bool(returned))
+            values.update(zip(step.outputs, made, strict=True))
+            for target, write, name in new:
+                self._write_one(target, write, values[name], inputs)
+            for name in step.dead:
+                values.pop(name, None)
+        outputs = [self._valued(name, values) for name in self._names]
+        if self.views and shapes not in self._seen:
+            self._compare_views(shapes, inputs, outputs)
+        for function, args in self.capture.trace.draws:
+            function(*args)
+        return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
+
+    def _valued(self, name: str, values: dict[str, torch.Tensor]) -> torch.Tensor:
+        return values[name] if name in values else self.tree.slots[name.removeprefix(STATE)].get()
+
+    def _run_piece(self, piece: PieceGraph, inputs: list[torch.Tensor], call: Call, ran: bool) -> Any:
+        """The piece's outputs. ``ran``: a break has run, and must not run again."""
+        reason: Exception
+        try:
+            if ran and any(0 in t.shape for t in inputs):
+                raise NotInEngine(Cause.DATA, "a submodule that PyTorch runs returns an empty tensor")
+            return piece(_PieceCall(inputs))  # type: ignore[arg-type]  # it asks no more of its call
+        except (NotInEngine, *ENGINE_ERRORS) as error:
+            if not ran:
+                raise
+            reason = error
+        try:
+            return piece.in_pytorch(inputs)
+        except Unknown:
+            text = f"ORTModule: {reason}. It has run a submodule already, so PyTorch cannot run the whole call"
+            raise Raised(RuntimeError(text)) from reason
+        except Exception as error:
+            raise Raised(error) from None
+
+    def _run_break(
+        self, step: Break, node: Node, values: dict[str, torch.Tensor], call: Call, returned: list[Any]
+    ) -> list[torch.Tensor]:
+        """Raises Disagrees when it has run, and the graph cannot go on with what it returned."""
+        given = [self._valued(name, values) for name in step.operands]
+        before = operands_of(given) if self._reads.early is not None else ()
+        passed = [t.clone() if i in node.changed else t for i, t in enumerate(given)]
+        try:
+            outputs = node.call(passed, call.given, returned)
+        except Disagrees:
+            raise
+        except Exception as error:
+            raise Raised(error) from None
+        outputs += [slot.get() for slot in node.sets]
+        for made, flag, (dtype, rank) in zip(outputs, node.flags, node.kinds, strict=True):
+            if (DTYPES.get(made.dtype), made.dim()) != (dtype, rank) or (made.requires_grad and not flag):
+                raise Disagrees(f"{node.name} returns another kind of tensor than when it was traced")
+        known = self.session.known
+        if before and known is not None:
+            found, _ = known.answer(step.number, before, True)
+            results = specs_of(outputs)
+            known.learn(step.number, before, results)
+            if found is not None and found != results:
+                known.rules[step.number] = None
+                raise Disagrees(f"{node.name} returns tensors of other sizes than those that Python counted on")
+        return outputs
+
+    def _unfinished(self, call: Call, returned: list[Any], error: Disagrees) -> NotInEngine:
+        """PyTorch runs the call from the beginning, with what the breaks have returned: they do not run again."""
+        steps = list(zip(self.steps, self.runs, self._writes_after, strict=True))
+        count = [i for i, run in enumerate(self.runs) if isinstance(run, Node)][len(returned) - 1]
+        done = [run for run in self.runs[:count] if isinstance(run, PieceGraph)]
+        changed = any(piece.is_random or piece.writes for piece in done) or any(new for *_, new in steps[:count])
+        nodes = [run for run in self.runs[: count + 1] if isinstance(run, Node)]
+
+        def finish() -> Any:
+            if changed:
+                text = f"ORTModule: {error}, and what was drawn and changed before cannot be taken back"
+                raise RuntimeError(f"{text}: PyTorch will run the next such call")
+            with recording(Replayed(self.tree, nodes, returned)), only_pytorch():
+                return call.forward(*call.given[0], **call.given[1])
+
+        reason = NotInEngine(Cause.TORCH_MODEL, str(error), call.key)
+        reason.finish = finish
+        return reason
+
+    def _write_one(self, target: Any, write: Write, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            if write.replaces and isinstance(target, Slot):
+                target.set(value)
+            else:
+                overwrite(inputs[target] if isinstance(target, int) else target.get(), value.detach())
+
+    def _check_reads(self, call: Call) -> None:
+        tensors = [call.inputs[f] if isinstance(f, int) else f.get() for f in self.feeds]
+        tensors = [as_pairs(t).contiguous() for t in tensors]
+        if not self._reads.check_early(call.shapes, tensors):
+            reason = "Python reads a size behind a submodule that PyTorch runs, which is not known before that runs"
+            raise NotInEngine(Cause.TORCH_MODEL, reason, (call.key, call.shapes))
+
+
+# --- what is found when it is made ------------------------------------------------------------------------------------
+
+
+def _check_share(breaks: Any, tree: Tree) -> None:
+    """Raises CaptureError where most of the module would be breaks."""
+    embeddings = {id(m.weight) for m in tree.modules.values() if isinstance(m, torch.nn.Embedding)}
+    sizes = {id(p): p.numel() for m in tree.modules.values() for p in m.parameters() if id(p) not in embeddings}
+    inside = {id(p) for node in breaks for p in tree.modules[node.name].parameters()}
+    outside = sum(size for key, size in sizes.items() if key in inside)
+    if outside > MOST_OUTSIDE * sum(sizes.values()):
+        names = ", ".join(dict.fromkeys(node.name for node in breaks))
+        raise CaptureError(
+            f"submodules that PyTorch would run ({names}) hold {outside / sum(sizes.values()):.0%} of the weights: "
+            f"{next(iter(breaks)).breaks}"
+        )
+
+
+def _check_reads(model: onnx.ModelProto, reads: Sequence[str], breaks: dict[int, Node]) -> None:
+    """Raises CaptureError where Python reads what a break computes, or what is drawn: neither can be had before."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    waiting, seen = list(reads), set()
+    while waiting:
+        name = waiting.pop()
+        node = producer.get(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if node.op_type == "PythonOp" and attributes(node)["number"] in breaks:
+            text = f"Python reads what {breaks[attributes(node)['number']].name} computes, which PyTorch runs by itself"
+            raise CaptureError(text)
+        if node.op_type in RANDOM:
+            raise CaptureError("Python reads numbers that are drawn, beside submodules that PyTorch runs")
+        if node.op_type not in ("Shape", "Size"):
+            waiting += node.input
+
+
+def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.Tensor]) -> set[str]:
+    """The values that carry a gradient: results and operands of breaks as they were traced, others where one that does
+    is computed with."""
+    if not graph.leaves:
+        return set()
+    found = {graph.session.inputs[i] for i in graph.leaves}
+    said: dict[str, bool] = dict(zip(graph._names, trace.requires_grad, strict=True))
+    said |= {name: False for name, t in examples.items() if not t.is_floating_point()}
+    for step in graph.steps:
+        if isinstance(step, Break):
+            node = trace.nodes[step.number]
+            said.update(zip(step.outputs, node.flags, strict=True))
+            said.update((name, need) for name, need in zip(step.operands, node.needs, strict=True) if name not in found)
+    stopping = ("StopGradient", "Shape", "Size")
+    for node in graph.capture.model.graph.node:
+        carries = node.op_type not in stopping and not found.isdisjoint(used_by(node))
+        if node.op_type == "PythonOp":
+            flags = dict(zip(node.output[1:], trace.nodes[attributes(node)["number"]].flags, strict=False))
+            carries = False
+            found.update(name for name, flag in flags.items() if flag)
+        for name in node.output:
+            if said.get(name, carries):
+                found.add(name)
+    return found
+
+
+def _examples(
+    capture: Capture, steps: Sequence[Piece | Break], tree: Tree, moved: dict[str, Slot]
+) -> dict[str, torch.Tensor]:
+    """All values at the cuts, for the small inputs that the graph was traced on."""
+    inputs = {f"{INPUT}{i}": t.detach() for i, t in enumerate(capture.sample)}
+    found = inputs | {name: slot.get().detach() for name, slot in moved.items()}
+    names = dict.fromkeys(name for step in steps for name in step.outputs if name not in found)
+    if not names:
+        return found
+    model = onnx.ModelProto()
+    model.CopyFrom(capture.model)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
+    around = global_state(tree.modules.values())
+    with tree.isolated(), tree.unhooked(), only_pytorch(), around.around():
+        feeds = [
+            inputs[name] if name in inputs else tree.slots[name.removeprefix(STATE)].get() for name in session.inputs
+        ]
+        try:
+            run = session.run([as_pairs(t.detach()).clone().contiguous() for t in feeds], [False] * len(feeds))
+        except Raised as raised:
+            raise CaptureError(f"{type(raised.error).__name__}: {raised.error}") from None
+        return found | dict(zip(names, run.outputs, strict=True))
