@@ -86,11 +86,7 @@ class Model:
         recompute: int = 0,
         budget: int = 0,
     ) -> Plan:
-        """A plan for these types and shapes; a ``device`` of -1 is the CPU, ``output_grads=None`` inference.
-
-        ``recompute``: 1 lets backward compute layers again, 2 all that needs less memory. ``budget``: bytes that the
-        arena may have; MemoryError where no recomputation comes below.
-        """
+        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU."""
 
 @final
 class Plan:

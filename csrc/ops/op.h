@@ -33,7 +33,7 @@ typedef enum op_flag {
     KEEP = 1 << 8,        /* never constant-folded although deterministic */
     IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
     COSTLY = 1 << 10,     /* pointwise, and takes longer than loading its result */
-    DISJOINT = 1 << 11,      /* with INPLACE: no other operand may lie in that memory */
+    DISJOINT = 1 << 11,   /* with INPLACE: no other operand may lie in that memory */
     INPLACE_ON_CPU = 1 << 12, /* with INPLACE: only on a CPU; a library's kernels promise nothing of the kind */
 } op_flag;
 

@@ -68,7 +68,7 @@ static void start_anew(ctx *c) {
 
 status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,
                       plan **out) {
-    enum { TRIES = 6 };
+    enum { TRIES = 8 };
     compile_options to = *o;
     int64_t least = INT64_MAX, bytes;
 
@@ -80,13 +80,15 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
         bytes = (*out)->run_bytes;
         if (bytes <= budget || !o->output_grads) return OK;
         if (bytes < least) least = bytes;
-        else if (i > 1) break; /* as little as can be reached */
+        if (to.goal == RECOMPUTE_TO && (*out)->again.after > to.target) break; /* as little as can be reached */
         /* What the choice estimates and what the plan takes differ: by the passes between them, and by gaps. */
         if (to.goal == RECOMPUTE_TO) to.target -= bytes - budget + budget / 64;
+        if (i == TRIES - 1) to.target = 0;
         to.goal = RECOMPUTE_TO;
     }
     return fail(c, E_NOMEM,
-                "a step needs %" PRId64 " bytes for activations, workspace and results, however much is computed again, and the "
+                "a step needs %" PRId64
+                " bytes for activations, workspace and results, however much is computed again, and the "
                 "memory budget leaves %" PRId64,
                 least, budget);
 }

@@ -70,9 +70,9 @@ typedef struct plan {
     interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;
     int n_writes;
-    bool random;           /* forward or backward draws random numbers: a run needs a seed */
-    bool *reads_input;     /* [inputs of the model] backward reads it: it must not change before */
-    bool *reads_output;    /* [outputs] the same */
+    bool random;            /* forward or backward draws random numbers: a run needs a seed */
+    bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
+    bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
     int fired[MAX_PASSES];  /* how often each pass changed something */
 } plan;

@@ -12,11 +12,11 @@ typedef struct planner {
     ctx *c; /* memory that dies with it */
     node **order;
     int count, n_forward;
-    value **root;  /* [value id] whose memory it is in, through views */
-    int *phase;    /* [node id] */
-    int n_nodes;   /* before there were copies */
-    value **copy;  /* [value id] what backward makes again */
-    int known;     /* values before there were copies */
+    value **root; /* [value id] whose memory it is in, through views */
+    int *phase;   /* [node id] */
+    int n_nodes;  /* before there were copies */
+    value **copy; /* [value id] what backward makes again */
+    int known;    /* values before there were copies */
     recompute_problem problem;
     recompute_choice choice;
 } planner;
@@ -132,8 +132,13 @@ static status make_problem(planner *pl) {
     hold(held, pl, g->outputs, g->n_outputs);
     hold(held, pl, g->input_grads, g->n_input_grads);
     for (state_write *w = g->writes; w; w = w->next) hold(held, pl, &w->value, 1);
-    *p = (recompute_problem){.n_values = g->n_values, .n_steps = pl->count, .n_forward = pl->n_forward, .steps = steps,
-                             .bytes = bytes, .maker = maker, .held = held};
+    *p = (recompute_problem){.n_values = g->n_values,
+                             .n_steps = pl->count,
+                             .n_forward = pl->n_forward,
+                             .steps = steps,
+                             .bytes = bytes,
+                             .maker = maker,
+                             .held = held};
     return OK;
 }
 
@@ -239,8 +244,8 @@ static status run(planner *pl, recompute_goal goal, int64_t target, recompute_re
     TRY(make_problem(pl));
     if (goal == RECOMPUTE_LAYERS) TRY(recompute_layers(pl->c, &pl->problem, &pl->choice));
     else TRY(recompute_to(pl->c, &pl->problem, target, &pl->choice));
-    *out = (recompute_result){.before = pl->choice.before, .after = pl->choice.peak, .cost = pl->choice.cost,
-                              .count = pl->choice.count};
+    *out = (recompute_result){
+        .before = pl->choice.before, .after = pl->choice.peak, .cost = pl->choice.cost, .count = pl->choice.count};
     for (int t = 0; t < pl->count; t++)
         if (pl->problem.steps[t].cost > 0) out->total += pl->problem.steps[t].cost;
     return pl->choice.count ? rewrite(pl) : OK;

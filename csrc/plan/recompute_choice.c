@@ -162,8 +162,7 @@ static status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives 
     TRY(NEW(c, s->queue, p->n_forward));
     TRY(NEW(c, s->stamp, p->n_steps));
     for (int t = p->n_forward; t < p->n_steps; t++)
-        for (int i = 0; i < p->steps[t].n_in; i++)
-            s->kept_for[p->steps[t].in[i]] = is_forwards(p, p->steps[t].in[i]);
+        for (int i = 0; i < p->steps[t].n_in; i++) s->kept_for[p->steps[t].in[i]] = is_forwards(p, p->steps[t].in[i]);
     return lives_new(c, p, l);
 }
 
@@ -176,7 +175,9 @@ static void take_result(const chooser *s, const lives *l, recompute_choice *out)
     for (int v = 0; v < s->p->n_values; v++) out->count += s->again[v];
 }
 
-static bool may_go(const chooser *s, int v) { return s->kept_for[v] && !s->p->held[v] && !s->again[v] && s->p->bytes[v]; }
+static bool may_go(const chooser *s, int v) {
+    return s->kept_for[v] && !s->p->held[v] && !s->again[v] && s->p->bytes[v];
+}
 
 /* --- to a number of bytes ------------------------------------------------------------------------------------------- */
 
@@ -263,8 +264,7 @@ static int64_t bytes_between(const chooser *s, const int *last, const layers *x,
     for (int k = 0; k + 1 < x->count; k++) {
         const int begin = x->begin + shift + k * x->period, end = begin + x->period;
         for (int t = begin; t < end && t < s->p->n_forward; t++)
-            for (int i = 0; i < s->p->steps[t].n_out; i++)
-                sum += bytes_behind(s, last, s->p->steps[t].out[i], end);
+            for (int i = 0; i < s->p->steps[t].n_out; i++) sum += bytes_behind(s, last, s->p->steps[t].out[i], end);
     }
     return sum;
 }

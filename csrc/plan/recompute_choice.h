@@ -13,10 +13,10 @@
 typedef struct recompute_step {
     const int *in, *out; /* values; `out` in the memory of this plan alone */
     int n_in, n_out;
-    double cost;    /* of running it once more; negative: it must not run twice */
-    int64_t work;   /* bytes of scratch memory */
-    bool in_place;  /* an operand that dies here makes room for a result */
-    uint64_t kind;  /* equal for steps that do the same to operands of the same shapes */
+    double cost;   /* of running it once more; negative: it must not run twice */
+    int64_t work;  /* bytes of scratch memory */
+    bool in_place; /* an operand that dies here makes room for a result */
+    uint64_t kind; /* equal for steps that do the same to operands of the same shapes */
 } recompute_step;
 
 typedef struct recompute_problem {
@@ -28,11 +28,11 @@ typedef struct recompute_problem {
 } recompute_problem;
 
 typedef struct recompute_choice {
-    bool *kept;            /* [value] forward makes it, backward reads it, and it is kept or made again */
-    bool *again;           /* [value] it is made again */
-    int64_t before, peak;  /* the most bytes that are needed at one time: without, and with these made again */
-    double cost;           /* of all steps that run twice */
-    int count;             /* values that are made again */
+    bool *kept;           /* [value] forward makes it, backward reads it, and it is kept or made again */
+    bool *again;          /* [value] it is made again */
+    int64_t before, peak; /* the most bytes that are needed at one time: without, and with these made again */
+    double cost;          /* of all steps that run twice */
+    int count;            /* values that are made again */
 } recompute_choice;
 
 /* Makes so much again that `peak` is at most `target`, the least cost for a byte first, or as little as can be reached. */

@@ -139,8 +139,8 @@ static status check_there(ctx *c, const plan *p, int device) {
 }
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes", "host", "padding_unseen",
-                     "device", "recompute", "budget", NULL};
+    char *names[] = {"inputs",         "needs_grad", "output_grads", "disabled_passes", "sizes", "host",
+                     "padding_unseen", "device",     "recompute",    "budget",          NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];

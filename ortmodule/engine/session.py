@@ -363,8 +363,9 @@ class Session:
         memory: MemoryGoal | None = None,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
-        PyTorch runs, by their numbers in the model. ``memory``: what a step with its backward may take. ``padding_unseen``: results for tokens that are padding may be
-        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans."""
+        PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans.
+        ``memory``: what a step with its backward may take."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
         self.graphs, self.tuning, self.memory = graphs, tuning, memory or MemoryGoal(0, 0)
