@@ -83,8 +83,10 @@ class Model:
         host: _Host | None = None,
         padding_unseen: bool = False,
         device: int = -1,
+        recompute: int = 0,
+        budget: int = 0,
     ) -> Plan:
-        """A plan for these types and shapes; a ``device`` of -1 is the CPU, ``output_grads=None`` inference."""
+        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU."""
 
 @final
 class Plan:
@@ -117,6 +119,9 @@ class Plan:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arena that a run needs."""
+    @property
+    def recomputed(self) -> tuple[int, float]:
+        """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
     def constant_bytes(self) -> int:
         """Bytes of the constants that a plan for a GPU keeps there."""

@@ -86,6 +86,7 @@ struct node {
     node *prev, *next; /* program order, always topological */
     int64_t place;     /* grows along the program order */
     bool backward;     /* made by the gradient builder */
+    bool again;        /* forward runs it, too (plan/recompute.c): out[0] is made whether it is read or not */
     int mark;
 };
 

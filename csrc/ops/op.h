@@ -33,7 +33,7 @@ typedef enum op_flag {
     KEEP = 1 << 8,        /* never constant-folded although deterministic */
     IN_MODELS = 1 << 9,   /* ours: exported models have it. The others only the engine emits, with operands that fit */
     COSTLY = 1 << 10,     /* pointwise, and takes longer than loading its result */
-    DISJOINT = 1 << 11,      /* with INPLACE: no other operand may lie in that memory */
+    DISJOINT = 1 << 11,   /* with INPLACE: no other operand may lie in that memory */
     INPLACE_ON_CPU = 1 << 12, /* with INPLACE: only on a CPU; a library's kernels promise nothing of the kind */
 } op_flag;
 
@@ -72,6 +72,8 @@ struct op_def {
     kernel_fn *cpu;
     /* Tells of every matrix product of a run on the CPU; operands have no memory. NULL: of none. */
     void (*products)(const call *k, product_fn *each, void *arg);
+    /* Multiplications and additions, of what computes products in a kernel of its own; NULL: `products` tells. */
+    double (*flops)(const node *n);
     kernel_fn *cuda; /* on memory of a GPU: starts kernels and waits for nothing; NULL until there is one */
     size_t (*cuda_workspace)(const node *n);
     const char *(*foreign)(const node *n); /* the ATen operator this node would run through torch, or NULL */

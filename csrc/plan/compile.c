@@ -3,6 +3,7 @@
 
 #include "grad/grad.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #ifdef ORT_VERIFY
@@ -34,6 +35,7 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
 
 status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     int fired[MAX_PASSES] = {0};
+    recompute_result again = {0};
     graph *g;
 
     TRY(graph_for(c, o, &g));
@@ -46,10 +48,47 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
         graph_remove_dead(g);
         VERIFY(g, "after the gradient");
         TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
+        TRY(recompute(g, o->goal, o->target, &again));
+        VERIFY(g, "after recomputation");
     }
     TRY(passes_run(g, LAST, o->disabled_passes, fired));
     TRY(passes_run(g, WHILE_EMITTED, o->disabled_passes, fired));
     TRY(plan_make(g, o->cuda, out));
     memcpy((*out)->fired, fired, sizeof fired);
+    (*out)->again = again;
     return OK;
+}
+
+static void start_anew(ctx *c) {
+    const int64_t fail_after = c->mem.fail_after;
+    ctx_release(c);
+    ctx_init(c);
+    c->mem.fail_after = fail_after;
+}
+
+status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, int64_t budget,
+                      plan **out) {
+    enum { TRIES = 8 };
+    compile_options to = *o;
+    int64_t least = INT64_MAX, bytes;
+
+    to.goal = RECOMPUTE_NOTHING;
+    to.target = budget;
+    for (int i = 0; i <= TRIES; i++) {
+        if (i > 0) start_anew(c);
+        TRY(compile(c, model, inputs, &to, out));
+        bytes = (*out)->run_bytes;
+        if (bytes <= budget || !o->output_grads) return OK;
+        if (bytes < least) least = bytes;
+        if (to.goal == RECOMPUTE_TO && (*out)->again.after > to.target) break; /* as little as can be reached */
+        /* What the choice estimates and what the plan takes differ: by the passes between them, and by gaps. */
+        if (to.goal == RECOMPUTE_TO) to.target -= bytes - budget + budget / 64;
+        if (i == TRIES - 1) to.target = 0;
+        to.goal = RECOMPUTE_TO;
+    }
+    return fail(c, E_NOMEM,
+                "a step needs %" PRId64
+                " bytes for activations, workspace and results, however much is computed again, and the "
+                "memory budget leaves %" PRId64,
+                least, budget);
 }

@@ -99,7 +99,8 @@ static void find_lives(planner *pl) {
 }
 
 static bool wanted(const planner *pl, const value *v) {
-    return v->type != DT_NONE && (v->n_uses > 0 || pl->blocks[v->id].place != AT_ARENA);
+    const bool made = v->n_uses > 0 || (v->def && v->def->again && v->def_index == 0);
+    return v->type != DT_NONE && (made || pl->blocks[v->id].place != AT_ARENA);
 }
 
 /* --- in place ------------------------------------------------------------------------------------------------------- */

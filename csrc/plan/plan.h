@@ -8,6 +8,7 @@
 #include "ops/op.h"
 #include "passes/pipeline.h"
 #include "plan/offsets.h"
+#include "plan/recompute.h"
 
 /* Bytes that divide the address of an arena and of all that lies in it. cuBLASLt wants its workspace on 256. */
 enum { PLAN_ALIGNED = 64, PLAN_ALIGNED_ON_GPU = 256 };
@@ -69,10 +70,11 @@ typedef struct plan {
     interval *blocks; /* lives of the arena's blocks, in instructions */
     int n_blocks;
     int n_writes;
-    bool random;           /* forward or backward draws random numbers: a run needs a seed */
-    bool *reads_input;     /* [inputs of the model] backward reads it: it must not change before */
-    bool *reads_output;    /* [outputs] the same */
-    int fired[MAX_PASSES]; /* how often each pass changed something */
+    bool random;            /* forward or backward draws random numbers: a run needs a seed */
+    bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
+    bool *reads_output;     /* [outputs] the same */
+    recompute_result again; /* what backward computes again */
+    int fired[MAX_PASSES];  /* how often each pass changed something */
 } plan;
 
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;

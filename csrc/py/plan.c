@@ -277,6 +277,12 @@ static PyObject *get_arena_bytes(PyObject *object, void *unused) {
     return PyLong_FromLongLong(plan_of(object)->arena_bytes);
 }
 
+static PyObject *get_recomputed(PyObject *object, void *unused) {
+    const recompute_result *r = &plan_of(object)->again;
+    (void)unused;
+    return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
+}
+
 static PyObject *get_constant_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLongLong(plan_of(object)->constant_bytes);
@@ -386,6 +392,8 @@ static PyGetSetDef plan_getset[] = {
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
+    {"recomputed", get_recomputed, NULL,
+     "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
     {"constant_bytes", get_constant_bytes, NULL, "bytes of the constants that a plan for a GPU keeps there", NULL},
     {"graphs", get_graphs, NULL,
      "(recorded, updated, started): how often a CUDA graph of this plan was made, took an older one's place, and ran",

@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -179,12 +180,25 @@ def _file(text: str) -> str:
     return text
 
 
+_UNITS = {unit: 1024**i for i, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))} | {
+    unit: 1000**i for i, unit in enumerate(("", "KB", "MB", "GB", "TB"))
+}
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Z]*)", text.strip().upper())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError("a number of bytes, as 8GiB, 500MB or 1000000")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
 FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
 FOLDER = Kind("folder", _folder)
 PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missing", _private_folder)
 SHARE = Kind("number from 0, or `inf`", _share)
 PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
 FILE, PATH = Kind("file", _file), Kind("path", str)
+BYTES = Kind("bytes, as `8GiB` or `500MB`", _bytes)
 LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
 
 FALLBACK_POLICY = _some_of(
@@ -352,8 +366,14 @@ class Config:
     )
     memory_opt_level: int = _setting(
         _number(0, 2), 0,
-        "0: off, or the plan of the user; 1: compute each Transformer layer again in backward; 2: and keep "
-        "less", exists=False,
+        "what backward computes again instead of keeping it. 0: nothing, or what `MEMORY_BUDGET` takes; 1: each "
+        "layer, from what the layer before gives to it; 2: all that needs less memory",
+    )
+    memory_budget: int = _setting(
+        BYTES, 0,
+        "bytes that a step may take: parameters, buffers, inputs, their gradients, results, activations and "
+        "workspace (not the optimizer's states). Backward computes again what it has to for that, the least work "
+        "first; MemoryError, with the least that can be reached, where that is more. 0: no limit",
     )
     memory_opt_config: str = _setting(
         PATH, "",

@@ -8,10 +8,11 @@ backward will need.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -314,6 +315,29 @@ def run_planned(
             sizes = (*sizes, int(run.outputs[0].item()))
 
 
+class MemoryGoal(NamedTuple):
+    """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any."""
+
+    level: int
+    budget: int
+
+    def of(self, specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
+        """The two last arguments of ``Model.plan``, for these inputs. MemoryError where nothing is left for a step."""
+        if not self.budget:
+            return self.level, 0
+        held = sum(_bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
+        if held >= self.budget:
+            raise MemoryError(
+                f"parameters, buffers, inputs and their gradients take {held} bytes, and the memory budget is "
+                f"{self.budget} bytes"
+            )
+        return self.level, self.budget - held
+
+
+def _bytes_of(spec: Spec) -> int:
+    return math.prod(spec[1]) * getattr(torch, spec[0]).itemsize
+
+
 def _tune(tuning: Tuning, plan: _core.Plan, gpu: torch.device | None) -> None:
     if gpu is None:
         tuning.plan_made(plan)
@@ -336,13 +360,15 @@ class Session:
         padding_unseen: bool = False,
         graphs: bool = False,
         tuning: Tuning | None = None,
+        memory: MemoryGoal | None = None,
     ) -> None:
         """``without``: names of passes that are not to run. KeyError for one that there is not. ``nodes``: those that
         PyTorch runs, by their numbers in the model. ``padding_unseen``: results for tokens that are padding may be
-        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans."""
+        zeros. ``graphs``: steps on a GPU may become CUDA graphs. ``tuning``: measures the products of plans.
+        ``memory``: what a step with its backward may take."""
         self.model = _core.Model(model)
         self.known = Known(nodes) if nodes else None
-        self.graphs, self.tuning = graphs, tuning
+        self.graphs, self.tuning, self.memory = graphs, tuning, memory or MemoryGoal(0, 0)
         self.disabled, self.padding_unseen = sum({_core.passes()[name] for name in without}), padding_unseen
         self.inputs: list[str] = self.model.inputs
         self.outputs: list[str] = self.model.outputs
@@ -397,9 +423,11 @@ class Session:
         self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None],
         sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None,
     ) -> _core.Plan:  # fmt: skip
+        device = -1 if gpu is None else gpu.index or 0
+        memory = () if of[2] is None else self.memory.of(*of[:2])
+        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, device, *memory)
         if gpu is None:
-            return self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen)
-        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, gpu.index or 0)
+            return plan
         if plan.constant_bytes:
             plan.keep(aligned_bytes(plan.constant_bytes, gpu), stream_of(gpu))
         return plan

@@ -24,7 +24,7 @@ from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, without_dead
 from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import Run, Session, is_captured, overwrite
+from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
@@ -119,7 +119,8 @@ class CompiledGraph:
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
-        self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning)
+        memory = MemoryGoal(config.memory_opt_level, config.memory_budget)
+        self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning, memory)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
@@ -179,7 +180,7 @@ class CompiledGraph:
             written,
             dict(zip(self.session.inputs, tensors, strict=True)),
             setting,
-            lambda model: Session(model, without, tuning=self.session.tuning),
+            lambda model: Session(model, without, tuning=self.session.tuning, memory=self.session.memory),
         )
 
     def sessions(self) -> list[Session]:

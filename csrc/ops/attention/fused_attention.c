@@ -49,6 +49,14 @@ static status grad_attention(graph *g, const node *n, value *const dy[], value *
     return OK;
 }
 
+/* Of the scores and of the weighted values. */
+static double flops_attention(const node *n) {
+    const shape *k = &n->in[K]->shape;
+    const int64_t keys = node_int(n, "keys"), listed = k->rank > 1 ? k->dim[k->rank - 2] : 1;
+
+    return 4 * (double)shape_count(&n->in[Q]->shape) * (double)(keys ? keys : listed);
+}
+
 kernel_fn fused_attention_cuda,
     fused_attention_grad_cuda; /* cuda/kernels/attention.cu, cuda/kernels/attention_grad.cu */
 size_t fused_attention_grad_cuda_workspace(const node *n);
@@ -68,7 +76,7 @@ static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("k
 /* clang-format off */
 const op_def fused_attention_ops[] = {
     {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu,
-     .cuda = fused_attention_cuda},
+     .flops = flops_attention, .cuda = fused_attention_cuda},
     {OURS("FusedAttentionGrad", DRAWN + 1, VARIADIC), .infer = infer_attention_grad, .workspace = fused_attention_grad_workspace,
      .cpu = fused_attention_grad_cpu, .cuda = fused_attention_grad_cuda,
      .cuda_workspace = fused_attention_grad_cuda_workspace},

@@ -52,6 +52,7 @@ SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
     }
     for (int64_t at = 0, count; at < n; at += count) {
         uint32_t words[WORDS];
+        A kept[WORDS]; /* apart from the sum: rounded as a dropout rounds, not contracted with the addition */
         const int64_t skipped = (first + at) % PHILOX_GROUP;
         count = n - at < WORDS - skipped ? n - at : WORDS - skipped;
         philox_fill(j->seed, j->key, (first + at) / PHILOX_GROUP, (skipped + count + PHILOX_GROUP - 1) / PHILOX_GROUP,
@@ -59,8 +60,10 @@ SIMD_PART void NAME(add_row)(dtype from, const job *j, int64_t row, T *sum) {
 #pragma omp simd
         for (int64_t i = 0; i < count; i++) {
             const A x = NAME(load)(j->x, from, first + at + i) * (words[skipped + i] >= threshold ? factor : 0);
-            sum[at + i] = PUT(NAME(rounded)(from, x) + GET(other[at + i]));
+            kept[i] = NAME(rounded)(from, x);
         }
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) sum[at + i] = PUT(kept[i] + GET(other[at + i]));
     }
 }
 

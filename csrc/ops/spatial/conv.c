@@ -158,6 +158,12 @@ static status grad_conv_grad_input(graph *g, const node *n, value *const dy[], v
     return OK;
 }
 
+static double flops_conv(const node *n) {
+    const shape *w = &n->in[1]->shape;
+    const double filter = w->dim[0] ? (double)shape_count(w) / (double)w->dim[0] : 0;
+    return 2 * (double)shape_count(&n->out[0]->shape) * filter;
+}
+
 /* --- ConvTranspose ------------------------------------------------------------------------------------------------ */
 
 /* Size of axis i of the result when `pads` are cut off in all. */
@@ -312,8 +318,8 @@ size_t conv_grad_weight_cuda_workspace(const node *n);
 /* clang-format off */
 const op_def conv_ops[] = {
     {CONVOLUTION("Conv", "", 3, {.name = NULL}), .infer = infer_conv, .lower = lower_conv, .grad = grad_conv,
-     .workspace = workspace_conv, .cpu = conv_cpu, .cuda_workspace = conv_cuda_workspace, .cuda = conv_cuda,
-     .foreign = foreign_conv},
+     .workspace = workspace_conv, .cpu = conv_cpu, .flops = flops_conv, .cuda_workspace = conv_cuda_workspace,
+     .cuda = conv_cuda, .foreign = foreign_conv},
     {CONVOLUTION("ConvTranspose", "", 3, NO_DEFAULT("output_padding", INTS), NO_DEFAULT("output_shape", INTS)),
      .lower = lower_conv_transpose},
     {CONVOLUTION("ConvGradInput", ORT_DOMAIN, 2, NO_DEFAULT("shape", INTS)), .infer = infer_conv_grad_input,

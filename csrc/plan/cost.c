@@ -1,0 +1,44 @@
+/* cost.c -- estimates how long nodes take. */
+#include "plan/cost.h"
+
+#include "gemm/gemm.h"
+
+/* Additions and multiplications in the time that one byte takes, of a CPU with AVX-512 and of a GPU with tensor cores. */
+static const double BALANCE = 16, BALANCE_OF_GPUS = 150;
+
+static void add_product(void *arg, const gemm *g) {
+    *(double *)arg += 2 * (double)g->m * (double)g->n * (double)g->k * (double)gemm_pairs(g);
+}
+
+static tensor without_memory(const value *v) {
+    tensor t = {.type = v ? v->type : DT_NONE};
+    if (v) t.shape = v->shape;
+    if (v) stride_contiguous(&v->shape, t.stride);
+    return t;
+}
+
+static status add_products(ctx *c, const node *n, double *sum) {
+    call k = {.node = n, .n_in = n->n_in, .n_out = n->n_out};
+    tensor *operands;
+
+    TRY(NEW(c, operands, n->n_in + n->n_out));
+    for (int i = 0; i < n->n_in; i++) operands[i] = without_memory(n->in[i]);
+    for (int i = 0; i < n->n_out; i++) operands[n->n_in + i] = without_memory(n->out[i]);
+    k.in = operands;
+    k.out = operands + n->n_in;
+    n->op->products(&k, add_product, sum);
+    return OK;
+}
+
+status cost_of_node(ctx *c, const node *n, double *out) {
+    const double balance = n->op->cuda && !n->op->cpu ? BALANCE_OF_GPUS : BALANCE;
+    double sum = 0, bytes = 0;
+
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i]) bytes += (double)value_bytes(n->in[i]);
+    for (int i = 0; i < n->n_out; i++) bytes += (double)value_bytes(n->out[i]);
+    if (n->op->flops) sum = n->op->flops(n);
+    else if (n->op->products) TRY(add_products(c, n, &sum));
+    *out = sum + balance * bytes;
+    return OK;
+}

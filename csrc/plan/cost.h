@@ -1,0 +1,11 @@
+/* cost.h -- how long nodes take, estimated from what they multiply and move. */
+#ifndef ORT_PLAN_COST_H
+#define ORT_PLAN_COST_H
+
+#include "ops/op.h"
+
+/* Multiplications and additions of its products, and for each byte that it reads or writes as many as a processor does in
+ * the time that the byte takes. Comparable within one plan only. Every type and shape is known. */
+MUST_USE status cost_of_node(ctx *c, const node *n, double *out);
+
+#endif

@@ -1,0 +1,44 @@
+/* recompute_choice.h -- the pure part of recomputation: which values backward computes again instead of keeping them.
+ *
+ * Steps and values are numbers here; it knows nothing of nodes or kernels. A value that forward makes and backward reads
+ * is kept from one to the other, or it is made *again* right before backward reads it first, by its step, from what is
+ * there then; operands that are not there are made again, too. */
+#ifndef ORT_PLAN_RECOMPUTE_CHOICE_H
+#define ORT_PLAN_RECOMPUTE_CHOICE_H
+
+#include "core/ctx.h"
+
+#include <stdbool.h>
+
+typedef struct recompute_step {
+    const int *in, *out; /* values; `out` in the memory of this plan alone */
+    int n_in, n_out;
+    double cost;   /* of running it once more; negative: it must not run twice */
+    int64_t work;  /* bytes of scratch memory */
+    bool in_place; /* an operand that dies here makes room for a result */
+    uint64_t kind; /* equal for steps that do the same to operands of the same shapes */
+} recompute_step;
+
+typedef struct recompute_problem {
+    int n_values, n_steps, n_forward; /* steps [0, n_forward) are forward's, in the order of execution */
+    const recompute_step *steps;
+    const int64_t *bytes; /* [value] */
+    const int *maker;     /* [value] the step that makes it, or -1: it is there from the beginning on */
+    const bool *held;     /* [value] something else holds it all the time: it takes no memory of the plan's */
+} recompute_problem;
+
+typedef struct recompute_choice {
+    bool *kept;           /* [value] forward makes it, backward reads it, and it is kept or made again */
+    bool *again;          /* [value] it is made again */
+    int64_t before, peak; /* the most bytes that are needed at one time: without, and with these made again */
+    double cost;          /* of all steps that run twice */
+    int count;            /* values that are made again */
+} recompute_choice;
+
+/* Makes so much again that `peak` is at most `target`, the least cost for a byte first, or as little as can be reached. */
+MUST_USE status recompute_to(ctx *c, const recompute_problem *p, int64_t target, recompute_choice *out);
+/* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
+ * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. */
+MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out);
+
+#endif

@@ -1,0 +1,187 @@
+/* test_recompute.c -- what backward computes again: the choice on random steps, without kernels, and nodes of a graph. */
+#include "plan/recompute.h"
+#include "plan/recompute_choice.h"
+
+#include "build.h"
+#include "test.h"
+
+enum { LAYERS = 6, STEPS_OF_A_LAYER = 4 };
+
+/* --- steps as of a network ------------------------------------------------------------------------------------------ */
+
+/* Forward: each layer makes three values and its result; backward reads all of them in reverse. */
+typedef struct network {
+    recompute_step steps[2 * LAYERS * STEPS_OF_A_LAYER];
+    int in[2 * LAYERS * STEPS_OF_A_LAYER][3], out[2 * LAYERS * STEPS_OF_A_LAYER][1];
+    int64_t bytes[3 * LAYERS * STEPS_OF_A_LAYER];
+    int maker[3 * LAYERS * STEPS_OF_A_LAYER];
+    bool held[3 * LAYERS * STEPS_OF_A_LAYER];
+    recompute_problem p;
+} network;
+
+static void add(network *n, int a, int b, int c, int result, double cost, int64_t bytes, uint64_t kind) {
+    const int t = n->p.n_steps++;
+    const int given[3] = {a, b, c};
+    recompute_step *s = &n->steps[t];
+
+    for (int i = 0; i < 3; i++)
+        if (given[i] >= 0) n->in[t][s->n_in++] = given[i];
+    n->out[t][0] = result;
+    s->in = n->in[t];
+    s->out = n->out[t];
+    s->n_out = 1;
+    s->cost = cost;
+    s->kind = kind;
+    n->bytes[result] = bytes;
+    n->maker[result] = t;
+    if (result >= n->p.n_values) n->p.n_values = result + 1;
+}
+
+/* Values of forward are 1 ..., value 0 is given; gradients follow. */
+static network *make_network(void) {
+    network *n = calloc(1, sizeof *n);
+    int v = 0, gradient = LAYERS * STEPS_OF_A_LAYER;
+
+    n->p = (recompute_problem){.steps = n->steps, .bytes = n->bytes, .maker = n->maker, .held = n->held};
+    n->maker[0] = -1;
+    n->held[0] = true;
+    n->p.n_values = 1;
+    for (int k = 0; k < LAYERS; k++, v += STEPS_OF_A_LAYER) {
+        add(n, v, -1, -1, v + 1, 1, 100, 1);      /* cheap */
+        add(n, v + 1, -1, -1, v + 2, 50, 400, 2); /* a wide product */
+        add(n, v + 2, -1, -1, v + 3, 4, 400, 3);  /* an activation function */
+        add(n, v + 3, v, -1, v + 4, 50, 100, 4);  /* a product, and the sum with what came in */
+    }
+    n->p.n_forward = n->p.n_steps;
+    for (int k = LAYERS * STEPS_OF_A_LAYER; k >= 1; k--, gradient++)
+        add(n, k - 1, k % STEPS_OF_A_LAYER == 3 ? k : -1, k < LAYERS * STEPS_OF_A_LAYER ? gradient : -1, gradient + 1,
+            10, 100, 5);
+    n->held[gradient] = true;
+    return n;
+}
+
+TEST(nothing_is_made_again_where_all_fits) {
+    network *n = make_network();
+    recompute_choice all, none;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &none));
+    CHECK(none.count == 0 && none.cost == 0 && none.peak == none.before);
+    CHECK_OK(&c, recompute_to(&c, &n->p, none.before - 1, &all));
+    CHECK(all.count > 0 && all.peak < all.before && all.before == none.before);
+    ctx_release(&c);
+    free(n);
+}
+
+TEST(fewer_bytes_cost_more) {
+    network *n = make_network();
+    recompute_choice made, first;
+    double cost = 0;
+    int reached = 0;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &first));
+    for (int64_t target = first.before; target > 0; target -= first.before / 20) {
+        CHECK_OK(&c, recompute_to(&c, &n->p, target, &made));
+        reached += made.peak <= target;
+        CHECK(made.cost >= cost && made.peak <= first.before);
+        cost = made.cost;
+    }
+    CHECK(made.peak * 2 < first.before && reached >= 10);
+    ctx_release(&c);
+    free(n);
+}
+
+TEST(the_cheapest_goes_first) {
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &made));
+    CHECK_OK(&c, recompute_to(&c, &n->p, made.before - 300, &made));
+    for (int v = 0; v < n->p.n_values; v++) /* 4 for 400 bytes, or 1 for 100 */
+        CHECK(!made.again[v] || v % STEPS_OF_A_LAYER == 3 || v % STEPS_OF_A_LAYER == 1);
+    ctx_release(&c);
+    free(n);
+}
+
+TEST(what_must_not_run_twice_does_not) {
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    for (int t = 0; t < n->p.n_forward; t++)
+        if (t % STEPS_OF_A_LAYER == 1) n->steps[t].cost = -1;
+    CHECK_OK(&c, recompute_to(&c, &n->p, 0, &made));
+    for (int v = 1; v < n->p.n_values; v++) CHECK(!made.again[v] || n->maker[v] % STEPS_OF_A_LAYER != 1);
+    CHECK(made.count > 0);
+    ctx_release(&c);
+    free(n);
+}
+
+TEST(layers_keep_what_one_gives_to_the_next) {
+    network *n = make_network();
+    recompute_choice made;
+    ctx c;
+
+    ctx_init(&c);
+    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    for (int v = 1; v <= LAYERS * STEPS_OF_A_LAYER; v++) {
+        const bool inside = v % STEPS_OF_A_LAYER != 0, last = v > (LAYERS - 1) * STEPS_OF_A_LAYER;
+        CHECK(made.again[v] == (inside && !last && made.kept[v]));
+    }
+    CHECK(made.peak < made.before / 2);
+    n->steps[2].kind = 77; /* the first is like no other */
+    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK(!made.again[3] && made.again[STEPS_OF_A_LAYER + 3]);
+    for (int t = 0; t < n->p.n_forward; t++) n->steps[t].kind = 100 + (uint64_t)t;
+    CHECK_OK(&c, recompute_layers(&c, &n->p, &made));
+    CHECK(made.count == 0);
+    ctx_release(&c);
+    free(n);
+}
+
+TEST(each_allocation_of_the_choice_may_fail) {
+    network *n = make_network();
+    recompute_choice made;
+    status s = E_NOMEM;
+    ctx c;
+
+    for (int64_t allowed = 0; s == E_NOMEM; allowed++) {
+        ctx_init(&c);
+        c.mem.fail_after = allowed;
+        s = allowed % 2 ? recompute_layers(&c, &n->p, &made) : recompute_to(&c, &n->p, 0, &made);
+        ctx_release(&c);
+    }
+    CHECK(s == OK);
+    free(n);
+}
+
+/* --- nodes ---------------------------------------------------------------------------------------------------------- */
+
+TEST(a_node_of_forward_stands_in_backward_too) {
+    enum { COUNT = 6 };
+    ctx c;
+    ctx_init(&c);
+    graph *g = new_graph(&c);
+    value *x = INPUT(g, "x", F32, 64, 64), *y[COUNT], *dy;
+    recompute_result r;
+
+    for (int i = 0; i < COUNT; i++) y[i] = NODE(g, i % 2 ? "Exp" : "Sigmoid", i ? y[i - 1] : x);
+    make_output(g, NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), y[COUNT - 1]));
+    must(&c, graph_add_input(g, NULL, F32, &x->shape, &dy));
+    g->in_backward = true;
+    for (int i = COUNT - 1; i >= 0; i--) dy = NODE(g, "Mul", dy, y[i]);
+    g->in_backward = false;
+    make_gradient(g, 0, dy);
+    must(&c, recompute(g, RECOMPUTE_TO, 0, &r));
+    CHECK(r.count > 0 && r.after < r.before && r.cost > 0 && r.cost < r.total);
+    CHECK(count_nodes(g, NULL) > 2 * COUNT + 1);
+    must(&c, graph_verify(g));
+    for (const node *n = g->first; n; n = n->next) CHECK(!n->again || n->backward);
+    ctx_release(&c);
+}
