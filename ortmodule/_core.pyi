@@ -256,6 +256,9 @@ def copy(to: torch.Tensor, source: torch.Tensor, /) -> None:
 def digest(tensor: torch.Tensor, /) -> int:
     """64 bits of a contiguous tensor's bytes, others when they have changed."""
 
+def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
+    """Those that the garbage collector knows, of these types and subtypes; ``generation``: the young alone, 0 or 1."""
+
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""
 

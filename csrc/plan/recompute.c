@@ -228,7 +228,7 @@ static status rewrite(planner *pl) {
             const value *v = n->in[i];
             if (!is_gone(pl, v)) continue;
             if (!pl->copy[v->id]) TRY(make_again(pl, v, n));
-            graph_set_operand(n, i, pl->copy[v->id]);
+            graph_set_operand(g, n, i, pl->copy[v->id]);
         }
     }
     g->before = NULL;

@@ -205,6 +205,9 @@ static PyMethodDef methods[] = {
      PyDoc_STR("copy(to, from): the bytes of one contiguous tensor into another of the same size")},
     {"digest", core_digest, METH_O,
      PyDoc_STR("digest(tensor) -> 64 bits of a contiguous tensor's bytes, others when they have changed")},
+    {"objects", core_objects, METH_VARARGS,
+     PyDoc_STR("objects(types, generation=-1) -> those that the garbage collector knows, of these types and subtypes;\n"
+               "generation: the young alone, 0 or 1. No other thread runs meanwhile.")},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"memory_limits", core_memory_limits, METH_NOARGS,

@@ -71,6 +71,9 @@ PyObject *core_zero(PyObject *module, PyObject *object);
 PyObject *core_copy(PyObject *module, PyObject *args);
 PyObject *core_digest(PyObject *module, PyObject *object);
 
+/* Function of the module: objects(types, generation). */
+PyObject *core_objects(PyObject *module, PyObject *args);
+
 /* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(), and for a GPU
  * cuda_tune(plan, math_mode, ...), cuda_tuning_set(device, product, algorithm), cuda_place(device). */
 PyObject *core_tune(PyObject *module, PyObject *args);

@@ -257,6 +257,12 @@ def refill(old: Any, new: Any) -> Any:
 # --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------
 
 
+def holds_objects(structure: Structure) -> bool:
+    """Is something in it an object with attributes, of which another one is made, and not a list or a dictionary?"""
+    classes = (_KINDS.get(token) for token in structure.tokens if isinstance(token, type))
+    return any(isinstance(kind, type) and issubclass(kind, _Attributes) for kind in classes)
+
+
 class _Leaf:
     container = False
 

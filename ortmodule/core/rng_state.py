@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 
+from ortmodule import _core
 from ortmodule.core import devices
 
 #: What the functions of `numpy.random` draw from.
@@ -82,9 +83,9 @@ def _alive() -> list[Any]:
     _, middle, full = gc.get_stats()
     collections = middle["collections"], full["collections"]
     if collections != _latest[0]:
-        _latest = collections, [each for each in gc.get_objects() if type(each) in kinds]
-    young = [each for age in (0, 1) for each in gc.get_objects(age) if type(each) in kinds]
-    return [*{id(each): each for each in (*_latest[1], *young)}.values()]
+        _latest = collections, _core.objects((*kinds,))
+    found = [*_latest[1], *_core.objects((*kinds,), 0), *_core.objects((*kinds,), 1)]
+    return [*{id(each): each for each in found if type(each) in kinds}.values()]
 
 
 @contextmanager

@@ -115,9 +115,7 @@ else:
     TupleType = _private("torch._C.TupleType", "the type of traced tuples")
 get_trace_graph = _private("torch.jit._get_trace_graph", "traces a module without a copy of it")
 make_subclass = _private("torch.Tensor._make_subclass", "numbers that know their tensors")
-no_torch_function = _private(
-    "torch._C._disabled_torch_function_impl", "keeps such numbers out of torch functions"
-)
+no_torch_function = _private("torch._C._disabled_torch_function_impl", "keeps such numbers out of torch functions")
 get_tracing_state = _private("torch._C._get_tracing_state", "the trace that a thread is in")
 set_tracing_state = _private("torch._C._set_tracing_state", "leaves and enters a trace")
 get_value_trace = _private("torch._C._get_value_trace", "the traced value of a tensor")

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from ortmodule import _core
+
 
 class Young:
     """The tensors that are made from now on, until :meth:`tensors` is called; all others are set apart meanwhile.
@@ -31,13 +33,13 @@ class Young:
 
     def __init__(self) -> None:
         self._freezes = gc.get_freeze_count() < self._INTERPRETERS and Young._busy.acquire(blocking=False)
-        self._there = set() if self._freezes else {id(t) for t in _tensors(gc.get_objects())}
+        self._there = set() if self._freezes else {id(t) for t in _tensors()}
         if self._freezes:
             gc.freeze()
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that are new, and alive."""
-        found = [t for t in _tensors(gc.get_objects()) if id(t) not in self._there]
+        found = [t for t in _tensors() if id(t) not in self._there]
         self.close()
         return found
 
@@ -49,8 +51,8 @@ class Young:
             Young._busy.release()
 
 
-def _tensors(objects: list[Any]) -> list[torch.Tensor]:
-    return [t for t in objects if issubclass(type(t), torch.Tensor)]
+def _tensors() -> list[torch.Tensor]:
+    return _core.objects((torch.Tensor,))
 
 
 def _is_autograds(holder: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
-from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, Raised, Unflattenable
+from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 
 MOST_KNOWN = 4096  # sizes that are remembered
 
@@ -111,6 +111,8 @@ class Node:
         if inside is not None and _was_changed(inside, arguments):
             if self.result is not None:
                 raise Disagrees(f"{self.name} changes a container that it was given, which it did not do before")
+            if pytree.holds_objects(self.arguments):  # it gets others like the caller's
+                raise NotTraceable(f"{self.name}, which PyTorch would run inside the graph, changes an object")
             self.fills = True
         found, structure = pytree.flatten((result, arguments) if self.fills else result, results=True)
         sources, outputs = _new_ones(found, passed)

@@ -147,7 +147,7 @@ def main():
         print(case, fail_each_of_a_whole_step(case, failing))
 
 
-@pytest.mark.emulated
+@pytest.mark.emulated_full
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer has its own malloc")
 def test_each_call_of_malloc_in_a_whole_step(tmp_path):
     """Plan, forward, backward and optimizer. In a process of its own, which has another malloc."""

@@ -316,17 +316,16 @@ def test_nothing_of_the_project_is_installed_there(rehearsal):
 def test_rehearsal_of_triage(rehearsal):
     """A line for each item that was asked for. That there is no GPU is one of them."""
     print(f"with {rehearsal.source}")
-    items = ["device", "engine", "linear *", "llama float32", "bert-large ortmodule"]
+    items = ["device", "engine", "linear *", "llama float32"]
     done = rehearsal.run("triage", "--small", "--seconds", "900", "--items", *items)
     found = {line["item"]: line for line in rehearsal.lines("triage")}
     said = done.stdout + done.stderr + rehearsal.said_in_log()
     assert {name: line["state"] for name, line in found.items() if name != "engine"} == {
         "device": "ok", "linear float32": "ok", "linear bfloat16": "ok", "llama float32": "ok",
-        "bert-large ortmodule": "ok",
     }, said  # fmt: skip
     if not _core.emulated:
         assert found["engine"]["state"] == "failed" and "no CUDA kernels" in found["engine"]["reason"], said
-    assert found["llama float32"]["ran"]["captured"] and found["bert-large ortmodule"]["peak"] > 0
+    assert found["llama float32"]["ran"]["captured"]
     assert "| linear float32 | ok |" in (rehearsal.out / "report.md").read_text()
     assert len(list(rehearsal.out.rglob("*"))) <= 8
 

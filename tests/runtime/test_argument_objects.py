@@ -157,3 +157,49 @@ def test_a_sparse_argument_that_is_changed():
     b = a.clone()
     torch.testing.assert_close(step(wrapped, x, a), step(eager, x, b))
     torch.testing.assert_close(a.to_dense(), b.to_dense())
+
+
+class Memory:
+    """As a key-value cache: a submodule changes its attributes."""
+
+    def __init__(self):
+        self.kept = torch.zeros(1, 4)
+        self.layers = [torch.zeros(1, 4)]
+
+
+class Remembers(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.linear, self.way = nn.Linear(4, 4), way
+
+    def forward(self, x, memory):
+        y = self.linear(x)
+        if self.way == "attribute":
+            memory.kept = torch.cat([memory.kept, y])
+            return y + memory.kept.sum(0)
+        memory.layers[0] = memory.layers[0] + y.sum(0)
+        return y + memory.layers[0]
+
+
+class Holds(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), Remembers(way), nn.Linear(4, 1)
+
+    def forward(self, x, memory):
+        return self.last(torch.tanh(self.inner(self.first(x), memory)))
+
+
+@pytest.mark.parametrize("way", ["attribute", "item"])
+def test_a_submodule_changes_the_object(way):
+    """The caller's own: what it does in one call is there in the next."""
+    torch.manual_seed(0)
+    eager = Holds(way)
+    ours = ORTModule(copy.deepcopy(eager))
+    memories = [Memory(), Memory()]
+    for step in range(4):
+        x = torch.randn(3, 4)
+        found = [module(x, memory) for module, memory in zip((eager, ours), memories, strict=True)]
+        torch.testing.assert_close(found[1], found[0])
+        torch.testing.assert_close(memories[1].kept, memories[0].kept)
+        torch.testing.assert_close(memories[1].layers, memories[0].layers)
