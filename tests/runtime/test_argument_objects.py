@@ -197,7 +197,7 @@ def test_a_submodule_changes_the_object(way):
     eager = Holds(way)
     ours = ORTModule(copy.deepcopy(eager))
     memories = [Memory(), Memory()]
-    for step in range(4):
+    for _ in range(4):
         x = torch.randn(3, 4)
         found = [module(x, memory) for module, memory in zip((eager, ours), memories, strict=True)]
         torch.testing.assert_close(found[1], found[0])
