@@ -105,7 +105,7 @@ def _uses_numpy(layer, y):
     return y * float(y.detach().numpy().std())
 
 
-CHANGES = [_branches, _reads_much, _draws, _drops, _checkpoints, _hooks_a_gradient, _differentiates, _uses_numpy]
+CHANGES = [_reads_much, _draws, _drops, _checkpoints, _hooks_a_gradient, _differentiates, _uses_numpy]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
