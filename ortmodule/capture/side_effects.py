@@ -45,7 +45,10 @@ class SideEffects:
         known, then = self.regions.filled
         inside, now = pytree.flatten(self.regions.arguments)
         if now != then or any(a is not b for a, b in zip(inside, known, strict=True)):
-            raise NotTraceable("forward puts something else into a container that it was given")
+            args, kwargs = self.regions.arguments
+            given = [each for each in (*args, *kwargs.values()) if not isinstance(each, (torch.Tensor, *CONSTANTS))]
+            names = ", ".join(sorted({type(each).__name__ for each in given}))
+            raise NotTraceable(f"forward puts something else into a container that it was given ({names})")
 
     def look(self, closely: bool) -> None:
         """A submodule has been traced: raises NotTraceable for what it has changed. ``closely``: at everything."""

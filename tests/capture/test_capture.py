@@ -434,7 +434,7 @@ def test_caches_as_arguments():
     cache = DynamicCache()
     ours(rows(2, 4), cache)
     ours(rows(3, 4), cache)
-    assert cache.get_seq_length() == 5 and not explain(ours).captured and explain(ours).fallback
+    assert cache.get_seq_length() == 5 and "DynamicCache" in explain(ours).fallback
 
 
 def test_hooks_run():
@@ -444,7 +444,7 @@ def test_hooks_run():
     handle = pair.ours.linear.register_forward_hook(lambda *args: seen.append(1))
     for _ in range(2):
         pair.ours(rows(2, 4))
-    assert seen == [1, 1]
+    assert seen == [1, 1] and "(linear) hold 100% of the weights" in explain(pair.ours).fallback
     handle.remove()
     pair.check(rows(2, 4))
     pair.ours.register_forward_hook(lambda module, args, output: output * 2)

@@ -115,6 +115,17 @@ def test_the_smallest_submodule(change):
     assert "layers.1" in told[0]
 
 
+def test_a_comparison_with_data_alone():
+    """Its result is compared in each run, and no submodule is left to PyTorch."""
+    eager = Net(_branches)
+    ours = ORTModule(copy.deepcopy(eager))
+    for sign in (1, -1, 1, -1):
+        x = sign * rows(5).abs()
+        torch.testing.assert_close(ours(x), eager(x))
+        assert explain(ours).captured and not explain(ours).python_ops
+    assert explain(ours).exports <= 2
+
+
 def test_file_and_line_are_told():
     torch.manual_seed(0)
     (text,) = check(Net(_reads_much), ["layers.1"], sizes=(8, 6))

@@ -330,6 +330,14 @@ def test_rehearsal_of_triage(rehearsal):
     assert len(list(rehearsal.out.rglob("*"))) <= 8
 
 
+@pytest.mark.full
+def test_rehearsal_of_a_step(rehearsal):
+    item = "bert-large ortmodule"
+    done = rehearsal.run("triage", "--small", "--seconds", "900", "--items", item)
+    found = {line["item"]: line for line in rehearsal.lines("triage")}
+    assert found[item]["state"] == "ok" and found[item]["peak"] > 0, done.stdout + done.stderr
+
+
 def test_rehearsal_of_a_part(rehearsal):
     """To its end, with pytest from what has travelled."""
     done = rehearsal.run("--part", "1")
