@@ -30,8 +30,8 @@ static status add_products(ctx *c, const node *n, double *sum) {
     return OK;
 }
 
-status cost_of_node(ctx *c, const node *n, double *out) {
-    const double balance = n->op->cuda && !n->op->cpu ? BALANCE_OF_GPUS : BALANCE;
+status cost_of_node(ctx *c, const node *n, bool cuda, double *out) {
+    const double balance = cuda ? BALANCE_OF_GPUS : BALANCE;
     double sum = 0, bytes = 0;
 
     for (int i = 0; i < n->n_in; i++)

@@ -5,7 +5,7 @@
 #include "ops/op.h"
 
 /* Multiplications and additions of its products, and for each byte that it reads or writes as many as a processor does in
- * the time that the byte takes. Comparable within one plan only. Every type and shape is known. */
-MUST_USE status cost_of_node(ctx *c, const node *n, double *out);
+ * the time that the byte takes; `cuda`: on a GPU. Comparable within one plan only. Every type and shape is known. */
+MUST_USE status cost_of_node(ctx *c, const node *n, bool cuda, double *out);
 
 #endif

@@ -12,11 +12,12 @@ typedef struct planner {
     ctx *c; /* memory that dies with it */
     node **order;
     int count, n_forward;
-    value **root; /* [value id] whose memory it is in, through views */
-    int *phase;   /* [node id] */
-    int n_nodes;  /* before there were copies */
-    value **copy; /* [value id] what backward makes again */
-    int known;    /* values before there were copies */
+    value **root;  /* [value id] whose memory it is in, through views */
+    int *phase;    /* [node id] */
+    int n_nodes;   /* before there were copies */
+    value **copy;  /* [value id] what backward makes again */
+    int known;     /* values before there were copies */
+    node **needed; /* by one value that is made again */
     recompute_problem problem;
     recompute_choice choice;
 } planner;
@@ -93,7 +94,7 @@ static status make_step(planner *pl, const node *n, recompute_step *out) {
     *out = (recompute_step){.in = in, .n_in = k, .out = results, .n_out = n->n_out, .kind = kind_of(n)};
     out->work = workspace ? (int64_t)workspace(n) : 0;
     out->in_place = (n->op->flags & (INPLACE_0 | INPLACE_1 | POINTWISE)) != 0;
-    TRY(cost_of_node(pl->c, n, &out->cost));
+    TRY(cost_of_node(pl->c, n, pl->g->cuda, &out->cost));
     if (!may_run_twice(n)) out->cost = -1;
     return OK;
 }
@@ -173,46 +174,27 @@ static status copy_node(planner *pl, const node *n, node *before) {
     return OK;
 }
 
-typedef struct node_list {
-    node **at;
-    int count, room;
-} node_list;
-
-static status push(ctx *c, node_list *list, node *n) {
-    if (list->count == list->room) {
-        const int room = list->room ? 2 * list->room : 16;
-        node **at;
-        TRY(NEW(c, at, room));
-        if (list->count) memcpy(at, list->at, (size_t)list->count * sizeof *at);
-        list->at = at;
-        list->room = room;
-    }
-    list->at[list->count++] = n;
-    return OK;
-}
-
 static int by_place(const void *a, const void *b) {
     const node *x = *(node *const *)a, *y = *(node *const *)b;
     return (x->place > y->place) - (x->place < y->place);
 }
 
+/* Notes that `v` is to be made again, unless it is noted. */
+static void note_needed(planner *pl, const value *v, int mark, int *count) {
+    if (!is_gone(pl, v) || pl->copy[v->id] || v->def->mark == mark) return;
+    v->def->mark = mark;
+    pl->needed[(*count)++] = v->def;
+}
+
 /* Everything that `v` needs, and `v`, in front of `before`. */
 static status make_again(planner *pl, const value *v, node *before) {
-    node_list list = {0};
+    int count = 0;
 
-    v->def->mark = before->id + 1; /* in the list */
-    TRY(push(pl->c, &list, v->def));
-    for (int k = 0; k < list.count; k++) {
-        const node *n = list.at[k];
-        for (int i = 0; i < n->n_in; i++) {
-            const value *u = n->in[i];
-            if (!is_gone(pl, u) || pl->copy[u->id] || u->def->mark == before->id + 1) continue;
-            u->def->mark = before->id + 1;
-            TRY(push(pl->c, &list, u->def));
-        }
-    }
-    qsort(list.at, (size_t)list.count, sizeof *list.at, by_place);
-    for (int k = 0; k < list.count; k++) TRY(copy_node(pl, list.at[k], before));
+    note_needed(pl, v, before->id + 1, &count);
+    for (int k = 0; k < count; k++)
+        for (int i = 0; i < pl->needed[k]->n_in; i++) note_needed(pl, pl->needed[k]->in[i], before->id + 1, &count);
+    qsort(pl->needed, (size_t)count, sizeof *pl->needed, by_place);
+    for (int k = 0; k < count; k++) TRY(copy_node(pl, pl->needed[k], before));
     return OK;
 }
 
@@ -221,6 +203,7 @@ static status rewrite(planner *pl) {
 
     pl->known = g->n_values;
     TRY(NEW(pl->c, pl->copy, g->n_values));
+    TRY(NEW(pl->c, pl->needed, pl->n_nodes));
     for (node *n = g->first; n; n = n->next) n->mark = 0;
     for (node *n = g->first; n; n = n->next) {
         if (n->id >= pl->n_nodes || pl->phase[n->id] != PHASE_BACKWARD) continue;

@@ -325,7 +325,7 @@ class MemoryGoal(NamedTuple):
         """The two last arguments of ``Model.plan``, for these inputs. MemoryError where nothing is left for a step."""
         if not self.budget:
             return self.level, 0
-        held = sum(_bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
+        held = sum(bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
         if held >= self.budget:
             raise MemoryError(
                 f"parameters, buffers, inputs and their gradients take {held} bytes, and the memory budget is "
@@ -334,7 +334,8 @@ class MemoryGoal(NamedTuple):
         return self.level, self.budget - held
 
 
-def _bytes_of(spec: Spec) -> int:
+def bytes_of(spec: Spec) -> int:
+    """Of a tensor of this type and shape."""
     return math.prod(spec[1]) * getattr(torch, spec[0]).itemsize
 
 

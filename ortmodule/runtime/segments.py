@@ -6,14 +6,12 @@ both.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ortmodule import _core
+from ortmodule.engine.session import bytes_of
 
 #: Bytes of gradients that are handed over at one time, as in a bucket of DistributedDataParallel's.
 BYTES = 25 << 20
@@ -37,9 +35,7 @@ def segments_of(plan: _core.Plan, leaves: Sequence[int], each: bool) -> list[Seg
     """In the order of backward; none if one node is enough. ``leaves``: inputs. ``each``: no gradient waits for
     another that is completed later."""
     specs = plan.input_grads
-    sizes: dict[int, int] = {
-        i: math.prod(spec[1]) * getattr(torch, spec[0]).itemsize for i in leaves if (spec := specs[i]) is not None
-    }
+    sizes: dict[int, int] = {i: bytes_of(spec) for i in leaves if (spec := specs[i]) is not None}
     size = 1 if each else max(BYTES, sum(sizes.values()) // MOST)
     if sum(sizes.values()) <= size:
         return []
