@@ -221,7 +221,6 @@ class Regions:
             node.own = {i: slot for i, slot in own.items() if i not in node.changed}
             node.inputs = {i: number for i, number in inputs.items() if i not in node.changed}
             node.flags = [t.requires_grad for t in outputs]
-            self.ends |= {t.grad_fn for t in outputs}
             node.kinds = [(DTYPES[t.dtype], t.dim()) for t in outputs]
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
@@ -330,6 +329,7 @@ class Regions:
         with eagerly():
             token = torch.zeros((), dtype=torch.int64)
             detached = [t.detach() for t in outputs]
+            self.ends |= {t.grad_fn for t in outputs}
         self.tokens.append(token)
         values = list(unpacked.outputs())
         for value, tensor in zip(values, [token, *detached], strict=True):
