@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
 from ortmodule.core import pytree
+from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -295,9 +296,9 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         dtype = _type_beside(tensors[0], args)
         operands = tuple(a.tensor.to(dtype) if is_one(a) else a.to(dtype) for a in args)
         return run(function, operands, {})
-    if function in NARROWING and len(args) == 4 and not kwargs:
-        x, dim, start, length = map(_sizes, args)
-        return narrowed(x, dim, start, length, run)
+    if function in NARROWING and (bounds := narrowing(args, kwargs)) is not None:
+        x, *numbers = bounds
+        return narrowed(x, *map(_sizes, numbers), run)
     if function in _SPLITTING and len(args) > 1 and type(args[1]) in (list, tuple):
         dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
         sizes = _sizes(args[1])
@@ -319,10 +320,19 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
     return run(function, tuple(map(convert, args)), {name: convert(a) for name, a in kwargs.items()})
 
 
+def narrowing(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """(tensor, dim, start, length) of a call of `narrow`, or None for one that PyTorch refuses."""
+    names = ("input", "dim", "start", "length")[len(args) :]
+    return (*args, *(kwargs[name] for name in names)) if set(names) == kwargs.keys() else None
+
+
 def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
-    """`narrow` as rows that are counted: unlike bounds of a slice, they must be there."""
-    rows = run(torch.arange, (length,), {"device": x.device})
-    return run(torch.index_select, (x, dim, rows + start), {})
+    """`narrow` as a slice, a view as well. Raises NotTraceable for bounds that a slice would cut or count otherwise."""
+    end, size = start + length, x.size(dim)
+    if not _read((torch.as_tensor(start) >= 0) & (torch.as_tensor(length) >= 0) & (end <= size)):
+        raise NotTraceable("narrow() counts from the end, or leaves the tensor, and data says where")
+    index = [slice(None)] * (dim % x.dim()) + [slice(start, end)]
+    return run(torch.Tensor.__getitem__, (x, tuple(index)), {})
 
 
 def _inside(argument: Any, convert: Callable[[Any], Any]) -> Any:

@@ -154,14 +154,10 @@ class TraceMode(TorchFunctionMode):
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):
             return symbolic_numbers.call(function, args, kwargs or {}, self._call)
         kwargs = kwargs or {}
-        if (
-            function in symbolic_numbers.NARROWING
-            and len(args) == 4
-            and not kwargs
-            and scalar_guards.decided_by_data(args[2:])
-        ):
-            x, dim, start, length = args
-            return symbolic_numbers.narrowed(x, dim, start, length, self._call)
+        if function in symbolic_numbers.NARROWING:
+            bounds = symbolic_numbers.narrowing(args, kwargs)
+            if bounds is not None and scalar_guards.decided_by_data(bounds[2:]):
+                return symbolic_numbers.narrowed(*bounds, self._call)
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:

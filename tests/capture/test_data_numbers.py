@@ -25,6 +25,11 @@ def _write(m, h, n):
     return h @ m.ring.clone().t()
 
 
+def _narrow_write(m, h, n):
+    m.ring.narrow(0, n - 1, h.shape[0]).mul_(0.5).add_(h[:, 0].detach())
+    return h @ m.ring.clone().t()
+
+
 def _fill(m, h, n):
     mask = torch.zeros_like(h[0, :, 0])
     mask[:n] = 1
@@ -53,6 +58,8 @@ USES = {
     "arange": lambda m, h, n: h.sum() * torch.arange(n),
     "one_hot": lambda m, h, n: nn.functional.one_hot(torch.tensor([0, 0]), n).float() * h.sum(),
     "narrow": lambda m, h, n: h.narrow(1, 0, n),
+    "narrow_window": lambda m, h, n: h.narrow(dim=-2, start=n - 1, length=1),
+    "narrow_write": _narrow_write,
     "repeat": lambda m, h, n: h[:, 0].repeat_interleave(n, 0),
     "expand": lambda m, h, n: h[:, :1].expand(-1, n, -1),
     "view": lambda m, h, n: h[:, :n].reshape(-1, n * 4),
@@ -133,7 +140,21 @@ def test_one_graph_for_all_values(read, use, values):
 
 
 @pytest.mark.parametrize(
-    "use", ["index", "index_from_the_end", "zeros", "one_hot", "narrow", "write", "window", "split", "expand", "repeat"]
+    "use",
+    [
+        "index",
+        "index_from_the_end",
+        "zeros",
+        "one_hot",
+        "narrow",
+        "narrow_window",
+        "narrow_write",
+        "write",
+        "window",
+        "split",
+        "expand",
+        "repeat",
+    ],  # fmt: skip
 )
 def test_errors_and_numbers_out_of_range_are_pytorchs(use):
     one, other = (Model(READS["int"], USES[use]) for _ in range(2))
