@@ -20,8 +20,8 @@ from torch import nn
 
 from ortmodule.capture import export_cache, pattern_rewriter
 from ortmodule.capture.data_numbers import DOWN, UP, Numbers
-from ortmodule.capture.loop_sequence import Unrepeatable
-from ortmodule.capture.loops import Loop, look
+from ortmodule.capture.loops.loop import Loop, look
+from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.trace import Trace, Write, trace
 from ortmodule.capture.trace_comparison import difference, hide_sizes, located

@@ -297,8 +297,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         operands = tuple(a.tensor.to(dtype) if is_one(a) else a.to(dtype) for a in args)
         return run(function, operands, {})
     if function in NARROWING and (bounds := narrowing(args, kwargs)) is not None:
-        x, *numbers = bounds
-        return narrowed(x, *map(_sizes, numbers), run)
+        return narrowed((*map(_sizes, bounds),), run)
     if function in _SPLITTING and len(args) > 1 and type(args[1]) in (list, tuple):
         dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
         sizes = _sizes(args[1])
@@ -326,8 +325,9 @@ def narrowing(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     return (*args, *(kwargs[name] for name in names)) if set(names) == kwargs.keys() else None
 
 
-def narrowed(x: torch.Tensor, dim: int, start: Any, length: Any, run: Callable) -> torch.Tensor:
+def narrowed(bounds: tuple[Any, ...], run: Callable) -> torch.Tensor:
     """`narrow` as a slice, a view as well. Raises NotTraceable for bounds that a slice would cut or count otherwise."""
+    x, dim, start, length = bounds
     end, size = start + length, x.size(dim)
     if not _read((torch.as_tensor(start) >= 0) & (torch.as_tensor(length) >= 0) & (end <= size)):
         raise NotTraceable("narrow() counts from the end, or leaves the tensor, and data says where")

@@ -157,7 +157,7 @@ class TraceMode(TorchFunctionMode):
         if function in symbolic_numbers.NARROWING:
             bounds = symbolic_numbers.narrowing(args, kwargs)
             if bounds is not None and scalar_guards.decided_by_data(bounds[2:]):
-                return symbolic_numbers.narrowed(*bounds, self._call)
+                return symbolic_numbers.narrowed(bounds, self._call)
         if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
             return args[0].detach()
         if getattr(function, "__self__", None) is torch.Tensor.data:

@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
-from ortmodule.capture.loop_check import LoopCheck
+from ortmodule.capture.loops.check import LoopCheck
 from ortmodule.capture.partitioner import Partition
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.loop_check import LoopCheck
+from ortmodule.capture.loops.check import LoopCheck
 from ortmodule.core.errors import DoesNotHold
 from ortmodule.core.logger import LOGGER
 from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS

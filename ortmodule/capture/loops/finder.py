@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy
 import onnx
 
-from ortmodule.capture.loop_sequence import Item, Literal, Operand, Ref, Unrepeatable, alike, sequence
-from ortmodule.capture.loop_steps import Affine, Filled, Formula, Number, Result, Section, Step
-from ortmodule.capture.loop_template import Template
+from ortmodule.capture.loops.sequence import Item, Literal, Operand, Ref, Unrepeatable, alike, sequence
+from ortmodule.capture.loops.steps import Affine, Filled, Formula, Number, Result, Section, Step
+from ortmodule.capture.loops.template import Template
 from ortmodule.capture.scalar_guards import Read
 
 _MOST_FIRST, _MOST_LAST = 3, 2  # steps that may differ from the rest

@@ -1,7 +1,7 @@
 """Captures a loop over a length once, for all lengths.
 
 A trace unrolls `for t in range(x.shape[1])`, so each length has another graph. Here a module is traced at three short
-lengths; where the graphs are the same steps again and again (`loop_finder.py`), the graph of any other length is
+lengths; where the graphs are the same steps again and again (`finder.py`), the graph of any other length is
 written, without a trace or an export. What a short trace cannot show, such as `if t == 20:`, is looked for by running
 the module at a long length (`self_check.py`), before graphs up to that length are used.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import onnx
 import torch
 
-from ortmodule.capture.loop_finder import find
-from ortmodule.capture.loop_sequence import Unrepeatable
-from ortmodule.capture.loop_template import Template
+from ortmodule.capture.loops.finder import find
+from ortmodule.capture.loops.sequence import Unrepeatable
+from ortmodule.capture.loops.template import Template
 from ortmodule.capture.trace import Trace
 
 #: The lengths that a module is traced at. Of the first two one is a step longer.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortmodule.capture.loop_sequence import NODE, OPERAND, PART, RESULT, Item, Literal
-from ortmodule.capture.loop_steps import Affine, Formula, Result, Section, constant_at
+from ortmodule.capture.loops.sequence import NODE, OPERAND, PART, RESULT, Item, Literal
+from ortmodule.capture.loops.steps import Affine, Formula, Result, Section, constant_at
 
 
 def _varint(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Makes the graph of any length of what :mod:`loop_finder` has found."""
+"""Makes the graph of any length of what `finder.py` has found."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import onnx
 
-from ortmodule.capture.loop_sequence import NODE, PART, READ, RESULT
-from ortmodule.capture.loop_steps import Filled, Result, Section, constant_at
-from ortmodule.capture.loop_writer import StepWriter, Writer, name_of, operand_name, without_nodes
+from ortmodule.capture.loops.sequence import NODE, PART, READ, RESULT
+from ortmodule.capture.loops.steps import Filled, Result, Section, constant_at
+from ortmodule.capture.loops.writer import StepWriter, Writer, name_of, operand_name, without_nodes
 from ortmodule.capture.scalar_guards import Read
 
 MOST_STEPS = 99_999

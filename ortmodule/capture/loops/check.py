@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import self_check
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.loops import LENGTHS, Loop, small
+from ortmodule.capture.loops.loop import LENGTHS, Loop, small
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.errors import MissingPrivate
 from ortmodule.engine.session import ENGINE_ERRORS

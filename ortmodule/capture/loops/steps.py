@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from ortmodule.capture.loop_sequence import Item, Literal
+from ortmodule.capture.loops.sequence import Item, Literal
 
 
 @dataclass(frozen=True)
