@@ -112,6 +112,7 @@ setup() {
         "$PYTHON" -m venv "$VENV"
     fi
     stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
+    compgen -G 'ortmodule/_core*.so' >/dev/null || rm -f "$VENV"/.stamp-{project,csrc} # removed, by git clean for one
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine
 }

@@ -45,12 +45,11 @@ class ConversionCalls:
         if not any(_calls(code)):
             return False
         while frame is not None:
-            if any(each is code for each in all_of(frame.f_code)):
-                holders = [f for f in gc.get_referrers(frame.f_code) if isinstance(f, types.FunctionType)]
-                if fitting := [f for f in holders if f.__code__ is frame.f_code and not _NAMES.keys() & f.__globals__]:
-                    self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
-                    self._found = True
-                    return True
+            contains_it = any(each is code for each in all_of(frame.f_code))
+            if contains_it and (fitting := [f for f in _functions_of(frame) if not _NAMES.keys() & f.__globals__]):
+                self.functions += [f for f in fitting if not any(f is known for known in self.functions)]
+                self._found = True
+                return True
             frame = frame.f_back
         return False
 
@@ -72,6 +71,18 @@ class ConversionCalls:
             finally:
                 for function, code in before:
                     function.__code__ = code
+
+
+def _functions_of(frame: types.FrameType) -> list[types.FunctionType]:
+    """The functions of a frame's code: one that stands where its name says, or all that are alive, which takes long."""
+    outer, *names = frame.f_code.co_qualname.split(".")
+    found = frame.f_globals.get(outer)
+    for name in names:
+        found = getattr(found, "__dict__", {}).get(name)
+    if isinstance(found, types.FunctionType) and found.__code__ is frame.f_code:
+        return [found]
+    holders = gc.get_referrers(frame.f_code)
+    return [f for f in holders if isinstance(f, types.FunctionType) and f.__code__ is frame.f_code]
 
 
 def _calls(code: types.CodeType) -> Iterator[tuple[int, str]]:

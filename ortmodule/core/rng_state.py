@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from typing import Any
 import numpy
 import torch
 
-from ortmodule import _core
 from ortmodule.core import devices
+from ortmodule.core.live_objects import LiveObjects
 
 #: What the functions of `numpy.random` draw from.
 _random: Any = numpy.random
@@ -63,29 +62,12 @@ def equal(a: Any, b: Any) -> bool:
     return numpy.array_equal(a, b)
 
 
-#: The generators of the latest look at all objects, and how many collections there had been that make objects old.
-_latest: tuple[tuple[int, int], list[Any]] = ((-1, -1), [])
+_alive_ones = LiveObjects(tuple(_KINDS))
 
 
 def _alive() -> list[Any]:
-    """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)
-
-    All objects are looked at after a collection of the middle generation alone, or of all: until then new objects are
-    young.
-    """
-    global _latest
-    kinds, asked = set(), [random.Random, *_NUMPYS_KINDS]
-    while asked:
-        kind = asked.pop()
-        if kind is not random.SystemRandom:  # has no state
-            kinds.add(kind)
-            asked += kind.__subclasses__()
-    _, middle, full = gc.get_stats()
-    collections = middle["collections"], full["collections"]
-    if collections != _latest[0]:
-        _latest = collections, _core.objects((*kinds,))
-    found = [*_latest[1], *_core.objects((*kinds,), 0), *_core.objects((*kinds,), 1)]
-    return [*{id(each): each for each in found if type(each) in kinds}.values()]
+    """Python's and NumPy's generators, wherever they are held. (torch's are not known to the garbage collector.)"""
+    return [each for each in _alive_ones.all() if not isinstance(each, random.SystemRandom)]  # has no state
 
 
 @contextmanager

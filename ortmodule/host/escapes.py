@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import types
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,42 +17,25 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from ortmodule import _core
+from ortmodule.core.live_objects import Noted
 
 
 class Young:
-    """The tensors that are made from now on, until :meth:`tensors` is called; all others are set apart meanwhile.
-
-    Looking at all objects takes a tenth of a second where a program has many. So those that are there are frozen, and
-    the garbage collector knows the new ones alone. Where the program has frozen objects itself, or other threads have
-    asked for the same, all are looked at twice.
-    """
-
-    _busy = threading.Lock()
-    _INTERPRETERS = 1000  #: So many frozen objects are the interpreter's own, which it makes at its start.
+    """The tensors that are made from now on, until :meth:`tensors` is called."""
 
     def __init__(self) -> None:
-        self._freezes = gc.get_freeze_count() < self._INTERPRETERS and Young._busy.acquire(blocking=False)
-        self._there = set() if self._freezes else {id(t) for t in _tensors()}
-        if self._freezes:
-            gc.freeze()
+        self._noted = Noted((torch.Tensor,))
+        self._there = {id(t): weakref.ref(t) for t in self._noted.all()}
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that are new, and alive."""
-        found = [t for t in _tensors() if id(t) not in self._there]
+        found = [t for t in self._noted.all() if (before := self._there.get(id(t))) is None or before() is not t]
         self.close()
         return found
 
     def close(self) -> None:
         """Also where it was closed."""
-        if self._freezes:
-            self._freezes = False
-            gc.unfreeze()
-            Young._busy.release()
-
-
-def _tensors() -> list[torch.Tensor]:
-    return _core.objects((torch.Tensor,))
+        self._noted.close()
 
 
 def _is_autograds(holder: Any) -> bool:

@@ -1,0 +1,112 @@
+"""Finds live objects of some types without looking at all objects each time.
+
+Looking at all that the garbage collector knows takes tens of milliseconds in a large program. Only the young
+generations, which are small, are looked at here: when it is asked for, and before each collection that makes them old.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ortmodule import _core
+
+#: The generations whose objects a collection of the last of them makes old.
+YOUNG = (0, 1) if sys.version_info < (3, 14) else (0,)
+_INTERPRETERS = 1000  # so many frozen objects are the interpreter's own, which it makes at its start
+
+#: Calling it gives the object, or None if it is gone.
+_Reference = Callable[[], Any]
+
+
+def _reference(each: Any) -> _Reference:
+    try:
+        return weakref.ref(each)
+    except TypeError:
+        return lambda: each
+
+
+def _young(kinds: tuple[type, ...]) -> Iterator[Any]:
+    for generation in YOUNG:
+        yield from _core.objects(kinds, generation)
+
+
+class Noted:
+    """The objects of ``kinds`` (with subtypes) that have become old since this was made, until :meth:`close`.
+
+    What knows no weak references is held until nothing else holds it and it is looked for.
+    """
+
+    _MOST = 100  # unsorted ones
+
+    def __init__(self, kinds: tuple[type, ...]) -> None:
+        self._kinds = kinds
+        self._old: dict[int, _Reference] = {}
+        # A collection may begin in the middle of anything, in any thread: all it does without the lock is to append.
+        self._unsorted: list[_Reference] = []
+        self._lock = threading.Lock()
+        this = weakref.ref(self)  # what the collector calls must not keep this object
+
+        def before_collection(phase: str, info: dict[str, int]) -> None:
+            if phase == "start" and info["generation"] >= YOUNG[-1] and (noted := this()) is not None:
+                noted.add(_young(noted._kinds))
+
+        gc.callbacks.append(before_collection)
+        self.close = weakref.finalize(self, gc.callbacks.remove, before_collection)  # once, however often it is called
+
+    def add(self, objects: Iterable[Any]) -> None:
+        for each in objects:
+            self._unsorted.append(_reference(each))
+        if len(self._unsorted) > self._MOST and self._lock.acquire(blocking=False):
+            try:
+                self._sort()
+            finally:
+                self._lock.release()
+
+    def all(self) -> list[Any]:
+        """The noted ones that are alive, and the young ones."""
+        young = list(_young(self._kinds))  # first: what becomes old meanwhile has been seen
+        with self._lock:
+            self._sort()
+            old = [reference() for reference in self._old.values()]
+        return [*{id(each): each for each in (*old, *young) if each is not None}.values()]
+
+    def _sort(self) -> None:
+        """Takes in the new ones, and lets go of those that nothing else holds. With the lock."""
+        while self._unsorted:
+            reference = self._unsorted.pop()
+            if (each := reference()) is not None:
+                self._old[id(each)] = reference
+        for key, reference in list(self._old.items()):
+            each = reference()
+            # This name, the call's argument, and what the reference holds.
+            if each is None or (type(reference) is not weakref.ref and sys.getrefcount(each) <= 3):
+                del self._old[key]
+
+
+class LiveObjects:
+    """All live objects of ``kinds`` (with subtypes), also of a program that has frozen objects (`gc.freeze`)."""
+
+    def __init__(self, kinds: tuple[type, ...]) -> None:
+        self._kinds = kinds
+        self._noted: Noted | None = None
+        self._frozen = -1
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Any]:
+        with self._lock:
+            if self._noted is None:
+                self._noted = Noted(self._kinds)
+            if (frozen := gc.get_freeze_count()) != self._frozen:
+                # The first time; or the program has frozen objects since, young ones too, which become old unseen.
+                if frozen > _INTERPRETERS:
+                    gc.unfreeze()
+                self._noted.add(_core.objects(self._kinds))
+                if frozen > _INTERPRETERS:
+                    gc.freeze()
+                self._frozen = gc.get_freeze_count()
+            return self._noted.all()

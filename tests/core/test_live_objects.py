@@ -1,0 +1,106 @@
+"""Objects of some types are found wherever they are held, whatever the garbage collector has done since."""
+
+import gc
+import random
+import threading
+import weakref
+
+import numpy
+import pytest
+
+from ortmodule.core.live_objects import LiveObjects, Noted
+
+
+class Own(random.Random):
+    pass
+
+
+BIT_GENERATOR = type(numpy.random.default_rng().bit_generator)
+MADE = [random.Random, Own, BIT_GENERATOR, numpy.random.RandomState]
+
+
+@pytest.fixture
+def kinds():
+    return LiveObjects((random.Random, numpy.random.BitGenerator, numpy.random.RandomState))
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("generation", [None, 1, 2])
+@pytest.mark.parametrize("looked", [False, True], ids=["first look", "later look"])
+def test_found_at_any_age(kinds, make, generation, looked):
+    if looked:
+        kinds.all()
+    one = make()
+    if generation is not None:
+        gc.collect(generation)
+    assert any(each is one for each in kinds.all())
+    gc.collect(1)
+    assert any(each is one for each in kinds.all())
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_found_where_the_program_freezes_objects(kinds, make, when):
+    if when == "between":
+        kinds.all()
+    one = make()
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        assert any(each is one for each in kinds.all())
+        assert any(each is one for each in kinds.all())
+        assert gc.get_freeze_count() >= frozen
+    finally:
+        gc.unfreeze()
+    assert any(each is one for each in kinds.all())
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda kind: kind.__name__)
+def test_not_kept(kinds, make):
+    kinds.all()
+    before = len(kinds.all())
+    many = [make() for _ in range(300)]
+    gc.collect(1)
+    assert len(kinds.all()) >= before + 300  # a RandomState has a BitGenerator
+    del many
+    kinds.all()
+    assert len(kinds.all()) == before
+
+
+def test_the_collector_calls_nothing_afterwards():
+    before = list(gc.callbacks)
+    noted = Noted((Own,))
+    assert len(gc.callbacks) == len(before) + 1
+    noted.close()
+    noted.close()
+    forgotten = weakref.ref(Noted((Own,)))
+    assert gc.callbacks == before and forgotten() is None
+
+
+def test_collections_while_it_is_asked():
+    """In the same thread, and in others."""
+    kinds, stop, errors = LiveObjects((Own,)), threading.Event(), []
+
+    def work():
+        try:
+            while not stop.is_set():
+                mine = [Own() for _ in range(200)]
+                gc.collect(1)
+                found = {id(each) for each in kinds.all()}
+                assert all(id(each) in found for each in mine)
+        except BaseException as error:
+            errors.append(error)
+
+    before = gc.get_threshold()
+    gc.set_threshold(5, 2, 10)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        stop.wait(1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+    assert not errors
