@@ -1,6 +1,6 @@
 """The C engine (csrc/py): models, plans, optimizer steps, and what the process knows of CPUs, GPUs and libraries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, final
 
 import torch
@@ -258,6 +258,9 @@ def digest(tensor: torch.Tensor, /) -> int:
 
 def objects(types: tuple[type, ...], generation: int = -1, /) -> list[Any]:
     """Those that the garbage collector knows, of these types and subtypes; ``generation``: the young alone, 0 or 1."""
+
+def noting(types: tuple[type, ...], found: list[Any], oldest: int, /) -> Callable[[str, dict[str, int]], None]:
+    """For `gc.callbacks`: before a collection of ``oldest`` or more makes objects old, appends those of these types."""
 
 def memory() -> _Memory:
     """Bytes of large blocks: in use, kept for the next use, most in use at one time."""

@@ -208,6 +208,9 @@ static PyMethodDef methods[] = {
     {"objects", core_objects, METH_VARARGS,
      PyDoc_STR("objects(types, generation=-1) -> those that the garbage collector knows, of these types and subtypes;\n"
                "generation: the young alone, 0 or 1. No other thread runs meanwhile.")},
+    {"noting", core_noting, METH_VARARGS,
+     "noting(types, found, oldest): a function for gc.callbacks that appends objects of these types to found before they "
+     "become old"},
     {"memory", core_memory, METH_NOARGS,
      PyDoc_STR("memory() -> bytes of large blocks: in use, kept for the next use, most in use at one time")},
     {"memory_limits", core_memory_limits, METH_NOARGS,

@@ -73,6 +73,7 @@ PyObject *core_digest(PyObject *module, PyObject *object);
 
 /* Function of the module: objects(types, generation). */
 PyObject *core_objects(PyObject *module, PyObject *args);
+PyObject *core_noting(PyObject *module, PyObject *args);
 
 /* Functions of the module: tune(plan, seconds), tuning_set(class, way), tuning_clear(), tuning_uses(), and for a GPU
  * cuda_tune(plan, math_mode, ...), cuda_tuning_set(device, product, algorithm), cuda_place(device). */

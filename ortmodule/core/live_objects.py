@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ortmodule import _core
@@ -36,39 +36,26 @@ def _young(kinds: tuple[type, ...]) -> Iterator[Any]:
 
 
 class Noted:
-    """The objects of ``kinds`` (with subtypes) that have become old since this was made, until :meth:`close`.
-
-    What knows no weak references is held until nothing else holds it and it is looked for.
-    """
-
-    _MOST = 100  # unsorted ones
+    """The objects of ``kinds`` (with subtypes) that have become old since this was made, until :meth:`close`."""
 
     def __init__(self, kinds: tuple[type, ...]) -> None:
         self._kinds = kinds
         self._old: dict[int, _Reference] = {}
-        # A collection may begin in the middle of anything, in any thread: all it does without the lock is to append.
-        self._unsorted: list[_Reference] = []
+        self._found: list[Any] = []
         self._lock = threading.Lock()
-        this = weakref.ref(self)  # what the collector calls must not keep this object
+        self._callback = _core.noting(kinds, self._found, YOUNG[-1])
+        gc.callbacks.append(self._callback)
+        self.close = weakref.finalize(self, _remove, self._callback)  # once, however often it is called
 
-        def before_collection(phase: str, info: dict[str, int]) -> None:
-            if phase == "start" and info["generation"] >= YOUNG[-1] and (noted := this()) is not None:
-                noted.add(_young(noted._kinds))
-
-        gc.callbacks.append(before_collection)
-        self.close = weakref.finalize(self, gc.callbacks.remove, before_collection)  # once, however often it is called
-
-    def add(self, objects: Iterable[Any]) -> None:
-        for each in objects:
-            self._unsorted.append(_reference(each))
-        if len(self._unsorted) > self._MOST and self._lock.acquire(blocking=False):
-            try:
-                self._sort()
-            finally:
-                self._lock.release()
+    def add(self, objects: list[Any]) -> None:
+        self._found.extend(objects)
 
     def all(self) -> list[Any]:
         """The noted ones that are alive, and the young ones."""
+        if gc.callbacks[-1] is not self._callback and self.close.alive:
+            # What is called later lets other threads run between the look at young objects and the collection.
+            _remove(self._callback)
+            gc.callbacks.append(self._callback)
         young = list(_young(self._kinds))  # first: what becomes old meanwhile has been seen
         with self._lock:
             self._sort()
@@ -77,15 +64,19 @@ class Noted:
 
     def _sort(self) -> None:
         """Takes in the new ones, and lets go of those that nothing else holds. With the lock."""
-        while self._unsorted:
-            reference = self._unsorted.pop()
-            if (each := reference()) is not None:
-                self._old[id(each)] = reference
+        while self._found:
+            each = self._found.pop()
+            self._old[id(each)] = _reference(each)
         for key, reference in list(self._old.items()):
             each = reference()
             # This name, the call's argument, and what the reference holds.
             if each is None or (type(reference) is not weakref.ref and sys.getrefcount(each) <= 3):
                 del self._old[key]
+
+
+def _remove(callback: Any) -> None:
+    if callback in gc.callbacks:
+        gc.callbacks.remove(callback)
 
 
 class LiveObjects:

@@ -74,7 +74,8 @@ def _alive() -> list[Any]:
 def found() -> Iterator[None]:
     """From here on, in this thread, generators are those that are alive now: looking for them takes milliseconds.
     Afterwards torch's that were met have the state that they were met with."""
-    _found.generators, _found.met = _alive(), {}
+    _found.generators, _found.met = None, {}  # what the last look has found is not to be kept by that alone
+    _found.generators = _alive()
     try:
         yield
     finally:
