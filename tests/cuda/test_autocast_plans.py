@@ -13,6 +13,7 @@ from tests.exact import check_step
 from tests.models.test_autocast import MODELS
 from tests.models.zoo import SMALL
 from tests.passes.test_rows import graphs
+from tests.selection import each
 
 pytestmark = [
     pytest.mark.skipif(not _core.emulated, reason="a build with an emulated GPU is needed"),
@@ -108,7 +109,7 @@ def test_dropout_and_keys_that_are_given_back(driver, attention):  # noqa: F811
     assert (found["Neg"], found["Concat"]) == (0, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("dtype", [torch.bfloat16, torch.float16], [torch.bfloat16], pytest.mark.emulated_full)
 def test_without_the_passes(driver, attention, monkeypatch, dtype):  # noqa: F811
     """As near to the exact gradients as PyTorch's with each of them switched off, too."""
     for name in ("early_cast", "rotary_fusion", "product_cast"):

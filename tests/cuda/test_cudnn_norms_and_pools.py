@@ -332,6 +332,7 @@ def test_a_window_that_the_library_cannot_have_is_ours(dnn):  # noqa: F811
     assert called.pools() == 0 and dnn.fake_dnn_asked() > before
 
 
+@pytest.mark.emulated_full
 def test_every_call_may_fail(dnn, driver):  # noqa: F811
     """Out of memory, and the next step is right."""
     model, x = both()

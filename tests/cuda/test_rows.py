@@ -93,7 +93,7 @@ LABELS += [FEW | {"labels": FEW["input_ids"].masked_fill(FEW["attention_mask"] =
 JUMPS = {"more": [FEW, MANY], "fewer": [MANY, FEW], "labels": [LABELS[1], LABELS[2], LABELS[0]]}
 
 
-@each("jump", JUMPS, ["more", "labels"])
+@each("jump", JUMPS, ["labels"])
 def test_a_number_of_rows_that_changes(driver, jump):  # noqa: F811
     """Too many rows for what was expected: the step is done again, before the caller sees anything of it; with the same
     masks, and one seed of torch's generator."""

@@ -151,7 +151,7 @@ def test_what_fails_twice_is_not_asked_again(driver, fake):  # noqa: F811
     assert fake.fake_attentions_by(FLASH) == before + 6
 
 
-@pytest.mark.parametrize("groups", [16, 4])
+@each("groups", [16, 4], [4], pytest.mark.emulated_full)
 def test_dropout_by_flash_attention(driver, fake, groups):  # noqa: F811
     """Elements are dropped, others in each run; backward drops the same as forward: results are linear in v, so
     v.grad * v summed up is y * dy summed up."""

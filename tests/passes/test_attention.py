@@ -14,6 +14,7 @@ from tests.cpu import HAS_AMX
 from tests.models.compare import assert_same_step
 from tests.models.zoo import SMALL, VOCABULARY
 from tests.passes.test_rows import LANGUAGE, ROWS, SEQ2SEQ, Loss, graphs, language, model, seeded_step, without
+from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -186,8 +187,12 @@ class Masked(nn.Module):
 @pytest.mark.emulated
 @pytest.mark.parametrize("efficient", ["0", "1"])
 @pytest.mark.parametrize("mask", ["none", "causal", "bool", "bias"])
-@pytest.mark.parametrize(("length", "width"), [(16, 32), (300, 80)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each(
+    ("length", "width", "dtype"),
+    [(16, 32, torch.bfloat16), (16, 32, torch.float16), (300, 80, torch.bfloat16), (300, 80, torch.float16)],
+    lambda case: case != (300, 80, torch.float16),
+    pytest.mark.emulated_full,
+)
 def test_16_bits_are_as_near_to_the_exact_result_as_in_pytorch(dtype, length, width, mask, efficient, monkeypatch):
     """Results and gradients, of scores of some size; the root mean square of the error in PyTorch is the measure."""
     monkeypatch.setenv("ORTMODULE_USE_EFFICIENT_ATTENTION", efficient)
