@@ -17,6 +17,11 @@ def each(names, values, short, others=pytest.mark.full, **options):
     return pytest.mark.parametrize(names, [param(value) for value in values], **options)
 
 
+def half(values):
+    """Every second one, for ``short``."""
+    return list(values)[::2]
+
+
 #: The sample of --fast: of each test function of these files so many tests, of those without --full, spread evenly.
 FAST = {
     "tests/ops/test_ops.py": 3,  # of each family

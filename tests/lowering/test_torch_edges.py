@@ -9,12 +9,12 @@ import itertools
 import math
 import warnings
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ortmodule import ORTModule, explain
+from tests.selection import each, half
 from tests.tolerances import SANITIZED
 
 CASES = {}
@@ -44,7 +44,7 @@ def ints(*values, dtype=torch.int64):
     return torch.tensor(values, dtype=dtype)
 
 
-def each(names, home=torch):
+def functions(names, home=torch):
     return [(name, getattr(home, name)) for name in names.split()]
 
 
@@ -178,12 +178,12 @@ case("fmax in any order", lambda x, a: (x.fmax(a), x.fmin(a)), *GRID[:, :2].unbi
 case("fmax of a row", lambda x, a: (x.fmax(a), a.fmin(x)), GRID[:, :2], GRID[5, :2])
 case("clamp of ints", lambda x: (x.clamp(-2, 3), x.clamp(min=0), x.clamp(max=2.5)), ints(*SIGNED))
 case("clamp of float16", lambda x: x.clamp(-0.3, 0.7), floats(*ODD).half())
-for name, f in each("relu relu6 hardtanh hardsigmoid hardswish elu selu celu leaky_relu softplus threshold", F):
+for name, f in functions("relu relu6 hardtanh hardsigmoid hardswish elu selu celu leaky_relu softplus threshold", F):
     g = (lambda x: F.threshold(x, 0.0, 2.0)) if name == "threshold" else f
     case(f"{name} at its edges", g, EDGES)
     case(f"{name} of odd", g, floats(*ODD), grad=False)
 case("gelu at its edges", F.gelu, EDGES)
-for name, f in each("softshrink hardshrink tanhshrink logsigmoid silu mish softsign", F):
+for name, f in functions("softshrink hardshrink tanhshrink logsigmoid silu mish softsign", F):
     case(f"{name} at its edges", f, EDGES * 0.5)
     case(f"{name} of odd", f, floats(*ODD), grad=False)
 case("smooth_l1 at its edge", lambda x, y: F.smooth_l1_loss(x, y, reduction="none"), EDGES, EDGES.roll(1))
@@ -416,10 +416,10 @@ for name, function in (
 for dtype in FLOATS[2:]:
     for scale in (1.0, 1000.0, 1e-3) if dtype is torch.float16 else (1.0,):
         x = (torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
-        for name, function in each("std var std_mean var_mean"):
+        for name, function in functions("std var std_mean var_mean"):
             case(f"{name} of {typed(dtype)} at {scale}", lambda x, f=function: f(x, 1), x)
 MANY = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).half()
-for name, function in each("std var std_mean var_mean"):
+for name, function in functions("std var std_mean var_mean"):
     case(f"{name} of many", function, MANY)
 
 FACTORS = {
@@ -483,7 +483,7 @@ def run(module, inputs, grad, seed):
     return [t.detach() for t in results], [t.requires_grad for t in results], grads
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES, half(CASES))
 def test_edges(name):
     function, inputs, grad = CASES[name]
     eager = Function(function)

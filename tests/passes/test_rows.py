@@ -15,6 +15,7 @@ from ortmodule import ModuleWithLoss, ORTModule, explain
 from tests.exact import drawn, record
 from tests.models.compare import assert_same_step, step
 from tests.models.zoo import SMALL, VOCABULARY
+from tests.selection import each
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -418,7 +419,7 @@ LOOK_UPS = {
 }
 
 
-@pytest.mark.parametrize("selects", [True, False])
+@each("selects", [True, False], [True])
 @pytest.mark.parametrize("name", LOOK_UPS)
 def test_bad_indices_of_rows_that_are_left_out(name, selects):
     """PyTorch refuses an index wherever it stands, and takes those from the end where it says so."""

@@ -17,6 +17,7 @@ from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.runtime.lazy_logits import WATCHED, _Computed
 from tests.models.compare import assert_same_step, step
 from tests.models.zoo import SMALL, VOCABULARY
+from tests.selection import each, half
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -96,7 +97,7 @@ def saved(x):
     return torch.load(file)
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@each("look", LOOKS, half(LOOKS))
 def test_a_look_finds_what_pytorch_has(look, always):
     wrapped, model = pair()
     ours, expected = wrapped(**batch_of()).logits, model(**batch_of()).logits
