@@ -111,6 +111,16 @@ def test_optimizers(site):
     assert (code, out) == (0, "True True True False\n"), error
 
 
+def test_samplers(site):
+    compat.enable(site)
+    text = "from onnxruntime.training.utils.data import LoadBalancingDistributedSampler as a; "
+    text += "import torch_ort.utils.data; "
+    text += "from onnxruntime.training.utils.data import sampler; import ortmodule.utils.data as o; "
+    text += "print(a is sampler.LoadBalancingDistributedSampler is o.LoadBalancingDistributedSampler, "
+    text += "torch_ort.utils.data.LoadBalancingDistributedBatchSampler is o.LoadBalancingDistributedBatchSampler)"
+    assert python(site, "-c", text)[:2] == (0, "True True\n")
+
+
 def test_torch_ort(site):
     compat.enable(site)
     text = "import torch, torch_ort; torch_ort.set_seed(5); a = torch.rand(1); torch_ort.set_seed(5); "

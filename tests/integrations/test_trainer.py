@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 import transformers
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from ortmodule import ORTModule, explain
+from ortmodule.utils.data import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
@@ -137,3 +138,37 @@ def test_resume(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / source / "checkpoint-4"))
         assert resumed.state.global_step == 8
         assert_alike(resumed, ours if source == "ours" else theirs)
+
+
+class Balanced(transformers.Trainer):
+    """As docs/how-to-balanced-batches.md has it, for the first of two processes. Keeps the indices that were loaded."""
+
+    def get_train_dataloader(self):
+        self.loaded = []
+
+        def collate(rows):
+            self.loaded.append([int(row.pop("note")) for row in rows])
+            return self.data_collator(rows)
+
+        sampler = LoadBalancingDistributedSampler(self.train_dataset, lambda row: int(row["label"]), 2, 0)
+        batches = LoadBalancingDistributedBatchSampler(sampler, lambda ids: [ids[i : i + 3] for i in range(0, 12, 3)])
+        loader = DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=collate)
+        loader.set_epoch = batches.set_epoch
+        return loader
+
+
+def test_balanced_batches(tmp_path, monkeypatch):
+    """Each epoch has its own order, and a run that is resumed in the second goes on with the right batches."""
+    monkeypatch.setattr(transformers, "Trainer", Balanced)
+    whole = trainer(tmp_path / "whole", ORTModule(classifier()), Sentences, remove_unused_columns=False)
+    whole.train()
+    assert len(whole.loaded) == 8 and sorted(sum(whole.loaded[:4], [])) != sorted(sum(whole.loaded[4:], []))
+    sampler = LoadBalancingDistributedSampler(Sentences(0), lambda row: int(row["label"]), 2, 0)
+    sampler.set_epoch(1)
+    assert sum(whole.loaded[4:], []) == list(sampler)
+    resumed = trainer(tmp_path / "resumed", ORTModule(classifier()), Sentences, remove_unused_columns=False)
+    saved = tmp_path / "whole" / "checkpoint-4"
+    state = json.loads((saved / "trainer_state.json").read_text())
+    (saved / "trainer_state.json").write_text(json.dumps({**state, "global_step": 6}))
+    resumed.train(resume_from_checkpoint=str(saved))
+    assert resumed.loaded[-2:] == whole.loaded[6:]

@@ -1,0 +1,1 @@
+"""Stands for `torch_ort.utils`, which is `ortmodule.utils`."""

@@ -1,0 +1,1 @@
+"""Holds what training scripts use beside the wrapped module."""
