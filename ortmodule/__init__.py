@@ -1,5 +1,7 @@
 """Trains PyTorch modules through a C engine: `model = ORTModule(model)`."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch  # noqa: F401  (the engine finds torch's library in the process)
 
 try:
@@ -17,6 +19,9 @@ from ortmodule.debug.explain import Report, VariantReport, explain
 from ortmodule.module import ORTModule
 from ortmodule.with_loss import ModuleWithLoss
 
+if TYPE_CHECKING:
+    from ortmodule.trainer import ORTTrainer, ORTTrainerOptions
+
 __all__ = [
     "Config",
     "DebugOptions",
@@ -25,6 +30,8 @@ __all__ = [
     "LogLevel",
     "ModuleWithLoss",
     "ORTModule",
+    "ORTTrainer",
+    "ORTTrainerOptions",
     "Report",
     "UnsupportedError",
     "VariantReport",
@@ -32,3 +39,12 @@ __all__ = [
     "explain",
     "patterns",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """ORTTrainer, and the optimizers that it has, are imported by scripts that use it."""
+    if name in ("ORTTrainer", "ORTTrainerOptions"):
+        from ortmodule import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module ortmodule has no attribute {name}")

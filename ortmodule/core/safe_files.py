@@ -97,12 +97,14 @@ def _regular(path: str | os.PathLike[str], flags: int = 0) -> Iterator[BinaryIO]
         yield file
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
-    """Puts a file with ``content`` in place of ``path`` at once. Raises OSError, and then leaves nothing behind.
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, private: bool = False, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to, which is put in place of ``path`` at once when all is written, or removed after an exception.
 
-    The content is written under a name of its own, which nothing else can have made or linked to something else.
-    ``private``: only this user can read it; otherwise it has the mode of the file that it replaces, or that of a new
-    file.
+    It has a name of its own until then, ``.<name>.<letters>.part``, which nothing else can have made or linked to
+    something else. ``private``: only this user can read it; otherwise it has the mode of the file that it replaces, or
+    that of a new file. ``durable``: it is on the disk before it takes that place, and then its name is, too. Raises
+    OSError.
     """
     path = Path(path)
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -110,12 +112,27 @@ def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool =
         with open(descriptor, "wb") as file:
             if not private:
                 os.fchmod(descriptor, _mode_of(path))
-            file.write(content)
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
         os.replace(part, path)
     except BaseException:
         if os.path.exists(part):
             os.unlink(part)
         raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
+    """Puts a file with ``content`` in place of ``path`` at once, as :func:`replacing` does."""
+    with replacing(path, private=private) as file:
+        file.write(content)
 
 
 def _mode_of(path: Path) -> int:

@@ -121,6 +121,36 @@ def test_samplers(site):
     assert python(site, "-c", text)[:2] == (0, "True True\n")
 
 
+TRAINER = """if True:
+    import torch, warnings
+    from onnxruntime.training import ORTTrainer, ORTTrainerOptions, amp, optim
+    from onnxruntime.training.optim.lr_scheduler import LinearWarmupLRScheduler
+    from onnxruntime.training.ortmodule.experimental.hierarchical_ortmodule import HierarchicalORTModule
+    import ortmodule
+    options = ORTTrainerOptions({"lr_scheduler": optim.lr_scheduler.LinearWarmupLRScheduler(total_steps=4),
+                                 "mixed_precision": {"enabled": False, "loss_scaler": amp.LossScaler(8.0)}})
+    description = {"inputs": [("x", ["n", 3]), ("y", ["n", 2])], "outputs": [("loss", [], True)]}
+    model = torch.nn.Linear(3, 2)
+    trainer = ORTTrainer(model, description, optim.LambConfig(lr=0.1), torch.nn.MSELoss(), options)
+    print(trainer.train_step(torch.ones(4, 3), torch.ones(4, 2)).shape == (), ORTTrainer is ortmodule.ORTTrainer)
+
+    class Island(torch.nn.Module):
+        def forward(self, x):
+            return torch.from_numpy(x.detach().numpy()) + x
+
+    warnings.simplefilter("ignore")
+    model = HierarchicalORTModule(torch.nn.Sequential(torch.nn.Linear(3, 3), Island(), torch.nn.Linear(3, 2)))
+    model(torch.ones(2, 3)).sum().backward()
+    print(type(model).__mro__[1].__name__, ortmodule.explain(model).captured, model[0].weight.grad.shape == (3, 3))
+"""
+
+
+def test_the_first_generation(site):
+    compat.enable(site)
+    code, out, error = python(site, "-c", TRAINER)
+    assert (code, out) == (0, "True True\nORTModule True True\n"), error
+
+
 def test_torch_ort(site):
     compat.enable(site)
     text = "import torch, torch_ort; torch_ort.set_seed(5); a = torch.rand(1); torch_ort.set_seed(5); "

@@ -1,0 +1,1 @@
+"""Holds what was experimental in ONNX Runtime's ORTModule."""

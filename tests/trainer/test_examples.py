@@ -1,0 +1,48 @@
+"""The examples of ORTTrainer run, on a small text, and what they train gets better."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+
+from ortmodule import explain
+
+TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_transformer_lm(tmp_path, capsys):
+    from examples.transformer_lm import train
+
+    small = ["--text", str(TEXT), "--length", "16", "--width", "16", "--heads", "2", "--batch-size", "4"]
+    small += ["--layers", "1", "--lr", "0.02", "--evaluate", "1", "--checkpoint", str(tmp_path / "model.pt")]
+    losses = train.main([*small, "--steps", "16", "--onnx", str(tmp_path / "model.onnx")])
+    assert "perplexity of a character" in capsys.readouterr().out
+    assert len(losses) == 16 and sum(losses[-4:]) < sum(losses[:4]) - 0.5
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"))
+    assert len(train.main([*small, "--steps", "18"])) == 2  # goes on from the checkpoint
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_pretrain_bert(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tokenizers")
+    from examples.pretrain_bert import data, train
+
+    made, original = [], train.make_trainer
+    monkeypatch.setattr(train, "make_trainer", lambda *a: made.append(original(*a)) or made[-1])
+    small = ["--text", str(TEXT), "--length", "24", "--batch-size", "8", "--vocabulary", "300", "--steps", "12"]
+    small += ["--accumulate", "1", "--lr", "0.03", "--checkpoint", str(tmp_path / "bert.pt")]
+    first, second = train.main(small)
+    assert len(first) == 11 and len(second) == 1 and "phase 2: loss" in capsys.readouterr().out
+    assert sum(first[-3:]) < sum(first[:3]) - 0.3 and (tmp_path / "bert.pt").exists()
+    assert all(explain(trainer._engine).captured for trainer in made)
+    pairs = data.Pairs(*data.load(TEXT.read_text(), 300), 24)
+    samples = [pairs[i] for i in range(60)]
+    masked = torch.stack([(s["labels"] != data.IGNORED).sum() for s in samples]).sum()
+    tokens = torch.stack([s["attention_mask"].sum() for s in samples]).sum()
+    assert 0.09 < masked / tokens < 0.18
+    assert 15 < sum(int(s["next_sentence_label"]) for s in samples) < 45
+    for sample in samples:
+        shown = (sample["labels"] != data.IGNORED) & (sample["input_ids"] != pairs.mask)
+        assert (sample["attention_mask"][sample["labels"] != data.IGNORED] == 1).all() and shown.sum() < 8
