@@ -11,6 +11,7 @@ except ImportError as error:
 
 from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.errors import BypassError
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
 from ortmodule.debug.explain import Report, VariantReport, explain
@@ -18,6 +19,7 @@ from ortmodule.module import ORTModule
 from ortmodule.with_loss import ModuleWithLoss
 
 __all__ = [
+    "BypassError",
     "Config",
     "DebugOptions",
     "Error",
