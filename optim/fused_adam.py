@@ -66,6 +66,7 @@ class FusedAdam(FusedOptimizer):
         mode = group["adam_w_mode"]
         if mode not in list(AdamWMode):
             raise ValueError(f"adam_w_mode must be one of {[mode.value for mode in AdamWMode]}, not {mode}")
+        group["adam_w_mode"] = int(mode)  # torch.load(weights_only=True) takes no classes of ours
 
     def _used(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self._states if group["amsgrad"] else self._states[:2]

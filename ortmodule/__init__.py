@@ -13,6 +13,7 @@ except ImportError as error:
 
 from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.errors import BypassError
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
 from ortmodule.debug.explain import Report, VariantReport, explain
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ortmodule.trainer import ORTTrainer, ORTTrainerOptions
 
 __all__ = [
+    "BypassError",
     "Config",
     "DebugOptions",
     "Error",

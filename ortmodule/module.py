@@ -7,10 +7,12 @@ class, and shares the model's `__dict__`: both have the same parameters, submodu
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +23,7 @@ from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.onnx_interpreter import evaluate
+from ortmodule.host.fallback import THREAD
 from ortmodule.runtime.dispatcher import Attachments, Dispatcher
 
 
@@ -28,7 +31,8 @@ class _Forward:
     """The attribute `forward` of a wrapped class.
 
     Unlike a method it also beats an entry `forward` in the dictionary that wrapper and model share: that one belongs to
-    the model, and is what PyTorch runs. Assigning to the wrapper's `forward` replaces it for the wrapper only.
+    the model, and is what PyTorch runs. Assigning to the wrapper's `forward` replaces it for the wrapper only: one that
+    calls the forward that it replaces (as accelerate's does) runs around the engine, any other is captured.
     """
 
     def __init__(self, original: Any) -> None:
@@ -43,15 +47,75 @@ class _Forward:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
-        patched = instance._ortmodule.patched
-        return types.MethodType(self.function, instance) if patched is None else patched
+        assigned = instance._ortmodule.assigned
+        return types.MethodType(self.function, instance) if assigned is None else assigned
 
     def __set__(self, instance: Any, value: Any) -> None:
-        own = getattr(value, "__func__", None) is self.function and value.__self__ is instance
-        instance._ortmodule.patched = None if own else value
+        dispatcher = instance._ortmodule
+        if self._is_own(value, instance):
+            dispatcher.assign(None)
+        elif isinstance(value, _Assigned) and value.dispatcher is dispatcher:
+            dispatcher.assign(value, value.captured)
+        elif _reaches(value, lambda part: self._is_own(part, instance) or part is self.function):
+            dispatcher.assign(value)
+        else:
+            assigned = _Assigned(dispatcher, value, instance)
+            dispatcher.assign(assigned, assigned.captured)
 
     def __delete__(self, instance: Any) -> None:
-        instance._ortmodule.patched = None
+        instance._ortmodule.assign(None)
+
+    def _is_own(self, value: Any, instance: Any) -> bool:
+        return isinstance(value, types.MethodType) and value.__func__ is self.function and value.__self__ is instance
+
+
+class _Assigned:
+    """A forward that a script has put in place of a wrapped module's, with that one's attributes; it is captured."""
+
+    def __init__(self, dispatcher: Dispatcher, given: Callable, instance: Any) -> None:
+        self.dispatcher, self.__wrapped__ = dispatcher, given
+        # Of the module, whose attributes guards know.
+        bound = isinstance(given, types.MethodType) and given.__self__ is instance
+        self.captured = types.MethodType(given.__func__, dispatcher.module) if bound else given  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.dispatcher.assigned is self and THREAD.in_assigned is not self.dispatcher:
+            return self.dispatcher(args, kwargs)
+        return self.captured(*args, **kwargs)  # another one that took its place calls it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.__wrapped__ == other
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+
+def _reaches(value: Any, wanted: Callable[[Any], bool], depth: int = 8) -> bool:
+    """Does a function hold what is ``wanted``, itself, in its closure, or in what it is made of?"""
+    if wanted(value):
+        return True
+    if not depth or isinstance(value, (nn.Module, type, types.ModuleType, _Assigned)):
+        return False
+    parts: list[Any] = [getattr(value, "__wrapped__", None), getattr(value, "__func__", None)]
+    if isinstance(value, functools.partial):
+        parts += [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.FunctionType):
+        cells = value.__closure__ or ()
+        parts += [*_contents(cells), *(value.__defaults__ or ())]
+    elif isinstance(value, types.MethodType):
+        parts.append(value.__self__)
+    elif callable(value):
+        parts += getattr(value, "__dict__", {}).values()
+    return any(_reaches(part, wanted, depth - 1) for part in parts if callable(part))
+
+
+def _contents(cells: Iterable[types.CellType]) -> Iterator[Any]:
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # it is empty so far
+            yield cell.cell_contents
 
 
 class ORTModule(nn.Module):
@@ -87,6 +151,9 @@ class ORTModule(nn.Module):
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
+_ATTACHMENTS = Attachments(Observers.of, Saver.of, explain, evaluate)
+
+
 def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:
     if isinstance(model, ORTModule):
         raise TypeError("the module is an ORTModule already")
@@ -94,7 +161,7 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
         raise TypeError("nn.DataParallel is not supported: wrap the module itself and use DistributedDataParallel")
     if not isinstance(model, nn.Module):
         raise TypeError(f"ORTModule wraps a torch.nn.Module, not {_described(model)}")
-    dispatcher = Dispatcher(model, debug_options, config, Attachments(Observers.of, Saver.of, explain, evaluate))
+    dispatcher = Dispatcher(model, debug_options, config, _ATTACHMENTS)
     try:
         wrapped: Any = object.__new__(_class_for(model))
     except TypeError as error:
@@ -104,6 +171,13 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
     object.__setattr__(wrapped, "__dict__", model.__dict__)
     object.__setattr__(wrapped, "_ortmodule", dispatcher)
     return wrapped
+
+
+def rewrap(wrapped: ORTModule, config: Config) -> None:
+    """``wrapped`` has these settings from now on; its graphs are made anew."""
+    before = wrapped._ortmodule
+    dispatcher = Dispatcher(before.module, before.debug, config, _ATTACHMENTS)
+    object.__setattr__(wrapped, "_ortmodule", dispatcher)
 
 
 def _class_for(model: nn.Module) -> type:

@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterable
 
 import onnx
+from torch import nn
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.core.errors import CaptureError
 from ortmodule.core.names import REENTRANT
+from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Tree
 from ortmodule.lowering import export
 
@@ -30,6 +32,10 @@ class Partition:
         """``key``: the state's number. ``hooked``: submodules with hooks."""
         self.tree = tree
         self._found = tree.caches.opaque.setdefault(key, {})
+        self._switches = tree.caches.switches.setdefault(key, {})
+        for path in [path for path, switches in self._switches.items() if switches.broken() is not None]:
+            self._found.pop(path, None)
+            self._switches.pop(path)
         self._given = {path: f"there are hooks on {path}, which a graph would not call" for path in hooked}
         self._given |= dict.fromkeys(tree.scripted, "it is scripted, and a trace may lose its control flow")
 
@@ -37,6 +43,27 @@ class Partition:
         """The submodules by path, and methods as `path:name`, with the reasons; none is inside of another."""
         modules = self._found | self._given
         return {p: why for p, why in modules.items() if not any(p.startswith((f"{o}.", f"{o}:")) for o in modules)}
+
+    def switches(self) -> dict[tuple[int, str], str]:
+        """What a graph has to watch: attributes, and the lines that read them."""
+        return {key: place for switches in self._switches.values() for key, place in switches.places.items()}
+
+    def _watch(self, blamed: str, paths: Iterable[str]) -> None:
+        """Watches the switches (attributes that are true, false or None) that the trace of ``blamed`` has read, and
+        those of the same names in ``paths``."""
+        tree, reads = self.tree, self.tree.caches.reads
+        below = {p: m for p, m in tree.modules.items() if p == blamed or p.startswith(f"{blamed}.")}
+        read = [
+            (p.removeprefix(blamed), name, place)
+            for p, m in below.items()
+            for (i, name), place in reads.items()
+            if i == id(m)
+        ]
+        for path in paths:
+            owners = [(tree.modules.get(path + rest), name, place) for rest, name, place in read]
+            switches = {(id(m), name): place for m, name, place in owners if _is_switch(m, name)}
+            if switches:
+                self._switches[path] = Guards(tree.attributes, switches, tree.names())
 
     def grow(self, error: Exception, captured: Capture | None = None) -> bool:
         """Leaves one operator or submodule more to PyTorch because of ``error``, which the capture raised or the
@@ -70,10 +97,12 @@ class Partition:
         if not path:
             return False
         cls = type(self.tree.modules[path])
+        left = [path]
         if any(type(self.tree.modules.get(p)) is cls and why == reason for p, why in self._found.items()):
             # The second layer that fails at this place: the others will, too.
-            self._found |= {p: reason for p, m in self.tree.modules.items() if p and type(m) is cls}
-        self._found[path] = reason
+            left += [p for p, m in self.tree.modules.items() if p and type(m) is cls and p not in self._found]
+        self._found |= dict.fromkeys(left, reason)
+        self._watch(path, left)
         return True
 
     def _kinds(self, captured: Capture, text: str) -> bool:
@@ -104,6 +133,11 @@ class Partition:
                 self._found[path] = text.partition("\n")[0]
                 return True
         return False
+
+
+def _is_switch(module: nn.Module | None, name: str) -> bool:
+    value = None if module is None else vars(module).get(name, 0)
+    return module is not None and (value is None or isinstance(value, bool))
 
 
 def _nodes_in(text: str) -> list[str]:

@@ -362,6 +362,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     # The machinery of modules looks into the dictionary for every parameter.
     if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
         return
+    if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
+        module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
     recorder.attributes[id(module), name] = user_line()
 
 

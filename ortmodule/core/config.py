@@ -10,16 +10,33 @@ import difflib
 import functools
 import json
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from ortmodule import _core
 from ortmodule.core.logger import LogLevel, warn_once
 from ortmodule.core.names import DEFAULT_OPSET, OPSETS
-from ortmodule.core.safe_files import make_private, parse_json
+from ortmodule.core.original_keys import from_original
+from ortmodule.core.safe_files import parse_json
+from ortmodule.core.setting_types import (
+    AUTO_FLAG,
+    BYTES,
+    FALLBACK_POLICY,
+    FILE,
+    FLAG,
+    FOLDER,
+    LEVEL,
+    PASSES,
+    PATH,
+    PRIVATE_FOLDER,
+    SHARE,
+    SKIPCHECK_POLICY,
+    Kind,
+    check_folder,
+    number_from,
+    one_of,
+)
 
 PREFIX = "ORTMODULE_"
 _Settings = TypeVar("_Settings")
@@ -51,173 +68,15 @@ class DebugOptions:
         if save_onnx and os.path.basename(onnx_prefix) != onnx_prefix:
             raise ValueError(f"onnx_prefix={onnx_prefix} names a folder: that is what save_path is for")
         if save_onnx and not os.environ.get(f"{PREFIX}SAVE_ONNX_PATH"):
-            check_folder("save_path", save_path or ".")
+            check_folder(save_path or ".", "save_path")
         self.log_level, self.config = log_level, config
         self.save_onnx, self.onnx_prefix, self.save_path = save_onnx, onnx_prefix, save_path
 
 
-def check_folder(what: str, path: str) -> None:
-    """Raises OSError unless files can be made in the folder ``path``."""
-    if not os.path.isdir(path):
-        raise NotADirectoryError(f"{what}: {path} is not a folder")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(f"{what}: the folder {path} cannot be written")
-
-
-# --- types of values --------------------------------------------------------------------------------------------------
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing."""
-    found = difflib.get_close_matches(word.upper(), known, 1, 0.5)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A type of values: how people call it, and how one is read from text (ValueError says what would be right)."""
-
-    name: str
-    parse: Callable[[str], Any]
-
-
-_FLAGS = {"1": True, "TRUE": True, "ON": True, "YES": True, "0": False, "FALSE": False, "OFF": False, "NO": False}
-
-
-def _flag(text: str) -> bool:
-    if text.upper() not in _FLAGS:
-        raise ValueError(f"1 or 0{_nearest(text, _FLAGS)}")
-    return _FLAGS[text.upper()]
-
-
-def _auto_flag(text: str) -> str:
-    if text.upper() == "AUTO":
-        return "auto"
-    try:
-        return "1" if _flag(text) else "0"
-    except ValueError as error:
-        raise ValueError(f"auto, {error}") from None
-
-
-def _number(least: int, most: int | None = None) -> Kind:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError("a whole number") from None
-        if number < least or (most is not None and number > most):
-            near = least if number < least else most
-            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"a whole number, {allowed}; the nearest is {near}")
-        return number
-
-    return Kind(f"number from {least}" + ("" if most is None else f" to {most}"), parse)
-
-
-def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError("a number, as 0.1, or inf") from None
-    if not number >= 0:
-        raise ValueError("a number from 0, or inf; the nearest is 0")
-    return number
-
-
-def _one_of(*names: str, result: Callable[[str], Any] = str) -> Kind:
-    def parse(text: str) -> Any:
-        if text.upper() not in upper:
-            raise ValueError(f"one of {', '.join(names)}{_nearest(text, upper)}")
-        return result(upper[text.upper()])
-
-    upper = {name.upper(): name for name in names}
-    return Kind(" \\| ".join(f"`{name}`" for name in names), parse)
-
-
-def _some_of(*names: str) -> Kind:
-    def parse(text: str) -> frozenset[str]:
-        chosen = frozenset(name.strip().upper() for name in text.split("|"))
-        for name in sorted(chosen - set(names)):
-            raise ValueError(f"{name or 'nothing'} is none of {', '.join(names)}{_nearest(name, names)}")
-        return chosen
-
-    return Kind("names joined by `\\|`: " + ", ".join(f"`{name}`" for name in names), parse)
-
-
-def _pass_names(text: str) -> frozenset[str]:
-    """Of passes that results do not depend on, with commas between (a list of JSON comes with \"|\")."""
-    bits, optional = _core.passes(), _core.optional_passes()
-    known = [name for name, bit in bits.items() if bit & optional]
-    chosen = frozenset(name.strip().lower() for name in text.replace("|", ",").split(","))
-    for name in sorted(chosen - set(known)):
-        if name in bits:
-            raise ValueError(f"passes that can be switched off, and gradients would be wrong without {name}")
-        near = difflib.get_close_matches(name, known, 1, 0.5)
-        advice = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"names of passes; {name or 'nothing'} is none of {', '.join(known)}{advice}")
-    return chosen
-
-
-def _folder(text: str) -> str:
-    try:
-        check_folder("it", text)
-    except OSError as error:
-        raise ValueError(f"a folder that can be written ({error})") from None
-    return text
-
-
-def _private_folder(text: str) -> str:
-    try:
-        make_private(text)
-    except OSError as error:
-        raise ValueError(f"a folder that can be made, and that only its owner can write ({error})") from None
-    return _folder(text)
-
-
-def _file(text: str) -> str:
-    if not os.path.isfile(text) or not os.access(text, os.R_OK):
-        raise ValueError("a file that can be read")
-    return text
-
-
-_UNITS = {unit: 1024**i for i, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))} | {
-    unit: 1000**i for i, unit in enumerate(("", "KB", "MB", "GB", "TB"))
-}
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Z]*)", text.strip().upper())
-    if found is None or found[2] not in _UNITS:
-        raise ValueError("a number of bytes, as 8GiB, 500MB or 1000000")
-    return int(float(found[1]) * _UNITS[found[2]])
-
-
-FLAG, AUTO_FLAG = Kind("flag: 1 or 0", _flag), Kind("`auto`, or a flag: 1 or 0", _auto_flag)
-FOLDER = Kind("folder", _folder)
-PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missing", _private_folder)
-SHARE = Kind("number from 0, or `inf`", _share)
-PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
-FILE, PATH = Kind("file", _file), Kind("path", str)
-BYTES = Kind("bytes, as `8GiB` or `500MB`", _bytes)
-LEVEL = _one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
-
-FALLBACK_POLICY = _some_of(
-    "FALLBACK_DISABLE",
-    "FALLBACK_FORCE_TORCH_FORWARD",
-    "FALLBACK_FORCE_TORCH_BACKWARD",
-    "FALLBACK_UNSUPPORTED_DEVICE",
-    "FALLBACK_UNSUPPORTED_DATA",
-    "FALLBACK_UNSUPPORTED_TORCH_MODEL",
-    "FALLBACK_UNSUPPORTED_ONNX_MODEL",
-    "FALLBACK_BAD_INITIALIZATION",
-)
-SKIPCHECK_POLICY = _some_of(
-    "SKIP_CHECK_DISABLED", "SKIP_CHECK_DEVICE", "SKIP_CHECK_BUILD_GRADIENT", "SKIP_CHECK_EXECUTION_AGENT"
-)
-_UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
+
+
+_UNSUPPORTED = ("DEVICE", "DATA", "TORCH_MODEL", "ONNX_MODEL")
 
 
 def _setting(kind: Kind, default: Any, doc: str, exists: bool = True) -> Any:
@@ -253,7 +112,7 @@ class Config:
     """
 
     onnx_opset_version: int = _setting(
-        _number(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
+        number_from(OPSETS.start, OPSETS.stop - 1), DEFAULT_OPSET,
         "the ONNX opset to export with",
     )
     fallback_policy: frozenset[str] = _setting(
@@ -267,6 +126,11 @@ class Config:
         FLAG, False,
         "try the engine again at every call after PyTorch had to run one",
     )
+    strict: bool = _setting(
+        FLAG, False,
+        "what goes past the engine is an error (`ortmodule.BypassError`): a call or a submodule that PyTorch would "
+        "have to run, and a step of an optimizer although the wrapped module was not called. Beats `FALLBACK_POLICY`",
+    )
     skipcheck_policy: frozenset[str] = _setting(
         SKIPCHECK_POLICY, frozenset({"SKIP_CHECK_DISABLED"}),
         "accepted for old scripts: checks cost microseconds, so none is skipped",
@@ -274,6 +138,14 @@ class Config:
     log_level: LogLevel = _setting(
         LEVEL, LogLevel.WARNING,
         "how much is reported; beats `DebugOptions(log_level=...)`",
+    )
+    save_onnx: bool = _setting(
+        FLAG, False,
+        "save the graphs as ONNX files, as `DebugOptions(save_onnx=True)` does; needs `ONNX_PREFIX`",
+    )
+    onnx_prefix: str = _setting(
+        PATH, "",
+        "what the names of these files begin with, as `DebugOptions(onnx_prefix=...)`",
     )
     save_onnx_path: str = _setting(
         FOLDER, "",
@@ -293,7 +165,7 @@ class Config:
         "captured at once; `0`: none but the first",
     )
     verify: int = _setting(
-        _number(0), 0,
+        number_from(0), 0,
         "1: every call also runs in PyTorch, with the engine's dropout masks, and outputs, buffers and "
         "gradients are compared; the first operator that differs is named. N: so at every Nth call. 0: never",
     )
@@ -310,6 +182,23 @@ class Config:
         "accepted for old scripts: capture works on the module itself and leaves it as it was, so nothing is "
         "copied",
     )
+    enable_zero_stage3: bool = _setting(
+        FLAG, False,
+        "accepted for old scripts: DeepSpeed's ZeRO stage 3 needs no setting",
+    )
+    aten_sdpa_fallback: bool = _setting(
+        FLAG, False,
+        "accepted for old scripts: attention by torch's operator is captured as operators, and the engine chooses how "
+        "to compute it; `USE_EFFICIENT_ATTENTION` takes its part",
+    )
+    is_deterministic: bool = _setting(
+        FLAG, False,
+        "accepted for old scripts: the engine follows `torch.use_deterministic_algorithms`",
+    )
+    external_torch_cpp_extension_dir: str = _setting(
+        PATH, "",
+        "accepted for old scripts: there are no extensions that are compiled after installation",
+    )
     print_input_density: bool = _setting(
         FLAG, False,
         "every 10 steps a table: how much of the token and label inputs is not padding",
@@ -319,7 +208,7 @@ class Config:
         "memory of every step, before and after forward and backward: allocated, peak, cached, inactive",
     )
     conv_algo_search: str = _setting(
-        _one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
+        one_of("HEURISTIC", "EXHAUSTIVE"), "HEURISTIC",
         "how a convolution on a GPU gets its algorithm. `HEURISTIC`, which is what always happens: the first "
         "that cuDNN's heuristic names, gives the same bits every time and fits into the workspace; "
         "`EXHAUSTIVE`: the one of these that is measured to be the fastest. The CPU has one algorithm", exists=False,
@@ -330,7 +219,7 @@ class Config:
         "backward; off: kernel by kernel",
     )
     exporter: str = _setting(
-        _one_of("torchscript", "dynamo", "auto"), "torchscript",
+        one_of("torchscript", "dynamo", "auto"), "torchscript",
         "which exporter of PyTorch captures the module; `torchscript` always does", exists=False,
     )
     enable_custom_autograd: bool = _setting(
@@ -365,7 +254,7 @@ class Config:
         "has not read them in two calls; `1`: always",
     )
     memory_opt_level: int = _setting(
-        _number(0, 2), 0,
+        number_from(0, 2), 0,
         "what backward computes again instead of keeping it. 0: nothing, or what `MEMORY_BUDGET` takes; 1: each "
         "layer, from what the layer before gives to it; 2: all that needs less memory",
     )
@@ -418,7 +307,7 @@ class Config:
         "its types and sizes; may change the last bits of results",
     )
     max_tuning_duration_ms: int = _setting(
-        _number(0), 0,
+        number_from(0), 0,
         "about how long to measure one class of products; 0: as long as it takes",
     )
     tuning_results_path: str = _setting(
@@ -469,7 +358,7 @@ class Variable:
         try:
             return self.kind.parse(text)
         except ValueError as error:
-            raise ValueError(f"{PREFIX}{self.name}={text} ({source}): it is {error}") from None
+            raise ValueError(f"{PREFIX}{self.name}={text} ({source}): this setting {error}") from None
 
 
 VARIABLES = {
@@ -514,7 +403,8 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config is a Config, not {type(config).__name__}")
     debug, config = debug or DebugOptions(), config or Config()
-    values: dict[str, Any] = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path} | _DEFAULTS
+    values: dict[str, Any] = {"LOG_LEVEL": debug.log_level, "SAVE_ONNX_PATH": debug.save_path}
+    values |= {"SAVE_ONNX": debug.save_onnx, "ONNX_PREFIX": debug.onnx_prefix} | _DEFAULTS
     values |= {name.upper(): getattr(config, name) for name in config.given}
     sources = dict.fromkeys(values, "Config")
     given = _from_environment()
@@ -542,6 +432,7 @@ def _from_json(path: str) -> dict[str, tuple[str, str]]:
         raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{PREFIX}JSON_CONFIG_PATH={path}: it holds an object with a name for each value")
+    content = from_original(content)
     named = {name.upper().removeprefix(PREFIX): value for name, value in content.items()}
     return {name: (_text(path, name, named[name]), path) for name in _known(named, path) if named[name] is not None}
 

@@ -10,8 +10,18 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ortmodule import _core
+
 if TYPE_CHECKING:
     from ortmodule.core.traced_types import TracedNode
+
+
+class BypassError(_core.Error):
+    """A call went past the engine, which ORTMODULE_STRICT=1 forbids; the sentence says why."""
+
+
+class CompatError(_core.Error, ValueError):
+    """A compatibility name cannot do what was asked for; the sentence says why."""
 
 
 class Cause(Enum):

@@ -241,6 +241,13 @@ native_batch_norms = [
     )
 ]  # fmt: skip
 
+_COMPILED = "torch.compile takes the module in, and PyTorch runs it"
+_set_strategy = _private(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch.compile around a module calls the engine", _COMPILED
+)
+_Strategy = _private("torch._C._dynamo.eval_frame._FrameExecStrategy", "what torch.compile leaves as it is", _COMPILED)
+_Action = _private("torch._C._dynamo.eval_frame._FrameAction", "what torch.compile leaves as it is", _COMPILED)
+
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
 _ONE_BY_ONE = "tensors are taken one after the other"
@@ -296,6 +303,16 @@ is_batched: Callable[[torch.Tensor], bool] = (lambda tensor: False) if _is_batch
 #: `forward_level()`: the level of `torch.autograd.forward_ad` that is open, whose tangents PyTorch alone computes; -1:
 #: none is. (Where that cannot be told nothing is captured.)
 forward_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", -1)
+
+
+def uncompiled(function: Any, message: str) -> None:
+    """From now on torch.compile calls ``function`` as it is, with all that it calls; ``message``: for who reads why.
+
+    As `torch.compiler.disable`, without another Python frame at each call, and without the import of the compiler.
+    """
+    if _set_strategy is not None and _Strategy is not None and _Action is not None:
+        function._torchdynamo_disable, function._torchdynamo_disable_msg = True, message
+        _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
 
 
 @contextmanager

@@ -60,12 +60,16 @@ class Report:
     first_capture_seconds: float = 0.0  #: of those among them that CAPTURE_SHARE leaves out
     step_seconds: float = 0.0  #: of all steps, forward and backward, in the engine and in PyTorch
     missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
+    engine_calls: int = 0  #: that the engine ran, with all graphs, since the module was wrapped
+    pytorch_calls: int = 0  #: that PyTorch ran, for any reason
+    unreached_steps: int = 0  #: of optimizers, with gradients of the module, but without a call of it
 
     def __str__(self) -> str:
         missing = [f"  missing    {sentence}" for sentence in self.missing]
         if not self.captured:
-            head = f"{self.name}: PyTorch runs it ({self.fallback or 'no call yet'})"
-            return "\n".join([head, *self._variants(), *missing])
+            none = "no call has reached ORTModule" if self.unreached_steps else "no call yet"
+            head = f"{self.name}: PyTorch runs it ({self.fallback or none})"
+            return "\n".join([head, *self._calls(), *self._variants(), *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
@@ -78,6 +82,7 @@ class Report:
         return "\n".join(
             (
                 f"{self.name}: the engine runs it",
+                *self._calls(),
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
                 f"  fused      {fused}",
                 f"  PyTorch    runs {outside} inside the graph",
@@ -92,6 +97,13 @@ class Report:
                 *missing,
             )
         )
+
+    def _calls(self) -> list[str]:
+        """A line that says who ran what, where there was something."""
+        if not self.engine_calls + self.pytorch_calls + self.unreached_steps:
+            return []
+        steps = f", {self.unreached_steps} optimizer steps without a call" if self.unreached_steps else ""
+        return [f"  calls      {self.engine_calls} in the engine, {self.pytorch_calls} in PyTorch{steps}"]
 
     def _variants(self) -> list[str]:
         """Lines about them, where there are more than one."""
@@ -125,6 +137,9 @@ def explain(model: Any) -> Report:
         "first_capture_seconds": owner.budget.first,
         "step_seconds": owner.budget.steps,
         "missing": torch_private.missing(),
+        "engine_calls": owner.usage.engine,
+        "pytorch_calls": owner.usage.pytorch,
+        "unreached_steps": owner.usage.unreached,
     }
     if graph is None or reason is not None:
         return Report(name, False, reason, **always)

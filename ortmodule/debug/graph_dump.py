@@ -14,10 +14,10 @@ from typing import Any
 
 import onnx
 
-from ortmodule.core.config import check_folder
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.core.safe_files import write_whole
+from ortmodule.core.setting_types import check_folder
 from ortmodule.runtime.dispatcher import Dispatcher
 
 ALL_PASSES = 0xFFFFFFFF
@@ -32,12 +32,15 @@ class Saver:
 
     @staticmethod
     def of(owner: Dispatcher) -> Saver | None:
-        """The saver that the module's options ask for, or None. Raises OSError for a folder that cannot be written."""
-        debug = owner.debug
-        prefix = debug.onnx_prefix if debug is not None and debug.save_onnx else ""
-        folder = owner.config.save_onnx_path or "."
+        """The saver that the module's options ask for, or None. Raises OSError for a folder that cannot be written,
+        ValueError without a prefix."""
+        config = owner.config
+        if config.save_onnx and not config.onnx_prefix:
+            raise ValueError("ORTMODULE_SAVE_ONNX=1 needs ORTMODULE_ONNX_PREFIX, with which the names of files begin")
+        prefix = config.onnx_prefix if config.save_onnx else ""
+        folder = config.save_onnx_path or "."
         if prefix:
-            check_folder("the folder for ONNX files", folder)
+            check_folder(folder, "the folder for ONNX files")
         elif not LOGGER.isEnabledFor(logging.INFO):
             return None
         return Saver(type(owner.module).__name__, prefix, folder)

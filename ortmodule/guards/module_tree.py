@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
 from ortmodule.guards import isolation
-from ortmodule.guards.guards import Attributes
+from ortmodule.guards.guards import Attributes, Guards
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
 
@@ -35,6 +35,8 @@ class Caches:
     refused: dict[object, NotInEngine] = field(default_factory=dict)
     changing: dict[tuple, Any] = field(default_factory=dict)  # numbers among the arguments, by kind of call
     opaque: dict[int, dict[str, str]] = field(default_factory=dict)  # submodules for PyTorch, and why, by the number
+    #: Of these submodules, by the same number: the switches that led there; they are captured again when one changes.
+    switches: dict[int, dict[str, Guards]] = field(default_factory=dict)
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
     left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
     reads: dict[tuple[int, str], str] = field(default_factory=dict)  # of the latest traces, also of those that failed

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ortmodule.core.errors import Cause, NotInEngine
+from ortmodule.core.errors import BypassError, Cause, NotInEngine
 from ortmodule.core.logger import Log
 
 MOST_REFUSED = 1024  # calls that are remembered as not for the engine
@@ -20,6 +20,7 @@ _FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD
 
 class _Thread(threading.local):
     only_pytorch = False  # see only_pytorch()
+    in_assigned: object = None  # see inside_assigned()
 
 
 THREAD = _Thread()
@@ -35,15 +36,29 @@ def only_pytorch() -> Iterator[None]:
         THREAD.only_pytorch = before
 
 
+@contextmanager
+def inside_assigned(dispatcher: object) -> Iterator[None]:
+    """Inside, in this thread, runs the forward that was assigned to a wrapped module; its own is a part of that."""
+    before, THREAD.in_assigned = THREAD.in_assigned, dispatcher
+    try:
+        with only_pytorch():
+            yield
+    finally:
+        THREAD.in_assigned = before
+
+
 class Fallback:
     """Which calls PyTorch runs, by policy."""
 
-    def __init__(self, policies: frozenset[str], retry: bool, log: Log, silent: Sequence[str] = ()) -> None:
-        """``silent``: reasons that contain one of these are not warned about."""
-        self.silent = silent
-        self.policies, self.retry, self.log = policies, retry, log
+    def __init__(
+        self, policies: frozenset[str], retry: bool, log: Log, silent: Sequence[str] = (), strict: bool = False
+    ) -> None:
+        """``silent``: reasons that contain one of these are not warned about. ``strict``: PyTorch runs nothing, and
+        what goes past the engine is an error."""
+        self.silent, self.strict = silent, strict
+        self.policies, self.retry, self.log = frozenset(("FALLBACK_DISABLE",)) if strict else policies, retry, log
         #: The policies that force PyTorch, if there are any.
-        self.forcing = frozenset() if "FALLBACK_DISABLE" in policies else policies & _FORCED.keys()
+        self.forcing = frozenset() if "FALLBACK_DISABLE" in self.policies else self.policies & _FORCED.keys()
         self.reason: str | None = None  # why the latest call was not run by the engine
         self.refused: dict[object, NotInEngine] = {}
 
@@ -60,7 +75,7 @@ class Fallback:
         backward, so PyTorch's backward needs PyTorch's forward."""
         if not any(torch.is_grad_enabled() or not _FORCED[policy] for policy in self.forcing):
             return False
-        self.reason = f"{' and '.join(sorted(self.forcing))} asks for it"
+        self.reason = f"ORTMODULE_FALLBACK_POLICY asks for it ({' and '.join(sorted(self.forcing))})"
         self._warn(self.reason)
         return True
 
@@ -77,8 +92,16 @@ class Fallback:
 
     def allow(self, error: NotInEngine) -> None:
         """Raises when PyTorch must not run this call: the exception that began it."""
+        if self.strict:
+            raise _bypass(error.reason) from error
         if not self.allows(error.cause):
             raise _original(error)
+
+    def bypassed(self, text: str) -> None:
+        """What went, or goes, past the engine without a choice of the policy: a warning, once. Raises BypassError."""
+        if self.strict:
+            raise _bypass(text)
+        self.log.warn_once(text)
 
     def done(self, error: NotInEngine) -> None:
         """PyTorch has run the call. One warning for each reason."""
@@ -96,6 +119,10 @@ class Fallback:
 
     def _warn(self, reason: str) -> None:
         self.log.warn_once(f"PyTorch runs this module, not the engine: {reason}")
+
+
+def _bypass(reason: str) -> BypassError:
+    return BypassError(f"{reason} (ORTMODULE_STRICT=1)")
 
 
 def _forget_frames(error: BaseException | None) -> None:

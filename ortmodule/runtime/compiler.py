@@ -177,7 +177,8 @@ class Compiler:
             if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
-            guards = Guards(call.tree.attributes, trace.attributes, call.tree.names(), trace.outside)
+            reads = partition.switches() | trace.attributes
+            guards = Guards(call.tree.attributes, reads, call.tree.names(), trace.outside)
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)

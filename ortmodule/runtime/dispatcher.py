@@ -25,7 +25,7 @@ from ortmodule.core.torch_private import forward_level, in_backward, peek_transf
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
-from ortmodule.host.fallback import THREAD, Fallback
+from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
@@ -34,6 +34,7 @@ from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.reruns import Reruns
+from ortmodule.runtime.usage import Usage
 
 _NOTHING = object()
 #: Structures of arguments that are remembered.
@@ -41,6 +42,10 @@ MOST_STRUCTURES = 1024
 #: Types of arguments that are compared by value.
 _NUMBERS = (bool, int, str, type(None))
 _structures: dict[tuple, pytree.Structure] = {}
+TRANSFORMED = (
+    "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
+    "its operations"
+)
 
 
 class Attachments(NamedTuple):
@@ -63,11 +68,15 @@ class Dispatcher:
         self.log = Log(type(module).__name__, config.log_level)
         torch_private.tell(self.log.warn_once)
         silent = [CHECKPOINT] if config.allow_autograd_checkpoint else []
-        self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent)
+        self.fallback = Fallback(config.fallback_policy, config.fallback_retry, self.log, silent, config.strict)
+        self.usage = Usage(module, self.fallback.bypassed)
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
         self.reruns = Reruns()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
-        self.patched: Callable | None = None  # what a user put in place of the wrapper's forward
+        #: What a script has put in place of the wrapper's forward, and calls; what of it is captured in the place of
+        #: the module's own forward.
+        self.assigned: Callable | None = None
+        self.captured_forward: Callable | None = None
         self.latest: CompiledGraph | None = None
         self.observers, self.saver, self.report = attach.observers(self), attach.saver(self), attach.report
         self.tuning = Tuning.of(config)
@@ -79,15 +88,28 @@ class Dispatcher:
         self._lock = threading.RLock()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward, in PyTorch."""
-        return self.module.forward(*args, **kwargs)
+        """The module's forward, or the one that was assigned, in PyTorch."""
+        if self.captured_forward is None or THREAD.in_assigned is self:
+            return self.module.forward(*args, **kwargs)
+        with inside_assigned(self):
+            return self.captured_forward(*args, **kwargs)
+
+    def assign(self, assigned: Callable | None, captured: Callable | None = None) -> None:
+        """``assigned`` takes the place of the wrapper's forward; ``captured`` that of the module's own in graphs."""
+        with self._lock:
+            self.assigned = assigned
+            if captured is not self.captured_forward:
+                self.captured_forward, self._names, self.latest = captured, None, None
+                self.states, self.graphs, self.fallback.refused = ModuleStates(self.module), {}, {}
+                self.budget = Budget(self.config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.
         looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or forward_level() >= 0
         if THREAD.only_pytorch or looked_at:
-            return self.forward(*args, **kwargs)
+            return self._aside(args, kwargs)
         if self.fallback.forcing and self.fallback.forced():
+            self.usage.pytorch += 1
             return self.forward(*args, **kwargs)
         reason: BaseException
         try:
@@ -99,6 +121,7 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         self.fallback.allow(reason)
+        self.usage.pytorch += 1
         if reason.finish is not None:
             finish, reason.finish = reason.finish, None
             self.fallback.done(reason)
@@ -108,6 +131,13 @@ class Dispatcher:
             result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
+
+    def _aside(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call whose operations something looks at."""
+        if not (THREAD.only_pytorch or traced() or torch.compiler.is_compiling()):
+            self.fallback.bypassed(TRANSFORMED)
+            self.usage.pytorch += 1
+        return self.forward(*args, **kwargs)
 
     def _in_engine(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         inputs, arguments = _arguments(args, kwargs if len(kwargs) < 2 else self._in_order(kwargs))
@@ -163,7 +193,8 @@ class Dispatcher:
     def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Forward cannot tell in which order the parameters that it names were given; of others it can."""
         if self._names is None:
-            parameters = inspect.signature(self.module.forward).parameters.values()
+            forward = self.captured_forward or self.module.forward
+            parameters = inspect.signature(forward).parameters.values()
             self._names = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
         names = sorted(self._names & kwargs.keys())
         return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in self._names}
@@ -293,6 +324,7 @@ class Dispatcher:
                     self.graphs[call.key].remove(graph.origin)
                     return _NOTHING
             raise NotInEngine(Cause.ONNX_MODEL, str(error), (call.key, call.shapes)) from error
+        self.usage.engine += 1
         variant.runs += 1
         variant.seconds += capture_budget.clock() - start
         variant.used = start
@@ -306,6 +338,9 @@ class Dispatcher:
             if first:
                 self.log.info(str(self.report(self)))
         return result
+
+
+torch_private.uncompiled(Dispatcher.__call__, "the engine runs an ORTModule: there is nothing to compile in it")
 
 
 def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:

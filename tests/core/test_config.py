@@ -75,7 +75,8 @@ GUIDELINE = """
     USE_EFFICIENT_ATTENTION
     USE_TRITON TRITON_CONFIG_FILE TRITON_DEBUG ENABLE_TUNING MAX_TUNING_DURATION_MS TUNING_RESULTS_PATH
     USE_FLASH_ATTENTION CONV_ALGO_SEARCH JSON_CONFIG_PATH EXPORTER VERIFY DEFER_LOGITS ENABLE_CUDA_GRAPHS
-    DISABLED_PASSES CAPTURE_SHARE
+    DISABLED_PASSES CAPTURE_SHARE STRICT SAVE_ONNX ONNX_PREFIX ENABLE_ZERO_STAGE3 ATEN_SDPA_FALLBACK IS_DETERMINISTIC
+    EXTERNAL_TORCH_CPP_EXTENSION_DIR
 """
 
 
@@ -90,6 +91,8 @@ def read_names():
     """Settings that code of the package takes from a Config, the class itself left out: as an attribute, or by name."""
     found = set()
     for path in Path(ortmodule.__file__).parent.rglob("*.py"):
+        if path.name == "original_keys.py":  # a table of names
+            continue
         tree = ast.parse(path.read_text())
         table = {n for c in ast.walk(tree) if isinstance(c, ast.ClassDef) and c.name == "Config" for f in c.body
                  if isinstance(f, ast.AnnAssign) for n in ast.walk(f)}  # fmt: skip
@@ -107,6 +110,10 @@ def test_every_setting_is_read_or_says_that_it_has_no_effect():
     assert {name for name, v in VARIABLES.items() if v.exists and v.doc.startswith(OLD)} == {
         "SKIPCHECK_POLICY",
         "DEEPCOPY_BEFORE_MODEL_EXPORT",
+        "ENABLE_ZERO_STAGE3",
+        "ATEN_SDPA_FALLBACK",
+        "IS_DETERMINISTIC",
+        "EXTERNAL_TORCH_CPP_EXTENSION_DIR",
     }
 
 
@@ -138,7 +145,7 @@ BAD = {
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
     "MEMORY_BUDGET": ("much", "a number of bytes, as 8GiB"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
-    "DISABLED_PASSES": ("gelu_fusion,silufusion", "silufusion is none of clean_up, masked_softmax, gelu_fusion,"),
+    "DISABLED_PASSES": ("gelu_fusion,silufusion", "takes names of passes (clean_up, masked_softmax, gelu_fusion,"),
 }
 FLAGS = [name for name, variable in VARIABLES.items() if variable.kind is config.FLAG]
 
@@ -151,7 +158,10 @@ def test_bytes(text, count, monkeypatch):
     assert read_config().memory_budget == count
 
 
-PATHS = {"MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH"}  # any text is one
+#: Any text is one.
+PATHS = {
+    "MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH", "ONNX_PREFIX", "EXTERNAL_TORCH_CPP_EXTENSION_DIR",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name not in PATHS])
@@ -168,7 +178,7 @@ def test_a_bad_value(name, env):
     ("text", "advice"),
     [
         ("silufusion", "did you mean silu_fusion?"),
-        ("gelu_fusion,,norm_fusion", "nothing is none of"),
+        ("gelu_fusion,,norm_fusion", "not an empty name"),
         ("safe_softmax", "gradients would be wrong without safe_softmax"),
     ],
 )
@@ -243,13 +253,36 @@ def test_precedence(env, tmp_path):
     assert (read.log_level, read.verify, read.fallback_retry) == (LogLevel.WARNING, 3, True)
 
 
+def test_a_file_in_the_originals_style(env, tmp_path):
+    file = tmp_path / "settings.json"
+    debug = {"LogLevel": "ERROR", "SaveONNX": True, "ONNXPrefix": "mine"}
+    rest = {"SkipCheck": ["SKIP_CHECK_DEVICE"], "UseStaticShape": False, "PropagateCastOps": {"Level": 3}}
+    policy = {"FallbackPolicy": ["FALLBACK_DISABLE"], "EnableCustomAutogradFunction": False}
+    file.write_text(json.dumps({"DebugOptions": debug, "OnnxOpsetVersion": 17} | rest | policy))
+    env(JSON_CONFIG_PATH=str(file), SAVE_ONNX_PATH=str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = read_config()
+    assert (read.log_level, read.save_onnx, read.onnx_prefix) == (LogLevel.ERROR, True, "mine")
+    assert (read.onnx_opset_version, read.skipcheck_policy) == (17, {"SKIP_CHECK_DEVICE"})
+    assert read.fallback_policy == {"FALLBACK_DISABLE"} and read.enable_custom_autograd is False
+    ORTModule(Net())(x())
+    assert list(tmp_path.glob("mine_torch_exported_*.onnx"))
+
+
+def test_saving_needs_a_prefix(env):
+    env(SAVE_ONNX="1")
+    with pytest.raises(ValueError, match="needs ORTMODULE_ONNX_PREFIX"):
+        ORTModule(Net())
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
         ("{", "settings.json: "),
         ("[]", "an object"),
         ('{"VERIFY": "often"}', "a whole number"),
-        ('{"VERIFY": 1.5}', "it is a whole number"),
+        ('{"VERIFY": 1.5}', "this setting is a whole number"),
         ('{"LOG_LEVEL": ["INFO", 3]}', "a list of texts"),
     ],
 )
@@ -508,7 +541,9 @@ def test_config_is_frozen_and_its_values_are_checked():
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.verify = 1
-    with pytest.raises(ValueError, match="ORTMODULE_VERIFY=-1 \\(Config\\): it is a whole number, at least 0"):
+    with pytest.raises(
+        ValueError, match="ORTMODULE_VERIFY=-1 \\(Config\\): this setting is a whole number, at least 0"
+    ):
         Config(verify=-1)
     with pytest.raises(ValueError, match="did you mean FALLBACK_DISABLE"):
         Config(fallback_policy="FALLBACK_DISABL")

@@ -511,3 +511,17 @@ def test_learning_rates_that_are_no_numbers():
         FusedAdam(params, lr="fast")
     with pytest.raises(TypeError, match=r"betas must be two numbers, not 0\.9"):
         FusedAdam(params, betas=0.9)
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_saved_state_is_read_as_weights_only(group, tmp_path):
+    """As a Trainer reads that of a checkpoint."""
+    params = [torch.nn.Parameter(torch.ones(3))]
+    given = [{"params": params, "adam_w_mode": AdamWMode.ADAMW_TORCH}] if group else params
+    optimizer = FusedAdam(given)
+    params[0].grad = torch.ones(3)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    again = FusedAdam(given)
+    again.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    assert again.param_groups[0]["adam_w_mode"] == optimizer.param_groups[0]["adam_w_mode"]

@@ -1,0 +1,124 @@
+"""Optimum's trainers: a training on real text, saved, read by plain transformers, and gone on with."""
+
+import pytest
+import torch
+import transformers
+
+pytest.importorskip("accelerate")
+
+from ortmodule import ORTModule, explain  # noqa: E402
+from ortmodule.hf import (  # noqa: E402
+    ORTSeq2SeqTrainer,
+    ORTSeq2SeqTrainingArguments,
+    ORTTrainer,
+    ORTTrainingArguments,
+)
+from ortmodule.optim import FusedAdam  # noqa: E402
+from tests.selection import each  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter and of transformers
+LENGTH, STEPS = 24, 6
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """What a checkpoint changes in a model's configuration asks for another graph."""
+    monkeypatch.setenv("ORTMODULE_CAPTURE_SHARE", "inf")
+
+
+def text():
+    """Sentences of a module's own documentation, as bytes."""
+    words = " ".join((torch.nn.Module.__doc__ + torch.optim.Optimizer.__doc__ + torch.Tensor.view.__doc__).split())
+    codes = torch.tensor(list(words.encode()))
+    return [codes[i : i + LENGTH] for i in range(0, len(codes) - LENGTH, LENGTH)]
+
+
+def rows():
+    return [{"input_ids": row, "labels": row} for row in text()]
+
+
+def language_model():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=256, n_positions=LENGTH, n_embd=16, n_layer=1, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def arguments(cls, folder, **settings):
+    return cls(
+        output_dir=str(folder), per_device_train_batch_size=4, max_steps=STEPS, save_steps=3, logging_steps=1,
+        learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, seed=7, **settings,
+    )  # fmt: skip
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def make(folder, trainer=ORTTrainer, **settings):
+    cls = transformers.TrainingArguments if trainer is transformers.Trainer else ORTTrainingArguments
+    return trainer(model=language_model(), args=arguments(cls, folder, **settings), train_dataset=rows())
+
+
+def test_training_saving_and_resuming(tmp_path, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))
+    ours = make(tmp_path / "ours", optim="adamw_ort_fused", save_onnx=True, onnx_prefix="gpt")
+    ours.train()
+    report = explain(ours.model)
+    assert type(ours.optimizer.optimizer) is FusedAdam and isinstance(ours.model, ORTModule)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+    assert losses(ours)[-1] < losses(ours)[0]
+
+    assert (tmp_path / "gpt_execution_model_training.onnx").exists()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours" / f"checkpoint-{STEPS}")
+    assert type(loaded) is transformers.GPT2LMHeadModel
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, ours.model.state_dict()[name]), name
+
+    resumed = make(tmp_path / "again", optim="adamw_ort_fused")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-3"))
+    assert losses(resumed) == pytest.approx(losses(ours), rel=1e-5)
+
+
+@each("smoothing", [0.0, 0.1], [0.1])
+def test_the_same_numbers_as_trainer(smoothing, tmp_path):
+    """With the loss in the graph, too."""
+    given = {"optim": "adamw_torch", "label_smoothing_factor": smoothing}
+    ours = make(tmp_path / "ours", use_module_with_loss=True, **given)
+    theirs = make(tmp_path / "theirs", transformers.Trainer, **given)
+    for trainer in (ours, theirs):
+        trainer.train()
+    assert losses(ours) == pytest.approx(losses(theirs), rel=2e-3)
+    assert ours._signature_columns == theirs._signature_columns
+    assert explain(ours.model).engine_calls == STEPS
+    assert ours.evaluate(rows())["eval_loss"] == pytest.approx(theirs.evaluate(rows())["eval_loss"], rel=2e-3)
+
+
+@pytest.mark.full
+def test_sequence_to_sequence(tmp_path):
+    config = transformers.T5Config(
+        vocab_size=256, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    args = arguments(ORTSeq2SeqTrainingArguments, tmp_path, optim="adamw_ort_fused", predict_with_generate=True)
+    trainer = ORTSeq2SeqTrainer(
+        model_init=lambda: transformers.T5ForConditionalGeneration(config), args=args, train_dataset=rows()
+    )
+    trainer.train()
+    assert explain(trainer.model).engine_calls == STEPS and losses(trainer)[-1] < losses(trainer)[0]
+    assert len(trainer.predict(rows()[:2], max_length=4).predictions) == 2
+
+
+def test_arguments(tmp_path):
+    parser = transformers.HfArgumentParser(ORTTrainingArguments)
+    line = ["--output_dir", str(tmp_path), "--optim", "adamw_ort_fused", "--onnx_log_level", "info", "--save_onnx"]
+    (found,) = parser.parse_args_into_dataclasses(line)
+    assert (found.optim, found.save_onnx, found.use_module_with_loss) == ("adamw_ort_fused", True, False)
+    assert found.to_dict()["optim"] == "adamw_ort_fused"
+    with pytest.raises(ValueError, match="it is one of VERBOSE"):
+        ORTTrainingArguments(str(tmp_path), onnx_log_level="LOUD")
+    with pytest.raises(ValueError, match="adamw_ort_fusd"):
+        ORTTrainingArguments(str(tmp_path), optim="adamw_ort_fusd")

@@ -1,0 +1,240 @@
+"""Ways past the engine: it is captured all the same, or one warning says so, `explain()` counts, STRICT raises."""
+
+import functools
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ortmodule import BypassError, Config, ORTModule, explain
+from tests.selection import each
+
+STEPS = 3
+AT_ONCE = {"capture_share": float("inf")}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.saves_memory = nn.Linear(4, 4), False
+
+    def forward(self, x):
+        if self.saves_memory:
+            return checkpoint(torch.relu, self.linear(x), use_reentrant=False)
+        return torch.relu(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.scale = nn.Sequential(Layer(), Layer(), Layer()), 2.0
+
+    def forward(self, x):
+        return self.model(x)
+
+    def training_step(self, x):
+        return self.model(x)
+
+    def saves_memory(self, on):
+        for layer in self.model:
+            layer.saves_memory = on
+
+
+def scaled(self, x):
+    return self.model(x) * self.scale
+
+
+def data():
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def train(model, call, steps=STEPS):
+    """Results, and gradients of the last step, of some steps of a training."""
+    optimizer, results = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        results.append(call(data()))
+        results[-1].square().sum().backward()
+        optimizer.step()
+    return torch.stack(results).detach(), [p.grad for p in model.parameters()]
+
+
+def compare(ours, call, theirs, their_call):
+    for found, expected in zip(train(ours, call), train(theirs, their_call), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def make(**settings):
+    torch.manual_seed(0)
+    net = Net()
+    torch.manual_seed(0)
+    return ORTModule(Net(), config=Config(**AT_ONCE, **settings)), net
+
+
+def method(model):
+    model.forward = types.MethodType(scaled, model)
+    return model
+
+
+def function(model):
+    model.forward = functools.partial(lambda of, x: scaled(of, x), model)
+    return model
+
+
+def around(model):
+    own = model.forward
+    model.forward = lambda x: own(x) * 2
+    return model
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+#: Roads on which the engine comes in: what is called instead of the model.
+REACHED = {
+    "a method is assigned": method,
+    "a function is assigned": function,
+    "what is assigned calls the forward it replaces": around,
+    "torch.compile": functools.partial(torch.compile, backend="eager"),
+    "compile() of the module": compiled_in_place,
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_the_engine_comes_in(name):
+    ours, theirs = make(strict=True)
+    called, expected = REACHED[name](ours), theirs if "ompile" in name else REACHED[name](theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        compare(ours, called, theirs, expected)
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (STEPS, 0, 0)
+    assert report.captured and f"{STEPS} in the engine, 0 in PyTorch" in str(report)
+
+
+def transformed(model):
+    return lambda x: torch.func.functional_call(model, {}, (x,)) + torch.func.grad(lambda y: model(y).sum())(x)
+
+
+def unexported(model):
+    model.forward = lambda x: scaled(model, x) * max(map(max, x.tolist()))
+    return model
+
+
+#: Roads past the engine: what is called, of every step how many calls (engine, PyTorch) and steps without a call are
+#: counted, and what the warning says.
+PAST = {
+    "another method is called": (lambda model: model.training_step, (0, 0, 1), "wrap the module that the script calls"),
+    "a submodule is called": (lambda model: model.model, (0, 0, 1), "wrap the module that the script calls"),
+    "torch.func": (transformed, (1, 1, 0), "torch.func transforms"),
+    "what is assigned cannot be captured": (unexported, (0, 1, 0), "PyTorch runs this module, not the engine"),
+}
+
+
+@pytest.mark.parametrize("name", PAST)
+def test_one_warning_and_a_count(name):
+    road, (engine, pytorch, unreached), text = PAST[name]
+    ours, theirs = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compare(ours, road(ours), theirs, road(theirs))
+    told = [str(w.message) for w in caught if issubclass(w.category, UserWarning) and "ORTModule" in str(w.message)]
+    assert len(told) == 1 and text in told[0], told
+    report = explain(ours)
+    counts = report.engine_calls, report.pytorch_calls, report.unreached_steps
+    assert counts == tuple(STEPS * n for n in (engine, pytorch, unreached)), report
+    line = f"{counts[0]} in the engine, {counts[1]} in PyTorch"
+    assert line + (f", {counts[2]} optimizer steps without a call" if counts[2] else "") in str(report)
+
+
+@pytest.mark.parametrize("name", PAST)
+def test_strict_raises(name, monkeypatch):
+    monkeypatch.setenv("ORTMODULE_STRICT", "1")
+    ours, _ = make()
+    with pytest.raises(BypassError, match="ORTMODULE_STRICT=1"):
+        train(ours, PAST[name][0](ours))
+
+
+def test_strict_of_a_submodule_and_of_a_policy():
+    ours, _ = make(strict=True)
+    ours.saves_memory(True)
+    with pytest.raises(BypassError, match=r"^model\.0: "):
+        ours(data())
+    ours, _ = make(strict=True, fallback_policy="FALLBACK_FORCE_TORCH_FORWARD")
+    ours(data())
+    assert explain(ours).engine_calls == 1
+
+
+def test_a_switch_of_a_layer_that_was_left_to_pytorch():
+    """As gradient_checkpointing_enable(), some steps, gradient_checkpointing_disable() do."""
+    ours, theirs = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for on in (True, False, True):
+            ours.saves_memory(on)
+            theirs.saves_memory(on)
+            compare(ours, ours, theirs, theirs)
+            assert explain(ours).python_ops == ([f"model.{i}" for i in range(3)] if on else [])
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls, report.exports) == (3 * STEPS, 0, 2)
+
+
+def test_an_assigned_forward_is_watched_as_the_modules_own():
+    ours, theirs = make()
+    for assign in (method, function):
+        assign(ours), assign(theirs)
+        for scale in (2.0, 3.0):
+            ours.scale = theirs.scale = scale
+            torch.testing.assert_close(ours(data()), theirs(data()))
+    assert explain(ours).engine_calls == 4
+    del ours.forward
+    torch.testing.assert_close(ours(data()), Net.forward(theirs, data()))
+
+
+def test_an_assigned_forward_reads_as_it_was_given():
+    ours, _ = make()
+    given = types.MethodType(scaled, ours)
+    ours.forward = given
+    assert ours.forward == given and ours.forward.__func__ is scaled and ours.forward.__wrapped__ is given
+    found = ours.forward
+    ours.forward = lambda x: found(x) + 1
+    torch.testing.assert_close(ours(data()), given(data()) + 1)
+    ours.forward = found
+    torch.testing.assert_close(ours(data()), given(data()))
+    assert explain(ours).engine_calls == 2
+
+
+@each("kind", ["unused", "zeros", "inside of another", "two optimizers", "closure"], ["zeros", "two optimizers"])
+def test_steps_that_miss_nothing(kind):
+    """No gradient, or none of a call that went past the engine."""
+    ours, _ = make(strict=True)
+    head = nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD([*ours.parameters(), *head.parameters()], lr=0.1)]
+    whole = lambda x: head(ours(x))  # noqa: E731
+    if kind == "inside of another":
+        whole = ORTModule(nn.Sequential(ours, head))
+    if kind == "two optimizers":
+        first, *rest = ours.parameters()
+        optimizers = [torch.optim.SGD([first], lr=0.1), torch.optim.SGD([*rest, *head.parameters()], lr=0.1)]
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=kind != "zeros")
+        used = step == 0 or kind not in ("unused", "zeros")
+
+        def loss(used=used):
+            result = (whole if used else head)(data()).sum()
+            result.backward()
+            return result
+
+        if kind == "closure":
+            optimizers[0].step(loss)
+            continue
+        loss()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert explain(ours).unreached_steps == 0
