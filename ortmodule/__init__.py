@@ -9,6 +9,7 @@ except ImportError as error:
 
     raise ImportError(sentence(error), name="ortmodule._core") from error
 
+from ortmodule import memory
 from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.logger import LogLevel
@@ -30,5 +31,6 @@ __all__ = [
     "VariantReport",
     "__version__",
     "explain",
+    "memory",
     "patterns",
 ]
