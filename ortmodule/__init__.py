@@ -11,6 +11,7 @@ except ImportError as error:
 
     raise ImportError(sentence(error), name="ortmodule._core") from error
 
+from ortmodule import memory
 from ortmodule.capture import patterns
 from ortmodule.core.config import Config, DebugOptions
 from ortmodule.core.errors import BypassError
@@ -39,6 +40,7 @@ __all__ = [
     "VariantReport",
     "__version__",
     "explain",
+    "memory",
     "patterns",
 ]
 

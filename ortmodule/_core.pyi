@@ -85,8 +85,10 @@ class Model:
         device: int = -1,
         recompute: int = 0,
         budget: int = 0,
+        any_size: bool = False,
     ) -> Plan:
-        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU."""
+        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU.
+        ``any_size``: no MemoryError where this machine has no memory for it."""
 
 @final
 class Plan:
@@ -119,6 +121,9 @@ class Plan:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the arena that a run needs."""
+    @property
+    def peak(self) -> tuple[int, int]:
+        """(instruction, bytes): when the arena's blocks have the most bytes in all, and how many."""
     @property
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
@@ -213,6 +218,11 @@ class Plan:
         """Measures each instruction from now on, or stops."""
     def code(self) -> list[tuple[str, str, Literal["forward", "backward"], float, _Spec | None]]:
         """(operator, name, part, seconds, type and shape) of each instruction, in the order of execution."""
+    def blocks(
+        self,
+    ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
+        """(offset, bytes, first and last instruction, (kind, operator, name, part, type and shape)) of each block of
+        the arena; the kind is value, workspace or fixed."""
     def text(self) -> str:
         """The graph, one node a line."""
     def onnx(self) -> bytes:

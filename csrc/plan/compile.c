@@ -1,7 +1,9 @@
 /* compile.c -- specialise, rewrite, differentiate, rewrite, plan. */
 #include "plan/compile.h"
 
+#include "core/size.h"
 #include "grad/grad.h"
+#include "plan/peak.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -33,7 +35,7 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
     return OK;
 }
 
-status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+static status make(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     int fired[MAX_PASSES] = {0};
     recompute_result again = {0};
     graph *g;
@@ -59,6 +61,19 @@ status compile(ctx *c, const graph *model, const input_spec *inputs, const compi
     return OK;
 }
 
+status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
+    TRY(make(c, model, inputs, o, out));
+    return o->any_size ? OK : plan_check_limit(c, *out);
+}
+
+/* What a budget is for: a run, and the gradients that backward is given. */
+static int64_t step_bytes(const plan *p) {
+    int64_t sum = p->run_bytes;
+    for (int i = 0; p->g->output_grads && i < p->g->n_outputs; i++)
+        if (p->g->output_grads[i]) sum = size_add(sum, value_bytes(p->g->output_grads[i]));
+    return sum;
+}
+
 static void start_anew(ctx *c) {
     const int64_t fail_after = c->mem.fail_after;
     ctx_release(c);
@@ -71,15 +86,19 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
     enum { TRIES = 8 };
     compile_options to = *o;
     int64_t least = INT64_MAX, bytes;
+    char largest[LARGEST_TEXT] = "";
 
     to.goal = RECOMPUTE_NOTHING;
     to.target = budget;
     for (int i = 0; i <= TRIES; i++) {
         if (i > 0) start_anew(c);
-        TRY(compile(c, model, inputs, &to, out));
-        bytes = (*out)->run_bytes;
-        if (bytes <= budget || !o->output_grads) return OK;
-        if (bytes < least) least = bytes;
+        TRY(make(c, model, inputs, &to, out));
+        bytes = step_bytes(*out);
+        if (bytes <= budget || !o->output_grads) return o->any_size ? OK : plan_check_limit(c, *out);
+        if (bytes < least) {
+            least = bytes;
+            TRY(plan_largest(c, *out, largest, sizeof largest));
+        }
         if (to.goal == RECOMPUTE_TO && (*out)->again.after > to.target) break; /* as little as can be reached */
         /* What the choice estimates and what the plan takes differ: by the passes between them, and by gaps. */
         if (to.goal == RECOMPUTE_TO) to.target -= bytes - budget + budget / 64;
@@ -89,6 +108,6 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
     return fail(c, E_NOMEM,
                 "a step needs %" PRId64
                 " bytes for activations, workspace and results, however much is computed again, and the "
-                "memory budget leaves %" PRId64,
-                least, budget);
+                "memory budget leaves %" PRId64 "; the largest: %s",
+                least, budget, largest);
 }

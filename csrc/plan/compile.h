@@ -14,15 +14,17 @@ typedef struct compile_options {
     bool padding_unseen;      /* the caller reads no results of tokens that are padding */
     uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
     bool cuda;                /* for a GPU */
-    recompute_goal goal;      /* what backward computes again */
-    int64_t target;           /* of RECOMPUTE_TO: bytes */
+    bool any_size;       /* a plan that this machine has no memory for is made all the same: it will not run here */
+    recompute_goal goal; /* what backward computes again */
+    int64_t target;      /* of RECOMPUTE_TO: bytes */
 } compile_options;
 
 /* Everything is allocated from `c`; the model is only read and must outlive the plan. */
 MUST_USE status compile(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out);
 
-/* The same with a plan that takes at most `budget` bytes for its arena and what forward gives (run_bytes): backward computes again what it takes, and nothing where
- * all fits. E_NOMEM, which names the least that can be reached, where it does not. Starts `c` anew more than once. */
+/* The same with a plan that takes at most `budget` bytes for its arena, what forward gives and the gradients that
+ * backward gets for it: it computes again what it takes, and nothing where all fits. E_NOMEM, which names the least that can be reached and what
+ * is the largest in it, where it does not. Starts `c` anew more than once. */
 MUST_USE status compile_within(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o,
                                int64_t budget, plan **out);
 

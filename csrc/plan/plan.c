@@ -4,6 +4,7 @@
 #include "core/limit.h"
 #include "core/memory.h"
 #include "core/size.h"
+#include "plan/peak.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -185,12 +186,6 @@ static status add_fixed(planner *pl, interval *items, int *n) {
 /* More than any machine has: what follows from it would not fit in 63 bits. */
 static const int64_t most_work = INT64_C(1) << 57;
 
-static void note_largest(plan *p, const node *n, int64_t bytes) {
-    if (!n || bytes <= p->largest_bytes) return;
-    p->largest = n;
-    p->largest_bytes = bytes;
-}
-
 static status check_workspace(ctx *c, const node *n, size_t work) {
     if (work <= (size_t)most_work) return OK;
     return fail(c, E_NOMEM, "out of memory: the workspace of %s (%s) has more than 2^57 bytes", n->op->name,
@@ -202,11 +197,10 @@ static status assign_offsets(planner *pl) {
     plan *p = pl->p;
     interval *items;
     int n = 0, n_fixed, room = pl->count + g->n_inputs + 1;
-    value **owner;
 
     for (int t = 0; t < pl->count; t++) room += pl->order[t]->n_out;
     TRY(NEW(g->c, items, room));
-    TRY(NEW(g->c, owner, room));
+    TRY(NEW(g->c, p->of_block, room));
     TRY(add_fixed(pl, items, &n));
     n_fixed = n;
     for (int t = 0; t < pl->count; t++) {
@@ -214,22 +208,22 @@ static status assign_offsets(planner *pl) {
         size_t (*workspace)(const node *n) = p->cuda ? nd->op->cuda_workspace : nd->op->workspace;
         size_t work = workspace ? workspace(nd) : 0;
         TRY(check_workspace(g->c, nd, work));
-        note_largest(p, nd, (int64_t)work);
         for (int i = 0; i < nd->n_out; i++) {
             const block *b = &pl->blocks[nd->out[i]->id];
             if (b->place != AT_ARENA || b->merged || !wanted(pl, nd->out[i])) continue;
-            owner[n] = nd->out[i];
-            note_largest(p, nd, b->bytes);
+            p->of_block[n] = (block_use){nd, nd->out[i]};
             items[n++] = (interval){.bytes = b->bytes, .first = b->first, .last = b->last};
         }
         p->code[t].work = -1;
-        if (work) items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
+        if (!work) continue;
+        p->of_block[n] = (block_use){.node = nd};
+        items[n++] = (interval){.bytes = (int64_t)work, .first = t, .last = t};
     }
     TRY(offsets_plan(g->c, items, n, alignment(p), REDZONE + p->red_zone, &p->arena_bytes));
     for (int i = 0; i < p->n_fixed; i++) p->fixed[i].offset = items[i].offset;
     if (n_fixed > p->n_fixed) p->seed_offset = items[p->n_fixed].offset;
     for (int i = n_fixed; i < n; i++) {
-        if (owner[i]) pl->blocks[owner[i]->id].offset = items[i].offset;
+        if (p->of_block[i].value) pl->blocks[p->of_block[i].value->id].offset = items[i].offset;
         else p->code[items[i].first].work = items[i].offset;
     }
     p->blocks = items;
@@ -322,9 +316,7 @@ static status encode_all(planner *pl) {
 /* --- memory of a run ------------------------------------------------------------------------------------------------ */
 
 static void add_result(plan *p, const value *v) {
-    if (!v) return;
-    p->run_bytes = size_add(p->run_bytes, value_bytes(v));
-    note_largest(p, v->def, value_bytes(v));
+    if (v) p->run_bytes = size_add(p->run_bytes, value_bytes(v));
 }
 
 static void add_results(plan *p) {
@@ -336,11 +328,11 @@ static void add_results(plan *p) {
 }
 
 static status too_large(ctx *c, const plan *p, size_t there, const char *what) {
-    const node *n = p->largest;
+    char largest[LARGEST_TEXT];
 
-    return fail(c, E_NOMEM,
-                "out of memory: a run takes %" PRId64 " bytes, %" PRId64 " of them for %s (%s); %zu bytes %s",
-                p->run_bytes, p->largest_bytes, n ? n->op->name : "-", n && n->name ? n->name : "-", there, what);
+    TRY(plan_largest(c, p, largest, sizeof largest));
+    return fail(c, E_NOMEM, "out of memory: a run takes %" PRId64 " bytes; %zu bytes %s; the largest: %s", p->run_bytes,
+                there, what, largest);
 }
 
 status plan_check_memory(ctx *c, const plan *p) {
@@ -348,8 +340,7 @@ status plan_check_memory(ctx *c, const plan *p) {
     return too_large(c, p, memory_limits_now().room, "are free");
 }
 
-/* What no run could get: said before anything waits for it. */
-static status check_limit(ctx *c, const plan *p) {
+status plan_check_limit(ctx *c, const plan *p) {
     enum { LOOKED_AT = 16 << 20 };
     const size_t most = p->run_bytes > LOOKED_AT ? memory_limits_now().most : SIZE_MAX;
 
@@ -378,7 +369,6 @@ status plan_make(graph *g, bool cuda, plan **out) {
     if (cuda) TRY(assign_constants(&pl));
     TRY(encode_all(&pl));
     add_results(pl.p);
-    TRY(check_limit(g->c, pl.p));
     g->host = NULL; /* only of the making */
     *out = pl.p;
     return OK;

@@ -50,6 +50,12 @@ typedef struct instr {
     int64_t work; /* offset of the workspace in the arena; -1: none */
 } instr;
 
+/* What a block of the arena is for: a value, or, without one, the workspace of a node. Neither: it is fixed. */
+typedef struct block_use {
+    const node *node;
+    const value *value;
+} block_use;
+
 typedef struct plan {
     graph *g;
     instr *code;
@@ -65,9 +71,8 @@ typedef struct plan {
     int n_fixed;
     int64_t arena_bytes;
     int64_t run_bytes;   /* of all that a forward takes: the arena, outputs and writes */
-    const node *largest; /* whose result, or workspace, is the largest of these; NULL: there is none */
-    int64_t largest_bytes;
-    interval *blocks; /* lives of the arena's blocks, in instructions */
+    interval *blocks;    /* lives of the arena's blocks, in instructions */
+    block_use *of_block; /* [n_blocks] */
     int n_blocks;
     int n_writes;
     bool random;            /* forward or backward draws random numbers: a run needs a seed */
@@ -81,7 +86,9 @@ typedef struct plan {
  * E_UNSUPPORTED names an operator that has no kernel there. */
 MUST_USE status plan_make(graph *g, bool cuda, plan **out);
 
-/* E_NOMEM, with a sentence that names the largest result, where a run on the CPU needs more memory than there is now. */
+/* E_NOMEM, with a sentence that names the largest blocks, where no run on the CPU could ever have the memory it needs. */
+MUST_USE status plan_check_limit(ctx *c, const plan *p);
+/* The same where there is not so much memory now. */
 MUST_USE status plan_check_memory(ctx *c, const plan *p);
 
 /* How many inputs the model has: they come first among those of the graph; the outputs' gradients follow. */

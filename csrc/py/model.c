@@ -118,7 +118,7 @@ static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
 
 PyDoc_STRVAR(plan_doc,
              "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
-             "     padding_unseen=False, device=-1, recompute=0, budget=0) -> Plan\n\n"
+             "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -126,7 +126,8 @@ PyDoc_STRVAR(plan_doc,
              "host: knows the nodes of Python's, if there are any (ortmodule/host/host_node.py).\n"
              "padding_unseen: results for tokens that are padding may be zeros.\n"
              "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
-             "budget: bytes that the arena may have; MemoryError where it cannot.\n"
+             "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
+             "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
              "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
@@ -139,14 +140,14 @@ static status check_there(ctx *c, const plan *p, int device) {
 }
 
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs",         "needs_grad", "output_grads", "disabled_passes", "sizes", "host",
-                     "padding_unseen", "device",     "recompute",    "budget",          NULL};
+    char *names[] = {"inputs",         "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",
+                     "padding_unseen", "device",     "recompute",    "budget",          "any_size", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
     PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
     int64_t sizes[MOST_SIZES];
     int n_sizes = 0, device = ON_CPU;
     unsigned long long disabled = 0;
-    int unseen = 0, goal = RECOMPUTE_NOTHING;
+    int unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
     long long budget = 0;
     graph *g = check_graph(object);
     input_spec *specs = NULL;
@@ -156,8 +157,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiL:plan", names, &inputs, &needs, &grads, &disabled,
-                                           &known, &object_of_host, &unseen, &device, &goal, &budget))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLp:plan", names, &inputs, &needs, &grads, &disabled,
+                                           &known, &object_of_host, &unseen, &device, &goal, &budget, &any_size))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
@@ -180,6 +181,7 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
                              .host = python_host_init(&from_python, object_of_host),
                              .padding_unseen = unseen,
                              .cuda = device != ON_CPU,
+                             .any_size = any_size,
                              .goal = (recompute_goal)goal};
         Py_BEGIN_ALLOW_THREADS;
         s = budget > 0 ? compile_within(&c, g, specs, &o, budget, &p) : compile(&c, g, specs, &o, &p);

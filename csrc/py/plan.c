@@ -2,6 +2,7 @@
 #include "py/plan.h"
 
 #include "onnx/write.h"
+#include "plan/peak.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -123,6 +124,47 @@ static PyObject *plan_code(PyObject *object, PyObject *unused) {
         if (!row || PyList_SetItem(list, t, row) < 0) Py_CLEAR(list);
     }
     return list;
+}
+
+/* (kind, operator, name, part, type and shape or None) of what a block is for. */
+static PyObject *use_of_block(const plan *p, const interval *b, const block_use *what) {
+    const char *part = b->first < p->n_forward ? "forward" : "backward";
+    const value *v = what->value;
+
+    if (!what->node) return Py_BuildValue("(ssssO)", "fixed", "", "", part, Py_None);
+    return Py_BuildValue("(ssssN)", v ? "value" : "workspace", what->node->op->name,
+                         what->node->name ? what->node->name : "", part,
+                         v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
+}
+
+static PyObject *plan_blocks(PyObject *object, PyObject *unused) {
+    const plan *p = ((plan_object *)object)->p;
+    PyObject *list = PyList_New(0);
+
+    (void)unused;
+    for (int i = 0; list && i < p->n_blocks; i++) {
+        const interval *b = &p->blocks[i];
+        PyObject *row = Py_BuildValue("(LLiiN)", (long long)b->offset, (long long)b->bytes, b->first, b->last,
+                                      use_of_block(p, b, &p->of_block[i]));
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *get_peak(PyObject *object, void *unused) {
+    const plan *p = ((plan_object *)object)->p;
+    PyObject *result = NULL;
+    int64_t bytes;
+    ctx c;
+    int at;
+
+    (void)unused;
+    ctx_init(&c);
+    if (plan_peak(&c, p, &at, &bytes) == OK) result = Py_BuildValue("(iL)", at, (long long)bytes);
+    else raise_status(state_of((PyObject *)Py_TYPE(object)), &c.err);
+    ctx_release(&c);
+    return result;
 }
 
 static PyObject *plan_text(PyObject *object, PyObject *unused) {
@@ -374,6 +416,10 @@ static PyMethodDef plan_methods[] = {
     {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
     {"code", plan_code, METH_NOARGS,
      PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
+    {"blocks", plan_blocks, METH_NOARGS,
+     PyDoc_STR(
+         "blocks() -> [(offset, bytes, first, last, (kind, operator, name, part, (dtype, shape) or None)), ...]:\n"
+         "what the arena holds from one instruction to another; kind is value, workspace or fixed")},
     {"text", plan_text, METH_NOARGS, PyDoc_STR("text() -> the graph, one node a line")},
     {"onnx", plan_onnx, METH_NOARGS, PyDoc_STR("onnx() -> the graph as the bytes of an ONNX model")},
     {NULL, NULL, 0, NULL},
@@ -392,6 +438,8 @@ static PyGetSetDef plan_getset[] = {
     {"reads_input", get_reads_input, NULL, "for each input: does backward read it?", NULL},
     {"reads_output", get_reads_output, NULL, "for each output: does backward read it?", NULL},
     {"arena_bytes", get_arena_bytes, NULL, "bytes of the arena a run needs", NULL},
+    {"peak", get_peak, NULL, "(instruction, bytes): when the arena's blocks have the most bytes in all, and how many",
+     NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
     {"constant_bytes", get_constant_bytes, NULL, "bytes of the constants that a plan for a GPU keeps there", NULL},

@@ -20,6 +20,7 @@ from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Mismatch
 from ortmodule.core.logger import ENGINE
+from ortmodule.core.names import STATE
 from ortmodule.core.torch_private import raw_stream
 from ortmodule.engine.autotune import Tuning
 from ortmodule.host.host_node import Calls, Known, Node
@@ -29,6 +30,8 @@ ENGINE_ERRORS = (_core.Error, ValueError, TypeError)
 CPU = torch.device("cpu")
 #: Plans kept for shapes seen before; the least recently used goes first.
 MOST_PLANS = 128
+#: Tensors that an error about memory names (csrc/plan/peak.h).
+MOST_NAMED = 3
 #: Bytes that divide the address of memory for a plan on a GPU (csrc/plan/plan.h).
 GPU_ALIGNED = 256
 #: ("float32", (2, 3)): the type of elements, and the sizes.
@@ -316,20 +319,24 @@ def run_planned(
 
 
 class MemoryGoal(NamedTuple):
-    """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any."""
+    """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any;
+    ``beside``: bytes of the module that no plan is given, which the budget counts."""
 
     level: int
     budget: int
+    beside: int = 0
 
-    def of(self, specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
-        """The two last arguments of ``Model.plan``, for these inputs. MemoryError where nothing is left for a step."""
+    def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
+        """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
         if not self.budget:
             return self.level, 0
-        held = sum(bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
+        held = self.beside + sum(bytes_of(spec) * (1 + needs) for spec, needs in zip(specs, needs_grad, strict=True))
         if held >= self.budget:
+            largest = sorted(zip(names, map(bytes_of, specs), strict=True), key=lambda pair: -pair[1])[:MOST_NAMED]
+            listed = ", ".join(f"{name.removeprefix(STATE)} with {count} bytes" for name, count in largest)
             raise MemoryError(
                 f"parameters, buffers, inputs and their gradients take {held} bytes, and the memory budget is "
-                f"{self.budget} bytes"
+                f"{self.budget} bytes; the largest: {listed}"
             )
         return self.level, self.budget - held
 
@@ -376,6 +383,7 @@ class Session:
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
         if self.known is not None:
             self.known.plans.append(self.plans)
+        self.largest: _core.Plan | None = None  # of all that were kept, the one whose runs take the most
         self.plans_made = 0
         self.plan_seconds = 0.0
 
@@ -404,7 +412,7 @@ class Session:
         if self.tuning is not None and gpu is not None:
             self.tuning.prepare(gpu.index or 0)
         start = time.perf_counter()
-        plan = self._make(key[:3], sizes, calls, gpu)
+        plan = self._make(key[:3], sizes, calls, gpu, self.memory)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
         if self.tuning is not None:
@@ -416,17 +424,34 @@ class Session:
             text = "plan %d: %d + %d instructions, arena of %d bytes, passes: %s; for %s"
             ENGINE.info(text, self.plans_made, forward, backward, plan.arena_bytes, passes, shapes)
         self.plans[key] = plan
+        if self.largest is None or plan.arena_bytes > self.largest.arena_bytes:
+            self.largest = plan
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return plan
 
+    def sketch(
+        self,
+        specs: Sequence[Spec],
+        needs_grad: Sequence[bool],
+        output_grads: Sequence[bool] | None = None,
+        sizes: tuple[int, ...] = (),
+        calls: Calls | None = None,
+        gpu: torch.device | None = None,
+        memory: MemoryGoal | None = None,
+    ) -> _core.Plan:
+        """As :meth:`plan`, to be looked at: it is not kept, and this machine need not have the memory that its runs
+        take. ``memory``: another goal."""
+        of = tuple(specs), tuple(needs_grad), None if output_grads is None else tuple(output_grads)
+        return self._make(of, sizes, calls, gpu, memory or self.memory, any_size=True)
+
     def _make(
-        self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None],
-        sizes: tuple[int, ...], calls: Calls | None, gpu: torch.device | None,
+        self, of: tuple[Sequence[Spec], Sequence[bool], Sequence[bool] | None], sizes: tuple[int, ...],
+        calls: Calls | None, gpu: torch.device | None, memory: MemoryGoal, any_size: bool = False,
     ) -> _core.Plan:  # fmt: skip
         device = -1 if gpu is None else gpu.index or 0
-        memory = () if of[2] is None else self.memory.of(*of[:2])
-        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, device, *memory)
+        goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
+        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size)
         if gpu is None:
             return plan
         if plan.constant_bytes:

@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 import torch
 
+from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace import Source, Trace, Write
 from ortmodule.core import pytree
@@ -23,7 +24,7 @@ from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, 
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import ENGINE_ERRORS, Session, overwrite
+from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session, overwrite
 from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
@@ -199,7 +200,7 @@ class BrokenGraph(CompiledGraph):
             # A plan for small inputs: what the engine refuses is found before a submodule has effects.
             shapes = tuple([t.shape for t in given])
             if not step.calls:
-                piece.executables.prepare(shapes, piece._predicted() if piece.differentiable else None)
+                piece.executables.prepare(shapes, piece.predicted())
 
     def _in_place(self, number: int, step: Piece) -> list[Write]:
         """What this piece changes of its own inputs and of state: it copies what backward reads."""
@@ -250,6 +251,12 @@ class BrokenGraph(CompiledGraph):
 
     def plan_first(self, shapes: tuple) -> None:
         pass
+
+    def sketch(
+        self, shapes: tuple, inputs: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None = None
+    ) -> _core.Plan:
+        breaks = ", ".join(sorted({node.name for node in self.capture.trace.nodes if node.breaks}))
+        raise _core.UnsupportedError(f"PyTorch runs {breaks} between parts of the graph, in memory that no plan counts")
 
     def has_effects(self) -> bool:
         return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx
 import torch
 
 from ortmodule import _core
@@ -19,16 +18,15 @@ from ortmodule.capture.trace import Source
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
-from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine, NotKnown
+from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
 from ortmodule.core.names import INPUT, STATE
-from ortmodule.core.onnx_utils import RANDOM, without_dead
+from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
-from ortmodule.host.host_node import DryCalls, Node
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
@@ -36,11 +34,11 @@ from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
+from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
 from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
 
 _NO_RESULT = torch.empty(0)
-MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
@@ -122,6 +120,7 @@ class CompiledGraph:
         memory = MemoryGoal(config.memory_opt_level, config.memory_budget)
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning, memory)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
+        self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
         #: Where the tensors of a run are: (number of the caller's input, None, None), or (-1, dictionary, key).
         self._places = [(f, None, None) if isinstance(f, int) else (-1, f.holder, f.key) for f in self.feeds]
         given = [inputs[i] if holder is None else holder[key] for i, holder, key in self._places]
@@ -150,7 +149,7 @@ class CompiledGraph:
         )
         self.plans = self.executables.plans
         self.is_random = any(node.op_type in RANDOM for node in capture.model.graph.node)
-        self._reads = _Reads(self, trace)
+        self._reads = ReadChecks(trace, capture.model, self.session, self.n_results, self.plans)
         self._deferral = self._deferral_of(tensors, off, unseen, config.defer_logits)
         self.executables.defer(self._deferral)
         self._hook_detector = HookDetector()
@@ -261,7 +260,30 @@ class CompiledGraph:
 
     def plan_first(self, shapes: tuple) -> None:
         """As :meth:`Executables.plan_first`."""
-        self.executables.plan_first(shapes, self._predicted() if self.differentiable else None)
+        self.executables.plan_first(shapes, self.predicted())
+
+    def sketch(
+        self, shapes: tuple, inputs: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None = None
+    ) -> _core.Plan:
+        """The plan that a run with inputs of these sizes has, without the run. ``inputs``: gives such inputs, for what
+        data decides. ``memory``: another goal.
+
+        Raises DoesNotHold, and what :meth:`Executables.sketch` raises.
+        """
+
+        def tensors() -> list[torch.Tensor]:
+            given = inputs()
+            found = [given[i] if holder is None else holder[key] for i, holder, key in self._places]
+            return [(as_pairs(t) if self.pairs else t).contiguous() for t in found]
+
+        self._reads.check_before(shapes, tensors)
+        plan = self.executables.sketch(shapes, self.predicted(), tensors, memory)
+        self._check_views(plan, shapes)
+        return plan
+
+    def predicted(self) -> Flags | None:
+        """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""
+        return self._predicted() if self.differentiable else None
 
     def reached(self, grads: Flags) -> frozenset[int]:
         """The inputs that PyTorch gives a gradient where these outputs receive one. It is zeros where the engine finds
@@ -327,7 +349,7 @@ class CompiledGraph:
             self._check_bases(inputs)
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
             self._reads.check_early(shapes, fed)
-        grads = self._predicted() if self.differentiable else None
+        grads = self.predicted()
         generator, executables = None, self.executables
         executable = executables.plans.get(step := (shapes, grads, (), False))
         if executable is not None and executable.ready:
@@ -451,81 +473,6 @@ class CompiledGraph:
         return inputs[source.key] if source.kind == "input" else self._states[source.key].get()
 
 
-class _Reads:
-    """Compares the numbers that Python read from data and sizes in the trace with those of a run."""
-
-    def __init__(self, graph: CompiledGraph, trace: Any) -> None:
-        self._trace, self._session, self._model = trace, graph.session, graph.capture.model
-        self._first = n_outputs = graph.n_results + sum(write.output is not None for write in trace.writes)
-        self._tokens, self._part = 0, 1.0
-        #: The outputs that hold what was read; None: nothing was.
-        self.size = n_outputs if trace.size_reads else None
-        self.data = n_outputs + bool(trace.size_reads) if trace.data_reads else None
-        self.known: dict[tuple, DoesNotHold | None] = {}  # shapes -> what is wrong with them
-        self.early: Session | None = None  # what is read, alone, where it comes first
-        if trace.nodes and (known := graph.session.known) is not None:
-            self._tokens = sum(node.kind != "aten" for node in trace.nodes)  # outputs that stand for nodes
-            known.plans.append(graph.plans)
-            for seen in trace.seen:
-                known.learn(*seen)
-            if trace.size_reads or trace.data_reads:
-                self.early, _ = _only_outputs(self._model, n_outputs, self._tokens, trace.nodes)
-                known.plans.append(self.early.plans)  # they rest on the same knowledge
-
-    def come_first(self, missed: int, runs: int) -> bool:
-        """Is it worth it to run what is read from data alone, before the rest? Of the runs so far ``missed`` did not
-        hold, and ``runs`` did."""
-        if self.data is None or self._trace.nodes:
-            return False
-        if self.early is None:
-            self.early, self._part = _only_outputs(self._model, self._first, 0, ())
-        return missed > self._part * (missed + runs)
-
-    def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
-        """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
-        early, known = self.early, self._session.known
-        if early is None:
-            return True
-        feeds = dict(zip(self._session.inputs, tensors, strict=True))
-        given = [feeds[name] for name in early.inputs]
-        try:
-            calls = None if known is None else DryCalls(known)
-            outputs = early.run(given, [False] * len(given), calls=calls).outputs
-        except NotKnown:
-            return False
-        first = len(self._session.outputs) - self._tokens - len(outputs)
-        self.check(shapes, outputs[:1] * first + outputs)  # those that come first are not looked at
-        return True
-
-    def check(self, shapes: tuple, outputs: Sequence[torch.Tensor]) -> None:
-        """Raises DoesNotHold. Sizes are compared once for each shape, data every time."""
-        if self.size is not None and shapes not in self.known:
-            self._check_sizes(shapes, outputs[self.size])
-        if self.data is not None:
-            _compare(self._trace.data_reads, outputs[self.data], data=True)
-
-    def _check_sizes(self, shapes: tuple, output: torch.Tensor) -> None:
-        if len(self.known) >= MOST_SHAPES:
-            self.known.clear()
-        try:
-            _compare(self._trace.size_reads, output)
-            self.known[shapes] = None
-        except DoesNotHold as reason:
-            self.known[shapes] = reason
-            raise
-
-
-def _only_outputs(model: onnx.ModelProto, first: int, tokens: int, nodes: Sequence[Node]) -> tuple[Session, float]:
-    """The outputs from ``first`` on, without the last ``tokens``, which stand for nodes that PyTorch runs; and how much
-    of the graph that is."""
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
-    del part.graph.output[len(part.graph.output) - tokens :]
-    del part.graph.output[:first]
-    part = without_dead(part)
-    return Session(part.SerializeToString(), nodes=nodes), len(part.graph.node) / len(model.graph.node)
-
-
 def _raise(error: Exception) -> None:
     raise error
 
@@ -538,6 +485,13 @@ def _feed(name: str, tree: Tree) -> int | Slot:
     if name.startswith(INPUT):
         return int(name.removeprefix(INPUT))
     return tree.slots[name.removeprefix(STATE)]
+
+
+def _bytes_beside(tree: Tree, feeds: Sequence[int | Slot]) -> int:
+    """Of the module's tensors that are not fed to the graph."""
+    fed = {id(feed.get()) for feed in feeds if isinstance(feed, Slot)}
+    others = {id(slot.get()): slot.get() for slot in tree.slots.values()}
+    return sum(t.nbytes for key, t in others.items() if key not in fed)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -560,12 +514,3 @@ def _begin(t: torch.Tensor) -> int:
 def _end(t: torch.Tensor) -> int:
     last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr() + (last + 1) * t.element_size() if t.numel() else 0
-
-
-def _compare(reads: Sequence, output: torch.Tensor, data: bool = False) -> None:
-    values = output.tolist()
-    for i, (read, value) in enumerate(zip(reads, values, strict=True)):
-        if not read.is_value(value):
-            text = f"{read.place} found {value:g}, and {read.value:g} when it was traced"
-            found = [(before.place, values[k]) for k, before in enumerate(reads[: i + 1])] if data else ()
-            raise DoesNotHold(text, read.place, value, tuple(found), read.submodule)

@@ -7,6 +7,7 @@ graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable
@@ -160,6 +161,31 @@ class Dispatcher:
                 self.log.debug(f"a graph for all values of its numbers: {error}")
                 changing.refused = True
         return self._run_call(call)
+
+    def prepare(self, args: tuple, kwargs: dict[str, Any]) -> tuple[CompiledGraph, Call]:
+        """The graph that is for such a call, captured where there is none yet, and the call; it does not run.
+
+        Raises NotInEngine, and DoesNotHold where only a trace of the whole batch could hold.
+        """
+        with self._lock:
+            inputs, arguments = _arguments(args, self._in_order(kwargs))
+            state = self.state()
+            if "" in state.hooked:
+                raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+            call = Call(self.forward, state, arguments, inputs, (args, kwargs))
+            for part in (None, SMALL, ROWS):
+                if part is not None:
+                    variant = self._variant(call, [])
+                    with self.budget.capturing(variant):
+                        made = self.compiler.compile(call, part)
+                    made.count_for(variant)
+                    self._make_room(made)
+                for origin in tuple(self.graphs.get(call.key, ())):
+                    with contextlib.suppress(DoesNotHold):
+                        graph = origin.at(call)
+                        if graph is not None and graph.fits(call.inputs, call.shapes, call.state.epoch):
+                            return graph, call
+            raise DoesNotHold("what it does at its own sizes shows only when all of it is traced at once")
 
     def _with_changing_numbers(self, call: Call) -> tuple[Changing, Call] | None:
         """The call with its changing numbers as tensors, where such a call came before with others."""

@@ -16,7 +16,7 @@ import torch
 from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.row_count_predictor import Counts
-from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, Run, Session, gpu_of, run_planned
+from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, MemoryGoal, Run, Session, gpu_of, run_planned
 from ortmodule.host.host_node import Calls
 from ortmodule.runtime.lazy_logits import Deferral
 from ortmodule.runtime.segments import Segment
@@ -102,6 +102,39 @@ class Executables:
         for i, feed in self.varying:
             specs[i] = (specs[i][0], (*shapes[feed], 2) if i in self._pairs else tuple(shapes[feed]))
         return specs
+
+    def sketch(
+        self,
+        shapes: tuple,
+        grads: Flags | None,
+        tensors: Callable[[], Sequence[torch.Tensor]],
+        memory: MemoryGoal | None = None,
+    ) -> _core.Plan:
+        """The plan that such a run has, without the run: see :meth:`Session.sketch`. ``tensors``: gives those of the
+        run, where data decides sizes; what counts these runs.
+
+        Raises UnsupportedError where PyTorch runs a part of the graph, and has not yet.
+        """
+        deferral = self.deferral
+        if deferral is not None and grads is not None and not grads[deferral.index] and deferral.waits():
+            plan = self._sketch(deferral.session, shapes, grads, tensors, memory)
+            if deferral.pays(plan.fired):
+                return plan
+        return self._sketch(self.session, shapes, grads, tensors, memory)
+
+    def _sketch(
+        self, session: Session, shapes: tuple, grads: Flags | None,
+        tensors: Callable[[], Sequence[torch.Tensor]], memory: MemoryGoal | None,
+    ) -> _core.Plan:  # fmt: skip
+        specs, calls = self.specs_for(shapes), session.calls()
+        sizes: tuple[int, ...] = ()
+        while True:
+            plan = session.sketch(specs, self.needs, grads, sizes, calls, self.gpu, memory)
+            if not plan.prologue:
+                return plan
+            if plan.probe:
+                raise _core.UnsupportedError("PyTorch runs a part of the graph: what it gives is known after a step")
+            sizes = (*sizes, session.next_size(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
 
     def start(self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor]) -> tuple[Executable, Run]:
         """A forward without nodes that PyTorch runs."""

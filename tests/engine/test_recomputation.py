@@ -59,7 +59,7 @@ class Convolutions(nn.Module):
         )
 
     def forward(self, ids):
-        x = self.first(ids.float().unsqueeze(1))
+        x = self.first(ids.float()[:, None, None])
         for block in self.blocks:
             x = x + block(x)
         return x.mean()

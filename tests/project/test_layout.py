@@ -157,7 +157,7 @@ def imports(tree):
 def test_every_package_has_a_place():
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert folders == {*PACKAGES, "trainer", "compat"}  # the last two import all, optim and the root, too
-    files = {"__init__.py", "module.py", "with_loss.py", "hf.py", "not_built.py"}
+    files = {"__init__.py", "__main__.py", "module.py", "with_loss.py", "memory.py", "hf.py", "not_built.py"}
     assert {path.name for path in PACKAGE.glob("*.py")} == files
 
 

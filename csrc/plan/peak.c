@@ -1,0 +1,69 @@
+/* peak.c -- finds when a plan's arena holds the most, and what is the largest there. */
+#include "plan/peak.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+status plan_peak(ctx *c, const plan *p, int *at, int64_t *bytes) {
+    int64_t *change, live = 0;
+
+    *at = 0;
+    *bytes = 0;
+    TRY(NEW(c, change, p->n_code + 1));
+    for (int i = 0; i < p->n_blocks; i++) {
+        change[p->blocks[i].first] += p->blocks[i].bytes;
+        change[p->blocks[i].last + 1] -= p->blocks[i].bytes;
+    }
+    for (int t = 0; t < p->n_code; t++) {
+        if ((live += change[t]) <= *bytes) continue;
+        *bytes = live;
+        *at = t;
+    }
+    return OK;
+}
+
+/* --- the largest ---------------------------------------------------------------------------------------------------- */
+
+typedef struct row {
+    const node *node;
+    const char *what;
+    int64_t bytes;
+} row;
+
+typedef struct rows {
+    row at[LARGEST_NAMED]; /* descending */
+} rows;
+
+static void add_row(rows *r, const node *n, const char *what, int64_t bytes) {
+    int k = LARGEST_NAMED;
+
+    if (!n) return;
+    while (k > 0 && bytes > r->at[k - 1].bytes) k--;
+    for (int i = LARGEST_NAMED - 1; i > k; i--) r->at[i] = r->at[i - 1];
+    if (k < LARGEST_NAMED) r->at[k] = (row){n, what, bytes};
+}
+
+static void add_result(rows *r, const value *v) {
+    if (v && v->def) add_row(r, v->def, "", value_bytes(v));
+}
+
+status plan_largest(ctx *c, const plan *p, char *text, size_t size) {
+    const graph *g = p->g;
+    rows r = {0};
+    size_t used = 0;
+    int64_t bytes;
+    int at;
+
+    *text = '\0';
+    TRY(plan_peak(c, p, &at, &bytes));
+    for (int i = 0; i < p->n_blocks; i++)
+        if (p->blocks[i].first <= at && at <= p->blocks[i].last)
+            add_row(&r, p->of_block[i].node, p->of_block[i].value ? "" : "workspace of ", p->blocks[i].bytes);
+    for (int i = 0; i < g->n_outputs; i++) add_result(&r, g->outputs[i]);
+    for (const state_write *w = g->writes; w; w = w->next) add_result(&r, w->value);
+    for (int i = 0; i < LARGEST_NAMED && r.at[i].bytes > 0 && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s (%s) with %" PRId64 " bytes", i ? ", " : "",
+                                 r.at[i].what, r.at[i].node->op->name, r.at[i].node->name ? r.at[i].node->name : "-",
+                                 r.at[i].bytes);
+    return OK;
+}
