@@ -53,6 +53,9 @@ from ortmodule.lowering.decompose import rewrite
 from ortmodule.lowering.functionalize import without_view_writes
 from ortmodule.lowering.uninitialized import check_written
 
+#: What torch's tracer says of a tensor with a gradient that is no input.
+_AT_OUTSIDE = "Cannot insert a Tensor that requires grad as a constant"
+MOST_OUTSIDE_TENSORS = 1024
 _COUNTERS = (int, float, complex, str)
 #: Change statistics that they are given.
 _NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm"}
@@ -210,7 +213,13 @@ def _record(
             looking = True  # which submodule has done it?
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        if not tree.adopt(flat.mode.outside.values(), second) or second:
+        known = len(tree.outside)
+        stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
+        may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
+        if stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS:
+            second = True
+            continue
+        if not may_be_met or second:
             break
         second = True
     if failure is not None:

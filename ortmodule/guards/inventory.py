@@ -176,8 +176,12 @@ class Inventory:
     @contextmanager
     def counted(self, otherwise: bool) -> Iterator[dict[str, torch.Tensor]]:
         """Inside, :attr:`counters` are always these tensors: of the values of now, or of other ones (``otherwise``)."""
+        held: dict[str, torch.Tensor] = {}
         with ExitStack() as stack:
-            yield {slot.name: stack.enter_context(slot.holder.held(slot.key, int(otherwise))) for slot in self.counters}
+            for slot in self.counters:
+                assert isinstance(slot.holder, NumberAttributes) and isinstance(slot.key, str)
+                held[slot.name] = stack.enter_context(slot.holder.held(slot.key, int(otherwise)))
+            yield held
 
     def treat_as_buffer(self, parameter: torch.Tensor) -> bool:
         """Lists one without a gradient, which forward changes, among :attr:`others`. False: it is no parameter."""
