@@ -67,6 +67,7 @@ class Capture:
     views: dict[int, View] = field(default_factory=dict)  #: outputs that are to be views of something
     replaced: dict[str, int] = field(default_factory=dict)  #: how often each of the user's patterns was found
     loop: Loop | None = None  #: the length that the graph is for is one of many
+    equal: tuple[frozenset[Dim], ...] = ()  #: dimensions that have to be of one size
 
     def at_length(self, n: int) -> Capture:
         """The same of another length, which the loop's template fits."""
@@ -86,6 +87,7 @@ class _Sizes:
     shift: bool = False
     varied: frozenset[Dim] = field(default=frozenset())
     other_rows: frozenset[Dim] = field(default=frozenset())  # dimensions in which the second takes the first's place
+    kept: frozenset[int] = field(default=frozenset())  # tensors of which the first rows are taken in any case
 
     def cut(self, tensors: Sequence[torch.Tensor], numbers: frozenset[int]) -> list[torch.Tensor]:
         """``numbers``: those of ``tensors`` that are Python numbers of the caller's."""
@@ -97,12 +99,10 @@ class _Sizes:
         return number + 1 if number.dtype == torch.int64 else number * 0.9375 + (number == 0) * 0.0625
 
     def _cut_one(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        part = tensor.detach()
+        part, shift = tensor.detach(), self.shift and index not in self.kept
         for d, size in enumerate(tensor.shape):
             length = self.lengths[index, d]
-            first = (
-                size - length if self.shift and length < size else 1 if self.shift and (index, d) in self.varied else 0
-            )
+            first = size - length if shift and length < size else 1 if shift and (index, d) in self.varied else 0
             if (length, first) != (size, 0):
                 part = part.index_select(d, (torch.arange(length, device=part.device) + first) % size)
             if (index, d) in self.other_rows and length > 1:
@@ -163,7 +163,8 @@ def capture(
         replaced, loop = short.replaced, short.loop
     else:
         replaced, loop = pattern_rewriter.apply(model, opset) if rewritten else {}, None
-    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced, loop)
+    equal = tuple(dims.equal)
+    return Capture(model, first, pinned, made, time.perf_counter() - start, sample, views, replaced, loop, equal)
 
 
 def _exported(
@@ -303,6 +304,13 @@ def _most_that_vary(
     for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
         if varied | group not in tried and (found := second(varied | group)) is not None:
             other, varied = found, varied | group
+    for group in groups:  # of an adjacency matrix, say, whose rows are a batch, and whose columns are not
+        if not group <= varied and len(dims.parts(group)) > 1:
+            dims.equal.append(group)
+            if (found := second(varied | group)) is not None:
+                other, varied = found, varied | group
+            else:
+                dims.equal.pop()
     return other, varied
 
 
@@ -332,7 +340,7 @@ def _agreeing(
         nonlocal reason, submodule, failed
         failed = True
         try:
-            other = at(dims.probe(sizes, varied, otherwise), mine, high=True)
+            other = _at_one_of(dims.probes(sizes, varied, otherwise), lambda sizes: at(sizes, mine, high=True))
         except _Failed as error:
             reason, submodule = str(error), error.submodule
             return None
@@ -365,6 +373,15 @@ def _agreeing(
             text = f"traces of two parts of one batch do not agree: {reason}"
             raise _blaming(CaptureError(text), submodule)
         varied = varied if other is not None else frozenset()
+
+
+def _at_one_of(sizes: Sequence[_Sizes], at: Callable[[_Sizes], Trace]) -> Trace:
+    """A trace at the first of these that there is one for. Raises _Failed."""
+    *preferred, last = sizes
+    for each in preferred:
+        with contextlib.suppress(_Failed):
+            return at(each)
+    return at(last)
 
 
 def _disagreement(first: Trace, other: Trace, tree: Tree) -> tuple[str, str | None]:
@@ -426,6 +443,9 @@ class _Dims:
         self.batch = firsts.most_common(1)[0][0] if firsts else 0
         self.kind = {(i, d): self._kind(tensors[i], d) for i, d in self.given}
         self.pinned = FEATURE + 1  # kinds from this on are not varied
+        #: Integers that begin with 0 and do not get smaller: offsets of bags or graphs, which no other row may begin.
+        self.rising = frozenset(i for i, t in enumerate(tensors) if _rises(t))
+        self.equal: list[frozenset[Dim]] = []  # dimensions whose sizes are equal in every trace
 
     def _kind(self, tensor: torch.Tensor, d: int) -> int:
         if d == 0:
@@ -470,14 +490,33 @@ class _Dims:
             return [group]
         return [group, *(frozenset(d for d in group if self.kind[d] == kind) for kind in kinds)]
 
-    def probe(self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool = False) -> _Sizes:
+    def probe(
+        self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool = False, keeping: bool = False
+    ) -> _Sizes:  # fmt: skip
         """Other sizes for the dimensions that vary, other values for all. ``otherwise``: longer, and a batch that stays
-        as large as it is loses its first row."""
+        as large as it is loses its first row. ``keeping``: those that rise begin as they do, and nothing is longer
+        than it is in the call."""
         new = dict(sizes.lengths)
         for dim in varied:
-            new[dim] = _other(sizes.lengths[dim], self.kind[dim], otherwise)
+            kind = next((min(self.kind[d] for d in group) for group in self.equal if dim in group), self.kind[dim])
+            new[dim] = _other(sizes.lengths[dim], kind, otherwise)
+            if keeping:
+                new[dim] = min(new[dim], self.given[dim])
         rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()
-        return _Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows))
+        kept = self.rising if keeping else frozenset()
+        return _Sizes(new, shift=True, varied=varied, other_rows=frozenset(rows), kept=kept)
+
+    def probes(self, sizes: _Sizes, varied: frozenset[Dim], otherwise: bool) -> list[_Sizes]:
+        """What is tried, in this order."""
+        ways = (False, True) if self.rising else (False,)
+        return [self.probe(sizes, varied, otherwise, keeping) for keeping in ways]
+
+
+def _rises(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.dim():
+        return False
+    rows = tensor.detach()
+    return rows.shape[-1] > 1 and rows.numel() > 0 and not rows[..., 0].any() and bool((rows.diff() >= 0).all())
 
 
 def _other(size: int, kind: int, longer: bool) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.core.errors import CaptureError
-from ortmodule.core.names import REENTRANT
+from ortmodule.core.names import CHANGES_PARAMETER, REENTRANT
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Tree
 from ortmodule.lowering import export
@@ -92,6 +92,9 @@ class Partition:
             if f"{path}:{name}" not in modules:
                 self._found[f"{path}:{name}"] = reason
                 return True
+        if path in modules and CHANGES_PARAMETER in reason and CHANGES_PARAMETER not in modules[path]:
+            self._found[path] = reason  # what it changes is put back then
+            return True
         while path and any(path == other or path.startswith(f"{other}.") for other in modules):
             path = path.rpartition(".")[0]
         if not path:

@@ -22,6 +22,22 @@ class ChangesAround(NotTraceable):
     """Forward changes what is around its module, or containers and objects that attributes hold."""
 
 
+class WritesParameter(NotTraceable):
+    """Forward changes a parameter without a gradient: to a graph it is like a buffer."""
+
+    def __init__(self, reason: str, parameter: torch.Tensor) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
+
+
+class CountsAttribute(NotTraceable):
+    """Forward reads an attribute that is a number, and sets it to another one."""
+
+    def __init__(self, reason: str, path: str, key: str) -> None:
+        super().__init__(reason)
+        self.path, self.key = path, key
+
+
 class SideEffects:
     """What may be changed, as it is when forward begins."""
 

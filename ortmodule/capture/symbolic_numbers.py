@@ -222,6 +222,7 @@ for _kind in (Float, Int):
     _plain_kind = float if _kind is Float else int
     for _name, (_compute, _of_tensors) in _BINARY.items():
         setattr(_kind, f"__{_name}__", _arithmetic(_name, _compute, _tensor_first(_of_tensors), False))
+        setattr(_kind, f"__i{_name}__", getattr(_kind, f"__{_name}__"))  # a tensor's would change the tensor
         setattr(_kind, f"__r{_name}__", _arithmetic(_name, _compute, _tensor_first(_of_tensors), True))
     for _name in _COMPARED:
         setattr(_kind, f"__{_name}__", _comparison(_name))

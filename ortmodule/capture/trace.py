@@ -22,15 +22,15 @@ from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.read_causes import DATA, SIZE
-from ortmodule.capture.side_effects import ChangesAround, SideEffects
-from ortmodule.capture.trace_mode import Saved, TraceMode
+from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, SideEffects, WritesParameter
+from ortmodule.capture.trace_mode import Saved, TraceMode, memory_of
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
-from ortmodule.core.names import STATE
+from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
-from ortmodule.core.snapshot import Items
+from ortmodule.core.snapshot import Items, TensorMemory
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TracedGraph,
@@ -53,6 +53,9 @@ from ortmodule.lowering.decompose import rewrite
 from ortmodule.lowering.functionalize import without_view_writes
 from ortmodule.lowering.uninitialized import check_written
 
+#: What torch's tracer says of a tensor with a gradient that is no input.
+_AT_OUTSIDE = "Cannot insert a Tensor that requires grad as a constant"
+MOST_OUTSIDE_TENSORS = 1024
 _COUNTERS = (int, float, complex, str)
 #: Change statistics that they are given.
 _NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm"}
@@ -76,6 +79,7 @@ class Write:
     target: Source
     output: int | None  # of the graph; None: an operator of the graph writes it (BatchNormalization)
     replaces: bool  # a new object takes its place; otherwise the same one gets new contents
+    data: bool = False  # the same object gets other memory: `x.data = ...`
 
 
 @dataclass
@@ -181,9 +185,9 @@ def _record(
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
         flat.looks = looking
         with (
-            tree.isolated() as flat.copies, tree.unhooked(), scalar_guards.recording() as flat.recorder, flat.mode,
-            function_caches.left_out(), export.tracing(flat), recording_regions(flat.regions),
-            saved_tensors_hooks(saved.pack, saved.unpack),
+            tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
+            scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(), export.tracing(flat),
+            recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
                 # What is decided by a number that Python draws shows as a difference between two traces.
@@ -203,13 +207,19 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.caches.reads |= flat.recorder.attributes
-        if saved.keeps_from_now_on() or numbers.calls.new():
+        if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
             continue
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
             looking = True  # which submodule has done it?
             continue
         # Tensors that forward has from elsewhere become inputs, and it is traced once more.
-        if not tree.adopt(flat.mode.outside.values(), second) or second:
+        known = len(tree.outside)
+        stopped = failure is not None and _AT_OUTSIDE in str(failure)  # it has not met all of them
+        may_be_met = tree.adopt(flat.mode.outside.values(), second and not stopped)
+        if stopped and known < len(tree.outside) < MOST_OUTSIDE_TENSORS:
+            second = True
+            continue
+        if not may_be_met or second:
             break
         second = True
     if failure is not None:
@@ -218,6 +228,13 @@ def _record(
         finally:
             failure = None  # its traceback knows this frame: nothing would be freed
     return flat, graph, outputs
+
+
+def _is_known_now(failure: Exception | None, tree: Tree) -> bool:
+    """Has a trace failed for what the next one knows of the module?"""
+    if isinstance(failure, CountsAttribute):
+        return tree.count(failure.path, failure.key)
+    return isinstance(failure, WritesParameter) and tree.treat_as_buffer(failure.parameter)
 
 
 def _simplify(graph: TracedGraph, flat: _Flat, tree: Tree) -> None:
@@ -248,6 +265,8 @@ class _Before:
     contents: dict[str, Contents]
     containers: list[Items]
     versions: dict[str, tuple[torch.Tensor, int]]
+    #: With their versions and addresses, and copies of those that it may change.
+    parameters: list[tuple[Slot, torch.Tensor, int, int, TensorMemory | None]]
 
 
 # --- the module that is traced ----------------------------------------------------------------------------------------
@@ -268,6 +287,8 @@ class _Flat(nn.Module):
         self.training = module.training
         self.call, self.tree, self.arguments = forward, tree, arguments
         self.copies: dict[str, torch.Tensor] = {}
+        self.counters: dict[str, torch.Tensor] = {}  # attributes that are numbers
+        self.given: dict[str, tuple[Slot, torch.Tensor, int]] = {}  # parameters, and their versions
         self.settled: list[tuple[Slot, Any]] = []
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
@@ -289,18 +310,24 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         parameters = [slot.get() for slot in self.tree.parameters]
-        versions = [t._version for t in (*tensors, *parameters)]
+        versions = [t._version for t in tensors]
+        named = zip(self.tree.parameters, parameters, strict=True)
+        self.given = {slot.name: (slot, t, t._version) for slot, t in named}
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         with self.recorder.paused():
             self.before, self.containers = contents(self.tree), containers(self.tree)
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
             around = global_state(modules)
             self.mode.keep(parameters)
+            for slot in self.tree.counters:
+                attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
+                attributes[slot.key] = symbolic_numbers.traced(self.counters[slot.name])
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, tensors, self.regions)
+        known = tensors, parameters, self.copies.values(), self.counters.values()
         try:
             with (
-                self.mode.looking(tensors, parameters, self.copies.values()), self.chance.looking(),
+                self.mode.looking(*known), self.chance.looking(),
                 self.recorder.numbers.converting(self.recorder),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
@@ -311,11 +338,8 @@ class _Flat(nn.Module):
                 around.put_back()
         with self.recorder.paused():
             self.effects.check_arguments()
-            then = iter(versions)
-            changed = [t._version != next(then) for t in tensors]
-            for slot, tensor in zip(self.tree.parameters, parameters, strict=True):
-                if slot.get() is not tensor or tensor._version != next(then):
-                    raise NotTraceable(f"forward changes the parameter {slot.name}")
+            changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
+            self._check_parameters()
             self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
             outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
@@ -331,15 +355,32 @@ class _Flat(nn.Module):
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
         if self.looks:
             self.chance.check()
+        if self.looks:
+            self._check_parameters()
         if self.effects is not None and (self.looks or self.regions.containers):
             with self.recorder.paused():
                 self.effects.look(self.looks)
 
-    def _entered(self) -> _Before:
+    def _check_parameters(self) -> None:
+        """Raises NotTraceable for one that has been changed."""
+        for slot, tensor, version in self.given.values():
+            if slot.find() is not tensor or tensor._version != version:
+                text = f"forward {CHANGES_PARAMETER} {slot.name}"
+                if slot.find() is tensor and not tensor.requires_grad:
+                    raise WritesParameter(text, tensor)
+                raise ChangesAround(text)
+
+    def _entered(self, path: str) -> _Before:
         """PyTorch is about to run an opaque submodule."""
         held = {slot.name: slot.find() for slot in self.tree.others}
         versions = {name: (t, t._version) for name, t in held.items() if isinstance(t, torch.Tensor)}
-        return _Before(contents(self.tree), containers(self.tree), versions)
+        changes = CHANGES_PARAMETER in self.regions.opaque.modules.get(path, "")
+        inside = {id(p) for p in self.tree.modules[path].parameters()} if changes else set()
+        parameters = [
+            (slot, t, t._version, memory_of(t), TensorMemory(t) if id(t) in inside else None)
+            for slot, t, _ in self.given.values()
+        ]  # fmt: skip
+        return _Before(contents(self.tree), containers(self.tree), versions, parameters)
 
     def _left(self, before: _Before, node: Node, outputs: list[torch.Tensor]) -> None:
         """It has run. What it changed of the module it will change by itself; for the graph these tensors are results
@@ -355,6 +396,7 @@ class _Flat(nn.Module):
                     outputs.append(value)
                 else:
                     self.before[path].take(now[path], holder, key)
+        self._put_back_parameters(before, node)
         for i, kept in enumerate(self.containers):
             if any(entered.container is kept.container and entered.changed() for entered in before.containers):
                 self.containers[i] = Items(kept.container)
@@ -370,6 +412,20 @@ class _Flat(nn.Module):
             if not value.requires_grad:
                 node.sets.append(slot)
                 outputs.append(value)
+
+    def _put_back_parameters(self, before: _Before, node: Node) -> None:
+        """Those that a submodule has changed in place, which it does to the module's own in every run."""
+        for slot, tensor, version, memory, copy in before.parameters:
+            if tensor._version == version and memory_of(tensor) == memory:
+                continue
+            text = f"{node.name} {CHANGES_PARAMETER} {slot.name}"
+            if copy is None:
+                with blaming(node.name):
+                    raise NotTraceable(text)
+            copy.put_back()
+            node.writes.append(slot)
+            node.breaks = node.breaks or text
+            self.given[slot.name] = slot, tensor, tensor._version
 
     def _results(self, result: Any, tensors: Sequence, parameters: Sequence) -> list[torch.Tensor]:
         leaves, self.result = pytree.flatten(result, results=True)
@@ -417,7 +473,7 @@ class _Flat(nn.Module):
                     self.settled.append((slot, value))
                 else:
                     with blaming(path):
-                        self._check_set(slot, then, value)
+                        self._check_set(path, slot, then, value)
                     found.append(slot)
         if inside:
             with blaming(inside[0][-1]):
@@ -455,7 +511,7 @@ class _Flat(nn.Module):
                     raise ChangesAround(f"forward changes what is in the attribute {slot.name}{where}")
                 self.settled.append((Slot(f"{inside[0][0].name}.{key}", container, key), new))
 
-    def _check_set(self, slot: Slot, then: Contents, value: Any) -> None:
+    def _check_set(self, path: str, slot: Slot, then: Contents, value: Any) -> None:
         """Can it be done again by setting a value like this one?"""
         module, key = then.module, str(slot.key)
         place = self.recorder.attributes.get((id(module), key))
@@ -464,7 +520,8 @@ class _Flat(nn.Module):
         if slot.holder is module._buffers and key not in then.inner["_buffers"]:
             raise NotTraceable(f"forward registers the buffer {slot.name}")
         if place is not None and type(value) in _COUNTERS and type(value) is type(then.attributes.get(key)):
-            raise NotTraceable(f"{place} reads the attribute {slot.name}, which forward sets to another value")
+            text = f"{place} reads the attribute {slot.name}, which forward sets to another value"
+            raise CountsAttribute(text, path, key) if type(value) in (int, float) else NotTraceable(text)
         try:
             _, structure = pytree.flatten(value, results=True)
         except Unflattenable as error:
@@ -476,6 +533,7 @@ class _Flat(nn.Module):
         """New contents of the inputs, buffers and plain tensors that forward changed."""
         self.writes: list[Any] = []
         outputs: list[torch.Tensor] = []
+        moved = self.mode.moved
 
         def add(target: Any, tensor: torch.Tensor, replaces: Any) -> None:
             if tensor.requires_grad:
@@ -485,17 +543,20 @@ class _Flat(nn.Module):
             value = get_value_trace(tensor)
             given = not replaces and value.node().kind() == "prim::Param"
             own = given and any(use.user.kind() in _NORMALIZING for use in value.uses())
-            self.writes.append(Write(target, None if own else len(self.requires_grad) + len(outputs), replaces))
+            output = None if own else len(self.requires_grad) + len(outputs)
+            self.writes.append(Write(target, output, replaces, id(tensor) in moved))
             outputs.extend([] if own else [tensor])
 
         for i, tensor in enumerate(tensors):
-            if changed[i]:
+            if changed[i] or id(tensor) in moved:
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
             (copy, version), now = self.versions[slot.name], slot.find()
             if any(slot.holder is each.holder and slot.key == each.key for each in self.sets):
                 continue
-            if now is not copy or copy._version != version:
+            if now is not copy and slot in self.tree.written:
+                raise NotTraceable(f"forward puts another parameter in the place of {slot.name}")
+            if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
         return outputs
 

@@ -12,11 +12,20 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards, symbolic_numbers
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
+from ortmodule.capture.side_effects import WritesParameter
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.names import CHANGES_PARAMETER
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Elements, Snapshot
-from ortmodule.core.torch_private import get_tracing_state, set_tracing_state, untraced
+from ortmodule.core.torch_private import (
+    DisableTorchFunction,
+    get_tracing_state,
+    get_value_trace,
+    set_tracing_state,
+    set_value_trace,
+    untraced,
+)
 
 
 class Saved:
@@ -58,6 +67,8 @@ class TraceMode(TorchFunctionMode):
         self._parameters: dict[int, torch.Tensor] = {}  # by their memory
         self._written: set[int] = set()  # of those
         self._looks = False
+        self.moved: dict[int, torch.Tensor] = {}  # tensors that forward has given other memory
+        self._shared: list[tuple[torch.Tensor, int, str]] = []  # whose memory that is without a trace, and where
         self.failed = ""  # of an operator, the latest
 
     @contextmanager
@@ -107,9 +118,13 @@ class TraceMode(TorchFunctionMode):
         return known is not None and known() is tensor
 
     def check(self) -> None:
-        """Raises NotTraceable when forward changed a tensor that it has from elsewhere, or an operator failed."""
+        """Raises NotTraceable when forward changed a tensor that it has from elsewhere or under two names, or an
+        operator failed."""
         if self.failed:
             raise NotTraceable(self.failed)
+        for tensor, version, where in self._shared:
+            if tensor._version != version:
+                raise NotTraceable(f"{where}, and changes them later under another name")
         for key, tensor in self.outside.items():
             if self._before[key].changed():
                 raise NotTraceable(
@@ -130,6 +145,8 @@ class TraceMode(TorchFunctionMode):
             if get_tracing_state() is not None:
                 raise NotTraceable(f"{scalar_guards.user_line()} draws from a torch.Generator, which a graph cannot do")
         if get_tracing_state() is None:
+            if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
+                return args[0].detach()
             return function(*args, **(kwargs or {}))
         if not self._looks:
             return self._call(function, args, kwargs)
@@ -138,6 +155,27 @@ class TraceMode(TorchFunctionMode):
         result = self._call(function, args, kwargs)
         self._made(result)
         return result
+
+    def _move(self, tensor: torch.Tensor, value: Any) -> None:
+        """`tensor.data = value`: the same object has other memory from then on."""
+        where = f"{scalar_guards.user_line()} puts other data into a tensor (x.data = ...)"
+        if not isinstance(value, torch.Tensor) or (tensor.dtype, tensor.shape) != (value.dtype, value.shape):
+            raise NotTraceable(f"{where}, of another type or shape")
+        if memory_of(tensor) in self._parameters:
+            text = f"{where}, which {CHANGES_PARAMETER} that holds it"
+            raise NotTraceable(text) if tensor.requires_grad else WritesParameter(text, tensor)
+        if tensor.requires_grad or not self._knows(tensor) or tensor._is_view():
+            raise NotTraceable(f"{where}, which carries a gradient, is a part of another one or no attribute holds")
+        shared = [*self._parameters.values(), *(t for ref in self._known.values() if (t := ref()) is not value)]
+        if any(memory_of(t) == memory_of(value) for t in shared if isinstance(t, torch.Tensor)):
+            raise NotTraceable(f"{where}, which is that of another tensor")
+        with torch.no_grad():
+            copy = value.detach().clone()
+            with untraced(), DisableTorchFunction():
+                tensor.data = copy.detach()
+        set_value_trace(tensor, get_value_trace(copy))
+        self.moved[id(tensor)] = tensor
+        self._shared.append((value, value._version, where))
 
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes tensors as results of the graph."""
@@ -158,10 +196,10 @@ class TraceMode(TorchFunctionMode):
             bounds = symbolic_numbers.narrowing(args, kwargs)
             if bounds is not None and scalar_guards.decided_by_data(bounds[2:]):
                 return symbolic_numbers.narrowed(bounds, self._call)
-        if getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == "__get__":
+        if _is_of_data(function, "__get__"):
             return args[0].detach()
-        if getattr(function, "__self__", None) is torch.Tensor.data:
-            raise NotTraceable("forward puts other data into a tensor: x.data = ...")
+        if _is_of_data(function, "__set__"):
+            return self._move(*args)
         if function is torch.Tensor.__setitem__ or _is_in_place(function.__name__):
             self._before_write(args[:1])
         self._before_write((kwargs or {}).get("out"))
@@ -170,12 +208,17 @@ class TraceMode(TorchFunctionMode):
             with scalar_guards.slicing(function, args):
                 args = tensor, index, value.expand_as(tensor[index]) if value.dim() else value
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
-            self.failed = "the gradient of an embedding is to be sparse"
+            self.failed = f"{scalar_guards.user_line()} asks for a sparse gradient of an embedding"
+            raise NotTraceable(self.failed)
         function = _without_changing_numbers(function, args)
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:
             return compared
         unseen = not torch.is_grad_enabled() and self.differentiates
+        if unseen and (function is torch.Tensor.__setitem__ or _is_in_place(function.__name__) or "out" in kwargs):
+            # What it writes is no result that could be stopped: its operands are.
+            args = (*args[:1], *map(_operand_stopped, args[1:]))
+            kwargs = {name: a if name == "out" else _operand_stopped(a) for name, a in kwargs.items()}
         versions = [(t, t._version) for t in (*args, *kwargs.values()) if unseen and _carries(t)]
         state = get_tracing_state()
         try:
@@ -213,6 +256,11 @@ def _without_changing_numbers(function: Any, args: tuple) -> Any:
     return getattr(torch.Tensor, name.removesuffix("_"), function)
 
 
+def _is_of_data(function: Any, name: str) -> bool:
+    """Does it read, or set, `x.data`?"""
+    return getattr(function, "__self__", None) is torch.Tensor.data and function.__name__ == name
+
+
 def _is_in_place(name: str) -> bool:
     """Is a function of this name one that changes its first operand: `add_`, `__iadd__`?"""
     return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
@@ -242,6 +290,12 @@ def _carries(argument: Any) -> bool:
         return False
     base = argument._base if argument._is_view() and argument._base is not None else argument
     return base.grad_fn is not None
+
+
+def _operand_stopped(operand: Any) -> Any:
+    if isinstance(operand, (tuple, list)) and _follows(operand):
+        return type(operand)(map(_operand_stopped, operand))
+    return operand.detach() if isinstance(operand, torch.Tensor) and operand.requires_grad else operand
 
 
 def _stopped(result: Any) -> Any:

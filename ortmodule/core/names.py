@@ -15,6 +15,8 @@ INPUT, STATE = "input/", "state/"
 CHECKPOINT = "torch.utils.checkpoint"
 #: It asks in backward whether `.backward()` was called for all leaves, which is not so for a part of a module.
 REENTRANT = f"{CHECKPOINT} with use_reentrant=True"
+#: Behind the name of what changes one, in the reason why PyTorch runs a submodule.
+CHANGES_PARAMETER = "changes the parameter"
 
 #: The folder of this package.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

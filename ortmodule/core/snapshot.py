@@ -182,3 +182,15 @@ class Elements:
     def put_back(self) -> None:
         if self._always or self.changed():
             self.tensor.detach().copy_(self._contents)
+
+
+class TensorMemory:
+    """A tensor's memory, and the elements in it: also where `x.data` changes either, which no version counts."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self._memory, self._contents = tensor, tensor.detach(), tensor.detach().clone()
+
+    def put_back(self) -> None:
+        self._memory.copy_(self._contents)
+        if self.tensor.data_ptr() != self._memory.data_ptr():
+            self.tensor.data = self._memory

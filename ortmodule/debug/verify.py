@@ -45,7 +45,7 @@ class Before:
     def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
         self.versions = [t._version for t in inputs]
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
-        self.state = {slot.name: slot.get().detach().clone() for slot in tree.others}
+        self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.counters)}
         self.generator = devices.generators()
 
     def seed(self) -> int:
@@ -95,6 +95,8 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
                 then = before.state.get(name)
                 if then is not None and copy.shape == then.shape:
                     copy.copy_(then)
+        for slot in tree.counters:
+            slot.set(before.state[slot.name])
         args, kwargs = arguments.rebuild(given)
         devices.set_generators(before.generator)
         if graph.is_random:

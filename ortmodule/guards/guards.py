@@ -191,6 +191,7 @@ class Attributes:
         self._paths = {id(module): path for path, module in modules.items()}
         self._read: dict[Key, Any] = {}  # modules, and what is around them
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
+        self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
         self.polled = False  # can one change without a sign in what is to be watched?
 
@@ -227,7 +228,11 @@ class Attributes:
     def look(self, names: dict[int, str]) -> None:
         """Describes all attributes anew; ``names`` as in :func:`describe`."""
         known: dict[int, Description | None] = {}
-        self.now = {key: _described(module, key[1], names, known) for key, module in self._read.items()}
+        self.now = {
+            key: describe(type(module.__dict__.get(key[1]))) if key in self.counted
+            else _described(module, key[1], names, known)
+            for key, module in self._read.items()
+        }  # fmt: skip
         self.now |= {(0, slot.name): describe(slot.get()) for slot in self.outside}
         self.polled = any(d is None or d.polled for d in self.now.values())
 

@@ -7,7 +7,8 @@ hold them, so that `.to()`, `load_state_dict(assign=True)` or a replaced buffer 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +51,41 @@ class Slot:
         self.holder[self.key] = tensor
 
 
+class NumberAttributes:
+    """The attributes of a module as a :class:`Holder` of tensors of rank 0: an `int` is int64, a `float` float64."""
+
+    def __init__(self, attributes: dict[str, Any], device: torch.device) -> None:
+        self.attributes, self.device = attributes, device
+        self._held: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key in self._held:
+            return self._held[key]
+        value = self.attributes[key]
+        dtype = torch.float64 if type(value) is float else torch.int64
+        return torch.tensor(value, dtype=dtype, device=self.device)
+
+    def __setitem__(self, key: str, tensor: torch.Tensor) -> None:
+        self.attributes[key] = tensor.item()
+
+    def __contains__(self, key: str) -> bool:
+        return type(self.attributes.get(key)) in (int, float)
+
+    def pop(self, key: str) -> torch.Tensor:
+        tensor = self[key]
+        del self.attributes[key]
+        return tensor
+
+    @contextmanager
+    def held(self, key: str, step: int) -> Iterator[torch.Tensor]:
+        """Inside, the attribute is always this tensor, which is for a value that is larger by ``step``."""
+        self._held[key] = tensor = self[key] + step
+        try:
+            yield tensor
+        finally:
+            del self._held[key]
+
+
 class Inventory:
     """The submodules, parameters and buffers of ``module`` at the time of making.
 
@@ -65,6 +101,8 @@ class Inventory:
         self.parameters: list[Slot] = []
         self.buffers: list[Slot] = []
         self.plain: list[Slot] = []
+        self.written: list[Slot] = []  # parameters without a gradient that forward changes: buffers to a graph
+        self.counters: list[Slot] = []  # attributes that are Python numbers, which forward reads and sets
         self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
         self._holders = [
             (m, name, m.__dict__[name], _entries_with_tensor(m.__dict__[name]))
@@ -83,12 +121,13 @@ class Inventory:
         self.outside: list[Slot] = []  # tensors that forward takes from elsewhere: a list, an object, a global
         self._candidates: list[Slot] = []  # those that were met once
         self._fresh = 0  # how many are others in every trace
+        self._kinds = [*self.parameters, *self.buffers]
         self.slots: dict[str, Slot] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Finds the plain tensors that attributes hold now."""
-        known = {id(slot.get()) for slot in (*self.parameters, *self.buffers)}
+        known = {id(slot.get()) for slot in self._kinds}
         self.plain = []
         for path, part in self.modules.items():
             for slot in _slots_in(path, part.__dict__):
@@ -98,7 +137,7 @@ class Inventory:
         self._name_slots()
 
     def _name_slots(self) -> None:
-        every = (*self.parameters, *self.buffers, *self.plain, *self.outside)
+        every = (*self._kinds, *self.plain, *self.outside, *self.counters)
         self.slots = {slot.name: slot for slot in every}
 
     def adopt(self, tensors: Iterable[torch.Tensor], second: bool) -> bool:
@@ -121,13 +160,41 @@ class Inventory:
 
     @property
     def others(self) -> list[Slot]:
-        """Buffers and plain tensors."""
-        return self.buffers + self.plain
+        """Buffers and plain tensors, and what is like them."""
+        return self.buffers + self.written + self.plain
+
+    def count(self, path: str, key: str) -> bool:
+        """Lists an attribute of the submodule at ``path`` among :attr:`counters`. False: it is one already."""
+        attributes, name = self.modules[path].__dict__, path_of(path, key)
+        if any(slot.name == name for slot in self.counters) or name in self.slots:
+            return False
+        device = next((slot.get().device for slot in self._kinds), torch.device("cpu"))
+        self.counters.append(Slot(name, NumberAttributes(attributes, device), key))
+        self._name_slots()
+        return True
+
+    @contextmanager
+    def counted(self, otherwise: bool) -> Iterator[dict[str, torch.Tensor]]:
+        """Inside, :attr:`counters` are always these tensors: of the values of now, or of other ones (``otherwise``)."""
+        held: dict[str, torch.Tensor] = {}
+        with ExitStack() as stack:
+            for slot in self.counters:
+                assert isinstance(slot.holder, NumberAttributes) and isinstance(slot.key, str)
+                held[slot.name] = stack.enter_context(slot.holder.held(slot.key, int(otherwise)))
+            yield held
+
+    def treat_as_buffer(self, parameter: torch.Tensor) -> bool:
+        """Lists one without a gradient, which forward changes, among :attr:`others`. False: it is no parameter."""
+        slot = next((slot for slot in self.parameters if slot.get() is parameter), None)
+        if slot is not None:
+            self.parameters.remove(slot)
+            self.written.append(slot)
+        return slot is not None
 
     def names(self) -> dict[int, str]:
         """What modules, parameters and buffers are called, by their ids."""
         found = {id(module): path for path, module in self.modules.items()}
-        return found | {id(slot.get()): slot.name for slot in (*self.parameters, *self.buffers)}
+        return found | {id(slot.get()): slot.name for slot in self._kinds}
 
     def is_current(self) -> bool:
         """Are the submodules the same, and the tensors in the same places?"""
@@ -144,7 +211,7 @@ class Inventory:
 
     def kinds_of_tensors(self) -> tuple:
         """Type, shape and need for a gradient of every parameter and buffer."""
-        tensors = [slot.holder[slot.key] for slot in (*self.parameters, *self.buffers)]
+        tensors = [slot.holder[slot.key] for slot in self._kinds]
         return tuple([_kind(t) for t in tensors])
 
     def unsupported_tensor(self) -> str | None:

@@ -27,7 +27,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 @contextmanager
 def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
-    """Inside, buffers and plain tensors are copies: {name: tensor}. Afterwards all is as it was.
+    """Inside, buffers, plain tensors and what is like them are copies: {name: tensor}. Afterwards all is as it was.
 
     Covers the attributes of every submodule with the containers in them, and the states of generators. A parameter
     that forward changes in place is not covered (a trace puts it back, trace_mode.py).
@@ -46,8 +46,12 @@ def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
         copies = {}
         for slot in inventory.others:
             tensor = slot.get()
-            copies[slot.name] = same[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        for holder in [m._buffers for m in modules] + [m.__dict__ for m in modules]:
+            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            copies[slot.name] = same[id(tensor)] = nn.Parameter(copy, False) if slot in inventory.written else copy
+        holders = [m._buffers for m in modules] + [m.__dict__ for m in modules]
+        if inventory.written:
+            holders += [m._parameters for m in modules]
+        for holder in holders:
             for key, tensor in list(holder.items()):
                 if id(tensor) in same and isinstance(tensor, torch.Tensor):
                     holder[key] = same[id(tensor)]

@@ -57,6 +57,10 @@ class Tree(Inventory):
         self.attributes.outside = self.outside
         return may_be_met
 
+    def count(self, path: str, key: str) -> bool:
+        self.attributes.counted.add((id(self.modules[path]), key))
+        return super().count(path, key)
+
     def watch(self) -> _core.Watch:
         """Sees any change of what :meth:`is_current`, :attr:`hooks` and :meth:`key` say and of what graphs read."""
         inside = [getattr(nn_module, name) for name in GLOBAL_HOOKS]

@@ -70,6 +70,7 @@ class Node:
     sources: list[tuple[str, int]] = field(default_factory=list)  # of the result's tensors: "new" or "operand"
     changed: list[int] = field(default_factory=list)  # operands
     sets: list[Any] = field(default_factory=list)  # slots
+    writes: list[Any] = field(default_factory=list)  # slots of parameters that it changes in place
     flags: list[bool] = field(default_factory=list)  # which results carry a gradient
     makes: int = 0  # tensors of its own that carry a gradient and are not computed from any
     aten: list[str] = field(default_factory=list)  # names of operators

@@ -25,7 +25,7 @@ from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.names import REENTRANT
 from ortmodule.core.size_expr import is_number
-from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.core.snapshot import Items, Snapshot, TensorMemory
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     ListType,
@@ -93,7 +93,7 @@ class Regions:
         self.seen: list[tuple] = []  # (number, operands, results)
         self.stack: list[str] = []
         self.blamed: tuple[BaseException, Place] | None = None
-        self.entered: Callable[[], Any] = _nothing  # before and after a submodule runs by itself
+        self.entered: Callable[[str], Any] = _nothing  # before and after a submodule runs by itself
         self.left: Callable[[Any, Node, list[torch.Tensor]], None] = _nothing
         self.made: Callable[[Any], None] = _nothing
         self.begins: Callable[[], None] = _nothing  # a submodule is about to be traced
@@ -202,7 +202,7 @@ class Regions:
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
             around = global_state([self.tree.modules[name]]) if kind == "module" else None
-            before = self.entered() if kind != "function" else None
+            before = self.entered(name if kind == "module" else "") if kind != "function" else None
             outputs, mine, made = self._run_and_look(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
@@ -253,6 +253,8 @@ class Regions:
         ``leaves``: what stood for its operands; ``count``: of its own results among ``outputs``. ``new``: the
         tensors that it has made. ``around``: what its methods may change around it, which is put back."""
         reasons = [f"{node.name} changes a container that it was given"] if node.fills else []
+        if any(getattr(n, "_saved_sparse", False) for n in nodes_behind(outputs)):
+            reasons.append(f"{node.name} gives a parameter a sparse gradient")
         for name, each in around.all_changed():
             reasons.append(f"{node.name} changes {name}, which is around the module")
             self.altered.append(each.container if isinstance(each, Items) else each)
@@ -366,6 +368,16 @@ class Regions:
             blamed: Any = failure
             with suppress(AttributeError):
                 blamed.submodule = self.blamed[1]
+
+
+def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> Snapshot:
+    """What breaks among ``nodes`` may change: what is around the module, parameters."""
+    if not any(node.breaks for node in nodes):
+        return Snapshot()
+    around = global_state(tree.modules.values())
+    for slot in (slot for node in nodes for slot in node.writes):
+        around.add(TensorMemory(slot.get()))
+    return around
 
 
 class Passed:

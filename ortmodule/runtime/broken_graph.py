@@ -24,16 +24,15 @@ from ortmodule.core.errors import CaptureError, Cause, Disagrees, Incomparable, 
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session, overwrite
-from ortmodule.guards.global_reads import global_state
+from ortmodule.engine.session import ENGINE_ERRORS, MemoryGoal, Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
-from ortmodule.host.opaque_regions import Replayed, recording
+from ortmodule.host.opaque_regions import Replayed, changed_by_breaks, recording
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
-from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph, put
 from ortmodule.runtime.executable import Flags
 from ortmodule.runtime.rng_replay import RngReplay
 
@@ -207,7 +206,7 @@ class BrokenGraph(CompiledGraph):
         found = []
         for entry in list(self._new):
             target, write, name = entry
-            if self._step_of(name) != number or write.replaces:
+            if self._step_of(name) != number or write.replaces or write.data:
                 continue
             place = f"{INPUT}{target}"
             if isinstance(target, int) and place not in step.inputs:
@@ -367,10 +366,7 @@ class BrokenGraph(CompiledGraph):
 
     def _write_one(self, target: Any, write: Write, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():
-            if write.replaces and isinstance(target, Slot):
-                target.set(value)
-            else:
-                overwrite(inputs[target] if isinstance(target, int) else target.get(), value.detach())
+            put(target, write, value if write.replaces else value.detach(), inputs)
 
     def _check_reads(self, call: Call) -> None:
         tensors = [call.inputs[f] if isinstance(f, int) else f.get() for f in self.feeds]
@@ -385,7 +381,8 @@ class BrokenGraph(CompiledGraph):
 
 def _check_share(breaks: Any, tree: Tree) -> None:
     """Raises CaptureError where most of the module would be breaks."""
-    embeddings = {id(m.weight) for m in tree.modules.values() if isinstance(m, torch.nn.Embedding)}
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    embeddings = {id(m.weight) for m in tree.modules.values() if isinstance(m, tables)}
     sizes = {id(p): p.numel() for m in tree.modules.values() for p in m.parameters() if id(p) not in embeddings}
     inside = {id(p) for node in breaks for p in tree.modules[node.name].parameters()}
     outside = sum(size for key, size in sizes.items() if key in inside)
@@ -456,7 +453,7 @@ def _examples(
     del model.graph.output[:]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
-    around = global_state(tree.modules.values())
+    around = changed_by_breaks(tree, capture.trace.nodes)
     with tree.isolated(), tree.unhooked(), only_pytorch(), around.around():
         feeds = [
             inputs[name] if name in inputs else tree.slots[name.removeprefix(STATE)].get() for name in session.inputs

@@ -14,7 +14,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.trace import Source
+from ortmodule.capture.trace import Source, Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
@@ -208,6 +208,9 @@ class CompiledGraph:
         hold.) ``epoch``: as in :meth:`Guards.hold`."""
         for (i, d), size in self.capture.pinned.items():
             if shapes[i][d] != size:
+                return False
+        for group in self.capture.equal:
+            if len({shapes[i][d] for i, d in group}) > 1:
                 return False
         if self._reads.known.get(shapes) is not None:
             return False
@@ -440,19 +443,17 @@ class CompiledGraph:
     def _write(self, run: Run, inputs: Sequence, fed: list[torch.Tensor]) -> list[torch.Tensor]:
         """Writes the new contents to the tensors that forward changes, at once, as PyTorch does. Returns the graph's
         inputs as they were."""
-        changes = [(self.feeds[i], tensor, False) for i, tensor in run.writes.items()]
-        changes += [(t, run.outputs[w.output], w.replaces) for t, w in self.writes if w.output is not None]
+        changes: list[tuple[Any, torch.Tensor, Write | None]]
+        changes = [(self.feeds[i], tensor, None) for i, tensor in run.writes.items()]
+        changes += [(t, run.outputs[w.output], w) for t, w in self.writes if w.output is not None]
         fed = list(fed)
         with torch.no_grad():
-            written = [target for target, _, replaces in changes if not replaces]
+            written = [target for target, _, write in changes if write is None or not write.replaces]
             for i, feed in enumerate(self.feeds):  # backward goes on with the old contents
                 if self.leaves and any(feed == target for target in written):
                     fed[i] = _copy(fed[i])
-            for target, tensor, replaces in changes:
-                if replaces and not isinstance(target, int):
-                    target.set(tensor)
-                else:
-                    overwrite(inputs[target] if isinstance(target, int) else target.get(), tensor)
+            for target, tensor, write in changes:
+                put(target, write, tensor, inputs)
         return fed
 
     def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
@@ -500,6 +501,18 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copied = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
     _core.copy(copied, tensor)
     return copied
+
+
+def put(target: Any, write: Write | None, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+    """New contents for a ``target``: an input by its number, or a slot. ``write``: how; None: in place."""
+    if write is not None and write.replaces and not isinstance(target, int):
+        target.set(tensor)
+        return
+    old = inputs[target] if isinstance(target, int) else target.get()
+    if write is not None and write.data:
+        old.data = tensor.detach()
+    else:
+        overwrite(old, tensor)
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -124,6 +124,9 @@ def _replace_state(
     for i, (feed, tensor) in enumerate(zip(graph.feeds, tensors, strict=True)):
         if isinstance(feed, int):
             continue
+        if feed in tree.counters:
+            feed.set(tensor)
+            continue
         held = feed.get()
         if feed.name in copies and not held.requires_grad:
             with torch.no_grad():
