@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from ortmodule import _core, memory
-from ortmodule.core.config import BYTES, Config
+from ortmodule.core.config import Config
+from ortmodule.core.setting_types import BYTES
 from ortmodule.debug.peak import OPTIMIZERS, in_units
 from ortmodule.module import ORTModule
 

@@ -87,8 +87,7 @@ class Model:
         budget: int = 0,
         any_size: bool = False,
     ) -> Plan:
-        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU.
-        ``any_size``: no MemoryError where this machine has no memory for it."""
+        """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
 @final
 class Plan:

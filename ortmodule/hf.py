@@ -85,7 +85,7 @@ class _InEngine:
             given["processing_class"] = given.pop("tokenizer")
         given.pop("feature", None)  # of Optimum's first versions
         self._given_args = args
-        super().__init__(self._wrapped(model), args, *rest, **given)
+        super().__init__(self._wrapped(model), args, *rest, **given)  # type: ignore[call-arg]  # transformers' trainer
         self._loss_inside = bool(getattr(self.args, "use_module_with_loss", False)) and (
             self.label_smoother is not None or self.compute_loss_func is not None
         )
@@ -93,7 +93,7 @@ class _InEngine:
             self._compute_loss_inside()
 
     def call_model_init(self, trial: Any = None) -> Any:
-        model = self._wrapped(super().call_model_init(trial))  # type: ignore[misc]
+        model = self._wrapped(super().call_model_init(trial))  # type: ignore[misc]  # a method of transformers' trainer
         if getattr(self, "_loss_inside", False):
             self.model = model
             self._compute_loss_inside()
@@ -124,11 +124,11 @@ class _InEngine:
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **given: Any) -> Any:
         if not self._loss_inside:
-            return super().compute_loss(model, inputs, *rest, **given)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, *rest, **given)  # type: ignore[misc]  # transformers'
         found = self.label_smoother, self.compute_loss_func
         self.label_smoother = self.compute_loss_func = None  # the model's result has the loss
         try:
-            return super().compute_loss(model, inputs, *rest, **given)  # type: ignore[misc]
+            return super().compute_loss(model, inputs, *rest, **given)  # type: ignore[misc]  # transformers'
         finally:
             self.label_smoother, self.compute_loss_func = found
 

@@ -75,8 +75,9 @@ class _Assigned:
     def __init__(self, dispatcher: Dispatcher, given: Callable, instance: Any) -> None:
         self.dispatcher, self.__wrapped__ = dispatcher, given
         # Of the module, whose attributes guards know.
-        bound = isinstance(given, types.MethodType) and given.__self__ is instance
-        self.captured = types.MethodType(given.__func__, dispatcher.module) if bound else given  # type: ignore[attr-defined]
+        if isinstance(given, types.MethodType) and given.__self__ is instance:
+            given = types.MethodType(given.__func__, dispatcher.module)
+        self.captured: Callable = given
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.dispatcher.assigned is self and THREAD.in_assigned is not self.dispatcher:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from ortmodule.core.errors import CompatError
 from ortmodule.core.safe_files import write_whole
 
 MARK = "# made by python -m ortmodule.compat; python -m ortmodule.compat disable removes it"
@@ -47,10 +48,6 @@ FILES = {
     "ortmodule_compat_finder.py": FINDER,
     "ortmodule_compat.pth": f"{MARK}\nimport ortmodule_compat_finder\n",
 }
-
-
-class CompatError(Exception):
-    """What was asked for cannot be done; the sentence says why."""
 
 
 def site() -> Path:

@@ -26,7 +26,7 @@ def from_original(content: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in content.items():
         if key == "DebugOptions" and isinstance(value, dict):
-            found |= {DEBUG_OPTIONS.get(name, name): part for name, part in value.items()}
+            found |= {DEBUG_OPTIONS.get(option, option): part for option, part in value.items()}
         elif (name := KEYS.get(key, key)) != "":
             found[name] = value
     return found
