@@ -87,8 +87,7 @@ class Model:
         budget: int = 0,
         any_size: bool = False,
     ) -> Plan:
-        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU.
-        ``any_size``: no MemoryError where this machine has no memory for it."""
+        """A plan for these types and shapes; ``output_grads=None`` is inference, a ``device`` of -1 the CPU."""
 
 @final
 class Plan:
@@ -221,8 +220,7 @@ class Plan:
     def blocks(
         self,
     ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
-        """(offset, bytes, first and last instruction, (kind, operator, name, part, type and shape)) of each block of
-        the arena; the kind is value, workspace or fixed."""
+        """(offset, bytes, first and last instruction, what it is for) of each block of the arena."""
     def text(self) -> str:
         """The graph, one node a line."""
     def onnx(self) -> bytes:
