@@ -220,8 +220,7 @@ class Plan:
     def blocks(
         self,
     ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
-        """(offset, bytes, first and last instruction, (kind, operator, name, part, type and shape)) of each block of
-        the arena; the kind is value, workspace or fixed."""
+        """(offset, bytes, first and last instruction, what it is for) of each block of the arena."""
     def text(self) -> str:
         """The graph, one node a line."""
     def onnx(self) -> bytes:

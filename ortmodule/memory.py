@@ -139,7 +139,7 @@ class _Step:
             memory = memory._replace(beside=graph.session.memory.beside)
         with _refusing():
             plan = graph.sketch(shapes, inputs or (lambda: self.call.inputs), memory)
-        return peak_of(graph, shapes, plan, self.optimizer)
+        return peak_of(graph, graph.executables.specs_for(shapes), plan, self.optimizer)
 
     def peak_at(self, dim: int, batch: int, size: int) -> Peak:
         """With ``size`` in place of ``batch`` in that dimension of all tensors; their rows are those of the sample."""

@@ -293,3 +293,64 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["memory", "script_of_a_test:make", "--budget", "many"])
     assert "many is not a number of bytes, as 8GiB" in capsys.readouterr().err
+
+
+# --- afterwards, and what does not fit --------------------------------------------------------------------------------
+
+
+def test_explain_has_the_peak_of_all_steps():
+    model = ORTModule(Small())
+    large, small = memory.predict(model, IDS), memory.predict(model, IDS[:2])
+    for ids in (IDS[:2], IDS, IDS[:2]):
+        model(ids).sum().backward()
+    report = explain(model)
+    assert report.peak == large and report.peak_bytes == large.arena > small.arena
+    assert re.search(
+        r"peak +[\d.]+ MiB \(activations .*, workspace .*\), beside parameters .*, gradients ", str(report)
+    )
+
+
+def test_the_memory_that_is_printed_agrees(monkeypatch, caplog):
+    monkeypatch.setenv("ORTMODULE_PRINT_MEMORY_STATS", "1")
+    model = ORTModule(Small(256))
+    ids = torch.randint(50, (64, 64))
+    for _ in range(2):
+        model(ids).sum().backward()
+        model.zero_grad()
+    text = [record.getMessage() for record in caplog.records if "after forward" in record.getMessage()][-1]
+    printed = float(re.search(r"\| allocated: ([\d.]+)", text)[1])
+    assert abs(printed - explain(model).peak_bytes / MB) <= 0.06  # its last digit, and a header
+
+
+class Growing(nn.Module):
+    """Small inputs, large activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return torch.tanh(x.unsqueeze(1) * self.weight * torch.ones(1, 1 << 16, 1)).sum()
+
+
+def test_a_batch_that_does_not_fit_changes_nothing():
+    """The error comes before the step, names what is large, and the next step runs."""
+    torch.manual_seed(0)
+    model = ORTModule(Growing())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 4)).backward()
+    optimizer.step()
+    before = [
+        *(p.detach().clone() for p in model.parameters()),
+        *(s["momentum_buffer"] for s in optimizer.state.values()),
+    ]
+    rows = _core.memory_limits()["most"] >> 18
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=r"out of memory: .* the largest: \w+ \(.*\) with \d+ bytes"):
+            model(torch.ones(rows, 4))
+    now = [*(p.detach() for p in model.parameters()), *(s["momentum_buffer"] for s in optimizer.state.values())]
+    assert same_bits(before, now)
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).backward()
+    optimizer.step()
+    assert not explain(model).fallback

@@ -8,6 +8,7 @@ from typing import Any
 
 from ortmodule import _core
 from ortmodule.core import torch_private
+from ortmodule.debug.peak import Peak, in_units, peak_so_far
 from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
 
@@ -50,7 +51,8 @@ class Report:
     nodes_run: int = 0  #: instructions of a step, forward and backward
     exports: int = 0  #: graphs that were made
     plans: int = 0  #: plans that were made: one for each new shape
-    peak_bytes: int = 0  #: the arena of a step, known before it runs
+    peak_bytes: int = 0  #: the arena of a step, the largest of all that ran, known before it runs
+    peak: Peak | None = None  #: of that step: all of its memory, the optimizer's states aside
     seconds: dict[str, float] = field(default_factory=dict)  #: by phase: capture, read, plan, tune
     cuda_graphs: int = 0  #: that all modules of this process keep, in memory that torch does not count
     refused: list[str] = field(default_factory=list)  #: by NVIDIA's libraries; slower ways were taken
@@ -91,7 +93,7 @@ class Report:
                 *tuned,
                 *graphs,
                 *refused,
-                f"  peak       {self.peak_bytes / 2**20:.1f} MiB",
+                f"  peak       {self.peak_bytes / 2**20:.1f} MiB{self._split()}",
                 f"  time       {spent}",
                 *self._variants(),
                 *missing,
@@ -104,6 +106,15 @@ class Report:
             return []
         steps = f", {self.unreached_steps} optimizer steps without a call" if self.unreached_steps else ""
         return [f"  calls      {self.engine_calls} in the engine, {self.pytorch_calls} in PyTorch{steps}"]
+
+    def _split(self) -> str:
+        """Of the step with the peak."""
+        if self.peak is None:
+            return ""
+        parts = ("parameters", "gradients", "inputs", "outputs")
+        beside = ", ".join(f"{name} {in_units(getattr(self.peak, name))}" for name in parts)
+        activations, workspace = in_units(self.peak.activations), in_units(self.peak.workspace)
+        return f" (activations {activations}, workspace {workspace}), beside {beside}"
 
     def _variants(self) -> list[str]:
         """Lines about them, where there are more than one."""
@@ -143,6 +154,7 @@ def explain(model: Any) -> Report:
     }
     if graph is None or reason is not None:
         return Report(name, False, reason, **always)
+    peak = peak_so_far(graphs)
     plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
     nodes = graph.capture.trace.nodes
     return Report(
@@ -156,7 +168,8 @@ def explain(model: Any) -> Report:
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(sum(plan.nodes) for plan in plans),
         plans=sum(session.plans_made for session in sessions),
-        peak_bytes=sum(plan.arena_bytes for plan in plans),
+        peak_bytes=0 if peak is None else peak.arena,
+        peak=peak,
         cuda_graphs=_core.cuda_graphs()[0],
         refused=list(owner.refusals.list),
         tuned=owner.tuning.products if owner.tuning is not None else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -85,13 +85,13 @@ def in_units(count: int) -> str:
 
 def peak_of(
     graph: CompiledGraph,
-    shapes: tuple,
+    specs: Sequence[Spec],
     plan: _core.Plan,
     optimizer: str | torch.optim.Optimizer = "none",
 ) -> Peak:
-    """Of a step of ``graph`` with inputs of these shapes that runs by ``plan``. ``optimizer``: see
+    """Of a step of ``graph`` with inputs of these types and shapes that runs by ``plan``. ``optimizer``: see
     :func:`ortmodule.memory.predict`."""
-    states, specs = _states(graph), graph.executables.specs_for(shapes)
+    states = _states(graph)
     held = [HeldTensor("parameter", *_place(name), t.nbytes, _dtype(t), tuple(t.shape)) for name, t in states]
     grads = _gradients(graph, plan)
     with_grad = {(tensor.module, tensor.name) for tensor in grads}  # an optimizer passes over the others
@@ -123,6 +123,29 @@ def peak_of(
         extra,
         [tensor for tensor in held if tensor.bytes],
     )
+
+
+def peak_so_far(graphs: Sequence[CompiledGraph]) -> Peak | None:
+    """The largest of all plans that these graphs, and those of other lengths, have run by; None: they have none."""
+    found = [_peak_of_parts(graph) for first in graphs for graph in (first, *first.other_lengths())]
+    return max((peak for peak in found if peak is not None), key=lambda peak: peak.total, default=None)
+
+
+def _peak_of_parts(graph: CompiledGraph) -> Peak | None:
+    """Of its parts together, which hold what backward needs at the same time."""
+    peaks = []
+    for part in graph.parts():
+        largest = max(
+            (s.largest for s in part.own_sessions() if s.largest), key=lambda p: p[0].arena_bytes, default=None
+        )
+        if largest is not None:
+            peaks.append(peak_of(part, largest[1], largest[0]))
+    if len(peaks) < 2:
+        return peaks[0] if peaks else None
+    tensors = peaks[0].tensors + [t for peak in peaks[1:] for t in peak.tensors if t.kind != "parameter"]
+    sums = {f.name: sum(getattr(peak, f.name) for peak in peaks) for f in fields(Peak) if f.name != "tensors"}
+    sums["parameters"] = peaks[0].parameters
+    return Peak(**sums, tensors=sorted(tensors, key=lambda tensor: -tensor.bytes))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -383,7 +383,8 @@ class Session:
         self.plans: OrderedDict[tuple, _core.Plan] = OrderedDict()
         if self.known is not None:
             self.known.plans.append(self.plans)
-        self.largest: _core.Plan | None = None  # of all that were kept, the one whose runs take the most
+        #: Of all plans that were kept, the one whose runs take the most, and the specs of its inputs.
+        self.largest: tuple[_core.Plan, tuple[Spec, ...]] | None = None
         self.plans_made = 0
         self.plan_seconds = 0.0
 
@@ -424,8 +425,8 @@ class Session:
             text = "plan %d: %d + %d instructions, arena of %d bytes, passes: %s; for %s"
             ENGINE.info(text, self.plans_made, forward, backward, plan.arena_bytes, passes, shapes)
         self.plans[key] = plan
-        if self.largest is None or plan.arena_bytes > self.largest.arena_bytes:
-            self.largest = plan
+        if self.largest is None or plan.arena_bytes > self.largest[0].arena_bytes:
+            self.largest = plan, key[0]
         while len(self.plans) > MOST_PLANS:
             self.plans.popitem(last=False)
         return plan

@@ -183,9 +183,16 @@ class CompiledGraph:
         )
 
     def sessions(self) -> list[Session]:
+        return [*self.own_sessions(), *(session for graph in self.other_lengths() for session in graph.sessions())]
+
+    def own_sessions(self) -> list[Session]:
+        """Those of this length."""
+        return [self.session, *(self._deferral.sessions() if self._deferral is not None else [])]
+
+    def other_lengths(self) -> list[CompiledGraph]:
+        """The graphs of other lengths of its loop."""
         lengths = self.lengths.graphs.values() if self.lengths is not None else ()
-        others = [session for graph in lengths if graph is not None for session in graph.sessions()]
-        return [self.session, *(self._deferral.sessions() if self._deferral is not None else []), *others]
+        return [graph for graph in lengths if graph is not None]
 
     def parts(self) -> Sequence[CompiledGraph]:
         """The graphs that have plans of their own."""
