@@ -1,1 +1,14 @@
 """Stands for `onnxruntime.training`, which is ortmodule."""
+
+import importlib
+from typing import Any
+
+__all__ = ["DebugOptions", "LogLevel", "ORTModule", "set_seed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "set_seed":
+        return importlib.import_module("ortmodule.compat.seed").set_seed
+    if name in __all__:
+        return getattr(importlib.import_module("ortmodule"), name)
+    raise AttributeError(f"onnxruntime.training.{name} is not here: this is ortmodule's stand-in")

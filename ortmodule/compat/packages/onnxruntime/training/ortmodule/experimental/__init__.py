@@ -1,0 +1,1 @@
+"""Stands for `onnxruntime.training.ortmodule.experimental`."""
