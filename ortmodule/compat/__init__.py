@@ -1,11 +1,13 @@
 """Provides the import names of ONNX Runtime's ORTModule, for scripts that use them.
 
-``python -m ortmodule.compat enable`` makes ``onnxruntime.training.ortmodule``, ``onnxruntime.training.optim`` and
-``torch_ort`` importable, whether an ``onnxruntime`` is installed or not; ``disable`` undoes it, ``status`` tells.
+``python -m ortmodule.compat enable`` makes ``onnxruntime.training``, ``torch_ort`` and the trainers of
+``optimum.onnxruntime`` importable, whether an ``onnxruntime`` or an ``optimum`` is installed or not; ``disable`` undoes
+it, ``status`` tells.
 
 Two small files in site-packages do it, and nothing else is touched: a ``.pth`` file, which Python reads when it starts,
 and a finder that looks for these names in the folder ``packages`` here, after every other place. An installed
-``onnxruntime`` therefore stays what it is, and only gets the part that it lacks.
+``onnxruntime`` therefore stays what it is, and only gets the part that it lacks. An ``optimum.onnxruntime`` that is
+installed and has no trainers gets these names.
 """
 
 from __future__ import annotations
@@ -17,22 +19,25 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from ortmodule.core.errors import CompatError
+from ortmodule.core.errors import CompatError as CompatError
 from ortmodule.core.safe_files import write_whole
 
 MARK = "# made by python -m ortmodule.compat; python -m ortmodule.compat disable removes it"
 FINDER = f'''{MARK}
-"""Finds the import names of ONNX Runtime's ORTModule in ortmodule, after all other places."""
+"""Finds the import names of ONNX Runtime's ORTModule and of Optimum's trainers in ortmodule, after all other places."""
 
 import os
 import sys
 from importlib.machinery import PathFinder
 
+OPTIMUM = "optimum.onnxruntime"
+TRAINERS = ("ORTTrainer", "ORTTrainingArguments", "ORTSeq2SeqTrainer", "ORTSeq2SeqTrainingArguments")
+
 
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name not in ("onnxruntime", "onnxruntime.training", "torch_ort"):
+        if name not in ("onnxruntime", "onnxruntime.training", "torch_ort", "optimum", OPTIMUM):
             return None
         ours = PathFinder.find_spec("ortmodule")
         if ours is None or not ours.submodule_search_locations:
@@ -41,8 +46,53 @@ class Finder:
         return PathFinder.find_spec(name, [os.path.join(folder, *name.split(".")[:-1])])
 
 
+class TrainersFinder:
+    """Of an Optimum that is installed: what it has, and the trainers where it has none."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != OPTIMUM:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None and PathFinder.find_spec("ortmodule") is not None:
+            spec.loader = Loader(spec.loader)
+        return spec
+
+
+class Loader:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        self.loader.exec_module(module)
+        found = sys.modules.get(module.__name__, module)
+        original = found.__getattr__ if hasattr(found, "__getattr__") else None
+
+        def attribute(name):
+            if original is not None:
+                try:
+                    return original(name)
+                except (AttributeError, ImportError, RuntimeError):
+                    if name not in TRAINERS:
+                        raise
+            if name in TRAINERS:
+                import ortmodule.hf
+
+                return getattr(ortmodule.hf, name)
+            raise AttributeError(f"module {{found.__name__!r}} has no attribute {{name!r}}")
+
+        found.__class__ = type("Module", (type(found),), {{"__getattr__": lambda module, name: attribute(name)}})
+
+
 if not any(getattr(finder, "__module__", "") == __name__ for finder in sys.meta_path):
     sys.meta_path.append(Finder)
+    sys.meta_path.insert(0, TrainersFinder)
 '''
 FILES = {
     "ortmodule_compat_finder.py": FINDER,

@@ -10,4 +10,8 @@ except PackageNotFoundError:  # run from a source tree
 
 
 def __getattr__(name: str) -> Any:
+    if name == "set_seed":
+        from ortmodule.compat.seed import set_seed  # imports torch, which `import onnxruntime` is not to
+
+        return set_seed
     raise AttributeError(f"onnxruntime.{name} is not here: this is ortmodule's stand-in, install onnxruntime for it")

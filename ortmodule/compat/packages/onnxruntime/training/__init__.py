@@ -1,5 +1,15 @@
 """Stands for `onnxruntime.training`, which is ortmodule."""
 
-from ortmodule.trainer import ORTTrainer, ORTTrainerOptions, TrainStepInfo
+import importlib
+from typing import Any
 
-__all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
+_OF_TRAINER = ("ORTTrainer", "ORTTrainerOptions", "TrainStepInfo")
+__all__ = ["DebugOptions", "LogLevel", "ORTModule", "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo", "set_seed"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "set_seed":
+        return importlib.import_module("ortmodule.compat.seed").set_seed
+    if name in __all__:
+        return getattr(importlib.import_module("ortmodule.trainer" if name in _OF_TRAINER else "ortmodule"), name)
+    raise AttributeError(f"onnxruntime.training.{name} is not here: this is ortmodule's stand-in")

@@ -1,1 +1,1 @@
-"""Holds what was experimental in ONNX Runtime's ORTModule."""
+"""Stands for `onnxruntime.training.ortmodule.experimental`."""
