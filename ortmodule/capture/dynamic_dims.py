@@ -23,6 +23,7 @@ from ortmodule.capture.data_numbers import DOWN, UP, Numbers
 from ortmodule.capture.loops.loop import Loop, look
 from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.output_aliasing import View, agreed, check_places
+from ortmodule.capture.scalar_guards import line_of_error
 from ortmodule.capture.trace import Trace, Write, trace
 from ortmodule.capture.trace_comparison import difference, hide_sizes, located
 from ortmodule.core import pytree, torch_private
@@ -141,7 +142,8 @@ def capture(
             raise _blaming(_Failed(str(error)), getattr(error, "submodule", None)) from None
         except Exception as error:
             first = str(error).partition("\n")[0]  # what follows may be the elements of a tensor
-            text = f"{type(error).__name__}: {first}"
+            place = line_of_error(error)
+            text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
     dims, model = _Dims(tensors), None

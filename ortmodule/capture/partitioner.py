@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 import onnx
+import torch
 from torch import nn
 
 from ortmodule import _core
@@ -23,6 +24,13 @@ from ortmodule.lowering import export
 #: Change running statistics, which as nodes of a graph they would not.
 _WRITING = frozenset({"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::copy_"})
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+#: Of `nn.TransformerEncoder`, where it may take the way that a trace does not see.
+FAST_PATH = (
+    "nn.TransformerEncoder takes a faster way where no gradient is recorded and a padding mask is given, whose results "
+    "are zeros at the padding, which no graph repeats; enable_nested_tensor=False takes the usual way"
+)
 
 
 class Partition:
@@ -77,6 +85,13 @@ class Partition:
         if isinstance(error, _core.UnsupportedError) and captured is not None:
             return self._kinds(captured, text) or self._scripted(captured) or self._around(text)
         return self._around(text)
+
+    def leave_fast_paths(self) -> bool:
+        """Leaves encoders of PyTorch's own to it, where a graph did not compute what they do. False: there are none."""
+        modules = self.modules()
+        new = [path for path, m in self.tree.modules.items() if path and path not in modules and has_fast_path(m)]
+        self._found |= dict.fromkeys(new, FAST_PATH)
+        return bool(new)
 
     def _kind(self, kind: str) -> bool:
         new = {kind} - self.tree.caches.kinds if kind.startswith("aten::") else set()
@@ -141,6 +156,12 @@ class Partition:
 def _is_switch(module: nn.Module | None, name: str) -> bool:
     value = None if module is None else vars(module).get(name, 0)
     return module is not None and (value is None or isinstance(value, bool))
+
+
+def has_fast_path(module: nn.Module) -> bool:
+    """May it take the way of :data:`FAST_PATH`, in the mode of now?"""
+    nested = isinstance(module, nn.TransformerEncoder) and module.enable_nested_tensor
+    return nested and not module.training and not torch.is_grad_enabled()
 
 
 def _nodes_in(text: str) -> list[str]:

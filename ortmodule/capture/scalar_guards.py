@@ -217,6 +217,16 @@ def user_line(frame: types.FrameType | None = None) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def line_of_error(error: BaseException) -> str:
+    """The line of the innermost frame that ``error`` comes through and that is neither torch's nor ours, or ""."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_code.co_filename.startswith((torch.__path__[0], PACKAGE)):
+            found = f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}"
+        step = step.tb_next
+    return found
+
+
 def _is_validation() -> bool:
     """Does a distribution of torch's look at arguments or a sample (`validate_args`) that it raises an error for?"""
     frame: types.FrameType | None = sys._getframe(1)

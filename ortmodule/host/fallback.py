@@ -115,10 +115,11 @@ class Fallback:
             if error.warning:
                 self.log.warn_once(error.warning)
         elif not any(text in error.reason for text in self.silent):
-            self._warn(error.reason)
+            alone = error.cause is Cause.DATA and error.key is None  # others like it may run in the engine
+            self._warn(error.reason, "such a call" if alone else "this module")
 
-    def _warn(self, reason: str) -> None:
-        self.log.warn_once(f"PyTorch runs this module, not the engine: {reason}")
+    def _warn(self, reason: str, what: str = "this module") -> None:
+        self.log.warn_once(f"PyTorch runs {what}, not the engine: {reason}")
 
 
 def _bypass(reason: str) -> BypassError:

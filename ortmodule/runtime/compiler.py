@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import export_cache, scalar_guards, self_check
 from ortmodule.capture.dynamic_dims import Capture, capture
 from ortmodule.capture.loops.check import LoopCheck
-from ortmodule.capture.partitioner import Partition
+from ortmodule.capture.partitioner import FAST_PATH, Partition, has_fast_path
 from ortmodule.core import devices, rng_state
 from ortmodule.core.config import Config
 from ortmodule.core.errors import CaptureError, Cause, DoesNotHold, NoOtherGraph, NotInEngine, Unguardable
@@ -115,8 +115,12 @@ class Compiler:
             with scalar_guards.hidden_tracing(), contextlib.suppress(NotInEngine):
                 graph, still = self._checked(call, part, begins)
                 wrong = wrong if still else ""
+        if wrong and _partition(call).leave_fast_paths():
+            graph, wrong = self._checked(call, part, begins)
         if wrong:
             text = f"its graph does not compute what the module does: {wrong}"
+            if has_fast_path(self.owner.module):
+                text = FAST_PATH
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         for path, reason in _partition(call).modules().items():
             self._left(path, reason)

@@ -366,11 +366,6 @@ def _adds_a_module(self, x):
     return self.linear(x)
 
 
-def _counts(self, x):
-    self.count = getattr(self, "count", 0) + 1
-    return self.linear(x) * self.count
-
-
 def _changes_argument(self, batch):
     return self.linear(batch.pop("x"))
 
@@ -396,7 +391,6 @@ def _hooks_a_gradient(self, x):
     "forward, words",
     [
         (_adds_a_module, "adds or removes extra"),
-        (_counts, "attribute count"),
         (_changes_parameter, "parameter linear.weight"),
         (_differentiates, "differentiates inside forward"),
         (_hooks_a_gradient, "hook on a gradient"),

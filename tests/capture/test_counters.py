@@ -92,6 +92,25 @@ def test_count_that_something_else_sets():
     assert model.step == 1.5
 
 
+def test_count_that_begins_in_forward():
+    class Begins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.count = getattr(self, "count", 0) + 1
+            return self.layer(x) * self.count
+
+    torch.manual_seed(0)
+    eager = Begins()
+    ours = ORTModule(copy.deepcopy(eager))
+    for _ in range(4):
+        torch.testing.assert_close(ours(torch.ones(2, 4)), eager(torch.ones(2, 4)))
+    assert ours.count == eager.count == 4
+    assert explain(ours).captured, explain(ours).fallback
+
+
 def test_second_derivatives_count_once():
     torch.manual_seed(0)
     eager = Counter(lambda h, n: h.square() * n)
