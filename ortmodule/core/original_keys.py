@@ -25,9 +25,9 @@ def from_original(content: dict[str, Any]) -> dict[str, Any]:
     """``content`` with names of settings in place of the original's keys; other keys stay as they are."""
     found: dict[str, Any] = {}
     for key, value in content.items():
-        name = KEYS.get(key, key)
+        setting = KEYS.get(key, key)
         if key == "DebugOptions" and isinstance(value, dict):
-            found |= {DEBUG_OPTIONS.get(option, option): part for option, part in value.items()}
-        elif name:
-            found[name] = value
+            found |= {DEBUG_OPTIONS.get(option, str(option)): part for option, part in value.items()}
+        elif setting:
+            found[setting] = value
     return found
