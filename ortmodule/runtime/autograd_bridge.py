@@ -16,8 +16,8 @@ from ortmodule.core.errors import Mismatch, Raised
 from ortmodule.core.torch_private import forward_level, is_batched, keeps_graph, outside_transforms, peek_transform
 from ortmodule.engine.session import CPU, ENGINE_ERRORS, Run
 from ortmodule.runtime import capture_budget
+from ortmodule.runtime.double_backward import RecomputableGraph
 from ortmodule.runtime.executable import Executable, Executables, Flags
-from ortmodule.runtime.recompute import RecomputableGraph
 
 
 class ForwardCall(Protocol):

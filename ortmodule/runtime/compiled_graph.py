@@ -29,13 +29,13 @@ from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
+from ortmodule.runtime.double_backward import ModuleModes, recomputed_results
 from ortmodule.runtime.executable import Executable, Executables, Flags, draw_seed
 from ortmodule.runtime.grad_buckets import HookDetector, chain
 from ortmodule.runtime.lazy_logits import Deferral, deferral_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
-from ortmodule.runtime.recompute import ModuleModes, recomputed_results
 from ortmodule.runtime.segments import Segment, segments_of
 
 _NO_RESULT = torch.empty(0)
