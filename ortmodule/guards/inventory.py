@@ -220,7 +220,9 @@ class Inventory:
         for slot in self.slots.values():
             tensor = slot.get()
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-                return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}"
+                sharded = hasattr(tensor, "to_local")
+                advice = "; wrap before sharding: fully_shard(ORTModule(layer))" if sharded else ""
+                return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}{advice}"
         return None
 
 

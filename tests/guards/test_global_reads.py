@@ -54,7 +54,18 @@ for wrap in (True, False):
     else:
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.device_mesh import init_device_mesh
-        model = fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        mesh = init_device_mesh("cpu", (world,))
+        if kind == "layers":  # each its own graph, between its all-gather and its reduce-scatter
+            model = copy.deepcopy(eager)
+            inner = [ORTModule(model[i]) if wrap else model[i] for i in (0, 3)]
+            model[0], model[3] = (fully_shard(layer, mesh=mesh) for layer in inner)
+            inner = model[0]
+        if kind == "shards first":
+            model = copy.deepcopy(eager)
+            fully_shard(model[0], mesh=mesh)
+        model = fully_shard(model, mesh=mesh)
+        if kind == "shards first":
+            inner = model = ORTModule(model) if wrap else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     values = []
     for step in range(3):
@@ -76,13 +87,16 @@ os._exit(0)  # gloo's threads may outlive the group: their destructors would abo
 """
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "layers", pytest.param("shards first", marks=pytest.mark.full)])
 def test_distributed(kind, tmp_path):
-    """Two processes; the wrapped module inside DDP or under fully_shard trains as PyTorch's does."""
+    """Two processes; the wrapped module, or wrapped layers, inside DDP or under fully_shard train as PyTorch's do."""
     texts = texts_of_two(WORKER, tmp_path, kind)
     for text in texts:
         assert "same" in text
-        assert "captured" in text, text
+        if kind == "shards first":
+            assert "is a DTensor with layout torch.strided; wrap before sharding: fully_shard(ORTModule(layer))" in text
+        else:
+            assert "captured" in text, text
 
 
 def test_data_parallel_is_refused():
