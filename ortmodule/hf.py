@@ -85,7 +85,7 @@ class _InEngine:
             given["processing_class"] = given.pop("tokenizer")
         given.pop("feature", None)  # of Optimum's first versions
         self._given_args = args
-        super().__init__(self._wrapped(model), args, *rest, **given)
+        super().__init__(self._wrapped(model), args, *rest, **given)  # type: ignore[call-arg]  # of a trainer
         self._loss_inside = bool(getattr(self.args, "use_module_with_loss", False)) and (
             self.label_smoother is not None or self.compute_loss_func is not None
         )

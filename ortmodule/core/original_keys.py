@@ -27,7 +27,7 @@ def from_original(content: dict[str, Any]) -> dict[str, Any]:
     for key, value in content.items():
         name = KEYS.get(key, key)
         if key == "DebugOptions" and isinstance(value, dict):
-            found |= {DEBUG_OPTIONS.get(option, option): part for option, part in value.items()}
+            found |= {DEBUG_OPTIONS.get(str(option), str(option)): part for option, part in value.items()}
         elif name:
             found[name] = value
     return found
