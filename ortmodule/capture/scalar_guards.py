@@ -52,6 +52,7 @@ from ortmodule.core.torch_private import (
 #: another one is none of the graph's.
 _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 _ROUNDING = 1e-14
+_RECOMPUTED = " (with ORTMODULE_MEMORY_OPT_LEVEL=1 in its place the engine computes layers again)"
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -533,6 +534,6 @@ _REPLACEMENTS = [
     _refused(torch.Tensor, "backward", "runs a backward inside forward"),
     _refused(torch, "manual_seed", "seeds torch's generator"),
     _refused(torch.autograd, "grad", "differentiates inside forward"),
-    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}", checkpoint.__file__),
-    _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}"),
+    _refused(saved_tensors_hooks, "__init__", f"uses {CHECKPOINT}{_RECOMPUTED}", checkpoint.__file__),
+    _refused(checkpoint.CheckpointFunction, "apply", f"uses {REENTRANT}{_RECOMPUTED}"),
 ]

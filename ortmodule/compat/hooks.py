@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from ortmodule.core.errors import CompatError
-from ortmodule.core.torch_private import traced
+from ortmodule.core.torch_private import traced, tree_map_only
 from ortmodule.host.fallback import THREAD
 
 #: Elements that a summary shows.
@@ -144,16 +143,27 @@ class _Manager:
 GlobalSubscriberManager = _Manager()
 
 
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """Those of a result that may have a gradient."""
+    found: list[torch.Tensor] = []
+    if tree_map_only is not None:
+        tree_map_only(torch.Tensor, found.append, result)
+    return [tensor for tensor in found if tensor.is_floating_point()]
+
+
 def _showing(forward: Callable, name: str, is_whole: bool) -> Callable:
     @functools.wraps(forward)
     def show(*args: Any, **kwargs: Any) -> Any:
-        numbers = itertools.count()
-        leaves, structure = pytree.tree_flatten(forward(*args, **kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        for i in places:
-            ends = is_whole and i == places[-1]
-            leaves[i] = _Inspect.apply(leaves[i], f"{name}_{next(numbers)}th_output", ends)
-        return pytree.tree_unflatten(leaves, structure)
+        result = forward(*args, **kwargs)
+        numbers, found = itertools.count(), _tensors(result)
+
+        def one(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            number = next(numbers)
+            return _Inspect.apply(tensor, f"{name}_{number}th_output", is_whole and number == len(found) - 1)
+
+        return result if tree_map_only is None else tree_map_only(torch.Tensor, one, result)
 
     return show
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BypassError(_core.Error):
-    """A call went past the engine, which ORTMODULE_STRICT=1 forbids; the sentence says why."""
+    """A call went past the engine, which STRICT or FALLBACK_POLICY forbids; the sentence says why."""
 
 
 class CompatError(_core.Error, ValueError):

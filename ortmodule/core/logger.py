@@ -18,7 +18,8 @@ from enum import IntEnum
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from tqdm import std
+from tqdm.auto import tqdm
 
 from ortmodule.core.names import PACKAGE
 
@@ -65,9 +66,27 @@ class _Ranks(logging.Filter):
         return self.all_ranks or rank() == 0
 
 
+#: What shows our log where a script has set up none.
+_OWN = logging.StreamHandler()
+
+
+def _is_kept() -> bool:
+    """Has the script set up a log, which is to have warnings, too?"""
+    logger: logging.Logger | None = LOGGER
+    while logger is not None:
+        if any(handler is not _OWN for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
 _RANKS = _Ranks()
 LOGGER.addFilter(_RANKS)
 ENGINE.addFilter(_RANKS)
+
+
+#: Does `tqdm.auto` draw bars of a notebook?
+IN_NOTEBOOK = not issubclass(tqdm, std.tqdm) or tqdm.__init__.__module__ == "tqdm.notebook"
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -87,7 +106,7 @@ class Log:
             for logger, value in zip((LOGGER, ENGINE), _LEVELS[level], strict=True):
                 logger.setLevel(value)
             if not LOGGER.hasHandlers():
-                LOGGER.addHandler(logging.StreamHandler())
+                LOGGER.addHandler(_OWN)
 
     @property
     def shows_exporter(self) -> bool:
@@ -108,21 +127,24 @@ class Log:
         LOGGER.warning("%s: %s", self.name, text)
 
     def warn_once(self, text: str) -> None:
-        """A warning that a module gives only once, to the log and through :mod:`warnings`."""
+        """A warning that a module gives only once, through :mod:`warnings`, and to a log that a script has set up."""
         if text not in self._said:
             self._said.add(text)
-            LOGGER.warning("%s: %s", self.name, text)
+            if _is_kept():
+                LOGGER.warning("%s: %s", self.name, text)
             if self.level <= LogLevel.WARNING and (_RANKS.all_ranks or rank() == 0):
                 warnings.warn(f"ORTModule({self.name}): {text}", stacklevel=callers_level())
 
     @contextmanager
     def building(self, phases: int) -> Iterator[Any]:
-        """A progress bar on a terminal: call what is given with the name of each phase that begins."""
-        if rank() != 0 or self.level > LogLevel.WARNING or not sys.stderr.isatty():
+        """A progress bar on a terminal or in a notebook: call what is given with the name of each phase that begins."""
+        shown = sys.stderr.isatty() or IN_NOTEBOOK
+        if rank() != 0 or self.level > LogLevel.WARNING or not shown:
             yield lambda phase: None
             return
         shape = "{desc}: {bar:20}{postfix}"
-        with _Bar(total=phases, desc=self.name, leave=False, bar_format=shape, file=sys.stderr) as bar:
+        look = {} if IN_NOTEBOOK else {"bar_format": shape, "file": sys.stderr}
+        with _Bar(total=phases, desc=self.name, leave=False, **look) as bar:
             begun = 0
 
             def begins(phase: str) -> None:
@@ -145,6 +167,7 @@ def callers_level() -> int:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Once in a process, to the log and through :mod:`warnings`."""
-    LOGGER.warning(text)
+    """Once in a process, as :meth:`Log.warn_once`."""
+    if _is_kept():
+        LOGGER.warning(text)
     warnings.warn(text, stacklevel=callers_level())

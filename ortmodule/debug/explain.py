@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from ortmodule import _core
 from ortmodule.core import torch_private
+from ortmodule.core.config import Config
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
 from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
@@ -62,6 +66,7 @@ class Report:
     first_capture_seconds: float = 0.0  #: of those among them that CAPTURE_SHARE leaves out
     step_seconds: float = 0.0  #: of all steps, forward and backward, in the engine and in PyTorch
     missing: list[str] = field(default_factory=list)  #: a sentence for each private name that this PyTorch lacks
+    sparsity: list[str] = field(default_factory=list)  #: what ENABLE_*SPARSE_OPTIMIZER do for the graph, or why nothing
     engine_calls: int = 0  #: that the engine ran, with all graphs, since the module was wrapped
     pytorch_calls: int = 0  #: that PyTorch ran, for any reason
     unreached_steps: int = 0  #: of optimizers, with gradients of the module, but without a call of it
@@ -87,6 +92,7 @@ class Report:
                 *self._calls(),
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
                 f"  fused      {fused}",
+                *(f"  sparsity   {sentence}" for sentence in self.sparsity),
                 f"  PyTorch    runs {outside} inside the graph",
                 *(breaks if self.breaks else []),
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
@@ -99,6 +105,16 @@ class Report:
                 *missing,
             )
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the lines of the report as a table."""
+        head, *lines = map(html.escape, str(self).split("\n"))
+        rows = []
+        for line in lines:
+            name, _, text = line.strip().partition(" ")
+            cells = f'<th style="text-align:left">{name}</th><td style="text-align:left">{text.strip()}</td>'
+            rows.append(f"<tr>{cells}</tr>")
+        return f"<table><caption><b>{head}</b></caption>{''.join(rows)}</table>"
 
     def _calls(self) -> list[str]:
         """A line that says who ran what, where there was something."""
@@ -157,6 +173,7 @@ def explain(model: Any) -> Report:
     peak = peak_so_far(graphs)
     plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
     nodes = graph.capture.trace.nodes
+    fused = graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter())
     return Report(
         name,
         True,
@@ -164,7 +181,8 @@ def explain(model: Any) -> Report:
         aten_ops=sorted({name for plan in plans for name in plan.foreign} | {n for node in nodes for n in node.aten}),
         python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
         breaks=sorted({node.name for node in nodes if node.breaks}),
-        fused=graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter()),
+        fused=fused,
+        sparsity=_sparsity(owner, {node.op_type for node in graph.capture.model.graph.node}, fused),
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(sum(plan.nodes) for plan in plans),
         plans=sum(session.plans_made for session in sessions),
@@ -175,6 +193,40 @@ def explain(model: Any) -> Report:
         tuned=owner.tuning.products if owner.tuning is not None else 0,
         **always,
     )
+
+
+_LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
+
+
+def _sparsity(owner: Dispatcher, operators: set[str], fused: dict[str, int]) -> list[str]:
+    """A sentence for labels and one for padding, where the module has an embedding or a loss."""
+    config, found = owner.config, []
+    embeds = any(isinstance(module, nn.Embedding) for module in owner.module.modules())
+    if _LOSSES & operators or embeds:
+        found.append(f"labels: {_labels(config, bool(_LOSSES & operators), 'label_sparsity' in fused)}")
+    if embeds:
+        found.append(f"padding: {_padding(config, 'Softmax' in operators, 'padding_removal' in fused)}")
+    return found
+
+
+def _labels(config: Config, has_loss: bool, fired: bool) -> str:
+    if not (config.enable_sparse_optimizer and config.enable_label_sparse_optimizer):
+        return "all rows are computed, as ENABLE_SPARSE_OPTIMIZER or ENABLE_LABEL_SPARSE_OPTIMIZER is 0"
+    if fired:
+        return "rows with ignored labels are not computed"
+    if not has_loss:
+        return "all rows are computed, as the loss is not in the graph (ModuleWithLoss puts it there)"
+    return "all rows are computed, as none has an ignored label, they are few, or more than the loss looks at them"
+
+
+def _padding(config: Config, has_attention: bool, fired: bool) -> str:
+    if not config.enable_sparse_optimizer or config.enable_embedding_sparse_optimizer == "0":
+        return "all tokens are computed, as ENABLE_SPARSE_OPTIMIZER or ENABLE_EMBEDDING_SPARSE_OPTIMIZER is 0"
+    if fired:
+        return "tokens that attention's mask hides are not computed"
+    if not has_attention:
+        return "all tokens are computed, as there is no attention whose mask tells which are padding"
+    return "all tokens are computed, as no mask hides any, or results have a row for each"
 
 
 def _variants(budget: Budget) -> list[VariantReport]:

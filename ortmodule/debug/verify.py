@@ -167,7 +167,9 @@ class Verifier:
             if self.calls % self.every:
                 return None
         if any(node.breaks for node in graph.capture.trace.nodes):
-            self.log.warn_once("ORTMODULE_VERIFY cannot compare it: PyTorch runs submodules between its pieces")
+            self.log.warn_once(
+                "ORTMODULE_VERIFY cannot compare calls of this module: PyTorch runs submodules between its pieces"
+            )
             return None
         before = Before(call.inputs, call.tree)
 
@@ -176,7 +178,7 @@ class Verifier:
             try:
                 self._compare(graph, call, before, result)
             except Incomparable as error:
-                self.log.warn_once(f"ORTMODULE_VERIFY cannot compare it: {error}")
+                self.log.warn_once(f"ORTMODULE_VERIFY cannot compare a call: {error}")
             finally:
                 devices.set_generators(generator)
 
@@ -252,7 +254,7 @@ class Verifier:
         try:
             expected = gradients(eager)
         except RuntimeError as error:
-            self.log.warn_once(f"ORTMODULE_VERIFY cannot compare gradients: {error}")
+            self.log.warn_once(f"ORTMODULE_VERIFY cannot compare the gradients of a call: {error}")
             return
         self.gradients += 1
         scale = bisect.share(expected)

@@ -166,7 +166,9 @@ class Tuning:
                 try:
                     found = _core.cuda_tune(plan, math_mode, self.limit, empty(needed), stream)[1]
                 except (torch.OutOfMemoryError, MemoryError) as error:
-                    warn_once(f"{PREFIX}ENABLE_TUNING: {needed} bytes to measure products in are not there: {error}")
+                    warn_once(
+                        f"{PREFIX}ENABLE_TUNING=1 leaves out products for which {needed} bytes are missing: {error}"
+                    )
             self._note(self._gpus[gpu], found, start)
 
     def plan_made(self, plan: _core.Plan) -> None:

@@ -95,7 +95,10 @@ class Fallback:
         if self.strict:
             raise _bypass(error.reason) from error
         if not self.allows(error.cause):
-            raise _original(error)
+            original = _original(error)
+            if type(original).__module__ == BypassError.__module__:
+                raise BypassError(str(original)) from error  # of the package's own, which no one else knows
+            raise original
 
     def bypassed(self, text: str) -> None:
         """What went, or goes, past the engine without a choice of the policy: a warning, once. Raises BypassError."""

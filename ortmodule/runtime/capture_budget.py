@@ -29,7 +29,7 @@ Timer: Callable[[float, Callable[[], None]], Any] = threading.Timer
 #: waits as other graphs do.
 UNBOUNDED_SECONDS = 10.0
 #: Seconds after which a capture says that it goes on.
-LONG = 10.0
+LONG = 5.0
 #: What the engine saves of PyTorch's time, as long as that is not measured; runs of a variant after which it is.
 SAVED, MEASURED = 0.5, 8
 #: The least that is assumed: a few slow steps are no reason never to capture anything more.

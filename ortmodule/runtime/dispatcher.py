@@ -362,7 +362,7 @@ class Dispatcher:
                 self.saver.save(graph, call)
             first, self.latest = self.latest is None, graph
             if first:
-                self.log.info(str(self.report(self)))
+                self.log.info(str(self.report(self)).removeprefix(f"{self.log.name}: "))
         return result
 
 

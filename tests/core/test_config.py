@@ -372,6 +372,12 @@ def test_fallback_disable_raises_the_original_exception(env):
         ORTModule(Raises())(x())
 
 
+def test_fallback_disable_raises_an_error_of_ours(env):
+    env(FALLBACK_POLICY="FALLBACK_DISABLE")
+    with pytest.raises(Error, match="an input is empty"):
+        ORTModule(Net())(torch.ones(0, 4))
+
+
 def test_a_policy_that_does_not_allow_it(env):
     env(FALLBACK_POLICY="FALLBACK_UNSUPPORTED_DATA")
     with pytest.raises(LookupError, match="not while tracing"):

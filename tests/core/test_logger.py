@@ -209,3 +209,28 @@ def test_memory_stats(monkeypatch, caplog):
 def test_nothing_looks_on_by_default(name, monkeypatch):
     monkeypatch.setenv(f"ORTMODULE_{name}", "0")
     assert ORTModule(Net())._ortmodule.observers is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_warning_goes_one_way_unless_a_log_is_kept(kept, monkeypatch):
+    """Python's own log of last resort would print what the warning prints."""
+    said = []
+    monkeypatch.setattr(logger, "_is_kept", lambda: kept)
+    monkeypatch.setattr(LOGGER, "warning", lambda *args: said.append(args))
+    with pytest.warns(UserWarning, match="an input is empty") as warned:
+        ORTModule(nn.Linear(2, 2))(torch.ones(0, 2))
+    assert len(warned) == 1 and len(said) == kept
+
+
+def test_a_log_that_is_kept_is_seen(monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(LOGGER, "handlers", [logger._OWN])
+    assert not logger._is_kept()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    assert logger._is_kept()
+
+
+def test_a_report_names_the_module_once(caplog):
+    step(LogLevel.INFO, 1)
+    (text,) = [r.getMessage() for r in ours(caplog) if "the engine runs it" in r.getMessage()]
+    assert text.startswith("Net: the engine runs it")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import ORTModule, explain
+from ortmodule import Config, ORTModule, explain
 
 
 def step(model, *inputs):
@@ -51,3 +51,41 @@ def test_a_fallback_gives_its_reason():
 def test_not_an_ortmodule():
     with pytest.raises(TypeError, match="not Linear"):
         explain(nn.Linear(1, 1))
+
+
+def test_a_notebook_shows_a_table():
+    model = ORTModule(nn.Linear(4, 3))
+    step(model, torch.randn(5, 4))
+    found = explain(model)._repr_html_()
+    assert found.startswith("<table>") and "<b>Linear: the engine runs it</b>" in found
+    assert found.count("<tr>") == len(str(explain(model)).splitlines()) - 1
+    assert '<th style="text-align:left">calls</th>' in found and "1 in the engine" in found
+
+
+class Tagger(nn.Module):
+    def __init__(self, loss):
+        super().__init__()
+        self.embed, self.head, self.loss = nn.Embedding(20, 8), nn.Linear(8, 5), loss
+
+    def forward(self, ids, labels):
+        logits = self.head(torch.relu(self.embed(ids)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) if self.loss else logits
+
+
+@pytest.mark.parametrize(
+    "loss, ignored, off, text",
+    [
+        (True, True, False, "rows with ignored labels are not computed"),
+        (True, False, False, "none has an ignored label"),
+        (False, True, False, "the loss is not in the graph"),
+        (True, True, True, "ENABLE_LABEL_SPARSE_OPTIMIZER is 0"),
+    ],
+)
+def test_why_a_sparsity_setting_changes_nothing(loss, ignored, off, text):
+    model = ORTModule(Tagger(loss), config=Config(enable_label_sparse_optimizer=not off))
+    ids = torch.arange(16 * 8).reshape(16, 8) % 20
+    labels = torch.where(ids > 4, -100, ids) if ignored else ids % 5
+    step(model, ids, labels)
+    report = explain(model)
+    assert text in report.sparsity[0] and f"sparsity   {report.sparsity[0]}" in str(report)
+    assert "no attention whose mask" in report.sparsity[1]

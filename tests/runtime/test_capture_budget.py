@@ -254,7 +254,7 @@ def test_a_long_capture_says_that_it_goes_on(clock, caplog):
     assert not caplog.messages and not clock.due
     calls("b", "evaluation", capture=capture_budget.LONG + 60)
     (message,) = caplog.messages
-    assert message.startswith("Model: capturing has taken 10 s so far (model.py:7 found b)")
+    assert message.startswith("Model: capturing has taken 5 s so far (model.py:7 found b)")
 
 
 # --- a module ---------------------------------------------------------------------------------------------------------
