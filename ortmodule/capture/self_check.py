@@ -25,11 +25,9 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes
-from ortmodule.core.snapshot import Snapshot
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.session import Session
-from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 
@@ -55,8 +53,8 @@ def _difference(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor]
 ) -> str:
     inputs, generators = capture.sample, devices.generators()
-    # What breaks change around the module.
-    around = global_state(tree.modules.values()) if any(node.breaks for node in capture.trace.nodes) else Snapshot()
+    breaks = any(node.breaks for node in capture.trace.nodes)
+    around = tree.caches.holders.snapshot(tree.modules.values() if breaks else ())
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
     left: Set[str] = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else frozenset()
 

@@ -24,7 +24,6 @@ from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes, constants
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, Session, overwrite
-from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
@@ -127,6 +126,8 @@ class BrokenGraph(CompiledGraph):
         tuning: Tuning | None, interpret: Interpreter,
     ) -> None:  # fmt: skip
         self.pieces: list[PieceGraph] = []
+        #: Called with each piece and its inputs before it runs; what it returns with the outputs.
+        self.watch: Callable[[PieceGraph, list[torch.Tensor]], Callable[[Any], None]] | None = None
         super().__init__(capture, tree, guards, inputs, config, tuning)
         trace, model = capture.trace, capture.model
         self.breaks = {i: node for i, node in enumerate(trace.nodes) if node.breaks}
@@ -277,7 +278,11 @@ class BrokenGraph(CompiledGraph):
                     raise self._unfinished(call, returned, error) from error
             else:
                 assert isinstance(run, PieceGraph)
-                made = self._run_piece(run, [values[name] for name in step.inputs], call, bool(returned))
+                given = [values[name] for name in step.inputs]
+                ran = None if self.watch is None else self.watch(run, given)
+                made = self._run_piece(run, given, call, bool(returned))
+                if ran is not None:
+                    ran(made)
             values.update(zip(step.outputs, made, strict=True))
             for target, write, name in new:
                 self._write_one(target, write, values[name], inputs)
@@ -449,7 +454,7 @@ def _examples(
     del model.graph.output[:]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
-    around = global_state(tree.modules.values())
+    around = tree.caches.holders.snapshot(tree.modules.values())
     with tree.isolated(), tree.unhooked(), only_pytorch(), around.around():
         feeds = [
             inputs[name] if name in inputs else tree.slots[name.removeprefix(STATE)].get() for name in session.inputs
