@@ -11,11 +11,13 @@ Models draw a number and compare it with a rate that is 0 (`random.random() < se
 NumPy's global generators are `Drawn`, and let through where every comparison has one possible outcome. Such draws are
 made again at each call (``draws``), so the generators go on as in PyTorch.
 
-Environment variables and context variables that are read are noted (``reads``): guards compare them.
+Environment variables and context variables that are read are noted (``reads``): guards compare them. So are lines that
+print or write to a file (``prints``), which no graph does: that is said.
 """
 
 from __future__ import annotations
 
+import _io
 import contextvars
 import datetime
 import functools
@@ -38,6 +40,7 @@ from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
+from ortmodule.guards.code_reader import is_library
 from ortmodule.guards.process_state import ENVIRONMENT, of_context
 
 #: A draw from a global generator: the function, and what it is given.
@@ -54,7 +57,7 @@ _CLOCKS = {
 }  # fmt: skip
 _ENTROPY = {getattr(os, name) for name in ("urandom", "getrandom") if hasattr(os, name)}
 _ENTROPY |= {each for each in (getattr(uuid, "_generate_time_safe", None),) if each is not None}
-_SOURCES = _CLOCKS | _ENTROPY
+_SOURCES = _CLOCKS | _ENTROPY | {print}
 _DRAWING_TYPES = {contextvars.ContextVar, type}  # whose methods are looked at, beside those of Python's generators
 _NOW = {"now", "utcnow", "today"}  # of datetime's classes
 _DRAWING = {"random", "getrandbits"}  # what all methods of random.Random draw with
@@ -63,6 +66,7 @@ _QUIET = {
     "logging", "warnings", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "tqdm", "rich", "torch",
     "ortmodule",
 }  # fmt: skip
+_FILES: type = vars(_io)["_IOBase"]
 _HELPERS = {"random", "secrets", "uuid"}  # modules that draw for the one that calls them
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
@@ -116,6 +120,7 @@ class Chance:
     def __init__(self) -> None:
         self.draws: list[Draw] = []
         self.reads: dict[tuple[int, str], tuple[Any, str]] = {}  # (id of an object, name): the object, and where
+        self.prints: dict[str, None] = {}  # lines
         self.failure: NotTraceable | None = None
         self._states: list[tuple[Any, Any]] = []
         self._made: list[random.Random] = []  # by forward, from a number
@@ -171,13 +176,13 @@ class Chance:
     def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
         """The profile function. It is called for each call and return of forward's, so it leaves early."""
         sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
-        codes = (_SEED, _READ)
+        codes, held = (_SEED, _READ), (random.Random, _FILES)
 
         def look(frame: types.FrameType, event: str, function: Any) -> None:
             if event == "c_call":
                 owner = function.__self__
                 kind = type(owner)
-                if function in sources if kind is module_type else kind in drawing or issubclass(kind, random.Random):
+                if function in sources if kind is module_type else kind in drawing or issubclass(kind, held):
                     self._called(frame, function, owner)
             elif event == "call" and frame.f_code in codes:
                 self._began(frame)
@@ -196,7 +201,9 @@ class Chance:
         if self._busy or get_tracing_state() is None:
             return
         what = ""
-        if type(owner) is contextvars.ContextVar:
+        if function is print or isinstance(owner, _FILES):
+            self._note_print(frame, function)
+        elif type(owner) is contextvars.ContextVar:
             self._note(of_context(owner), "value", frame)
         elif isinstance(owner, random.Random):
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
@@ -212,6 +219,14 @@ class Chance:
                 frame = frame.f_back
             self.failure = NotTraceable(f"{user_line(frame)} {what}: a graph would have the same one at each call")
             raise self.failure
+
+    def _note_print(self, frame: types.FrameType, function: Any) -> None:
+        """A file is used, or something printed, by what users wrote or by their use of logging."""
+        while frame.f_back is not None and frame.f_globals.get("__name__") == "logging":
+            frame = frame.f_back
+        written = function is print or function.__name__ in ("write", "writelines")
+        if written and not is_library(sys.modules.get(frame.f_globals.get("__name__", ""))):
+            self.prints.setdefault(user_line(frame))
 
     def _note(self, owner: Any, name: Any, frame: types.FrameType) -> None:
         if isinstance(name, str):

@@ -6,15 +6,20 @@ the graph: so it is found which one has made them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ortmodule.capture.trace_mode import TraceMode
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.guards.holders import Holders
 from ortmodule.host.opaque_regions import Regions
 
 
@@ -75,3 +80,35 @@ class SideEffects:
                     raise ChangesAround("forward changes a container that an attribute holds")
         if self.regions.containers:
             self.check_arguments()
+
+
+@dataclass
+class Hidden:
+    """Tensors of a trace that something has kept. ``of_call``: they hang on the call's values or sizes."""
+
+    text: str
+    of_call: bool
+    places: list[Any]
+
+    def is_found(self) -> bool:
+        """Has another trace changed the same places?"""
+        return not self.of_call or any(place.changes for place in self.places)
+
+
+def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch.Tensor]]) -> Hidden | None:
+    """What something has kept of a trace that is over, which was looked at in ``mode``. ``others``: more tensors."""
+
+    def alive() -> list[torch.Tensor]:
+        return [*mode.alive(), *(t for t in (each() for each in others) if t is not None)]
+
+    if not alive():
+        return None
+    gc.collect()  # some may be in circles of references
+    held = holders.learn(alive())
+    if not held.tensors:
+        return None
+    sizes = list(held.tensors[0].shape)
+    text = (
+        f"something ({held.word}) keeps a tensor of shape {sizes} that forward computes, where capture cannot find it"
+    )
+    return Hidden(text, not all(map(mode.is_constant, held.tensors)), held.places)

@@ -22,7 +22,7 @@ from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.read_causes import DATA, SIZE
-from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, SideEffects, WritesParameter
+from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, WritesParameter, hidden
 from ortmodule.capture.trace_mode import Saved, TraceMode, memory_of
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
@@ -40,7 +40,7 @@ from ortmodule.core.torch_private import (
     jit_pass_inline,
     jit_pass_lower_all_tuples,
 )
-from ortmodule.guards.global_reads import global_state, read_by_arguments
+from ortmodule.guards.global_reads import read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
 from ortmodule.guards.module_tree import Tree
@@ -103,6 +103,7 @@ class Trace:
     size_reads: list[scalar_guards.Read]
     data_reads: list[scalar_guards.Read]
     draws: list[Draw]  # that a call makes, and forgets
+    prints: list[str]  # lines that print, or write to a file
     nodes: list[Node]  # that PyTorch runs, by their numbers
     seen: list[tuple]  # what their results were like: (number, operands, results)
     scripted: set[str]  # submodules that call scripted functions
@@ -131,7 +132,29 @@ def trace(
     ``numbers``: from data. ``high``: what generators of Python and NumPy draw. Raises NotTraceable, and what forward
     raises.
     """
-    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, numbers, high)
+    given = forward, module, tree, arguments, tensors, opset, opaque, numbers, high
+    found = _trace(*given, False)
+    if (left := _hidden(found, tree)) is None:
+        return found
+    del found
+    found = _trace(*given, True)  # an error where forward, and not what PyTorch runs, has left something
+    if (more := _hidden(found, tree)) is not None or not left.is_found():
+        raise NotTraceable((more or left).text)
+    return found
+
+
+def _hidden(found: Trace, tree: Tree) -> Hidden | None:
+    flat = found.module
+    flat.before, flat.containers, flat.versions, flat.effects = {}, [], {}, None  # which hold what forward has set
+    return hidden(tree.caches.holders, found.module.mode, found.module.regions.kept)
+
+
+def _trace(
+    forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
+    opset: int, opaque: Opaque, numbers: Numbers, high: bool, looking: bool,
+) -> Trace:  # fmt: skip
+    """As :func:`trace`. ``looking``: at what each submodule does, to find the one that is to blame."""
+    flat, graph, outputs = _record(forward, module, tree, arguments, tensors, opaque, numbers, high, looking)
     scripted = {path_in(node.scopeName(), tree.modules) for node in graph.findAllNodes("prim::CallFunction")}
     _simplify(graph, flat, tree)
     flat.exported = True
@@ -159,6 +182,7 @@ def trace(
         sizes,
         data,
         flat.chance.draws,
+        list(flat.chance.prints),
         flat.regions.nodes,
         flat.regions.seen,
         scripted,
@@ -177,9 +201,10 @@ def _record(
     opaque: Opaque,
     numbers: Numbers,
     high: bool,
+    looking: bool,
 ) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
-    """The module as it was traced, its graph, and its results. Arguments as of :func:`trace`."""
-    saved, second, looking = Saved(), False, False
+    """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
+    saved, second = Saved(), False
     failure: Exception | None
     while True:
         flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
@@ -317,7 +342,7 @@ class _Flat(nn.Module):
         with self.recorder.paused():
             self.before, self.containers = contents(self.tree), containers(self.tree)
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
-            around = global_state(modules)
+            around = self.tree.caches.holders.snapshot(modules)
             self.mode.keep(parameters)
             for slot in self.tree.counters:
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
@@ -335,7 +360,7 @@ class _Flat(nn.Module):
                 self.effects.check()
         finally:
             with self.recorder.paused():
-                around.put_back()
+                self.tree.caches.holders.put_back(around)
         with self.recorder.paused():
             self.effects.check_arguments()
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]

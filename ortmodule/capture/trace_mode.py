@@ -66,6 +66,8 @@ class TraceMode(TorchFunctionMode):
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # memory of those that are gone is used again
         self._parameters: dict[int, torch.Tensor] = {}  # by their memory
         self._written: set[int] = set()  # of those
+        self._given: set[int] = set()  # those of the module and the caller
+        self._constants: set[int] = set()  # those that do not follow from values of others, nor from sizes
         self._looks = False
         self.moved: dict[int, torch.Tensor] = {}  # tensors that forward has given other memory
         self._shared: list[tuple[torch.Tensor, int, str]] = []  # whose memory that is without a trace, and where
@@ -75,6 +77,7 @@ class TraceMode(TorchFunctionMode):
     def looking(self, *known: Iterable[torch.Tensor]) -> Iterator[None]:
         """Inside, tensors from elsewhere than ``known`` are noted."""
         self._known, self._looks = {id(t): weakref.ref(t) for group in known for t in group}, True
+        self._given = set(self._known)
         try:
             yield
         finally:
@@ -105,6 +108,7 @@ class TraceMode(TorchFunctionMode):
             if isinstance(argument, torch.Tensor):
                 if not self._knows(argument) and argument.grad_fn is None:
                     self._known[id(argument)] = weakref.ref(argument)
+                    self._given.add(id(argument))
                     self.outside[id(argument)] = argument
                     self._before[id(argument)] = before = Elements(argument, argument.detach().clone())
                     self._snapshot.add(before)
@@ -153,7 +157,7 @@ class TraceMode(TorchFunctionMode):
         self._look(args)
         self._look((kwargs or {}).values())
         result = self._call(function, args, kwargs)
-        self._made(result)
+        self._made(result, self._is_constant((args, (kwargs or {}).values())))
         return result
 
     def _move(self, tensor: torch.Tensor, value: Any) -> None:
@@ -177,16 +181,35 @@ class TraceMode(TorchFunctionMode):
         self.moved[id(tensor)] = tensor
         self._shared.append((value, value._version, where))
 
+    def alive(self) -> list[torch.Tensor]:
+        """The tensors made inside :meth:`looking` that are still there."""
+        found = [(key, each()) for key, each in self._known.items() if key not in self._given]
+        return [tensor for _, tensor in found if tensor is not None]
+
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Is it one of :meth:`alive` that follows from constants alone?"""
+        return id(tensor) in self._constants
+
+    def _is_constant(self, arguments: Any) -> bool:
+        if isinstance(arguments, torch.Tensor):
+            return id(arguments) in self._constants
+        if isinstance(arguments, (tuple, list, type({}.values()))):
+            return all(map(self._is_constant, arguments))
+        return True
+
     def know(self, tensors: Iterable[torch.Tensor]) -> None:
         """Notes tensors as results of the graph."""
         self._known |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
 
-    def _made(self, result: Any) -> None:
+    def _made(self, result: Any, constant: bool) -> None:
         if isinstance(result, torch.Tensor):
-            self._known[id(result)] = weakref.ref(result)
+            if id(result) not in self._known or not self._knows(result):
+                self._known[id(result)] = weakref.ref(result)
+                self._given.discard(id(result))
+            (self._constants.add if constant else self._constants.discard)(id(result))
         elif isinstance(result, (tuple, list)):
             for each in result:
-                self._made(each)
+                self._made(each, constant)
 
     def _call(self, function: Any, args: tuple, kwargs: dict[str, Any] | None) -> Any:
         if symbolic_numbers.is_among(args) or (kwargs and symbolic_numbers.is_among((*kwargs.values(),))):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import Context, ContextVar
 from typing import Any, Protocol
 
 import numpy
@@ -87,6 +88,8 @@ class Items:
 
     def changed(self) -> bool:
         container, then, kind = self.container, self.then, _kind(self.container)
+        if isinstance(container, numpy.ndarray) and container.dtype.hasobject:
+            return any(a is not b for a, b in zip(container.flat, then.flat, strict=True))
         if isinstance(container, numpy.ndarray):
             return not numpy.array_equal(container, then)
         if kind is None:
@@ -102,7 +105,9 @@ class Items:
     def items(self) -> Iterable[Any]:
         """What is in it now, without the keys of a dictionary."""
         container, kind = self.container, _kind(self.container)
-        if isinstance(container, numpy.ndarray) or (kind is not None and not issubclass(kind, dict)):
+        if isinstance(container, numpy.ndarray):
+            return list(container.flat)
+        if kind is not None and not issubclass(kind, dict):
             return list(container)
         return list(container.values() if kind is None else dict.values(container))
 
@@ -166,6 +171,21 @@ def found_in(owner: Any, name: str, missing: Any = _MISSING) -> Any:
         return getattr(owner, name, missing)
     except ValueError:
         return missing
+
+
+class ContextValue:
+    """What a context variable holds here. One that held nothing gets its default back: there is no way to empty it."""
+
+    def __init__(self, variable: ContextVar) -> None:
+        self.variable, self.then = variable, variable.get(_MISSING)
+
+    def changed(self) -> bool:
+        return self.variable.get(_MISSING) is not self.then
+
+    def put_back(self) -> None:
+        if self.changed():
+            with suppress(LookupError):
+                self.variable.set(Context().run(self.variable.get) if self.then is _MISSING else self.then)
 
 
 class Elements:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.core import devices, pytree
+from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import LOGGER, Log
@@ -31,7 +31,9 @@ from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
+from ortmodule.host.host_node import Node
 from ortmodule.runtime.autograd_bridge import backward_nodes
+from ortmodule.runtime.broken_graph import BrokenGraph, PieceGraph
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.executable import draw_seed
 from ortmodule.runtime.rng_replay import RandomValue, RngReplay, replaying
@@ -46,7 +48,7 @@ class Before:
         self.versions = [t._version for t in inputs]
         self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
         self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.counters)}
-        self.generator = devices.generators()
+        self.generator, self.states = devices.generators(), rng_state.States()
 
     def seed(self) -> int:
         """The seed that the engine drew."""
@@ -88,7 +90,12 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
     given = [t.view_as(t) if t.requires_grad else t for t in inputs]
-    with tree.isolated() as copies:
+    hooks = [
+        each for m in tree.modules.values() for d in (m._forward_hooks, m._forward_pre_hooks) for each in d.values()
+    ]
+    around = tree.caches.holders.snapshot(tree.modules.values(), hooks)
+    with tree.isolated() as copies, around.around():
+        before.states.put_back()
         aliases = tree.replace_parameters(rounded if moved else torch.Tensor.detach)
         with torch.no_grad():
             for name, copy in copies.items():
@@ -99,14 +106,29 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
             slot.set(before.state[slot.name])
         args, kwargs = arguments.rebuild(given)
         devices.set_generators(before.generator)
-        if graph.is_random:
-            draw_seed()
-        with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values):
+        seeds = _Seeds(graph)
+        seeds.draw(None)
+        with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values, seeds.draw):
             results = tensors_of(graph, forward(*args, **kwargs))
         state = {slot.name: slot.find() for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
     leaves = [feeds[i] for i in graph.leaves]
     return Eager(results, leaves, {n: t for n, t in state.items() if isinstance(t, torch.Tensor)}, given)
+
+
+class _Seeds:
+    """Draws a graph's seeds from torch's generator as its runs did: a piece's before what PyTorch runs behind it."""
+
+    def __init__(self, graph: CompiledGraph) -> None:
+        self._runs: list[Any] = list(graph.runs) if isinstance(graph, BrokenGraph) else [graph]
+        self._breaks = {run.name for run in self._runs if isinstance(run, Node)}
+
+    def draw(self, path: str | None) -> None:
+        """What PyTorch runs is about to run: the submodule ``path``, if it is one."""
+        if self._runs and not isinstance(self._runs[0], Node) and self._runs.pop(0).is_random:
+            draw_seed()
+        if path in self._breaks and self._runs:
+            self._runs.pop(0)
 
 
 def tensors_of(graph: CompiledGraph, result: Any) -> list[torch.Tensor]:
@@ -133,6 +155,46 @@ class _Moved:
         except Exception:  # other numbers may be none that forward takes
             return False
         return moved is not None and is_rounding(ours.detach(), theirs.detach(), moved.detach())
+
+
+class _PieceRun:
+    """One run of a piece, between submodules that PyTorch runs; begun with copies of what it is given."""
+
+    def __init__(self, tree: Tree, piece: PieceGraph, inputs: list[torch.Tensor]) -> None:
+        self.piece, before = piece, Before(inputs, tree)
+        self.seed = before.seed()
+        held = [
+            before.inputs[feed] if isinstance(feed, int) else before.state.get(feed.name, feed.get())
+            for feed in piece.feeds
+        ]
+        given = [as_pairs(t.detach()).contiguous().clone() for t in held]
+        self.feeds = dict(zip(piece.session.inputs, given, strict=True))
+        self.outputs: list[torch.Tensor] = []
+
+    @staticmethod
+    def begin(
+        runs: list[_PieceRun], tree: Tree, piece: PieceGraph, inputs: list[torch.Tensor]
+    ) -> Callable[[Any], None]:
+        """A piece is about to run: one more of ``runs``. Returns what takes its outputs."""
+        run = _PieceRun(tree, piece, inputs)
+        runs.append(run)
+        return lambda made: run.outputs.extend(made)
+
+    def eager(self, change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> Eager:
+        """The same in PyTorch, one operator after the other. Raises Incomparable."""
+        tensors = [
+            change(t).requires_grad_(need) if need else t
+            for t, need in zip(self.feeds.values(), self.piece.needs, strict=True)
+        ]
+        try:
+            results, leaves = self.piece.recomputed(None, tensors, self.seed, None)
+        except RuntimeError as error:
+            raise Incomparable(str(error)) from None
+        return Eager(results, list(leaves), {}, [])
+
+    def case(self, values: Sequence[RandomValue]) -> bisect.Case:
+        needs = dict(zip(self.piece.session.inputs, self.piece.needs, strict=True))
+        return bisect.Case(self.piece.capture.model, self.feeds, needs, self.seed, values)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -166,17 +228,19 @@ class Verifier:
             self.calls += 1
             if self.calls % self.every:
                 return None
-        if any(node.breaks for node in graph.capture.trace.nodes):
-            self.log.warn_once(
-                "ORTMODULE_VERIFY cannot compare calls of this module: PyTorch runs submodules between its pieces"
-            )
-            return None
         before = Before(call.inputs, call.tree)
+        pieces: list[_PieceRun] = []
+        if isinstance(graph, BrokenGraph):
+            graph.watch = functools.partial(_PieceRun.begin, pieces, call.tree)
 
         def after_forward(result: Any) -> None:
             generator = devices.generators()
             try:
-                self._compare(graph, call, before, result)
+                if isinstance(graph, BrokenGraph):
+                    graph.watch = None
+                    self._compare_pieces(graph, call, before, result, pieces)
+                else:
+                    self._compare(graph, call, before, result)
             except Incomparable as error:
                 self.log.warn_once(f"ORTMODULE_VERIFY cannot compare a call: {error}")
             finally:
@@ -184,12 +248,51 @@ class Verifier:
 
         return after_forward
 
+    def _values(self, graph: CompiledGraph, feeds: dict[str, torch.Tensor], seed: int) -> list[RandomValue]:
+        """What a run of the graph with this seed drew."""
+        if graph not in self._replays:
+            self._replays[graph] = RngReplay(graph.capture.model, graph.session.known)
+        return self._replays[graph].of(feeds, seed)
+
+    def _compare_pieces(
+        self, graph: BrokenGraph, call: Any, before: Before, result: Any, pieces: list[_PieceRun]
+    ) -> None:
+        """The results of the whole beside the module, those of each piece and its gradients beside its operators: what
+        submodules have let escape has gradients that the module's results do not tell."""
+        values = [value for run in pieces for value in self._values(run.piece, run.feeds, run.seed)]
+        try:
+            eager = run_eager(graph, call.tree, call.arguments, before, self.forward, values)
+        except Incomparable:
+            raise
+        except Exception as error:
+            self._report(f"PyTorch raises {type(error).__name__} ({error})", "the engine does not")
+            return
+        self.compared += 1
+        moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, self.forward, values, moved=True))
+        least = max((run.case(()).tolerance for run in pieces), default=0.0)
+        whole, count = self._outputs(call, tensors_of(graph, result), eager, before, least, moved), len(self.findings)
+        try:
+            for run in pieces:
+                self._compare_piece(run)
+        finally:
+            if whole and len(self.findings) == count:
+                self._report(whole, "in a submodule that PyTorch runs, or between the pieces")
+
+    def _compare_piece(self, run: _PieceRun) -> None:
+        case = run.case(self._values(run.piece, run.feeds, run.seed))
+        eager, moved = run.eager(), _Moved(lambda: run.eager(rounded))
+        for i, (ours, theirs) in enumerate(zip(run.outputs, eager.results, strict=True)):
+            text = difference(ours, theirs, least=case.tolerance)
+            if text and not moved.explains(ours, theirs, lambda made, i=i: made.results[i]):
+                self._report(f"{run.piece.session.outputs[i]} {text}", bisect.forward(case))
+                return
+        for node in backward_nodes(run.outputs):
+            node.register_hook(lambda got, given: self._backward(run.piece, eager, moved, case, got, given))
+
     def _compare(self, graph: CompiledGraph, call: Any, before: Before, result: Any) -> None:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
-        if graph not in self._replays:
-            self._replays[graph] = RngReplay(model, graph.session.known)
         feeds = before.feeds(graph.session.inputs, tree)
-        values = self._replays[graph].of(feeds, seed)
+        values = self._values(graph, feeds, seed)
         try:
             eager = run_eager(graph, tree, call.arguments, before, self.forward, values)
         except Incomparable:

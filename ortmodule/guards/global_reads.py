@@ -18,29 +18,30 @@ import numpy
 import torch
 from torch import nn
 
-from ortmodule.core.snapshot import Attribute, Items, Snapshot, found_in
+from ortmodule.core.snapshot import found_in
 from ortmodule.guards import code_reader
 from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
 
-MOST_ITEMS = 4096  # of a container whose contents are looked at
 _MISSING = object()
-_MUTABLE = (dict, list, set, deque, bytearray, numpy.ndarray)
+MUTABLE = (dict, list, set, deque, bytearray, numpy.ndarray)
 
 #: An object, and the name of an attribute of it.
 Place = tuple[Any, str]
+Objects = list[tuple[str, Any]]  # with their names
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain_value(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, enum.Enum))
 
 
-def _is_held(value: Any) -> bool:
+def is_held(value: Any) -> bool:
     """Can it be compared from call to call, and is it no function?"""
-    return _is_plain(value) or isinstance(value, (*_MUTABLE, tuple, frozenset, torch.Tensor))
+    return is_plain_value(value) or isinstance(value, (*MUTABLE, tuple, frozenset, torch.Tensor))
 
 
-def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
-    """What a function may read, and those that it calls. ``seen``: functions and code that were looked at."""
+def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | None = None) -> Iterator[Place]:
+    """What a function may read, and those that it calls. ``seen``: functions and code that were looked at. ``objects``:
+    takes what is around those that users wrote, with its names."""
     function = inspect.unwrap(function)
     if not isinstance(function, types.FunctionType):  # a builtin that was wrapped
         return
@@ -52,10 +53,12 @@ def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
         seen.add(function)
         for cell in function.__closure__ or ():
             value = found_in(cell, "cell_contents")
-            if _is_held(value):
+            if objects is not None:
+                objects.append(("a closure's variable", value))
+            if is_held(value):
                 yield cell, "cell_contents"
             elif isinstance(value, types.FunctionType):
-                yield from read_by(value, seen)
+                yield from read_by(value, seen, objects)
     while codes:
         code = codes.pop()
         if code in seen:
@@ -64,9 +67,11 @@ def read_by(function: types.FunctionType, seen: set[Any]) -> Iterator[Place]:
         codes += code_reader.inner(code)
         for name in _globals_in(code, vars(owner)):
             value = vars(owner).get(name, _MISSING)
+            if objects is not None and users:
+                objects.append((name, value))
             if isinstance(value, types.FunctionType):
-                yield from read_by(value, seen)
-            if _is_plain(value) or (users and (_is_held(value) or isinstance(value, types.FunctionType))):
+                yield from read_by(value, seen, objects)
+            if is_plain_value(value) or (users and (is_held(value) or isinstance(value, types.FunctionType))):
                 yield owner, name
             elif users:
                 yield from _attributes(value, code.co_names)
@@ -95,7 +100,7 @@ def read_by_arguments(classes: Iterable[type]) -> dict[tuple[int, str], tuple[An
         if is_librarys(cls):
             continue
         parts = {name: part for name, part in vars(cls).items() if not name.startswith("__")}
-        places: list[Place] = [(cls, name) for name, part in parts.items() if _is_held(part)]
+        places: list[Place] = [(cls, name) for name, part in parts.items() if is_held(part)]
         methods = [getattr(part, "fget", part) for part in vars(cls).values()]
         for method in [part for part in methods if isinstance(part, types.FunctionType)]:
             places += [*read_by(method, seen), *read_of(cls, method)]
@@ -114,48 +119,20 @@ def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:
     else:
         return
     for name in names:
-        if _is_held(looked_in.get(name, _MISSING)):
+        if is_held(looked_in.get(name, _MISSING)):
             yield value, name
 
 
-def global_state(modules: Iterable[nn.Module]) -> Snapshot:
-    """What the methods of ``modules`` that users wrote, and functions that are attributes of modules, may read and
-    change around them, as it is now, by name."""
-    seen: set[Any] = set()
-    known: set[tuple[int, str]] = set()
-    found = Snapshot()
-    for owner, name in _read_by_all(list(modules), seen):
-        if (id(owner), name) in known or (isinstance(owner, types.ModuleType) and is_library(owner)):
-            continue
-        known.add((id(owner), name))
-        value = found_in(owner, name)
-        fixed = _is_plain(value) or isinstance(value, (tuple, frozenset, torch.Tensor))
-        if fixed or (isinstance(value, _MUTABLE) and len(value) <= MOST_ITEMS):
-            found.add_named(name, Attribute(owner, name))
-            if not fixed:
-                found.add_named(name, Items(value))
-    return found
-
-
-def reads_any(modules: Iterable[nn.Module], changed: Iterable[Any]) -> str | None:
-    """The name of something around ``modules`` that their methods may read, and that is one of these containers, or
-    attributes (`snapshot.Attribute`)."""
-    changed = list(changed)
-    containers = {id(each) for each in changed}
-    places = {(id(each.owner), each.name) for each in changed if isinstance(each, Attribute)}
-    for owner, name in _read_by_all(list(modules), set()):
-        if (id(owner), name) in places or id(found_in(owner, name)) in containers:
-            return name
-    return None
-
-
-def _read_by_all(modules: list[nn.Module], seen: set[Any]) -> Iterator[Place]:
+def read_by_modules(modules: list[nn.Module], seen: set[Any], objects: Objects | None = None) -> Iterator[Place]:
+    """As :func:`read_by`, of the methods of ``modules`` that users wrote, and of functions that are attributes."""
     for cls in dict.fromkeys(base for module in modules for base in type(module).__mro__):
         if not is_librarys(cls):
             for method in [part for part in vars(cls).values() if isinstance(part, types.FunctionType)]:
-                yield from read_by(method, seen)
+                yield from read_by(method, seen, objects)
                 yield from read_of(cls, method)
     for module in modules:
-        for value in vars(module).values():
+        for name, value in vars(module).items():
             if isinstance(value, types.FunctionType):
-                yield from read_by(value, seen)
+                yield from read_by(value, seen, objects)
+            elif objects is not None and isinstance(value, types.BuiltinMethodType):  # `losses.append`
+                objects.append((name, value))

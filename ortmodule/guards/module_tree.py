@@ -20,6 +20,7 @@ from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
 from ortmodule.guards import isolation
 from ortmodule.guards.guards import Attributes, Guards
+from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
 
@@ -40,6 +41,7 @@ class Caches:
     kinds: frozenset[str] = frozenset()  # of ATen operators that PyTorch runs
     left_for: tuple[str, frozenset[str]] = ("", frozenset())  # the latest of them, and the error they are for
     reads: dict[tuple[int, str], str] = field(default_factory=dict)  # of the latest traces, also of those that failed
+    holders: Holders = field(default_factory=Holders)
 
 
 class Tree(Inventory):

@@ -35,7 +35,6 @@ from ortmodule.core.torch_private import (
     set_value_trace,
     untraced,
 )
-from ortmodule.guards.global_reads import global_state
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_hooks import without
 from ortmodule.guards.module_tree import Tree
@@ -104,6 +103,7 @@ class Regions:
         self.filled: Any = None  # these, flattened, as breaks have left them
         self.altered: list[Any] = []  # what breaks change of what is around them
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
+        self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
         self.containers: dict[int, pytree.Path] = {}  # of those, by their ids, and where they are
 
     def __contains__(self, node: Any) -> bool:
@@ -201,7 +201,7 @@ class Regions:
         self.runs()
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
-            around = global_state([self.tree.modules[name]]) if kind == "module" else None
+            around = self.tree.caches.holders.snapshot([self.tree.modules[name]]) if kind == "module" else None
             before = self.entered(name if kind == "module" else "") if kind != "function" else None
             outputs, mine, made = self._run_and_look(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
@@ -263,7 +263,7 @@ class Regions:
                 reasons.append(text)
                 self.escaped.append(weakref.ref(tensor))
         node.breaks = next(filter(None, (node.breaks, *reasons)), "")
-        around.put_back()
+        self.tree.caches.holders.put_back(around)
 
     def _run_and_look(
         self, node: Node, operands: Sequence[torch.Tensor]
@@ -273,7 +273,9 @@ class Regions:
             return *self._run(node, operands), []
         young = escapes.Young()
         try:
-            return *self._run(node, operands), young.tensors()
+            run, made = self._run(node, operands), young.tensors()
+            self.kept += map(weakref.ref, made)
+            return *run, made
         finally:
             young.close()
 
@@ -372,9 +374,8 @@ class Regions:
 
 def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> Snapshot:
     """What breaks among ``nodes`` may change: what is around the module, parameters."""
-    if not any(node.breaks for node in nodes):
-        return Snapshot()
-    around = global_state(tree.modules.values())
+    breaks = any(node.breaks for node in nodes)
+    around = tree.caches.holders.snapshot(tree.modules.values() if breaks else ())
     for slot in (slot for node in nodes for slot in node.writes):
         around.add(TensorMemory(slot.get()))
     return around
@@ -392,25 +393,29 @@ class Passed:
         self.stack: list[str] = []
         self.depth = 0
         self.begins = self.traced = _nothing
+        self.runs: Callable[[str | None], None] = _nothing  # before each outermost one, with the path of a submodule
 
     def active(self) -> bool:
         return True
 
     def function(self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, None]:
-        return self._call(forward, args, kwargs), None
+        return self.call(forward, args, kwargs), None
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self._call(original, (module, *args), kwargs)
+        return self.call(original, (module, *args), kwargs, path)
 
     def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self._call(original, (module, *args), kwargs)
+        return self.call(original, (module, *args), kwargs)
 
     def blame(self, error: BaseException, module: nn.Module) -> None:
         pass
 
-    def _call(self, original: Callable, args: tuple, kwargs: dict) -> Any:
+    def call(self, original: Callable, args: tuple, kwargs: dict, path: str | None = None) -> Any:
+        outermost = not self.depth
         self.depth += 1
         try:
+            if outermost:
+                self.runs(path)
             return original(*args, **kwargs)
         finally:
             self.depth -= 1

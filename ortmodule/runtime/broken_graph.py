@@ -127,6 +127,8 @@ class BrokenGraph(CompiledGraph):
         tuning: Tuning | None, interpret: Interpreter,
     ) -> None:  # fmt: skip
         self.pieces: list[PieceGraph] = []
+        #: Called with each piece and its inputs before it runs; what it returns with the outputs.
+        self.watch: Callable[[PieceGraph, list[torch.Tensor]], Callable[[Any], None]] | None = None
         super().__init__(capture, tree, guards, inputs, config, tuning)
         trace, model = capture.trace, capture.model
         self.breaks = {i: node for i, node in enumerate(trace.nodes) if node.breaks}
@@ -283,7 +285,11 @@ class BrokenGraph(CompiledGraph):
                     raise self._unfinished(call, returned, error) from error
             else:
                 assert isinstance(run, PieceGraph)
-                made = self._run_piece(run, [values[name] for name in step.inputs], call, bool(returned))
+                given = [values[name] for name in step.inputs]
+                ran = None if self.watch is None else self.watch(run, given)
+                made = self._run_piece(run, given, call, bool(returned))
+                if ran is not None:
+                    ran(made)
             values.update(zip(step.outputs, made, strict=True))
             for target, write, name in new:
                 self._write_one(target, write, values[name], inputs)

@@ -23,10 +23,10 @@ from ortmodule.core.errors import CaptureError, Cause, DoesNotHold, NoOtherGraph
 from ortmodule.core.logger import Log
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
-from ortmodule.guards.global_reads import reads_any
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
 from ortmodule.host.opaque_regions import Opaque
@@ -125,6 +125,8 @@ class Compiler:
         for path, reason in _partition(call).modules().items():
             self._left(path, reason)
         captured = graph.capture
+        for line in captured.trace.prints:
+            self.log.warn_once(f"forward prints, or writes to a file ({line}): it does not where the engine runs it")
         captured.trace.tensors, captured.trace.outputs, captured.sample = [], [], []  # nothing needs them any more
         state = self.owner.state()
         if state.tree is call.tree and state.key != call.state.key and before == list(state.tree.key()[:-1]):
@@ -193,6 +195,7 @@ class Compiler:
             raise refusal from error
         finally:
             self.owner.states.forget()
+            call.tree.caches.holders.forget()
         self.seconds["capture"] += captured.seconds
         return captured, guards
 

@@ -131,13 +131,17 @@ def _check_independent(model: onnx.ModelProto) -> None:
 
 
 @contextmanager
-def replaying(tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue]) -> Iterator[None]:
+def replaying(
+    tree: Tree, nodes: Sequence[Node], values: Sequence[RandomValue], runs: Callable[[str | None], None] | None = None
+) -> Iterator[None]:
     """Inside, in this thread, forward draws what it drew: ``values``, and from torch's generator in ``nodes``.
+    ``runs`` is called before each of these, with the path of a submodule.
 
     Raises Incomparable on leaving, see :class:`ReplayMode`.
     """
     left = {name.rpartition("::")[2].removesuffix("_") for node in nodes if node.kind == "aten" for name in node.aten}
     passed = Passed(tree, nodes)
+    passed.runs = runs or passed.runs
     # A fused kernel draws inside what the graph has a mask for; attention one operator at a time asks for the mask.
     one_by_one = sdpa_kernel(SDPBackend.MATH) if values else nullcontext()
     with one_by_one, recording(passed) if nodes else nullcontext(), ReplayMode(values, passed, left):
@@ -181,7 +185,7 @@ class ReplayMode(TorchDispatchMode):
         found = self._next(name, None if name == "multinomial" else _sizes(bound), bound.get("p"))
         if found is None:
             if name.partition(".")[0].removesuffix("_") in self.in_pytorch:
-                return function(*args, **kwargs)
+                return self.passed.call(function, args, kwargs)
             if name not in ("rand", "rand_like", "uniform_") and not self.unexpected:
                 self.unexpected = name
             generator = devices.generators()
