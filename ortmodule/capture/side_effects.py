@@ -27,14 +27,6 @@ class ChangesAround(NotTraceable):
     """Forward changes what is around its module, or containers and objects that attributes hold."""
 
 
-class WritesParameter(NotTraceable):
-    """Forward changes a parameter without a gradient: to a graph it is like a buffer."""
-
-    def __init__(self, reason: str, parameter: torch.Tensor) -> None:
-        super().__init__(reason)
-        self.parameter = parameter
-
-
 class CountsAttribute(NotTraceable):
     """Forward reads an attribute that is a number, and sets it to another one."""
 

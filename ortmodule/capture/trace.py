@@ -22,8 +22,8 @@ from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
 from ortmodule.capture.read_causes import DATA, SIZE
-from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, WritesParameter, hidden
-from ortmodule.capture.trace_mode import Saved, TraceMode, memory_of
+from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
+from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, memory_of
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from ortmodule.capture import scalar_guards, symbolic_numbers
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
-from ortmodule.capture.side_effects import WritesParameter
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import CHANGES_PARAMETER
@@ -47,6 +46,14 @@ class Saved:
         """Whether it has to be traced again, with what is saved."""
         changes, self.keeps = self.asked and not self.keeps, self.keeps or self.asked
         return changes
+
+
+class WritesParameter(NotTraceable):
+    """Forward changes a parameter without a gradient: to a graph it is like a buffer."""
+
+    def __init__(self, reason: str, parameter: torch.Tensor) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
 
 
 class TraceMode(TorchFunctionMode):
