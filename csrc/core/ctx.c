@@ -103,6 +103,18 @@ no_memory:
     return NULL;
 }
 
+void *arena_more(ctx *c, void *list, int count, size_t size, int *room) {
+    enum { FIRST = 4 };
+    void *bigger;
+
+    if (count < *room) return list;
+    bigger = arena_array(c, (size_t)(*room ? 2 * *room : FIRST), size);
+    if (!bigger) return NULL;
+    *room = *room ? 2 * *room : FIRST;
+    if (count) memcpy(bigger, list, (size_t)count * size);
+    return bigger;
+}
+
 char *arena_text(ctx *c, const char *text, size_t length) {
     char *copy = arena_array(c, length + 1, 1);
     if (copy && length) memcpy(copy, text, length);

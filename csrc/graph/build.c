@@ -1,6 +1,7 @@
 /* build.c -- emit: the one way a node gets into a specialised graph.
  *
  * lower -> reuse an equal node -> infer -> simplify -> fold -> append. Each step may end it. */
+#include "core/hash.h"
 #include "core/ints.h"
 #include "core/limit.h"
 #include "core/memory.h"
@@ -56,28 +57,23 @@ static bool same_node(const node *a, const node *b) {
     return (!x || !x->name) == (!y || !y->name);
 }
 
-static uint64_t mix(uint64_t h, uint64_t x) {
-    h = (h ^ x) * UINT64_C(0x9e3779b97f4a7c15);
-    return h ^ (h >> 29);
-}
-
 static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
     const char *p = data;
     uint64_t word;
 
     for (; bytes >= sizeof word; p += sizeof word, bytes -= sizeof word) {
         memcpy(&word, p, sizeof word);
-        h = mix(h, word);
+        h = hash_mix(h, word);
     }
     word = 0;
     if (bytes > 0) memcpy(&word, p, bytes);
-    return mix(h, word);
+    return hash_mix(h, word);
 }
 
 /* All that same_attr compares, but of a tensor its beginning. */
 static uint64_t mix_attr(uint64_t h, const attr *a) {
     switch (a->kind) {
-    case ATTR_INT: return mix(h, (uint64_t)a->i);
+    case ATTR_INT: return hash_mix(h, (uint64_t)a->i);
     case ATTR_FLOAT: return mix_bytes(h, &a->f, sizeof a->f);
     case ATTR_STRING: return mix_bytes(h, a->s, strlen(a->s));
     case ATTR_INTS: return mix_bytes(h, a->ints, (size_t)a->count * sizeof *a->ints);
@@ -91,15 +87,15 @@ static uint64_t mix_attr(uint64_t h, const attr *a) {
 }
 
 static uint64_t hash_node(const node *n) {
-    uint64_t h = mix(0, (uint64_t)(uintptr_t)n->op);
+    uint64_t h = hash_mix(0, (uint64_t)(uintptr_t)n->op);
     for (int i = 0; i < n->n_in; i++) {
         const value *v = n->in[i];
         if (v && v->data && constant_bytes(v) > SMALL_CONSTANT) {
-            h = mix(h, (uint64_t)(uintptr_t)v->data);
+            h = hash_mix(h, (uint64_t)(uintptr_t)v->data);
         } else if (v && v->data) {
             h = mix_bytes(h, v->data, constant_bytes(v));
         } else {
-            h = mix(h, v ? (uint64_t)v->id + 1 : 0);
+            h = hash_mix(h, v ? (uint64_t)v->id + 1 : 0);
         }
     }
     for (const attr *a = n->attrs; a && a->name; a++) h = mix_attr(h, a);

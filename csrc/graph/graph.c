@@ -25,14 +25,12 @@ static status new_value(graph *g, dtype type, const shape *s, value **out) {
     return OK;
 }
 
-/* Lists of values grow by doubling; the arena keeps the outgrown halves. */
+/* The room follows from the count, since nothing is ever taken out. */
 static status append(ctx *c, value ***list, int *count, value *v) {
-    if ((*count & (*count - 1)) == 0) {
-        value **bigger;
-        TRY(NEW(c, bigger, *count ? *count * 2 : 1));
-        if (*count) memcpy(bigger, *list, (size_t)*count * sizeof *bigger);
-        *list = bigger;
-    }
+    int room = *count;
+
+    if (*count & (*count - 1)) room++; /* no power of two: there is some */
+    TRY(MORE(c, *list, *count, room));
     (*list)[(*count)++] = v;
     return OK;
 }

@@ -17,13 +17,7 @@ typedef struct list {
 } list;
 
 static status append(ctx *c, list *l, value *v) {
-    if (l->count == l->room) {
-        value **items;
-        l->room = l->room ? 2 * l->room : 16;
-        TRY(NEW(c, items, l->room));
-        for (int i = 0; i < l->count; i++) items[i] = l->items[i];
-        l->items = items;
-    }
+    TRY(MORE(c, l->items, l->count, l->room));
     l->items[l->count++] = v;
     return OK;
 }

@@ -48,14 +48,7 @@ static status range_add(ctx *c, range_set *s, range r) {
         if (s->at[to].low < r.low) r.low = s->at[to].low;
         if (s->at[to].high > r.high) r.high = s->at[to].high;
     }
-    if (from == to && s->count == s->room) {
-        int room = s->room ? 2 * s->room : 4;
-        range *at;
-        TRY(NEW(c, at, room));
-        if (s->count) memcpy(at, s->at, (size_t)s->count * sizeof *at);
-        s->at = at;
-        s->room = room;
-    }
+    if (from == to) TRY(MORE(c, s->at, s->count, s->room));
     memmove(s->at + from + 1, s->at + to, (size_t)(s->count - to) * sizeof *s->at);
     s->at[from] = r;
     s->count += 1 - (to - from);

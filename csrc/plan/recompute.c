@@ -1,6 +1,7 @@
 /* recompute.c -- turns a graph with its gradient into a recompute_problem, and the choice into nodes of backward. */
 #include "plan/recompute.h"
 
+#include "core/hash.h"
 #include "plan/cost.h"
 #include "plan/recompute_choice.h"
 
@@ -22,17 +23,12 @@ typedef struct planner {
     recompute_choice choice;
 } planner;
 
-static uint64_t mix(uint64_t h, uint64_t x) {
-    h = (h ^ x) * UINT64_C(0x9e3779b97f4a7c15);
-    return h ^ (h >> 29);
-}
-
 static uint64_t kind_of(const node *n) {
-    uint64_t h = mix(0, (uint64_t)(uintptr_t)n->op);
+    uint64_t h = hash_mix(0, (uint64_t)(uintptr_t)n->op);
     for (int i = 0; i < n->n_in + n->n_out; i++) {
         const value *v = i < n->n_in ? n->in[i] : n->out[i - n->n_in];
-        h = mix(h, v ? (uint64_t)v->type + 1 : 0);
-        for (int k = 0; v && k < v->shape.rank; k++) h = mix(h, (uint64_t)v->shape.dim[k]);
+        h = hash_mix(h, v ? (uint64_t)v->type + 1 : 0);
+        for (int k = 0; v && k < v->shape.rank; k++) h = hash_mix(h, (uint64_t)v->shape.dim[k]);
     }
     return h;
 }

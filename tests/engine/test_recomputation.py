@@ -148,7 +148,7 @@ def test_the_sentence_says_what_can_be_reached():
     model = ORTModule(Layers(), config=Config(memory_budget=budget))
     with pytest.raises(MemoryError, match=r"needs \d+ bytes for activations.*leaves \d+") as caught:
         model(IDS)
-    least, left = map(int, re.findall(r"\d+", str(caught.value)))
+    least, left = map(int, re.findall(r"\d+", str(caught.value))[:2])
     _, smaller = steps(Layers, memory_budget=budget - left + least)
     assert smaller.arena_bytes <= least
 
