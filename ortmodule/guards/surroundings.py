@@ -28,6 +28,8 @@ MOST_OBJECTS = 4096  # that are looked at
 #: Constants that hold something: `CONSTANTS` are not looked into.
 _HOLD = (type, frozenset, types.FunctionType, types.BuiltinFunctionType)
 _LEFT = (*(kind for kind in CONSTANTS if kind not in _HOLD), torch.Tensor, nn.Module, types.ModuleType)
+#: Classes of modules are named where these are made; autograd functions run by themselves, at each call.
+_APART = (nn.Module, torch.autograd.Function)
 _SPACES = (types.SimpleNamespace, threading.local)  # classes of libraries whose objects are what users make of them
 
 
@@ -121,8 +123,8 @@ class _Surroundings:
         elif isinstance(value, ContextVar):
             self._add(f"the context variable {value.name}", held := ContextValue(value))
             yield name, held.then
-        elif isinstance(value, type):  # classes of modules are named where those are made
-            yield from () if issubclass(value, nn.Module) else self._in_class(value)
+        elif isinstance(value, type):
+            yield from () if issubclass(value, _APART) else self._in_class(value)
         elif type(value) in _SPACES or (is_made_by_statement(type(value)) and not is_librarys(type(value))):
             yield from self._in_object(name, value)
 
