@@ -93,6 +93,7 @@ def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch
     def alive() -> list[torch.Tensor]:
         return [*mode.alive(), *(t for t in (each() for each in others) if t is not None)]
 
+    mode.let_go()
     if not alive():
         return None
     gc.collect()  # some may be in circles of references

@@ -188,6 +188,11 @@ class TraceMode(TorchFunctionMode):
         self.moved[id(tensor)] = tensor
         self._shared.append((value, value._version, where))
 
+    def let_go(self) -> None:
+        """Of all but weak references: the trace is over."""
+        self.moved = {}
+        self._shared = []
+
     def alive(self) -> list[torch.Tensor]:
         """The tensors made inside :meth:`looking` that are still there."""
         found = [(key, each()) for key, each in self._known.items() if key not in self._given]

@@ -293,7 +293,9 @@ class CompiledGraph:
 
     def predicted(self) -> Flags | None:
         """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""
-        return self._predicted() if self.differentiable else None
+        if not self.differentiable:
+            return None
+        return self.prediction if saving_hooks() is None else self._all_grads
 
     def reached(self, grads: Flags) -> frozenset[int]:
         """The inputs that PyTorch gives a gradient where these outputs receive one. It is zeros where the engine finds
@@ -312,10 +314,6 @@ class CompiledGraph:
             self.differentiable if any(w.output is not None for _, w in self.writes) else losses or self.differentiable
         )
         return tuple([i in chosen for i in range(len(self.session.outputs))])
-
-    def _predicted(self) -> Flags:
-        """Which outputs will receive a gradient, probably."""
-        return self.prediction if saving_hooks() is None else self._all_grads
 
     def _segments(self, plan: Any) -> list[Segment]:
         """The segments in which gradients may be handed over while backward goes on."""
