@@ -21,7 +21,7 @@ def _bytes(text: str) -> int:
     try:
         return int(BYTES.parse(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not {error}") from None
+        raise argparse.ArgumentTypeError(f"{text}: the budget {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

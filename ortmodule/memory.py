@@ -18,6 +18,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.core.errors import DoesNotHold, NotInEngine
+from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
 from ortmodule.engine.session import MOST_NAMED, MemoryGoal
 from ortmodule.module import ORTModule
@@ -252,11 +253,4 @@ def _off_meta(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[An
 
 def _moved(value: Any) -> Any:
     """``value`` with a stand-in for each tensor on the meta device."""
-    if isinstance(value, torch.Tensor):
-        return _stand_in(value) if value.is_meta else value
-    leaves, spec = torch.utils._pytree.tree_flatten(value)
-    if not any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in leaves):
-        return value
-    return torch.utils._pytree.tree_unflatten(
-        [_moved(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
-    )
+    return tree_map_only(torch.Tensor, lambda leaf: _stand_in(leaf) if leaf.is_meta else leaf, value)

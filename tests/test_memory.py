@@ -292,7 +292,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         assert main(["memory", target]) == 1 and reason in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["memory", "script_of_a_test:make", "--budget", "many"])
-    assert "many is not a number of bytes, as 8GiB" in capsys.readouterr().err
+    assert "many: the budget is a number of bytes, as 8GiB" in capsys.readouterr().err
 
 
 # --- afterwards, and what does not fit --------------------------------------------------------------------------------

@@ -514,11 +514,14 @@ class _Dims:
         return [self.probe(sizes, varied, otherwise, keeping) for keeping in ways]
 
 
+MOST_OFFSETS = 1 << 20  # looked at for rising: a copy is made of them
+
+
 def _rises(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.dim():
         return False
     rows = tensor.detach()
-    return rows.shape[-1] > 1 and rows.numel() > 0 and not rows[..., 0].any() and bool((rows.diff() >= 0).all())
+    return rows.shape[-1] > 1 and 0 < rows.numel() <= MOST_OFFSETS and not rows[..., 0].any() and bool((rows.diff() >= 0).all())
 
 
 def _other(size: int, kind: int, longer: bool) -> int:

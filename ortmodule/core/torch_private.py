@@ -232,7 +232,7 @@ make_wrapper_subclass = _private(
 DisableTorchFunctionSubclass = _private(
     "torch._C.DisableTorchFunctionSubclass", "logits that wait: their own type", LOGITS
 )
-tree_map_only = _private("torch.utils._pytree.tree_map_only", "logits that wait, among arguments", LOGITS)
+tree_map_only = _private("torch.utils._pytree.tree_map_only", "tensors among arguments: logits that wait", LOGITS)
 native_batch_norms = [
     _private(path, "is left to PyTorch where its indices or sizes would be trusted", UNNEEDED)
     for path in (

@@ -247,7 +247,6 @@ SHORT = [
     ("a class's attribute", "a number", "Inside"),
     ("a queue", "a constant tensor", "Decides"),
     ("a closure", "a count", "Itself"),
-    ("a generator", "a loss", "Hides"),
 ]
 #: Where capture learns only of tensors, by what keeps them: libraries' objects and frames.
 TENSORS_ALONE = {"a logging handler", "a queue", "a generator"}

@@ -51,7 +51,7 @@ def test_a_folder_that_others_can_write_is_refused(mode, folder, monkeypatch):
     with pytest.raises(PermissionError, match="kept: others can write it"):
         safe_files.check_private(folder)
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(folder))
-    with pytest.raises(ValueError, match="ORTMODULE_CACHE_DIR=.* only its owner can write .*chmod go-w"):
+    with pytest.raises(ValueError, match="ORTMODULE_CACHE_DIR=.* only its owner can write, .*chmod go-w"):
         ORTModule(nn.Linear(2, 2))
 
 
