@@ -521,7 +521,12 @@ def _rises(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool or not tensor.dim():
         return False
     rows = tensor.detach()
-    return rows.shape[-1] > 1 and 0 < rows.numel() <= MOST_OFFSETS and not rows[..., 0].any() and bool((rows.diff() >= 0).all())
+    return (
+        rows.shape[-1] > 1
+        and 0 < rows.numel() <= MOST_OFFSETS
+        and not rows[..., 0].any()
+        and bool((rows.diff() >= 0).all())
+    )
 
 
 def _other(size: int, kind: int, longer: bool) -> int:
