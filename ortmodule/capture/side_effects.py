@@ -19,7 +19,7 @@ from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
-from ortmodule.guards.holders import Holders
+from ortmodule.guards.holders import Holders, is_held
 from ortmodule.host.opaque_regions import Regions
 
 
@@ -96,7 +96,12 @@ def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch
     mode.let_go()
     if not alive():
         return None
-    gc.collect()  # some may be in circles of references
+    gc.collect(1)  # most circles of references are young
+    left = alive()
+    if not is_held(left):  # but by frames, or what is autograd's
+        return None
+    del left
+    gc.collect()  # a third of a second
     held = holders.learn(alive())
     if not held.tensors:
         return None

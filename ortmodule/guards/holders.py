@@ -161,6 +161,11 @@ def _holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
     return [each for each in found if id(each) not in ids and not isinstance(each, passing)]
 
 
+def is_held(tensors: list[torch.Tensor]) -> bool:
+    """Does anything but that list, frames and what is autograd's refer to one of these?"""
+    return bool(tensors) and bool(_holders_of(tensors, []))
+
+
 def _is_passed(holder: Any) -> bool:
     """May something that existed before hold this?"""
     if isinstance(holder, (types.ModuleType, types.FunctionType, type, nn.Module)):
