@@ -184,6 +184,9 @@ def _exported(
     try:
         return export_cache.exported(first, varied, opset), views
     except ExportError as error:
+        if dims.equal:  # as much may vary by itself, and be exported
+            dims.equal, dims.together = [], False
+            return None, views
         # The exporter may need a size that it cannot see: pin one kind of dimensions after the other.
         dims.pinned = max((dims.kind[dim] for dim in varied), default=BATCH)
         if dims.pinned == BATCH or "support" in str(error):
@@ -306,7 +309,9 @@ def _most_that_vary(
     for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
         if varied | group not in tried and (found := second(varied | group)) is not None:
             other, varied = found, varied | group
-    for group in groups:  # of an adjacency matrix, say, whose rows are a batch, and whose columns are not
+    for group in (
+        groups if dims.together else ()
+    ):  # of an adjacency matrix, say, whose rows are a batch, and whose columns are not
         if not group <= varied and len(dims.parts(group)) > 1:
             dims.equal.append(group)
             if (found := second(varied | group)) is not None:
@@ -448,6 +453,7 @@ class _Dims:
         #: Integers that begin with 0 and do not get smaller: offsets of bags or graphs, which no other row may begin.
         self.rising = frozenset(i for i, t in enumerate(tensors) if _rises(t))
         self.equal: list[frozenset[Dim]] = []  # dimensions whose sizes are equal in every trace
+        self.together = True  # is it tried whether dimensions may vary while they are equal?
 
     def _kind(self, tensor: torch.Tensor, d: int) -> int:
         if d == 0:

@@ -6,18 +6,16 @@ changes is an extra output. Tracing leaves the module, its buffers and all rando
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import function_caches, scalar_guards, symbolic_numbers
+from ortmodule.capture import chance, function_caches, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
@@ -110,10 +108,6 @@ class Trace:
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
-
-
-#: Seeds with which the first three numbers from 0 to 1 are all below 0.02, and all above 0.97.
-_PYTHON, _NUMPY = (232551, 278652), (95761, 133228)
 
 
 def trace(
@@ -215,9 +209,7 @@ def _record(
             recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:
-                # What is decided by a number that Python draws shows as a difference between two traces.
-                random.seed(_PYTHON[high])
-                numpy.random.seed(_NUMPY[high])
+                chance.seed(high)
                 flat.recorder.where, flat.recorder.numbers = flat.regions.innermost, numbers
                 numbers.begin()
                 graph, outputs, _ = get_trace_graph(flat, tuple(tensors), strict=False, _return_inputs_states=True)

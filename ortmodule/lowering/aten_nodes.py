@@ -70,6 +70,8 @@ def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str], is_engin
         if not any(_holds_tensors(value) for value in outputs):
             continue
         if unknown[kind]:
+            if kind in _STATISTICS and _changes_statistics(node):
+                raise NotTraceable(f"{kind} changes statistics, which PyTorch cannot do inside of a graph")
             if kind != "aten::copy_":
                 found.add(node)
         elif kind in ("prim::Constant", CALL):
@@ -77,6 +79,14 @@ def _not_in_onnx(graph: TracedGraph, opset: int, kinds: frozenset[str], is_engin
         elif not has_type or any(value.unique() in untyped for value in node.inputs()):
             found.add(node)
     return found
+
+
+#: (..., running mean, running variance, training or `use_input_stats`, ...): no schema says that they are changed.
+_STATISTICS = {"aten::batch_norm", "aten::instance_norm"}
+
+
+def _changes_statistics(node: TracedNode) -> bool:
+    return is_tensor(node.inputsAt(3)) and node.inputsAt(5).toIValue() is not False
 
 
 def _holds_tensors(value: TracedValue) -> bool:
