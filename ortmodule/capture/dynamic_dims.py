@@ -309,9 +309,8 @@ def _most_that_vary(
     for group in [part for whole_group in groups for part in dims.parts(whole_group)]:
         if varied | group not in tried and (found := second(varied | group)) is not None:
             other, varied = found, varied | group
-    for group in (
-        groups if dims.together else ()
-    ):  # of an adjacency matrix, say, whose rows are a batch, and whose columns are not
+    # Of an adjacency matrix, say, whose rows are a batch, and whose columns are not:
+    for group in groups if dims.together else ():
         if not group <= varied and len(dims.parts(group)) > 1:
             dims.equal.append(group)
             if (found := second(varied | group)) is not None:

@@ -254,20 +254,28 @@ class Verifier:
             self._replays[graph] = RngReplay(graph.capture.model, graph.session.known)
         return self._replays[graph].of(feeds, seed)
 
-    def _compare_pieces(
-        self, graph: BrokenGraph, call: Any, before: Before, result: Any, pieces: list[_PieceRun]
-    ) -> None:
-        """The results of the whole beside the module, those of each piece and its gradients beside its operators: what
-        submodules have let escape has gradients that the module's results do not tell."""
-        values = [value for run in pieces for value in self._values(run.piece, run.feeds, run.seed)]
+    def _eager(
+        self, graph: CompiledGraph, call: Any, before: Before, values: Sequence[RandomValue]
+    ) -> Eager | None:  # fmt: skip
+        """What the module computes; None: it raises an error, which is reported. Raises Incomparable."""
         try:
             eager = run_eager(graph, call.tree, call.arguments, before, self.forward, values)
         except Incomparable:
             raise
         except Exception as error:
             self._report(f"PyTorch raises {type(error).__name__} ({error})", "the engine does not")
-            return
+            return None
         self.compared += 1
+        return eager
+
+    def _compare_pieces(
+        self, graph: BrokenGraph, call: Any, before: Before, result: Any, pieces: list[_PieceRun]
+    ) -> None:
+        """The results of the whole beside the module, those of each piece and its gradients beside its operators: what
+        submodules have let escape has gradients that the module's results do not tell."""
+        values = [value for run in pieces for value in self._values(run.piece, run.feeds, run.seed)]
+        if (eager := self._eager(graph, call, before, values)) is None:
+            return
         moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, self.forward, values, moved=True))
         least = max((run.case(()).tolerance for run in pieces), default=0.0)
         whole, count = self._outputs(call, tensors_of(graph, result), eager, before, least, moved), len(self.findings)
@@ -293,14 +301,8 @@ class Verifier:
         tree, model, seed = call.tree, graph.capture.model, before.seed()
         feeds = before.feeds(graph.session.inputs, tree)
         values = self._values(graph, feeds, seed)
-        try:
-            eager = run_eager(graph, tree, call.arguments, before, self.forward, values)
-        except Incomparable:
-            raise
-        except Exception as error:
-            self._report(f"PyTorch raises {type(error).__name__} ({error})", "the engine does not")
+        if (eager := self._eager(graph, call, before, values)) is None:
             return
-        self.compared += 1
         found = tensors_of(graph, result)
         case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
         moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, values, moved=True))
