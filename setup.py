@@ -109,6 +109,7 @@ ENGINE = build_folder("sanitize", "threads", "coverage", "debug")  # of the engi
 CC = shlex.split(os.environ.get("CC", "gcc"))
 CFLAGS = ["-std=gnu11", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 CFLAGS += ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Icsrc"]
+CFLAGS += ["-Werror=implicit-function-declaration", "-Werror=int-conversion", "-Werror=incompatible-pointer-types"]
 CFLAGS += ["-O1", "-g"] if SANITIZE or THREADS or DEBUG else ["-O3"]
 # Debian's libprotobuf-c.a is not position-independent. It goes into a shared object only because hiding its symbols
 # lets the linker resolve the library's references to itself.

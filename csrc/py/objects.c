@@ -4,6 +4,8 @@
  * reference to tuples that another thread is just making, and CPython refuses to finish these. */
 #include "py/py.h"
 
+#include <string.h>
+
 /* Appends to `found` those of generation `generation` (-1: of all) whose type is one of `kinds` or a subtype. */
 static bool append_objects(PyObject *found, PyObject *kinds, int generation) {
     const Py_ssize_t types = PyTuple_Size(kinds);
