@@ -128,20 +128,20 @@ share_counts() {
     tail -n 1 "$1" | grep -oE '[0-9]+ (passed|failed|errors?|skipped)' || [ "$2" = 0 ] || echo '1 error'
 }
 
-# in_shares COMMAND...: pytest in two processes, each of which runs one half of the tests: the second says what it found
-# when the first has ended. The last line counts both. OMP's threads wait asleep, or they would take each other's core.
-# PRELOAD: LD_PRELOAD of pytest's processes alone.
+# in_shares COMMAND...: pytest in two processes, one from the first test on, one from the last one back, until they meet
+# (tests/both_ends.py): the second says what it found when the first has ended. The last line counts both. OMP's threads
+# wait asleep, or they would take each other's core. PRELOAD: LD_PRELOAD of pytest's processes alone.
 in_shares() {
-    local second_said first_said first=0 second=0
+    local second_said first_said begun first=0 second=0
     local -x OMP_WAIT_POLICY=passive
-    second_said=$(mktemp) first_said=$(mktemp)
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 2/2 >"$second_said" 2>&1 &
-    LD_PRELOAD="${PRELOAD:-}" "$@" --share 1/2 2>&1 | tee "$first_said" || first=$?
+    second_said=$(mktemp) first_said=$(mktemp) begun=$(mktemp)
+    LD_PRELOAD="${PRELOAD:-}" "$@" --from-back "$begun" >"$second_said" 2>&1 &
+    LD_PRELOAD="${PRELOAD:-}" "$@" --from-front "$begun" 2>&1 | tee "$first_said" || first=$?
     wait $! || second=$?
     cat "$second_said"
     { share_counts "$first_said" $first && share_counts "$second_said" $second; } |
         awk '{sub("errors", "error"); n[$2] += $1} END {for (w in n) printf "%s%d %s", s++ ? ", " : "", n[w], w; print ""}'
-    rm "$first_said" "$second_said"
+    rm "$first_said" "$second_said" "$begun"
     return $((first ? first : second))
 }
 export -f in_shares share_counts

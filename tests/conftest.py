@@ -4,6 +4,7 @@
 --fast                a sample of every kind (tests/selection.py), without files: of those that it is from
 --resume FILE         leaves out the tests whose names are in the file, and adds those that pass
 --share I/N           only one of N parts, of about one size
+--from-front FILE     shares the tests with another process, which is told --from-back and the same file
 --ran FILE            adds to the file which tests were collected, run and skipped (tests/stages.py)
 --time-limit SECONDS  begins no test after that many, and fails; with --resume another run goes on
 ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead of the installed one
@@ -20,6 +21,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.both_ends import BothEnds
 from tests.selection import FAST, sample
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
@@ -62,6 +64,8 @@ def pytest_addoption(parser):
     parser.addoption("--resume", metavar="FILE", help="leave out tests named in FILE, add those that pass")
     parser.addoption("--ran", metavar="FILE", help="add to FILE which tests were collected, run and skipped")
     parser.addoption("--share", metavar="I/N", help="only one of N parts of the tests")
+    parser.addoption("--from-front", metavar="FILE", help="begin with the first test, end where --from-back FILE is")
+    parser.addoption("--from-back", metavar="FILE", help="begin with the last test, end where --from-front FILE is")
     parser.addoption("--time-limit", type=int, metavar="SECONDS", help="begin no test after that many")
 
 
@@ -72,7 +76,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "emulated: run on the emulated GPU, too, as all of tests/cuda and tests/gpu")
     config.addinivalue_line("markers", "emulated_full: there only with --full")
     config.addinivalue_line("markers", "sanitized: there under sanitizers, too, as all of tests/cuda")
-    config.addinivalue_line("markers", "together(argument): in the same share as those of its file with this argument")
+    config.addinivalue_line("markers", "together(argument): in one process with those of its file with this argument")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "short")
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     # Steps of tests are short: no second graph would pay. (tests/runtime/test_capture_budget.py is about that.)
@@ -82,9 +86,12 @@ def pytest_configure(config):
     if config.getoption("--ran"):
         from tests.stages import Ran
 
-        share = config.getoption("--share") or "1/1"
-        path = f"{config.getoption('--ran')}-{share.replace('/', '-of-')}"
+        end = "back" if config.getoption("--from-back") else "front"
+        path = f"{config.getoption('--ran')}-{end}"
         config.pluginmanager.register(Ran(path, lambda item: _is_left_out(config, item)))
+    for end in "front", "back":
+        if file := config.getoption(f"--from-{end}"):
+            config.pluginmanager.register(BothEnds(file, end == "back", _indivisible))
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -133,7 +140,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _indivisible(item):
-    """What all tests have in common that are to be in the same share."""
+    """What all tests have in common that one process is to run."""
     mark = item.get_closest_marker("together")
     return item.nodeid if mark is None else f"{item.path.name} {item.callspec.params[mark.args[0]]}"
 

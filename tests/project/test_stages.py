@@ -1,5 +1,6 @@
 """scripts/test: its stages have names, what has passed is known by all that tests read, and every test has a stage."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,13 +23,13 @@ def test_a_stage_that_is_not_there():
     assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
 
 
-@pytest.mark.parametrize("dies", ["", "1/2", "2/2"])
+@pytest.mark.parametrize("dies", ["", "--from-front", "--from-back"])
 def test_a_share_that_ends_early_has_failed(dies):
     """As when a sanitizer ends its process, after which pytest counts nothing."""
-    share = f'echo "== $2"; [ "$2" != "{dies}" ] || kill -ABRT $$; echo "3 passed, 1 skipped in 0.1s"'
+    share = f'echo "== $1"; [ "$1" != "{dies}" ] || kill -ABRT $$; echo "3 passed, 1 skipped in 0.1s"'
     command = ["bash", "-c", f". scripts/common.sh; in_shares bash -c '{share}' share"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert "== 1/2" in done.stdout and "== 2/2" in done.stdout
+    assert "== --from-front" in done.stdout and "== --from-back" in done.stdout
     counted = dict(reversed(each.split()) for each in done.stdout.splitlines()[-1].split(", "))
     if dies:
         assert done.returncode != 0 and counted == {"passed": "3", "skipped": "1", "error": "1"}
@@ -135,7 +136,7 @@ def test_what_no_stage_has_run(tmp_path, capsys):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
     for name, selected in (("one", "not left_out and not bad"), ("other", "bad")):
         subprocess.run([*command, "--ran", tmp_path / name, "-k", selected], cwd=ROOT, capture_output=True)
-    files = [str(file) for file in sorted(tmp_path.glob("o*-1-of-1"))]
+    files = [str(file) for file in sorted(tmp_path.glob("o*-front"))]
     assert len(files) == 2
     assert stages.main(files) == 1
     said = capsys.readouterr().out
@@ -146,3 +147,39 @@ def test_what_no_stage_has_run(tmp_path, capsys):
     assert "(only with --full):\n  test_some.py::test_long\n" in capsys.readouterr().out
     (tmp_path / "passed").write_text("".join(f"test_some.py::test_{n}\n" for n in ("long", "weather", "left_out")))
     assert stages.main(["--full", *files, str(tmp_path / "passed")]) == 0
+
+
+def test_two_processes_share_the_tests(tmp_path):
+    """Each test runs once, those that belong together in one process; what one that dies leaves, the other runs."""
+    (tmp_path / "conftest.py").write_text(
+        "from tests.both_ends import BothEnds\n"
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--from-front')\n"
+        "    parser.addoption('--from-back')\n"
+        "def pytest_configure(config):\n"
+        "    front, back = config.getoption('--from-front'), config.getoption('--from-back')\n"
+        "    config.pluginmanager.register(BothEnds(front or back, bool(back), lambda item: item.name[:6]))\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, pytest, time\n"
+        "@pytest.mark.parametrize('i', range(60))\n"
+        "def test(i, request):\n"
+        "    if i == 5 and os.environ.get('DIES'): os._exit(7)\n"
+        "    with open('ran', 'a') as file: file.write(f'{request.node.name} {os.getpid()}\\n')\n"
+        "    time.sleep(0.005)\n"
+    )
+    share = f'cd {tmp_path}; exec {sys.executable} -m pytest -q -c /dev/null --rootdir . . "$@"'
+    command = ["bash", "-c", f". scripts/common.sh; in_shares bash -c '{share}' share"]
+    for dies in {}, {"DIES": "1"}:
+        (tmp_path / "ran").write_text("")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | dies
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        assert (done.returncode != 0) == bool(dies), done.stdout + done.stderr
+        lines = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
+        expected = [f"test[{i}]" for i in range(60) if not dies or f"{i}"[0] != "5"]
+        assert sorted(name for name, _ in lines) == sorted(expected)
+        groups = {(name[:6], process) for name, process in lines}
+        assert len(groups) == len({name for name, _ in groups})
+        if not dies:
+            assert "60 passed" in done.stdout.splitlines()[-1]
+            assert len({process for _, process in lines}) == 2
