@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from tests.both_ends import BothEnds
-from tests.selection import FAST, sample
+from tests.selection import FAST, sample, waits
 
 BUILD = os.environ.get("ORTMODULE_BUILD")
 DEADLINE = pytest.StashKey[float | None]()
@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = ours
     if not config.getoption("--full"):
         for item in items:
-            if item.get_closest_marker("full"):  # (keywords have the names of folders, too)
+            if item.get_closest_marker("full") or waits(item):  # (keywords have the names of folders, too)
                 item.add_marker(pytest.mark.skip(reason="only with --full"))
 
 

@@ -1,5 +1,6 @@
 """Which parameters of a test the ordinary run takes (--full takes all), and which tests --fast does."""
 
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,42 @@ def each(names, values, short, others=pytest.mark.full, **options):
 def half(values):
     """Every second one, for ``short``."""
     return list(values)[::2]
+
+
+#: Of the cases of these tests, which are alike and take long together, the ordinary run takes about one of so many.
+ONE_OF = {
+    "tests/capture/test_data_numbers.py::test_errors_and_numbers_out_of_range_are_pytorchs": 2,
+    "tests/capture/test_export_cache.py::test_whatever_the_graph_depends_on": 2,
+    "tests/capture/test_loops.py::test_a_loop_is_captured_once": 2,
+    "tests/core/test_torch_private.py::test_without_one_that_a_capture_needs": 2,
+    "tests/debug/test_verify.py::test_the_model_suite": 2,
+    "tests/guards/test_global_changes.py::test_numbers_that_follow_from_sizes": 2,
+    "tests/guards/test_hook_analysis.py::test_hooks_registered_after_capture": 3,
+    "tests/lowering/test_packed_sequence.py::test_layers": 2,
+    "tests/models/test_architectures.py::test_float64": 2,
+    "tests/models/test_architectures.py::test_hard": 2,
+    "tests/models/test_autocast.py::test_every_gradient": 2,
+    "tests/ops/test_beyond_caches.py::test_pointwise": 2,
+    "tests/passes/test_attention.py::test_16_bits_are_as_near_to_the_exact_result_as_in_pytorch": 2,
+    "tests/passes/test_attention.py::test_models": 2,
+    "tests/passes/test_attention.py::test_rows_that_matter": 2,
+    "tests/passes/test_attention_dropout.py::test_masks_and_sizes": 2,
+    "tests/passes/test_rows.py::test_bad_indices_of_rows_that_are_left_out": 2,
+    "tests/passes/test_rows.py::test_padding_alone": 2,
+    "tests/probe/test_probe.py::test_cell": 2,
+    "tests/probe/test_probe.py::test_entry": 2,
+    "tests/runtime/test_argument_objects.py::test_sparse_arguments": 2,
+    "tests/runtime/test_lazy_logits.py::test_a_look_finds_what_pytorch_has": 2,
+    "tests/runtime/test_lazy_logits.py::test_gradients": 2,
+    "tests/runtime/test_lazy_logits.py::test_scores_after_a_step_are_those_before_it": 2,
+    "tests/runtime/test_refilled_indices.py::test_far": 2,
+}
+
+
+def waits(item):
+    """Whether the case is one of those of ``ONE_OF`` that are left to --full: drawn by name."""
+    test, _, parameters = item.nodeid.partition("[")
+    return test in ONE_OF and zlib.crc32(parameters.encode()) % ONE_OF[test] != 0
 
 
 #: The sample of --fast: of each test function of these files so many tests, of those without --full, spread evenly.

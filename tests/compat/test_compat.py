@@ -39,7 +39,8 @@ def python(site, *arguments, path=(), hide=False):
         start += f"runpy.run_module({arguments[1]!r}, run_name='__main__')"
     else:
         start += arguments[1]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *map(str, path)])}
+    # (Python takes a compiled file for that of a source of the same size and second.)
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.pathsep.join([str(PACKAGE), *map(str, path)])}
     run = subprocess.run([sys.executable, "-c", start], env=env, cwd=site, capture_output=True, text=True)
     return run.returncode, run.stdout, run.stderr
 

@@ -13,7 +13,7 @@ SCRIPT = ROOT / "scripts" / "soak"
 
 def test_some_seconds():
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, str(SCRIPT), "--hours", str(20 / 3600), "--seed", "1"]
+    command = [sys.executable, str(SCRIPT), "--hours", str(10 / 3600), "--seed", "1"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=600)
     assert found.returncode == 0, found.stdout + found.stderr
     for word in ("step", "memory over the second half", "file descriptors", "threads"):
