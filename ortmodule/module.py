@@ -7,12 +7,11 @@ class, and shares the model's `__dict__`: both have the same parameters, submodu
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -31,8 +30,8 @@ class _Forward:
     """The attribute `forward` of a wrapped class.
 
     Unlike a method it also beats an entry `forward` in the dictionary that wrapper and model share: that one belongs to
-    the model, and is what PyTorch runs. Assigning to the wrapper's `forward` replaces it for the wrapper only: one that
-    calls the forward that it replaces (as accelerate's does) runs around the engine, any other is captured.
+    the model, and is what PyTorch runs. Assigning to the wrapper's `forward` replaces it for the wrapper only: it is
+    captured, but for calls in which it calls the forward that it replaces (as accelerate's does, and TRL's in some).
     """
 
     def __init__(self, original: Any) -> None:
@@ -55,12 +54,10 @@ class _Forward:
         if self._is_own(value, instance):
             dispatcher.assign(None)
         elif isinstance(value, _Assigned) and value.dispatcher is dispatcher:
-            dispatcher.assign(value, value.captured)
-        elif _reaches(value, lambda part: self._is_own(part, instance) or part is self.function):
-            dispatcher.assign(value)
+            dispatcher.assign(value, value.forward)
         else:
             assigned = _Assigned(dispatcher, value, instance)
-            dispatcher.assign(assigned, assigned.captured)
+            dispatcher.assign(assigned, assigned.forward)
 
     def __delete__(self, instance: Any) -> None:
         instance._ortmodule.assign(None)
@@ -70,19 +67,19 @@ class _Forward:
 
 
 class _Assigned:
-    """A forward that a script has put in place of a wrapped module's, with that one's attributes; it is captured."""
+    """A forward that a script has put in place of a wrapped module's, with that one's attributes."""
 
     def __init__(self, dispatcher: Dispatcher, given: Callable, instance: Any) -> None:
         self.dispatcher, self.__wrapped__ = dispatcher, given
         # Of the module, whose attributes guards know.
         if isinstance(given, types.MethodType) and given.__self__ is instance:
             given = types.MethodType(given.__func__, dispatcher.module)
-        self.captured: Callable = given
+        self.forward: Callable = given
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.dispatcher.assigned is self and THREAD.in_assigned is not self.dispatcher:
-            return self.dispatcher(args, kwargs)
-        return self.captured(*args, **kwargs)  # another one that took its place calls it
+            return self.dispatcher.call_assigned(args, kwargs)
+        return self.forward(*args, **kwargs)  # another one that took its place calls it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
@@ -92,31 +89,6 @@ class _Assigned:
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
-
-
-def _reaches(value: Any, wanted: Callable[[Any], bool], depth: int = 8) -> bool:
-    """Does a function hold what is ``wanted``, itself, in its closure, or in what it is made of?"""
-    if wanted(value):
-        return True
-    if not depth or isinstance(value, (nn.Module, type, types.ModuleType, _Assigned)):
-        return False
-    parts: list[Any] = [getattr(value, "__wrapped__", None), getattr(value, "__func__", None)]
-    if isinstance(value, functools.partial):
-        parts += [value.func, *value.args, *value.keywords.values()]
-    elif isinstance(value, types.FunctionType):
-        cells = value.__closure__ or ()
-        parts += [*_contents(cells), *(value.__defaults__ or ())]
-    elif isinstance(value, types.MethodType):
-        parts.append(value.__self__)
-    elif callable(value):
-        parts += getattr(value, "__dict__", {}).values()
-    return any(_reaches(part, wanted, depth - 1) for part in parts if callable(part))
-
-
-def _contents(cells: Iterable[types.CellType]) -> Iterator[Any]:
-    for cell in cells:
-        with contextlib.suppress(ValueError):  # it is empty so far
-            yield cell.cell_contents
 
 
 class ORTModule(nn.Module):

@@ -6,10 +6,20 @@
 
 #include <string.h>
 
+/* The module gc, which is there: an import would go through the builtins of the frame that runs, and that may have none (a
+ * named tuple's `__new__`). */
+static PyObject *gc_module(void) {
+    PyObject *name = PyUnicode_FromString("gc"), *gc = name ? PyImport_GetModule(name) : NULL;
+
+    Py_XDECREF(name);
+    if (!gc && !PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "sys.modules has no gc any more");
+    return gc;
+}
+
 /* Appends to `found` those of generation `generation` (-1: of all) whose type is one of `kinds` or a subtype. */
 static bool append_objects(PyObject *found, PyObject *kinds, int generation) {
     const Py_ssize_t types = PyTuple_Size(kinds);
-    PyObject *gc = PyImport_ImportModule("gc"), *all;
+    PyObject *gc = gc_module(), *all;
     bool ok = true;
 
     if (!gc) return false;

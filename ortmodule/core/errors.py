@@ -54,6 +54,11 @@ class NoOtherGraph(NotInEngine):
     """No graph can be made for a call; those that there are still hold for others."""
 
 
+class CallsOwn(BaseException):
+    """A forward that was assigned calls the one that it replaces: such calls are not captured as a whole. It goes
+    through the user's code, whose handlers of errors must not take it."""
+
+
 class MissingPrivate(RuntimeError):
     """This PyTorch lacks a private name that is needed; the sentence says which, and what happens without it."""
 

@@ -215,8 +215,8 @@ class Finding:
 class Verifier:
     """Compares every ``every``-th call of one module."""
 
-    def __init__(self, every: int, forward: Callable, log: Log) -> None:
-        self.every, self.forward, self.log = every, forward, log
+    def __init__(self, every: int, log: Log) -> None:
+        self.every, self.log = every, log
         self.calls = self.compared = self.gradients = 0
         self.findings: list[Finding] = []
         self._replays: weakref.WeakKeyDictionary[CompiledGraph, RngReplay] = weakref.WeakKeyDictionary()
@@ -259,7 +259,7 @@ class Verifier:
     ) -> Eager | None:  # fmt: skip
         """What the module computes; None: it raises an error, which is reported. Raises Incomparable."""
         try:
-            eager = run_eager(graph, call.tree, call.arguments, before, self.forward, values)
+            eager = run_eager(graph, call.tree, call.arguments, before, call.forward, values)
         except Incomparable:
             raise
         except Exception as error:
@@ -276,7 +276,7 @@ class Verifier:
         values = [value for run in pieces for value in self._values(run.piece, run.feeds, run.seed)]
         if (eager := self._eager(graph, call, before, values)) is None:
             return
-        moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, self.forward, values, moved=True))
+        moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, call.forward, values, moved=True))
         least = max((run.case(()).tolerance for run in pieces), default=0.0)
         whole, count = self._outputs(call, tensors_of(graph, result), eager, before, least, moved), len(self.findings)
         try:
@@ -305,7 +305,7 @@ class Verifier:
             return
         found = tensors_of(graph, result)
         case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
-        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, self.forward, values, moved=True))
+        moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, call.forward, values, moved=True))
         differs = self._outputs(call, found, eager, before, case.tolerance, moved)
         if differs:
             self._report(differs, bisect.forward(case))

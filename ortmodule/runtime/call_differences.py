@@ -19,7 +19,7 @@ MOST_CHARACTERS = 80  # of a value that is shown
 #: The parts of :attr:`Call.key` behind the arguments, up to the module's state.
 _MODES = (
     "the types, ranks or gradients of its tensors", "the grad mode", "the inference mode", "autocast on the CPU",
-    "autocast on a GPU", "the default type", "the setting for deterministic algorithms",
+    "autocast on a GPU", "the default type", "the setting for deterministic algorithms", "the forward that runs",
 )  # fmt: skip
 _STATE = len(_MODES) + 1
 

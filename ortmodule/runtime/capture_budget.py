@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.core.errors import Cause, NotInEngine
+from ortmodule.core.errors import CallsOwn, Cause, NotInEngine
 from ortmodule.core.logger import Log
 from ortmodule.core.torch_private import at_end_of_backward
 
@@ -162,16 +162,20 @@ class Budget:
     def capturing(self, variant: Variant) -> Iterator[None]:
         """Inside, ``variant`` is captured; :meth:`ask` has allowed it."""
         self._began, self._passes = clock(), 0
-        mode, captured = self._mode, False
+        mode, captured, counts = self._mode, False, True
         timer = Timer(LONG, lambda: self._long(variant))
         timer.daemon = True
         timer.start()
         try:
             yield
             captured = True
+        except CallsOwn:  # nothing is captured of such calls
+            counts = False
+            raise
         finally:
             timer.cancel()
-            self._add(variant, clock() - self._began, mode, captured)
+            if counts:
+                self._add(variant, clock() - self._began, mode, captured)
 
     def _add(self, variant: Variant, taken: float, mode: Hashable, captured: bool) -> None:
         self.captures += 1
@@ -186,12 +190,16 @@ class Budget:
         elif not variant.captured:
             variant.captured = True
             self.graphs.append(variant)
-            self._waiting = OrderedDict((key, other) for key, other in self._waiting.items() if other is not variant)
+            self.discard(variant)
 
     def _long(self, variant: Variant) -> None:
         self.log.warning(
             f"capturing has taken {LONG:.0f} s so far ({variant.what}); a loop in forward over many steps takes long"
         )
+
+    def discard(self, variant: Variant | None) -> None:
+        """Such calls wait for no graph."""
+        self._waiting = OrderedDict((key, other) for key, other in self._waiting.items() if other is not variant)
 
     def add_graph(self, what: str, place: str, elements: int) -> Variant:
         """There is another graph, which a capture made beside the one that it was for."""

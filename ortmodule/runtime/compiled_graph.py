@@ -43,18 +43,22 @@ _NO_RESULT = torch.empty(0)
 _ONE_TENSOR = pytree.flatten((torch.empty(0), []), results=True)[1]
 
 
+#: Which forward of a wrapped module a call is of: its own, or one that a script has put in its place.
+OWN, ASSIGNED = "its own", "the one that was assigned"
+
+
 class Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("forward", "state", "tree", "arguments", "inputs", "given", "shapes", "key")
+    __slots__ = ("forward", "which", "state", "tree", "arguments", "inputs", "given", "shapes", "key")
 
     def __init__(
-        self, forward: Callable, state: ModuleState, arguments: pytree.Structure, inputs: list[torch.Tensor],
-        given: tuple[tuple, dict],
+        self, forward: Callable, which: str, state: ModuleState, arguments: pytree.Structure,
+        inputs: list[torch.Tensor], given: tuple[tuple, dict],
     ) -> None:  # fmt: skip
-        """``forward``: the module's own; ``given``: the caller's own arguments. Raises NotInEngine for an empty
-        input."""
-        self.forward, self.state, self.tree, self.given = forward, state, state.tree, given
+        """``forward``: what PyTorch would run; ``which``: the module's own, or the one that was assigned; ``given``:
+        the caller's own arguments. Raises NotInEngine for an empty input."""
+        self.forward, self.which, self.state, self.tree, self.given = forward, which, state, state.tree, given
         self.arguments, self.inputs = arguments, inputs
         kinds, shapes = [], []
         for tensor in inputs:
@@ -73,6 +77,7 @@ class Call:
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype(),
             torch.get_deterministic_debug_mode(),
+            which,
             state.key,
             state.hooked,
         )
@@ -80,7 +85,7 @@ class Call:
     @property
     def mode(self) -> tuple:
         """Training or evaluation, with gradients or without, and autocast."""
-        return (*self.key[2:8], self.tree.modules[""].training)
+        return (*self.key[2:9], self.tree.modules[""].training)
 
     def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The same call in PyTorch, on other tensors."""

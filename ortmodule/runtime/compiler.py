@@ -52,7 +52,6 @@ class Owner(Protocol):
     states: ModuleStates
     interpret: Interpreter
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def state(self) -> ModuleState: ...
 
 
@@ -157,10 +156,10 @@ class Compiler:
                 begins("check")
                 wrong = ""
                 if self.checks:
-                    wrong = self_check.difference(captured, self.owner.forward, call.arguments, call.tree)
+                    wrong = self_check.difference(captured, call.forward, call.arguments, call.tree)
                 self.seconds["check"] += time.perf_counter() - start
                 if captured.loop is not None:
-                    checks = LoopCheck(captured, self.owner.forward, call.arguments, call.tree)
+                    checks = LoopCheck(captured, call.forward, call.arguments, call.tree)
                     graph.lengths = Lengths(graph, checks, functools.partial(self._read, guards))
                 else:
                     graph.plan_first(call.shapes)
@@ -210,7 +209,7 @@ class Compiler:
             opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
             try:
                 return capture(
-                    owner.forward,
+                    call.forward,
                     owner.module,
                     call.tree,
                     call.arguments,

@@ -19,7 +19,16 @@ from torch import nn
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
-from ortmodule.core.errors import Cause, Disagrees, DoesNotHold, NoOtherGraph, NotInEngine, Raised, Unflattenable
+from ortmodule.core.errors import (
+    CallsOwn,
+    Cause,
+    Disagrees,
+    DoesNotHold,
+    NoOtherGraph,
+    NotInEngine,
+    Raised,
+    Unflattenable,
+)
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
 from ortmodule.core.torch_private import forward_level, in_backward, peek_transform, traced
@@ -31,7 +40,7 @@ from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
-from ortmodule.runtime.compiled_graph import Call, CompiledGraph
+from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.reruns import Reruns
@@ -47,6 +56,14 @@ TRANSFORMED = (
     "PyTorch runs calls of this module inside of torch.func transforms and forward-mode differentiation, which look at "
     "its operations"
 )
+
+
+class _Around(Exception):
+    """A forward that was assigned is not captured, for this ``reason``."""
+
+    def __init__(self, reason: NotInEngine) -> None:
+        super().__init__(reason.reason)
+        self.reason = reason
 
 
 class Attachments(NamedTuple):
@@ -74,10 +91,11 @@ class Dispatcher:
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
         self.reruns = Reruns()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
-        #: What a script has put in place of the wrapper's forward, and calls; what of it is captured in the place of
-        #: the module's own forward.
+        #: What a script has put in place of the wrapper's forward, and calls; the same as a function of the module's.
         self.assigned: Callable | None = None
-        self.captured_forward: Callable | None = None
+        self.assigned_forward: Callable | None = None
+        self._around: set[tuple] = set()  # kinds of calls in which it calls the module's own forward
+        self._looks_for_own = False  # while such a call is captured
         self.latest: CompiledGraph | None = None
         self.observers, self.saver, self.report = attach.observers(self), attach.saver(self), attach.report
         self.tuning = Tuning.of(config)
@@ -85,42 +103,80 @@ class Dispatcher:
         self.states = ModuleStates(module)
         self.interpret = attach.interpret
         self.compiler = Compiler(self)
-        self._names: frozenset[str] | None = None  # of the parameters of forward
+        self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, or the one that was assigned, in PyTorch."""
-        if self.captured_forward is None or THREAD.in_assigned is self:
-            return self.module.forward(*args, **kwargs)
-        with inside_assigned(self):
-            return self.captured_forward(*args, **kwargs)
+    def in_pytorch(self, which: str = OWN) -> Callable:
+        """The module's own forward, or the one that was assigned, in PyTorch."""
+        return self._own if which == OWN else self._assigned
 
-    def assign(self, assigned: Callable | None, captured: Callable | None = None) -> None:
-        """``assigned`` takes the place of the wrapper's forward; ``captured`` that of the module's own in graphs."""
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.forward(*args, **kwargs)
+
+    def _assigned(self, *args: Any, **kwargs: Any) -> Any:
+        with inside_assigned(self):
+            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one where it is called
+
+    def assign(self, assigned: Callable | None, forward: Callable | None = None) -> None:
+        """``assigned`` takes the place of the wrapper's forward; ``forward``: the same as a function of the module."""
         with self._lock:
             self.assigned = assigned
-            if captured is not self.captured_forward:
-                self.captured_forward, self._names, self.latest = captured, None, None
+            self._around.clear()
+            if forward is not self.assigned_forward:
+                self.assigned_forward, self._names, self.latest = forward, {}, None
                 self.states, self.graphs, self.fallback.refused = ModuleStates(self.module), {}, {}
                 self.budget = Budget(self.config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
 
-    def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def call_assigned(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call of the forward that was assigned: captured in the place of the module's own, but where it calls that
+        one. Python runs what is around it then."""
+        kind = _kind(args, kwargs)
+        if kind is None or kind in self._around:
+            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
+        try:
+            return self(args, kwargs, ASSIGNED)
+        except CallsOwn:
+            self._add_around(kind)
+            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
+        except _Around as found:
+            reason = found.reason
+        # Not captured, or not now. The module's own forward may be within it, and can be.
+        calls = self.usage.calls
+        with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
+            result = self.budget.in_pytorch(self.assigned_forward, args, kwargs, reason)  # type: ignore[arg-type]
+        if self.usage.calls > calls:
+            self.budget.discard(reason.variant if isinstance(reason, Waits) else None)
+            self._add_around(kind)
+        else:
+            self.fallback.allow(reason)
+            self.usage.pytorch += 1
+            self.fallback.done(reason)
+        return result
+
+    def _add_around(self, kind: tuple) -> None:
+        if len(self._around) >= MOST_STRUCTURES:
+            self._around.clear()
+        self._around.add(kind)
+
+    def __call__(self, args: tuple, kwargs: dict[str, Any], which: str = OWN) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.
         looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or forward_level() >= 0
         if THREAD.only_pytorch or looked_at:
-            return self._aside(args, kwargs)
+            return self._aside(args, kwargs, which)
         if self.fallback.forcing and self.fallback.forced():
             self.usage.pytorch += 1
-            return self.forward(*args, **kwargs)
+            return self.in_pytorch(which)(*args, **kwargs)
         reason: BaseException
         try:
-            return self._in_engine(args, kwargs)
+            return self._in_engine(args, kwargs, which)
         except NotInEngine as error:
             reason = error
         except Raised as raised:
             reason = raised.error
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
+        if which == ASSIGNED and reason.finish is None:
+            raise _Around(reason)
         self.fallback.allow(reason)
         self.usage.pytorch += 1
         if reason.finish is not None:
@@ -129,23 +185,25 @@ class Dispatcher:
             return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
+            result = self.budget.in_pytorch(self.in_pytorch(which), args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
-    def _aside(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _aside(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
         """A call whose operations something looks at."""
+        if self._looks_for_own and which == OWN and THREAD.in_assigned is self:
+            raise CallsOwn
         if not (THREAD.only_pytorch or traced() or torch.compiler.is_compiling()):
             self.fallback.bypassed(TRANSFORMED)
             self.usage.pytorch += 1
-        return self.forward(*args, **kwargs)
+        return self.in_pytorch(which)(*args, **kwargs)
 
-    def _in_engine(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        inputs, arguments = _arguments(args, kwargs if len(kwargs) < 2 else self._in_order(kwargs))
+    def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
+        inputs, arguments = _arguments(args, kwargs if len(kwargs) < 2 else self._in_order(kwargs, which))
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        call = Call(self.forward, state, arguments, inputs, (args, kwargs))
+        call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))
         if self.reruns.calls and self.reruns.is_rerun(inputs):
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (
@@ -167,19 +225,22 @@ class Dispatcher:
 
         Raises NotInEngine, and DoesNotHold where only a trace of the whole batch could hold.
         """
+        if self.assigned_forward is not None:
+            with contextlib.suppress(CallsOwn):
+                return self._prepare(args, kwargs, ASSIGNED)
+        return self._prepare(args, kwargs, OWN)
+
+    def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
-            inputs, arguments = _arguments(args, self._in_order(kwargs))
+            inputs, arguments = _arguments(args, self._in_order(kwargs, which))
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-            call = Call(self.forward, state, arguments, inputs, (args, kwargs))
+            call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))
             for part in (None, SMALL, ROWS):
                 if part is not None:
                     variant = self._variant(call, [])
-                    with self.budget.capturing(variant):
-                        made = self.compiler.compile(call, part)
-                    made.count_for(variant)
-                    self._make_room(made)
+                    self._compiled(call, part, variant)
                 for origin in tuple(self.graphs.get(call.key, ())):
                     with contextlib.suppress(DoesNotHold):
                         graph = origin.at(call)
@@ -198,7 +259,7 @@ class Dispatcher:
         if changing.refused or not changing.changed:
             return None
         inputs, arguments = lifted(call.arguments, call.inputs, changing)
-        return changing, Call(self.forward, call.state, arguments, inputs, call.given)
+        return changing, Call(call.forward, call.which, call.state, arguments, inputs, call.given)
 
     def _run_call(self, call: Call) -> Any:
         refusal = None
@@ -216,14 +277,15 @@ class Dispatcher:
                     result = self._captured(call, max(part, now), misses)
         return result
 
-    def _in_order(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _in_order(self, kwargs: dict[str, Any], which: str) -> dict[str, Any]:
         """Forward cannot tell in which order the parameters that it names were given; of others it can."""
-        if self._names is None:
-            forward = self.captured_forward or self.module.forward
-            parameters = inspect.signature(forward).parameters.values()
-            self._names = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
-        names = sorted(self._names & kwargs.keys())
-        return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in self._names}
+        if (known := self._names.get(which)) is None:
+            forward = self.module.forward if which == OWN else self.assigned_forward
+            parameters = inspect.signature(forward).parameters.values()  # type: ignore[arg-type]  # there is one
+            known = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
+            self._names[which] = known
+        names = sorted(known & kwargs.keys())
+        return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in known}
 
     def state(self) -> ModuleState:
         """What the module is now, with what was captured of it; looked at again only when something has changed."""
@@ -294,10 +356,7 @@ class Dispatcher:
         note(call.tree.caches.changing, call.arguments, call.key[1:])
         variant = self._variant(call, misses)
         while True:
-            with self.budget.capturing(variant):
-                made = self.compiler.compile(call, part)
-            made.count_for(variant)
-            self._make_room(made)
+            made = self._compiled(call, part, variant)
             try:
                 if (graph := made.at(call)) is None:
                     raise DoesNotHold("the module is not as it was when it was captured")
@@ -315,6 +374,18 @@ class Dispatcher:
                     text = f"what it does depends on values: {reason}"
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
+
+    def _compiled(self, call: Call, part: int, variant: Variant) -> CompiledGraph:
+        """A new graph, of this variant. Raises NotInEngine, and CallsOwn."""
+        self._looks_for_own = call.which == ASSIGNED
+        try:
+            with self.budget.capturing(variant):
+                made = self.compiler.compile(call, part)
+        finally:
+            self._looks_for_own = False
+        made.count_for(variant)
+        self._make_room(made)
+        return made
 
     def _make_room(self, latest: CompiledGraph) -> None:
         """Forgets the graph that was last used longest ago, where there are too many beside the ``latest``."""
@@ -366,7 +437,16 @@ class Dispatcher:
         return result
 
 
-torch_private.uncompiled(Dispatcher.__call__, "the engine runs an ORTModule: there is nothing to compile in it")
+for _method in (Dispatcher.__call__, Dispatcher.call_assigned):
+    torch_private.uncompiled(_method, "the engine runs an ORTModule: there is nothing to compile in it")
+
+
+def _kind(args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+    """What the ways that a forward takes depend on: its arguments but for tensors and numbers; None: not known."""
+    try:
+        return pytree.flatten((args, kwargs))[1].without_numbers()
+    except Unflattenable:
+        return None
 
 
 def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], pytree.Structure]:

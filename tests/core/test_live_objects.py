@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 import threading
 import weakref
 
@@ -114,3 +115,13 @@ def test_collections_while_it_is_asked():
     finally:
         gc.set_threshold(*before)
     assert not errors
+
+
+def test_a_collection_where_there_are_no_builtins(monkeypatch):
+    """The collector may run in a frame without them, as a named tuple's `__new__` is one."""
+    errors = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    noted, kept = Noted((Own,)), Own()
+    eval("lambda collect: collect(1)", {"__builtins__": {}})(gc.collect)
+    assert not errors and any(each is kept for each in noted.all())
+    noted.close()
