@@ -6,7 +6,6 @@ the graph: so it is found which one has made them.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from ortmodule.capture.trace_mode import TraceMode
 from ortmodule.core import pytree
 from ortmodule.core.errors import NotTraceable
+from ortmodule.core.garbage import collect_garbage
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.holders import Holders, is_held
@@ -96,12 +96,12 @@ def hidden(holders: Holders, mode: TraceMode, others: Iterable[weakref.ref[torch
     mode.let_go()
     if not alive():
         return None
-    gc.collect(1)  # most circles of references are young
+    collect_garbage(1)  # most circles of references are young
     left = alive()
     if not is_held(left):  # but by frames, or what is autograd's
         return None
     del left
-    gc.collect()  # a third of a second
+    collect_garbage()  # a third of a second
     held = holders.learn(alive())
     if not held.tensors:
         return None
