@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.torch_private import is_fx_tracing
 from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
@@ -41,11 +42,12 @@ class _Forward:
 
         forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # inspect reads it
         del forward.__wrapped__  # or who unwraps it would get past the engine
-        self.function = forward
+        self.function, self.original = forward, original
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            return self.function
+            # torch.fx looks at the code of the function that it traces.
+            return self.original if is_fx_tracing() else self.function
         assigned = instance._ortmodule.assigned
         return types.MethodType(self.function, instance) if assigned is None else assigned
 

@@ -258,6 +258,9 @@ amp_unscale = _private(
     "torch._amp_foreach_non_finite_check_and_unscale_", "unscales the gradients of Apex's amp at once",
     "Apex unscales them by itself",
 )  # fmt: skip
+_is_fx_tracing = _private(
+    "torch.fx._symbolic_trace.is_fx_symbolic_tracing", "does torch.fx trace?", "torch.fx cannot trace a wrapped module"
+)
 global_step_hooks = _private(
     "torch.optim.optimizer._global_optimizer_pre_hooks", "are there hooks on the steps of all optimizers?",
     "gradients of DeepSpeed's ZeRO are scaled before a step, not in it",
@@ -281,6 +284,8 @@ saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None e
 #: `peek_transform()`: the transform of torch.func that looks at what runs, or None. (Where that cannot be told nothing
 #: is captured.)
 peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, _Absent) else _interpreters
+#: `is_fx_tracing()`: does torch.fx trace?
+is_fx_tracing: Callable[[], bool] = (lambda: False) if _is_fx_tracing is None else _is_fx_tracing
 #: `traced()`: true while TorchScript traces in this thread.
 traced: Callable[[], Any] = get_tracing_state
 if isinstance(get_tracing_state, _Absent):

@@ -31,7 +31,7 @@ from ortmodule.core.errors import (
 )
 from ortmodule.core.logger import Log
 from ortmodule.core.names import CHECKPOINT
-from ortmodule.core.torch_private import forward_level, in_backward, peek_transform, traced
+from ortmodule.core.torch_private import forward_level, in_backward, is_fx_tracing, peek_transform, traced
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
@@ -160,7 +160,13 @@ class Dispatcher:
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], which: str = OWN) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.
-        looked_at = traced() or torch.compiler.is_compiling() or peek_transform() is not None or forward_level() >= 0
+        looked_at = (
+            traced()
+            or torch.compiler.is_compiling()
+            or is_fx_tracing()
+            or peek_transform() is not None
+            or forward_level() >= 0
+        )
         if THREAD.only_pytorch or looked_at:
             return self._aside(args, kwargs, which)
         if self.fallback.forcing and self.fallback.forced():
@@ -193,7 +199,7 @@ class Dispatcher:
         """A call whose operations something looks at."""
         if self._looks_for_own and which == OWN and THREAD.in_assigned is self:
             raise CallsOwn
-        if not (THREAD.only_pytorch or traced() or torch.compiler.is_compiling()):
+        if not (THREAD.only_pytorch or traced() or torch.compiler.is_compiling() or is_fx_tracing()):
             self.fallback.bypassed(TRANSFORMED)
             self.usage.pytorch += 1
         return self.in_pytorch(which)(*args, **kwargs)

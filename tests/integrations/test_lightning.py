@@ -71,3 +71,67 @@ def test_training(precision, clip, tolerance, tmp_path):
     for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b)
     assert copy.deepcopy(ours).model(torch.ones(2, 8)).shape == (2, 3)
+
+
+class Whole(lightning.LightningModule):
+    """Its own forward is the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.losses = network(), []
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        self.losses.append(loss.detach())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+@pytest.mark.full
+def test_a_lightning_module_that_is_wrapped_as_a_whole(tmp_path):
+    """Its training_step calls itself, and that is the wrapper."""
+    found = []
+    for wrap in (ORTModule, lambda module: module):
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )  # fmt: skip
+        module = wrap(Whole())
+        trainer.fit(module, loader())
+        found.append(module)
+    ours, theirs = found
+    torch.testing.assert_close(torch.stack(ours.losses), torch.stack(theirs.losses))
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls, report.unreached_steps) == (10, 0, 0)
+
+
+@pytest.mark.full
+def test_fabric(tmp_path):
+    from lightning.fabric import Fabric
+
+    found = []
+    for wrap in (ORTModule, lambda module: module):
+        fabric, losses = Fabric(accelerator="cpu", devices=1), []
+        own = wrap(network())
+        model, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=1e-2))
+        for _ in range(2):
+            for x, y in fabric.setup_dataloaders(loader()):
+                loss = nn.functional.cross_entropy(model(x), y)
+                fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach())
+        found.append((own, torch.stack(losses)))
+        fabric.save(tmp_path / "saved.ckpt", {"model": model})
+    (ours, losses), (theirs, expected) = found
+    torch.testing.assert_close(losses, expected)
+    assert explain(ours).engine_calls == 10 and explain(ours).unreached_steps == 0
+    plain = network()
+    plain.load_state_dict(torch.load(tmp_path / "saved.ckpt", weights_only=True)["model"])
+    torch.testing.assert_close(plain.state_dict(), theirs.state_dict())

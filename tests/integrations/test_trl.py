@@ -1,0 +1,111 @@
+"""TRL's trainers with a wrapped model: losses, checkpoints and resumed trainings are those of the plain model."""
+
+import pytest
+import transformers
+
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("at_once")]
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+from ortmodule import ORTModule, explain  # noqa: E402
+from tests.integrations.small import (  # noqa: E402
+    LENGTH,
+    assert_in_engine,
+    assert_same_weights,
+    llama,
+    losses,
+    sentences,
+    tokenizer,
+)
+
+STEPS, BATCH = 6, 4
+
+
+def begin(text):
+    return text[:24].rpartition(" ")[0]
+
+
+def variety(completions, **_):
+    """A reward: how many different characters there are."""
+    return [float(len(set(each))) for each in completions]
+
+
+#: By kind of training: trainer, arguments, columns of the data, the head, more arguments.
+ROADS = {
+    "SFT": (trl.SFTTrainer, trl.SFTConfig, {"text": lambda t: t}, None, {"max_length": LENGTH}),
+    "completions": (
+        trl.SFTTrainer,
+        trl.SFTConfig,
+        {"prompt": begin, "completion": lambda t: t[len(begin(t)) :]},
+        None,
+        {"max_length": LENGTH},
+    ),
+    "DPO": (
+        trl.DPOTrainer,
+        trl.DPOConfig,
+        {"prompt": begin, "chosen": lambda t: t[len(begin(t)) : 70], "rejected": lambda t: t[60:30:-1]},
+        None,
+        {"max_length": LENGTH},
+    ),
+    "Reward": (
+        trl.RewardTrainer,
+        trl.RewardConfig,
+        {"chosen": lambda t: t[:60], "rejected": lambda t: t[60:0:-1]},
+        transformers.LlamaForSequenceClassification,
+        {"max_length": LENGTH},
+    ),
+    "GRPO": (
+        trl.GRPOTrainer,
+        trl.GRPOConfig,
+        {"prompt": begin},
+        None,
+        {"max_completion_length": 12, "num_generations": 4},
+    ),
+}
+
+MEASURES = {"Reward": "accuracy", "GRPO": "reward"}
+
+
+def make(kind, wrap, folder):
+    cls, configuration, columns, head, more = ROADS[kind]
+    data = datasets.Dataset.from_dict({name: [f(t) for t in sentences()[:32]] for name, f in columns.items()})
+    model = llama() if head is None else llama(head, num_labels=1)
+    args = configuration(
+        output_dir=str(folder), max_steps=STEPS, save_steps=3, logging_steps=1, per_device_train_batch_size=BATCH,
+        learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, bf16=False, seed=7,
+        gradient_checkpointing=False, **more,
+    )  # fmt: skip
+    rewards = {"reward_funcs": variety} if kind == "GRPO" else {}
+    references = {"ref_model": wrap(llama())} if kind == "DPO" else {}
+    return cls(
+        model=wrap(model), args=args, train_dataset=data, processing_class=tokenizer(), **rewards, **references
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROADS)
+def test_training_saving_and_resuming(kind, tmp_path):
+    ours, theirs = make(kind, ORTModule, tmp_path / "ours"), make(kind, lambda model: model, tmp_path / "theirs")
+    for trainer in (ours, theirs):
+        trainer.train()
+    for key in (
+        "loss",
+        "grad_norm",
+        *(["reward"] if kind == "GRPO" else ["mean_token_accuracy"] if not ROADS[kind][3] else []),
+    ):
+        found, expected = losses(ours, key), losses(theirs, key)
+        assert len(found) == STEPS and found == pytest.approx(expected, rel=2e-3, abs=1e-5), key
+    if kind == "GRPO":  # what it generates with a cache that changes is PyTorch's
+        report = explain(ours.model)
+        assert (
+            report.engine_calls >= STEPS
+            and report.unreached_steps == 0
+            and report.python_ops == ["ChunkedLogProbFunction"]
+        )
+    else:
+        assert_in_engine(ours.model, STEPS)
+
+    path = tmp_path / "ours" / f"checkpoint-{STEPS}"
+    assert_same_weights(type(theirs.model).from_pretrained(path), ours.model)
+    again = make(kind, ORTModule, tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-3"))
+    assert losses(again) == pytest.approx(losses(ours), rel=2e-3, abs=1e-5)
