@@ -11,8 +11,9 @@ Models draw a number and compare it with a rate that is 0 (`random.random() < se
 NumPy's global generators are `Drawn`, and let through where every comparison has one possible outcome. Such draws are
 made again at each call (``draws``), so the generators go on as in PyTorch.
 
-Environment variables and context variables that are read are noted (``reads``): guards compare them. So are lines that
-print or write to a file (``prints``), which no graph does: that is said.
+Environment variables and context variables that are read are noted (``reads``), and the functions that run (``ran``):
+guards compare what they read. So are lines that print or write to a file (``prints``), which no graph does: that is
+said.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Chance:
         self.draws: list[Draw] = []
         self.reads: dict[tuple[int, str], tuple[Any, str]] = {}  # (id of an object, name): the object, and where
         self.prints: dict[str, None] = {}  # lines
+        self.ran: dict[types.CodeType, dict[str, Any]] = {}  # functions of Python's with their globals
         self.failure: NotTraceable | None = None
         self._states: list[tuple[Any, Any]] = []
         self._made: list[random.Random] = []  # by forward, from a number
@@ -185,7 +187,7 @@ class Chance:
     def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
         """The profile function. It is called for each call and return of forward's, so it leaves early."""
         sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
-        codes, held = (_SEED, _READ), (random.Random, _FILES)
+        codes, held, ran = (_SEED, _READ), (random.Random, _FILES), self.ran
 
         def look(frame: types.FrameType, event: str, function: Any) -> None:
             if event == "c_call":
@@ -193,8 +195,10 @@ class Chance:
                 kind = type(owner)
                 if function in sources if kind is module_type else kind in drawing or issubclass(kind, held):
                     self._called(frame, function, owner)
-            elif event == "call" and frame.f_code in codes:
-                self._began(frame)
+            elif event == "call":
+                ran[code := frame.f_code] = frame.f_globals
+                if code in codes:
+                    self._began(frame)
 
         return look
 

@@ -47,6 +47,7 @@ from ortmodule.core.torch_private import (
     untraced,
     validate_sample,
 )
+from ortmodule.guards.fields import FieldReads
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
@@ -82,6 +83,7 @@ class Recorder:
 
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
+    fields: FieldReads = field(default_factory=FieldReads)  # of plain objects
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
     _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
@@ -179,7 +181,7 @@ def recording() -> Iterator[Recorder]:
         _current.recorder = None
 
 
-def _active() -> Recorder | None:
+def active() -> Recorder | None:
     """The recorder of this thread while it traces and is not itself at work."""
     recorder = getattr(_current, "recorder", None)
     return recorder if recorder is not None and recorder.watches() else None
@@ -187,19 +189,19 @@ def _active() -> Recorder | None:
 
 def converts(depth: int) -> None:
     """The caller's caller, ``depth`` frames above, makes a plain number of one that data decides."""
-    if (recorder := _active()) is not None and recorder.numbers is not None:
+    if (recorder := active()) is not None and recorder.numbers is not None:
         recorder.numbers.calls.meet(sys._getframe(depth + 1))
 
 
 def read(tensor: torch.Tensor) -> None:
     """Python sees the elements of a traced ``tensor``."""
-    if (recorder := _active()) is not None:
+    if (recorder := active()) is not None:
         recorder.read(tensor)
 
 
 def decided_by_data(arguments: Iterable[Any]) -> bool:
     """Does one of these depend on data? (Python's numbers do not.)"""
-    recorder, tensors = _active(), [a for a in arguments if isinstance(a, torch.Tensor)]
+    recorder, tensors = active(), [a for a in arguments if isinstance(a, torch.Tensor)]
     return recorder is not None and any(recorder.depends_of(t) >= DATA for t in tensors)
 
 
@@ -283,7 +285,7 @@ def _watched(owner: Any, name: str, watch: Callable[..., None]) -> Replacement:
 
     def make(original):
         def method(tensor, *args, **kwargs):
-            recorder = _active()
+            recorder = active()
             if recorder is not None:
                 with recorder.paused():
                     if name in _LOOKS and (found := _from_data(recorder, tensor, name)) is not NotImplemented:
@@ -314,7 +316,7 @@ def _unwatched(name: str) -> Replacement:
 
     def make(original):
         def method(*args, **kwargs):
-            recorder = _active()
+            recorder = active()
             if recorder is None:
                 return original(*args, **kwargs)
             with recorder.paused():
@@ -330,7 +332,7 @@ def _hashes() -> Replacement:
 
     def make(original):
         def hash_of(tensor):
-            recorder = _active()
+            recorder = active()
             file = sys._getframe(1).f_code.co_filename
             if recorder is None or tensor.dim() or _is_torch(file) or file.startswith(PACKAGE) or not is_number(tensor):
                 return original(tensor)
@@ -347,7 +349,7 @@ def _of_numbers(name: str, compute: Callable) -> Replacement:
     """What numbers have and tensors have not: a size is a tensor while it is traced."""
 
     def method(tensor, *args):
-        if _active() is None or not is_number(tensor):
+        if active() is None or not is_number(tensor):
             raise TypeError(f"type Tensor doesn't define {name} method")
         return compute(tensor, *args)
 
@@ -359,7 +361,7 @@ def _attribute_reads() -> Replacement:
 
     def make(original):
         def method(module, name):
-            recorder = _active()
+            recorder = active()
             if recorder is not None and (id(module), name) not in recorder.attributes:
                 _note(recorder, module, name)
             return original(module, name)
@@ -381,9 +383,9 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """For every function of torch that is called in a trace, whatever name it is called by: notes what decides its
     result. That of a comparison, or NotImplemented."""
-    if function is pack_padded_sequence and _active() is not None:
+    if function is pack_padded_sequence and active() is not None:
         bool(_packable(*args))
-    recorder = _active()
+    recorder = active()
     if recorder is None:
         return NotImplemented
     _read_lists(recorder, function, args, kwargs)
@@ -425,7 +427,7 @@ def slicing(function: Any, args: tuple) -> Iterator[None]:
 
     (To replace `Tensor.__getitem__` for a while would leave a class that C code takes for a sequence.)
     """
-    recorder = _active() if function in _SLICES or function in _TRACING else None
+    recorder = active() if function in _SLICES or function in _TRACING else None
     if recorder is None:
         yield
         return
@@ -444,7 +446,7 @@ def _refused(owner: Any, name: str, what: str, caller: str = "") -> Replacement:
 
     def make(original):
         def function(*args, **kwargs):
-            if _active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
+            if active() is not None and caller in ("", sys._getframe(1).f_code.co_filename):
                 raise NotTraceable(f"{user_line()} {what}")
             return original(*args, **kwargs)
 
@@ -458,7 +460,7 @@ def _tracing_flag() -> Replacement:
 
     def make(original):
         def is_tracing():
-            hidden = getattr(_current, "hidden", False) and _active() is not None
+            hidden = getattr(_current, "hidden", False) and active() is not None
             return original() and not (hidden and not _is_torch(sys._getframe(1).f_code.co_filename))
 
         return is_tracing
@@ -471,7 +473,7 @@ def _checks() -> list[Replacement]:
 
     def make(original):
         def check(error_type, condition, message):
-            traced = isinstance(condition, torch.Tensor) and _active() is not None
+            traced = isinstance(condition, torch.Tensor) and active() is not None
             return original(error_type, bool(condition) if traced else condition, message)
 
         return check
@@ -484,7 +486,7 @@ def _weighted() -> Replacement:
 
     def make(original):
         def call(function, relevant, *args, **kwargs):
-            if function is F.l1_loss and _active() is not None:
+            if function is F.l1_loss and active() is not None:
                 kwargs.setdefault("weight", sys._getframe(1).f_locals.get("weight"))
             return original(function, relevant, *args, **kwargs)
 

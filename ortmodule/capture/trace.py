@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import chance, function_caches, scalar_guards, symbolic_numbers
+from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers
 from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
@@ -38,6 +38,7 @@ from ortmodule.core.torch_private import (
     jit_pass_inline,
     jit_pass_lower_all_tuples,
 )
+from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.global_reads import read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
@@ -98,6 +99,7 @@ class Trace:
     settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
     attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
     outside: dict[tuple[int, str], tuple[Any, str]]  # the same of what is no module
+    fields: FieldReads = field(repr=False)  # the same of plain objects, and the code that ran
     size_reads: list[scalar_guards.Read]
     data_reads: list[scalar_guards.Read]
     draws: list[Draw]  # that a call makes, and forgets
@@ -173,6 +175,7 @@ def _trace(
         flat.settled,
         flat.recorder.attributes,
         flat.chance.reads | read_by_arguments(arguments.classes()),
+        flat.recorder.fields,
         sizes,
         data,
         flat.chance.draws,
@@ -223,7 +226,7 @@ def _record(
                 if failure is not None:
                     flat.regions.mark(failure)
                 flat.regions.forget()
-                tree.caches.reads |= flat.recorder.attributes
+                tree.learn(flat.recorder.attributes, flat.recorder.fields)
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
             continue
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
@@ -331,6 +334,7 @@ class _Flat(nn.Module):
         named = zip(self.tree.parameters, parameters, strict=True)
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
+        self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
             self.before, self.containers = contents(self.tree), containers(self.tree)
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
@@ -346,6 +350,7 @@ class _Flat(nn.Module):
             with (
                 self.mode.looking(*known), self.chance.looking(),
                 self.recorder.numbers.converting(self.recorder),
+                object_reads.watched(self.recorder, around.values, self.before.values()),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():

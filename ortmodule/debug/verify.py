@@ -27,6 +27,7 @@ from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import LOGGER, Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.tolerance import is_rounding, rounded
+from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect
 from ortmodule.debug.bisect import difference
 from ortmodule.guards.module_tree import Tree
@@ -342,6 +343,8 @@ class Verifier:
         self, graph: CompiledGraph, eager: Eager, moved: _Moved, case: bisect.Case, got: Sequence, given: Sequence
     ) -> None:
         """After a backward of the engine: ``got``, gradients of the leaves, for ``given``, gradients of the outputs."""
+        if any(g is not None and is_batched(g) for g in given):
+            return  # PyTorch's autograd has computed them
         sources = [source for source in graph.capture.trace.sources if source.kind != "number"]
         places = {source.key: i for i, source in enumerate(sources) if source.kind == "graph"}
         used = [(places[i], g.detach(), i) for i, g in zip(graph.differentiable, given, strict=True) if g is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import sys
 import sysconfig
 import types
@@ -11,6 +12,8 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+#: Folders of packages that were installed elsewhere: for one user, by the system, in an environment below this one.
+_INSTALLED = ("site-packages", "dist-packages")
 _HEAP_TYPE = 1 << 9  # a class that was made by a class statement
 #: Instructions that change, import or make something beside local variables, by how they begin.
 _EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
@@ -90,7 +93,7 @@ def is_library(module: Any) -> bool:
     file = getattr(module, "__file__", None)
     if file is None:
         return getattr(module, "__name__", "") != "__main__"
-    return file.startswith(_LIBRARIES)
+    return file.startswith(_LIBRARIES) or any(f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED)
 
 
 def is_librarys(cls: type) -> bool:

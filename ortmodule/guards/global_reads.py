@@ -7,11 +7,13 @@ users write is followed everywhere; of libraries only the plain globals of their
 from __future__ import annotations
 
 import enum
+import gc
 import inspect
 import sys
+import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -21,9 +23,11 @@ from torch import nn
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards import code_reader
 from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
+from ortmodule.guards.fields import functions_behind, is_machinery
 
 _MISSING = object()
 MUTABLE = (dict, list, set, deque, bytearray, numpy.ndarray)
+SPACES = (types.SimpleNamespace, threading.local)  # classes of libraries whose objects are what users make of them
 
 #: An object, and the name of an attribute of it.
 Place = tuple[Any, str]
@@ -36,21 +40,28 @@ def is_plain_value(value: Any) -> bool:
 
 def is_held(value: Any) -> bool:
     """Can it be compared from call to call, and is it no function?"""
-    return is_plain_value(value) or isinstance(value, (*MUTABLE, tuple, frozenset, torch.Tensor))
+    return is_plain_value(value) or isinstance(value, (*MUTABLE, *SPACES, tuple, frozenset, torch.Tensor))
+
+
+def is_object(value: Any) -> bool:
+    """Is it an object of a class that users wrote, or of another one that is no part of Python or torch?"""
+    cls = type(value)
+    return is_made_by_statement(cls) and not isinstance(value, (nn.Module, type)) and not is_machinery(cls)
 
 
 def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | None = None) -> Iterator[Place]:
     """What a function may read, and those that it calls. ``seen``: functions and code that were looked at. ``objects``:
     takes what is around those that users wrote, with its names."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, types.FunctionType):  # a builtin that was wrapped
-        return
+    wrapped = getattr(function, "__wrapped__", None)
+    if isinstance(wrapped, types.FunctionType) and wrapped not in seen:
+        yield from read_by(wrapped, seen, objects)
     owner, codes = sys.modules.get(function.__module__ or ""), [function.__code__]
     if owner is None or vars(owner) is not function.__globals__ or owner.__name__.startswith("torch."):
         return
     users = not is_library(owner)
     if users and function not in seen:
         seen.add(function)
+        yield from _defaults(function, objects)
         for cell in function.__closure__ or ():
             value = found_in(cell, "cell_contents")
             if objects is not None:
@@ -77,6 +88,57 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
                 yield from _attributes(value, code.co_names)
 
 
+def _defaults(function: types.FunctionType, objects: Objects | None) -> Iterator[Place]:
+    """Defaults of parameters: a container among them may be changed."""
+    for name in ("__defaults__", "__kwdefaults__"):
+        found = getattr(function, name) or ()
+        values = list(found.values() if isinstance(found, dict) else found)
+        if objects is not None:
+            objects += [(f"a default of {function.__name__}", value) for value in values]
+        if any(not is_plain_value(value) for value in values):
+            yield function, name
+
+
+def read_by_code(
+    ran: Mapping[types.CodeType, dict[str, Any]], classes: Iterable[type]
+) -> Iterator[tuple[Any, str, str]]:  # fmt: skip
+    """What code that users wrote, and that has run, may have read around it, and where. ``ran``: with its globals;
+    ``classes``: of objects, which it may be a method of."""
+    users: dict[types.CodeType, types.ModuleType] = {}
+    for code, space in ran.items():
+        module = sys.modules.get(space.get("__name__") or "")
+        if module is not None and vars(module) is space and not is_library(module):
+            users[code] = module
+    for code, module in users.items():
+        where, space = f"{code.co_filename}:{code.co_firstlineno}", vars(module)
+        for name in _globals_in(code, space):
+            value = space.get(name, _MISSING)
+            if is_held(value) or isinstance(value, types.FunctionType) or is_object(value):
+                yield module, name, where
+            yield from ((owner, each, where) for owner, each in _attributes(value, code.co_names))
+    for cls in {base for each in classes for base in each.__mro__ if not is_librarys(base)}:
+        for part in vars(cls).values():
+            for function in functions_behind(part):
+                if function.__code__ in users:
+                    where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+                    yield from ((owner, name, where) for owner, name in _attributes(cls, function.__code__.co_names))
+    for function in _closures(users):
+        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        yield from ((owner, name, where) for owner, name in _defaults(function, None))
+        for cell in function.__closure__ or ():
+            value = found_in(cell, "cell_contents")
+            if is_held(value) or isinstance(value, types.FunctionType) or is_object(value):
+                yield cell, "cell_contents", where
+
+
+def _closures(users: Collection[types.CodeType]) -> list[types.FunctionType]:
+    """The functions with this code that were not made by code of these: all that have variables of a closure."""
+    made = {part for code in users for part in code_reader.inner(code)}
+    codes = [code for code in users if code.co_freevars and code not in made]
+    found = gc.get_referrers(*codes) if codes else []
+    return [each for each in found if isinstance(each, types.FunctionType) and each.__code__ in users]
+
+
 def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
     """Names of ``known`` globals that code reads or sets: among its names are those of attributes, too."""
     if known.keys().isdisjoint(code.co_names):
@@ -86,9 +148,9 @@ def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
 
 def read_of(cls: type, function: types.FunctionType) -> Iterator[Place]:
     """Attributes of a module's class that its method may read by way of the class."""
-    function = inspect.unwrap(function)
-    if isinstance(function, types.FunctionType) and not is_librarys(cls):
-        yield from _attributes(cls, function.__code__.co_names)
+    for each in {function, inspect.unwrap(function)}:
+        if isinstance(each, types.FunctionType) and not is_librarys(cls):
+            yield from _attributes(cls, each.__code__.co_names)
 
 
 def read_by_arguments(classes: Iterable[type]) -> dict[tuple[int, str], tuple[Any, str]]:

@@ -2,8 +2,8 @@
 
 While a module is traced, every attribute that is read of it or of one of its submodules is noted
 (`scalar_guards.py`). A graph holds as long as these attributes have the values they had: numbers, strings and other
-constants are compared by value, containers and plain objects (a configuration) by what is in them, tensors by their
-kind, everything else by identity.
+constants are compared by value, containers by what is in them, plain objects (a configuration) by those of their fields
+that were read, tensors by their kind, everything else by identity.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +22,18 @@ from torch import nn
 
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
-from ortmodule.core.snapshot import Attribute
-from ortmodule.guards.code_reader import is_made_by_statement
-from ortmodule.guards.global_reads import read_by, read_of
+from ortmodule.core.snapshot import Attribute, found_in
+from ortmodule.guards import fields
+from ortmodule.guards.fields import FieldReads, FieldSet, attributes_of, functions_behind, is_plain, slot_names
+from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
 MOST_SHOWN = 64  # parts of an attribute that a text shows
 
 _MISSING = object()
+#: The fields that are read of plain objects, by their classes; of other classes every field counts.
+Fields = Mapping[type, FieldSet]
 
 
 @dataclass(eq=False)
@@ -44,6 +48,25 @@ class Is:
     __hash__ = None  # type: ignore[assignment]  # there is no hash
 
 
+@dataclass(eq=False)
+class SomeFields:
+    """Fields of a plain object: equal where those that were read on both sides are. ``order``: of all fields, where
+    all were."""
+
+    values: dict[str, list[Any]]
+    order: tuple[str, ...] | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SomeFields):
+            return False
+        if self.order is not None and other.order is not None:
+            return self.order == other.order and self.values == other.values
+        names = self.values.keys() & other.values.keys()
+        return all(self.values[name] == other.values[name] for name in names)
+
+    __hash__ = None  # type: ignore[assignment]  # there is no hash
+
+
 @dataclass
 class Description:
     """A value, comparable; and where a change of it would show."""
@@ -51,7 +74,9 @@ class Description:
     parts: list[Any] = field(default_factory=list)
     containers: list[dict | list] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)  # sets, deques, arrays
-    polled: bool = False  # it can change without a sign in `containers`
+    attributes: list[tuple[Any, str, Any]] = field(default_factory=list)  # (of an object or a class, name, value)
+    objects: list[Any] = field(default_factory=list)  # plain ones
+    polled: bool = False  # it can change without a sign in `containers` and `attributes`
 
     def mutable(self) -> list[Any]:
         """Everything in it that can be changed in place."""
@@ -61,22 +86,55 @@ class Description:
         return isinstance(other, Description) and self.parts == other.parts
 
 
-def describe(value: Any, names: dict[int, str] | None = None) -> Description:
-    """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids.
+def describe(value: Any, names: dict[int, str] | None = None, read: Fields | None = None) -> Description:
+    """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids. ``read``:
+    what counts of plain objects.
 
     Raises Unguardable.
     """
     found = Description()
-    _Walk(found, names or {}).add(value)
+    _Walk(found, found.parts, names or {}, read or {}).add(value)
     return found
 
 
+def describe_around(owner: Any, name: str, read: Fields) -> Description:
+    """An attribute of something around the module. Plain objects in it are themselves: what is read of them is
+    described by itself."""
+    found = Description()
+    walk = _Walk(found, found.parts, {}, read, shallow=True)
+    try:
+        if type(owner) not in read:
+            walk.add((found_in(owner, name),))  # a tensor is itself there
+        elif fields.shows_all(type(owner), name):
+            walk.whole(owner)
+        else:
+            walk.depth = 1
+            walk.field(owner, name, watched=True)
+    except Unguardable:
+        found.parts[:] = [Is(found_in(owner, name))]
+    return found
+
+
+def plain_objects(value: Any) -> list[Any]:
+    """Those in ``value``, or in as much of it as is looked at."""
+    found = Description()
+    with suppress(Unguardable):
+        _Walk(found, found.parts, {}, {}).add(value)
+    return found.objects
+
+
 class _Walk:
-    def __init__(self, found: Description, names: dict[int, str]) -> None:
-        self.found, self.names = found, names
-        self.parts, self.containers = found.parts, found.containers
-        self.met: dict[int, int] = {}
-        self.depth = 0
+    """``found`` is what is described, and ``parts`` a list of it that values are added to. ``shallow``: plain objects
+    are themselves."""
+
+    def __init__(
+        self, found: Description, parts: list[Any], names: dict[int, str], read: Fields, shallow: bool = False,
+        met: dict[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.found, self.names, self.read, self.shallow = found, names, read, shallow
+        self.parts, self.containers = parts, found.containers
+        self.met: dict[int, int] = met or {}
+        self.depth = len(self.met)
 
     def add(self, value: Any) -> None:
         cls, parts = type(value), self.parts
@@ -97,6 +155,42 @@ class _Walk:
             self.depth += 1
             self._container(value, cls)
             self.depth -= 1
+
+    def whole(self, value: Any) -> None:
+        """All fields of a plain object."""
+        self.parts.append(type(value))
+        self._slots(value, type(value))
+        if hasattr(value, "__dict__"):
+            self._attributes(vars(value))
+
+    def field(self, value: Any, name: str, watched: bool = False) -> None:
+        """One field of a plain object. ``watched``: by itself, and not with all other fields."""
+        cls, now = type(value), fields.found(value, name)
+        held = now.value
+        if now.place == "class":
+            self.found.attributes.append((cls, name, getattr(cls, name, None)))
+            self.found.polled |= getattr(cls, name, None) is not getattr(cls, name, None)
+        elif watched and now.place != "code" and held is not fields.MISSING:
+            self.found.attributes.append((value, name, held))
+        elif now.place == "slot":
+            self.found.polled = True
+        else:
+            self.containers.append(attributes_of(value))
+        if now.place == "code":
+            self._signs(value)
+        if held is fields.MISSING:
+            self.parts.append("missing")
+        elif now.place == "class" and hasattr(type(held), "__get__"):
+            self.parts.append(Is(held))
+        else:
+            self.add(held)
+
+    def _signs(self, value: Any) -> None:
+        """Where a change of anything in a plain object would show."""
+        try:
+            _Walk(self.found, [], self.names, {}, met={}).whole(value)
+        except Unguardable:
+            self.found.polled = True
 
     def _tensor(self, value: torch.Tensor) -> Any:
         """A tensor that is the attribute itself is an input of graphs; one in a container is a part of them."""
@@ -129,7 +223,14 @@ class _Walk:
             parts += (cls,)
             self._all((value.func, value.args, value.keywords))
         elif is_plain(cls):
+            self.found.objects.append(value)
+            if self.shallow and (cls in self.read or fields.is_machinery(cls)):
+                parts += (cls, Is(value))
+                return
             parts += (cls,)
+            if cls in self.read:
+                parts.append(self._some_fields(value, self.read[cls]))
+                return
             self._slots(value, cls)
         else:
             parts += (cls, Is(value))
@@ -152,26 +253,28 @@ class _Walk:
         self.parts += (len(attributes), *attributes)
         self._all(list(attributes.values()))
 
+    def _some_fields(self, value: Any, read: FieldSet) -> SomeFields:
+        names, order = set(read.names), None
+        if read.whole:
+            order = (*attributes_of(value), *slot_names(type(value)))
+            names.update(order)
+        values: dict[str, list[Any]] = {}
+        for name in names:
+            # What is met in one field is no matter of another one, which other graphs may not read.
+            parts: list[Any] = []
+            walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
+            walk.field(value, name)
+            values[name] = parts
+        return SomeFields(values, order)
+
     def _slots(self, value: Any, cls: type) -> None:
-        for name in _slot_names(cls):
+        for name in slot_names(cls):
             self.found.polled = True
             self.add(getattr(value, name, None))
 
     def _all(self, values: Iterable[Any]) -> None:
         for value in values:
             self.add(value)
-
-
-def _slot_names(cls: type) -> list[str]:
-    found = [vars(base).get("__slots__", ()) for base in cls.__mro__]
-    names = [name for slots in found for name in ((slots,) if isinstance(slots, str) else slots)]
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def is_plain(cls: type) -> bool:
-    """Is an object of this class what its attributes are?"""
-    made = all(map(is_made_by_statement, cls.__mro__[:-1]))
-    return made and (cls.__dictoffset__ != 0 or bool(_slot_names(cls)))
 
 
 # --- what graphs read -------------------------------------------------------------------------------------------------
@@ -190,10 +293,23 @@ class Attributes:
         self._modules = modules
         self._paths = {id(module): path for path, module in modules.items()}
         self._read: dict[Key, Any] = {}  # modules, and what is around them
+        self._fields: dict[type, FieldSet] = {}  # of plain objects
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
         self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
-        self.polled = False  # can one change without a sign in what is to be watched?
+        self._names: dict[int, str] = {}
+        self._polled: list[Key] = []  # those that can change without a sign in what is to be watched
+
+    def learn(self, reads: FieldReads) -> None:
+        """What a trace, which may have failed, has read of plain objects."""
+        for cls in reads.classes():
+            self._fields.setdefault(cls, FieldSet())
+        for identity, name in reads.names:
+            cls = type(reads.objects[identity])
+            if fields.shows_all(cls, name):
+                self._fields[cls].whole = True
+            elif name != "__class__":
+                self._fields[cls].names.add(name)
 
     def add(self, reads: dict[Key, str]) -> dict[Key, str]:
         """Those of ``reads`` ({attribute: place}) that a graph has to watch, with the globals that methods read."""
@@ -209,32 +325,77 @@ class Attributes:
                 if not skipped and each not in module._buffers:
                     self._read[identity, each] = module
                     kept[identity, each] = place
-                method = None if each in module.__dict__ else getattr(type(module), each, None)
-                if isinstance(method, types.FunctionType):
-                    for owner, key in (*read_by(method, codes), *read_of(type(module), method)):
-                        if _is_small(getattr(owner, key, None)):
-                            self._read[id(owner), key] = owner
-                            kept[id(owner), key] = place
+                value = module.__dict__.get(each, _MISSING)
+                held = getattr(type(module), each, None) if value is _MISSING else value
+                for function in functions_behind(held):
+                    kept |= self._around((*read_by(function, codes), *read_of(type(module), function)), place)
         return kept
+
+    def _around(self, places: Iterable[Place], where: str) -> dict[Key, str]:
+        found = {(id(owner), name): owner for owner, name in places}
+        self._read |= found
+        return dict.fromkeys(found, where)
 
     def add_outside(self, reads: dict[Key, tuple[Any, str]]) -> dict[Key, str]:
         """``reads``: {attribute: (the object, the place)}. Raises Unguardable for one that cannot be compared."""
         for (_, name), (owner, place) in reads.items():
-            if not _is_small(getattr(owner, name)):
-                raise Unguardable(f"{place} reads {owner.__name__}, which cannot be compared from call to call")
+            try:
+                describe(getattr(owner, name), read=self._fields)
+            except Unguardable:
+                text = f"{place} reads {owner.__name__}, which cannot be compared from call to call"
+                raise Unguardable(text) from None
         self._read |= {key: owner for key, (owner, _) in reads.items()}
         return {key: place for key, (_, place) in reads.items()}
+
+    def add_fields(self, reads: FieldReads) -> dict[Key, str]:
+        """What was read of plain objects, and by the code that ran."""
+        self.learn(reads)
+        kept: dict[Key, str] = {}
+        codes: set[Any] = set()
+        for (identity, name), place in reads.names.items():
+            value = reads.objects[identity]
+            if identity in reads.around:
+                self._read[identity, name] = value
+                kept[identity, name] = place
+            for function in functions_behind(fields.found(value, name).value):
+                kept |= self._around((*read_by(function, codes), *read_of(type(value), function)), place)
+        for owner, name, where in read_by_code(reads.ran, reads.classes()):
+            kept |= self._around([(owner, name)], where)
+        return kept
 
     def look(self, names: dict[int, str]) -> None:
         """Describes all attributes anew; ``names`` as in :func:`describe`."""
         known: dict[int, Description | None] = {}
-        self.now = {
-            key: describe(type(module.__dict__.get(key[1]))) if key in self.counted
-            else _described(module, key[1], names, known)
-            for key, module in self._read.items()
-        }  # fmt: skip
+        self._names = names
+        self.now = {key: self._described(key, known) for key in self._read}
         self.now |= {(0, slot.name): describe(slot.get()) for slot in self.outside}
-        self.polled = any(d is None or d.polled for d in self.now.values())
+        self._polled = [key for key, found in self.now.items() if found is None or found.polled]
+
+    def _described(self, key: Key, known: dict) -> Description | None:
+        owner, name = self._read[key], key[1]
+        if key in self.counted:
+            return describe(type(owner.__dict__.get(name)))
+        if not isinstance(owner, nn.Module):
+            return describe_around(owner, name, self._fields)
+        value = owner.__dict__.get(name, _MISSING)
+        if value is _MISSING:
+            value = getattr(type(owner), name, _MISSING)
+        if id(value) not in known:
+            try:
+                known[id(value)] = describe(value, self._names, self._fields)
+            except Unguardable:
+                known[id(value)] = None
+            known[None, id(value)] = value  # no other object gets this id meanwhile
+        return known[id(value)]
+
+    @property
+    def polled(self) -> bool:
+        """Can one change without a sign in what is to be watched?"""
+        return bool(self._polled)
+
+    def moved(self) -> bool:
+        """Has one of those changed since the last look?"""
+        return any((now := self._described(key, {})) is None or now != self.now[key] for key in self._polled)
 
     def label(self, key: Key) -> str:
         path = self._paths.get(key[0])
@@ -243,46 +404,25 @@ class Attributes:
             return f"{getattr(owner, '__name__', type(owner).__name__)}.{key[1]}"
         return f"{path}.{key[1]}" if path else key[1]
 
-    def watched(self) -> tuple[list[dict | list], list[tuple[type, str, Any]]]:
-        """Containers whose contents matter, and attributes of classes with their values."""
+    def watched(self) -> tuple[list[dict | list], list[tuple[Any, str, Any]]]:
+        """Containers whose contents matter, and attributes of classes and objects with their values."""
         containers: dict[int, dict | list] = {}
-        classes: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        found: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         for description in self.now.values():
-            containers |= {id(c): c for c in (description.containers if description else ())}
-        for (_, name), module in self._read.items():
-            if not isinstance(module, nn.Module):
-                classes[id(module), name] = module, name, getattr(module, name, None)
+            if description is not None:
+                containers |= {id(c): c for c in description.containers}
+                found |= {(id(owner), name): (owner, name, value) for owner, name, value in description.attributes}
+        for (identity, name), owner in self._read.items():
+            if not isinstance(owner, nn.Module):
+                if type(owner) not in self._fields:
+                    found[identity, name] = owner, name, found_in(owner, name, None)
                 continue
-            cls = type(module)
-            if name not in module.__dict__ and (id(cls), name) not in classes:
+            cls = type(owner)
+            if name not in owner.__dict__ and (id(cls), name) not in found:
                 value = getattr(cls, name, _MISSING)
                 if value is not _MISSING and value is getattr(cls, name):
-                    classes[id(cls), name] = cls, name, value
-        return list(containers.values()), list(classes.values())
-
-
-def _is_small(value: Any) -> bool:
-    """Of what is around a module: does comparing it cost little, and is a change of it seen without looking?"""
-    try:
-        return not describe(value).polled
-    except Unguardable:
-        return False
-
-
-def _described(module: Any, name: str, names: dict[int, str], known: dict) -> Description | None:
-    if not isinstance(module, nn.Module):
-        value = getattr(module, name, _MISSING)
-        return describe((value,))  # a tensor is itself there
-    value = module.__dict__.get(name, _MISSING)
-    if value is _MISSING:
-        value = getattr(type(module), name, _MISSING)
-    if id(value) not in known:
-        try:
-            known[id(value)] = describe(value, names)
-        except Unguardable:
-            known[id(value)] = None
-        known[None, id(value)] = value  # no other object gets this id meanwhile
-    return known[id(value)]
+                    found[id(cls), name] = cls, name, value
+        return list(containers.values()), list(found.values())
 
 
 class Guards:
@@ -290,10 +430,14 @@ class Guards:
 
     def __init__(
         self, attributes: Attributes, reads: dict[Key, str], names: dict[int, str],
-        outside: dict[Key, tuple[Any, str]] | None = None,
+        outside: dict[Key, tuple[Any, str]] | None = None, read: FieldReads | None = None,
     ) -> None:  # fmt: skip
-        """``reads``: as noted while tracing; ``outside``: of objects that are no modules. Raises Unguardable."""
-        kept = attributes.add(reads) | attributes.add_outside(outside or {})
+        """``reads``: as noted while tracing; ``outside``, ``read``: of objects that are no modules.
+
+        Raises Unguardable.
+        """
+        kept = attributes.add_fields(read or FieldReads())
+        kept |= attributes.add(reads) | attributes.add_outside(outside or {})
         attributes.look(names)
         self._attributes = attributes
         self.values: dict[Key, Description] = {}
@@ -330,9 +474,9 @@ class Guards:
         return self.held
 
     def broken_name(self) -> str | None:
-        """The name of the first attribute that is not as it was."""
+        """The name of the first attribute, or field of it, that is not as it was."""
         key = self.broken()
-        return None if key is None or key[0] == 0 else self._attributes.label(key)
+        return None if key is None or key[0] == 0 else self._attributes.label(key) + self._difference(key)[0]
 
     def broken_place(self) -> str:
         """The line that reads that attribute."""
@@ -344,13 +488,27 @@ class Guards:
         key = self.broken()
         if key is None:
             return None
-        now = self._attributes.now.get(key)
-        parts = [] if now is None else now.parts[:MOST_SHOWN]
+        parts = self._difference(key)[1][:MOST_SHOWN]
         if len(parts) == 2 and parts[0] is float:
             return str(float.fromhex(parts[1]))
         return repr(parts[1]) if len(parts) == 2 else repr(parts)
+
+    def _difference(self, key: Key) -> tuple[str, list[Any]]:
+        """The field in which an attribute differs, or "", and what is there now."""
+        now = self._attributes.now.get(key)
+        return ("", []) if now is None else _changed_field(self.values[key].parts, now.parts)
 
     def broken(self) -> Key | None:
         """The first attribute that is not as it was."""
         now = self._attributes.now
         return next((key for key, value in self.values.items() if now.get(key) != value), None)
+
+
+def _changed_field(then: list[Any], now: list[Any]) -> tuple[str, list[Any]]:
+    for before, after in zip(then, now, strict=False):
+        if isinstance(before, SomeFields) and isinstance(after, SomeFields) and before != after:
+            for name in before.values.keys() & after.values.keys():
+                if before.values[name] != after.values[name]:
+                    path, parts = _changed_field(before.values[name], after.values[name])
+                    return f".{name}{path}", parts
+    return "", now

@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core.snapshot import KINDS, Attribute, Compared, ContextValue, Items, Snapshot
-from ortmodule.guards.surroundings import global_state
+from ortmodule.guards.surroundings import GlobalState, global_state
 
 MOST_STEPS = 6  # outwards from a tensor: a list in a dictionary in an object in a list ...
 MOST_HOLDERS = 256
@@ -93,7 +93,7 @@ class Holders:
     def __init__(self) -> None:
         self._places: dict[tuple[int, str | None], _Place] = {}
 
-    def snapshot(self, modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> Snapshot:
+    def snapshot(self, modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> GlobalState:
         """What ``modules`` may change around them, as it is now, by name: see :func:`global_state`."""
         found = global_state(modules, hooks)
         for place in self._places.values():

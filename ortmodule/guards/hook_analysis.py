@@ -23,7 +23,7 @@ from torch import nn
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards.code_reader import read
-from ortmodule.guards.guards import is_plain
+from ortmodule.guards.fields import is_plain
 
 _NAMES = ("abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
           "range", "reversed", "set", "sorted", "str", "sum", "tuple", "zip")  # fmt: skip

@@ -19,6 +19,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
 from ortmodule.guards import isolation
+from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards
 from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory
@@ -63,6 +64,11 @@ class Tree(Inventory):
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
 
+    def learn(self, attributes: dict[tuple[int, str], str], read: FieldReads) -> None:
+        """What a trace, which may have failed, has read."""
+        self.caches.reads |= attributes
+        self.attributes.learn(read)
+
     def watch(self) -> _core.Watch:
         """Sees any change of what :meth:`is_current`, :attr:`hooks` and :meth:`key` say and of what graphs read."""
         inside = [getattr(nn_module, name) for name in GLOBAL_HOOKS]
@@ -79,6 +85,10 @@ class Tree(Inventory):
     def polled(self) -> bool:
         """Can it change without a sign?"""
         return self.attributes.polled or bool(self.scripted)
+
+    def moved(self) -> bool:
+        """Has it, where it is :attr:`polled`? A scripted submodule does not tell."""
+        return bool(self.scripted) or self.attributes.moved()
 
     def key(self) -> tuple:
         """What every captured graph assumes: training flags, the kinds of tensors, the hooks that are followed."""

@@ -7,7 +7,6 @@ as deep as they go: a method of a global object changes what the code that calls
 from __future__ import annotations
 
 import functools
-import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from torch import nn
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, ContextValue, Items, Snapshot, found_in
 from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
-from ortmodule.guards.global_reads import MUTABLE, Objects, Place, is_plain_value, read_by, read_by_modules
+from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
 MOST_OBJECTS = 4096  # that are looked at
@@ -30,13 +29,25 @@ _HOLD = (type, frozenset, types.FunctionType, types.BuiltinFunctionType)
 _LEFT = (*(kind for kind in CONSTANTS if kind not in _HOLD), torch.Tensor, nn.Module, types.ModuleType)
 #: Classes of modules are named where these are made; autograd functions run by themselves, at each call.
 _APART = (nn.Module, torch.autograd.Function)
-_SPACES = (types.SimpleNamespace, threading.local)  # classes of libraries whose objects are what users make of them
 
 
-def global_state(modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> Snapshot:
+class GlobalState(Snapshot):
+    """A snapshot of what is around modules, and all the ``values`` that were looked at for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+
+
+def global_state(modules: Iterable[nn.Module], hooks: Iterable[Any] = ()) -> GlobalState:
     """What the methods of ``modules`` that users wrote, functions that are attributes of modules, and ``hooks`` may
     read and change around them, as it is now, by name."""
     return _Surroundings(modules, [("a hook", hook) for hook in hooks]).found
+
+
+def values_around(objects: Iterable[Any]) -> list[Any]:
+    """The values in and around ``objects``."""
+    return _Surroundings((), [("", each) for each in objects]).found.values
 
 
 def reads_any(modules: Iterable[nn.Module], changed: Iterable[Any]) -> str | None:
@@ -67,7 +78,7 @@ class _Surroundings:
     """Walks through what is around ``modules``, and ``objects``, near ones first."""
 
     def __init__(self, modules: Iterable[nn.Module], objects: Objects | None = None) -> None:
-        self.found, self.entries = Snapshot(), list[tuple[str, Any]]()
+        self.found, self.entries = GlobalState(), list[tuple[str, Any]]()
         self._objects = objects if objects is not None else []
         self._seen: set[Any] = set()
         self._places: set[tuple[int, str]] = set()
@@ -83,6 +94,7 @@ class _Surroundings:
             self._objects = []
             waiting += self._inside(name, value)
             waiting += self._objects
+        self.found.values = list(self._met.values())
 
     def _add(self, name: str, kept: Any) -> None:
         self.entries.append((name, kept))
@@ -125,7 +137,7 @@ class _Surroundings:
             yield name, held.then
         elif isinstance(value, type):
             yield from () if issubclass(value, _APART) else self._in_class(value)
-        elif type(value) in _SPACES or (is_made_by_statement(type(value)) and not is_librarys(type(value))):
+        elif type(value) in SPACES or (is_made_by_statement(type(value)) and not is_librarys(type(value))):
             yield from self._in_object(name, value)
 
     def _in_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -186,7 +186,7 @@ class Compiler:
                 raise CaptureError(text)
             trace = captured.trace
             reads = partition.switches() | trace.attributes
-            guards = Guards(call.tree.attributes, reads, call.tree.names(), trace.outside)
+            guards = Guards(call.tree.attributes, reads, call.tree.names(), trace.outside, trace.fields)
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:
             refusal = NoOtherGraph(Cause.TORCH_MODEL, str(error), call.key)

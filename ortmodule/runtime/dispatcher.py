@@ -299,7 +299,7 @@ class Dispatcher:
         if (
             state is None
             or state.watch.changed()
-            or state.polled
+            or (state.polled and state.tree.moved())
             or (state.reach is not None and not state.reach.holds())
         ):
             with self._lock:

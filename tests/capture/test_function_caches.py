@@ -5,6 +5,7 @@ import functools
 import einops
 import pytest
 import torch
+from einops import _backends
 from einops.layers.torch import Rearrange
 from torch import nn
 
@@ -71,6 +72,22 @@ def test_sizes(name):
         torch.testing.assert_close(*gradients)
     report = explain(module)
     assert report.captured and report.exports == 1
+
+
+def test_einops_at_its_first_call_in_a_process(monkeypatch):
+    """Its dictionary of backends and its caches are filled while it is traced: that is no other graph."""
+    monkeypatch.setattr(_backends, "_type2backend", {})
+    caches = [each for each in vars(einops.einops).values() if hasattr(each, "cache_clear")]
+    for cache in caches:
+        cache.cache_clear()
+    torch.manual_seed(0)
+    eager = Module(FUNCTIONS["heads"])
+    module = ORTModule(eager)
+    for batch in (2, 3):
+        x = torch.randn(batch, 6, 8)
+        torch.testing.assert_close(module(x), eager(x))
+        assert explain(module).captured and explain(module).exports == 1
+    assert caches and list(_backends._type2backend) == [torch.Tensor]
 
 
 def test_nothing_of_a_trace_stays():

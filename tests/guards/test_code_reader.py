@@ -1,5 +1,8 @@
 """What code objects use and change, as it is read in their bytecode."""
 
+import os
+import types
+
 import torch
 
 from ortmodule.guards import code_reader
@@ -59,3 +62,11 @@ def test_whose_it_is():
     assert code_reader.is_torchs(torch.nn.functional.relu) and not code_reader.is_torchs(plain)
     assert code_reader.is_library(torch) and code_reader.is_librarys(dict) and not code_reader.is_librarys(Derived)
     assert code_reader.is_made_by_statement(Derived) and not code_reader.is_made_by_statement(dict)
+
+
+def test_packages_that_were_installed_elsewhere():
+    """For one user, by the system: they are libraries, too."""
+    for folder, expected in (("site-packages", True), ("dist-packages", True), ("projects", False)):
+        module = types.ModuleType("given")
+        module.__file__ = os.path.join(os.sep, "somewhere", folder, "given", "__init__.py")
+        assert code_reader.is_library(module) is expected
