@@ -24,8 +24,9 @@ from ortmodule.capture.loops.loop import Loop, look
 from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.output_aliasing import View, agreed, check_places
 from ortmodule.capture.scalar_guards import line_of_error
-from ortmodule.capture.trace import Trace, Write, trace
+from ortmodule.capture.trace import trace
 from ortmodule.capture.trace_comparison import difference, hide_sizes, located
+from ortmodule.capture.trace_record import Trace, Write
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
 from ortmodule.core.names import STATE

@@ -26,7 +26,7 @@ import onnx
 import torch
 
 from ortmodule import _core
-from ortmodule.capture.trace import Trace
+from ortmodule.capture.trace_record import Trace
 from ortmodule.core import devices, safe_files
 from ortmodule.core.logger import LOGGER
 from ortmodule.core.names import PACKAGE

@@ -68,12 +68,10 @@ def _difference(
             if change is not None or filled:
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
-            args, kwargs = arguments.rebuild(given_inputs)
             devices.set_generators(generators)
             with only_pytorch(), _unvalidated(), _KeepAll(filled, left) as recorder:
-                result = forward(*args, **kwargs)
-                sets = [slot.find() for slot in capture.trace.sets]
-                return [t.detach() for t in pytree.flatten((result, sets), results=True)[0]], recorder.random
+                found = capture.trace.eager(forward, arguments, given_inputs)
+                return [t.detach() for t in found], recorder.random
 
     expected, random = in_pytorch()
     sources = [source for source in capture.trace.sources if source.kind != "number"]

@@ -7,7 +7,8 @@ the graph: so it is found which one has made them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from ortmodule.core.garbage import collect_garbage
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.holders import Holders, is_held
+from ortmodule.host.host_node import left_empty, nodes_behind
 from ortmodule.host.opaque_regions import Regions
 
 
@@ -45,33 +47,59 @@ class SideEffects:
         """``around``: what is around the module; ``kept``: containers in attributes. ``arguments``: the module's, of
         this ``structure`` around ``tensors``. ``regions``: learns which containers are the caller's."""
         self.around, self.kept, self.regions = around, kept, regions
-        regions.arguments, regions.filled = arguments, (list(tensors), structure)
-        regions.containers = {id(c): path for path, c in pytree.containers_in(arguments)}
+        regions.arguments, regions.inputs, regions.filled = arguments, list(tensors), (list(tensors), structure)
+        #: The containers among the arguments, by their numbers.
+        self.held = pytree.containers(arguments)
+        regions.containers = {id(c): number for number, c in enumerate(self.held)}
 
     def check(self) -> None:
         """Raises NotTraceable when something around the module has changed."""
         if name := self.around.changed():
             raise ChangesAround(f"forward changes {name}, which is around the module")
 
-    def check_arguments(self) -> None:
-        """Raises NotTraceable when anything but breaks has changed the caller's containers."""
-        known, then = self.regions.filled
-        inside, now = pytree.flatten(self.regions.arguments)
-        if now != then or any(a is not b for a, b in zip(inside, known, strict=True)):
-            args, kwargs = self.regions.arguments
-            given = [each for each in (*args, *kwargs.values()) if not isinstance(each, (torch.Tensor, *CONSTANTS))]
-            names = ", ".join(sorted({type(each).__name__ for each in given}))
-            raise NotTraceable(f"forward puts something else into a container that it was given ({names})")
+    def filled(self) -> Any:
+        """The arguments, where forward has put something else into containers of the caller's that breaks did not put
+        there, else None. Raises NotTraceable for what cannot be put into the caller's own."""
+        if empty := left_empty(self.regions.arguments):
+            raise NotTraceable(f"an argument holds {empty}")
+        if not self.regions.changed():
+            return None
+        return self.regions.arguments
 
-    def look(self, closely: bool) -> None:
-        """A submodule has been traced: raises NotTraceable for what it has changed. ``closely``: at everything."""
-        if closely:
-            self.check()
-            for kept in self.kept:
-                if kept.changed() and not all(isinstance(item, CONSTANTS) for item in kept.items()):
-                    raise ChangesAround("forward changes a container that an attribute holds")
-        if self.regions.containers:
-            self.check_arguments()
+    def check_kept(self, result: Any) -> None:
+        """Raises ChangesAround where forward has put a tensor into a list or a dictionary of the caller's and goes on
+        with it: the caller may ask for the gradient of ``result`` with respect to it."""
+        known = {id(t) for t in self.regions.inputs}
+        put = {id(t): t for t in _in_plain(self.regions.arguments) if t.requires_grad and id(t) not in known}
+        tensors, _, _ = pytree.flatten_filled((self.regions.arguments, result), self.held)
+        for tensor in put.values():
+            others = [t for t in tensors if t.requires_grad and t is not tensor]
+            if tensor.grad_fn in nodes_behind(others):
+                raise ChangesAround(_KEEPS)
+
+    def look(self) -> None:
+        """A submodule has been traced: raises NotTraceable for what it has changed."""
+        self.check()
+        carries = torch.is_grad_enabled() and any(t.requires_grad for t in _in_plain(self.regions.arguments))
+        if carries and self.regions.changed():
+            raise ChangesAround(_KEEPS)
+        for kept in self.kept:
+            if kept.changed() and not all(isinstance(item, CONSTANTS) for item in kept.items()):
+                raise ChangesAround("forward changes a container that an attribute holds")
+
+
+_KEEPS = "forward puts a tensor into a list or a dictionary that it was given, and goes on with it"
+
+
+def _in_plain(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _in_plain(tuple(value.values()))
+    elif isinstance(value, (list, tuple, deque)):
+        for each in value:
+            yield from _in_plain(each)
 
 
 @dataclass

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from ortmodule.capture import scalar_guards
-from ortmodule.core import pytree
+from ortmodule.core import pytree, pytree_tokens
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.torch_private import get_tracing_state, make_subclass, no_torch_function, untraced
 
@@ -400,7 +400,9 @@ class _Kind:
 
     @staticmethod
     def write(writer: Any, value: Any, cls: type) -> None:
-        writer.tokens += (pytree.TENSOR,) if writer.results else (pytree.NUMBER, float if cls is Float else int)
+        writer.tokens += (
+            (pytree_tokens.TENSOR,) if writer.results else (pytree_tokens.NUMBER, float if cls is Float else int)
+        )
         writer.tensors.append(value.tensor)
 
 

@@ -6,9 +6,8 @@ changes is an extra output. Tracing leaves the module, its buffers and all rando
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +15,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers
-from ortmodule.capture.chance import Chance, Draw, Moved
+from ortmodule.capture.chance import Chance, Moved
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.output_aliasing import Sighting, sightings
+from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, memory_of
+from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
@@ -37,8 +37,9 @@ from ortmodule.core.torch_private import (
     jit_pass_dce,
     jit_pass_inline,
     jit_pass_lower_all_tuples,
+    set_value_trace,
+    untraced,
 )
-from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.global_reads import read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents, containers, contents
@@ -58,58 +59,6 @@ MOST_OUTSIDE_TENSORS = 1024
 _COUNTERS = (int, float, complex, str)
 #: Change statistics that they are given.
 _NORMALIZING = {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm"}
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a tensor of the result comes from: ("graph", output), ("input", number) or ("state", name).
-
-    ("number", output): no tensor without a trace, but the Python number that this output holds.
-    """
-
-    kind: str
-    key: Any
-
-
-@dataclass(frozen=True)
-class Write:
-    """A tensor that forward changes."""
-
-    target: Source
-    output: int | None  # of the graph; None: an operator of the graph writes it (BatchNormalization)
-    replaces: bool  # a new object takes its place; otherwise the same one gets new contents
-    data: bool = False  # the same object gets other memory: `x.data = ...`
-
-
-@dataclass
-class Trace:
-    """A graph with the outputs: those of the result, writes, size reads (one vector), data reads (one vector)."""
-
-    module: _Flat = field(repr=False)
-    graph: TracedGraph = field(repr=False)
-    outputs: list[torch.Tensor] = field(repr=False)
-    tensors: list[torch.Tensor] = field(repr=False)  # what it was traced on
-    result: pytree.Structure
-    sources: list[Source]  # of the result's tensors
-    requires_grad: list[bool]  # of the graph outputs that belong to the result
-    reaches: list[frozenset[Any]]  # of them: keys of the inputs and tensors of the module that get a gradient
-    views: dict[int, Sighting] = field(repr=False)  # those of them that share memory with something
-    writes: list[Write]
-    sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
-    settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
-    attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
-    outside: dict[tuple[int, str], tuple[Any, str]]  # the same of what is no module
-    fields: FieldReads = field(repr=False)  # the same of plain objects, and the code that ran
-    size_reads: list[scalar_guards.Read]
-    data_reads: list[scalar_guards.Read]
-    draws: list[Draw]  # that a call makes, and forgets
-    prints: list[str]  # lines that print, or write to a file
-    nodes: list[Node]  # that PyTorch runs, by their numbers
-    seen: list[tuple]  # what their results were like: (number, operands, results)
-    scripted: set[str]  # submodules that call scripted functions
-    altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
-    escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
-    numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
 
 
 def trace(
@@ -140,9 +89,9 @@ def trace(
 
 
 def _hidden(found: Trace, tree: Tree) -> Hidden | None:
-    flat = found.module
+    flat: Any = found.module
     flat.before, flat.containers, flat.versions, flat.effects = {}, [], {}, None  # which hold what forward has set
-    return hidden(tree.caches.holders, found.module.mode, found.module.regions.kept)
+    return hidden(tree.caches.holders, flat.mode, flat.regions.kept)
 
 
 def _trace(
@@ -183,6 +132,8 @@ def _trace(
         flat.regions.nodes,
         flat.regions.seen,
         scripted,
+        flat.filled,
+        flat.own,
         flat.regions.altered,
         flat.regions.escaped,
         numbers.taken,
@@ -312,6 +263,8 @@ class _Flat(nn.Module):
         self.settled: list[tuple[Slot, Any]] = []
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
+        self.filled, self.own = False, dict[int, int]()
+        self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
         self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
@@ -328,7 +281,9 @@ class _Flat(nn.Module):
             destination[STATE + slot.name] = tensor
         return destination
 
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tensors = [_no_leaf(t) for t in given]  # the caller's may be none, and only then forward may write into it
+        self.leaves = {id(leaf): Source("input", i) for i, leaf in enumerate(given)}
         parameters = [slot.get() for slot in self.tree.parameters]
         versions = [t._version for t in tensors]
         named = zip(self.tree.parameters, parameters, strict=True)
@@ -359,12 +314,17 @@ class _Flat(nn.Module):
             with self.recorder.paused():
                 self.tree.caches.holders.put_back(around)
         with self.recorder.paused():
-            self.effects.check_arguments()
+            filled = self.effects.filled()
+            if filled is not None:
+                self.effects.check_kept(result)
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
-            outputs = self._results((result, [slot.get() for slot in self.sets]), tensors, parameters)
+            sets = [slot.get() for slot in self.sets]
+            written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
+            value: tuple = (result, sets) if filled is None else (filled, result, sets)
+            outputs = self._results(value, tensors, parameters, written)
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):
                 outputs += [_vector([r.tensor for r in read if r.tensor is not None])] if read else []
@@ -379,9 +339,9 @@ class _Flat(nn.Module):
             self.chance.check()
         if self.looks:
             self._check_parameters()
-        if self.effects is not None and (self.looks or self.regions.containers):
+        if self.effects is not None and self.looks:
             with self.recorder.paused():
-                self.effects.look(self.looks)
+                self.effects.look()
 
     def _check_parameters(self) -> None:
         """Raises NotTraceable for one that has been changed."""
@@ -449,8 +409,15 @@ class _Flat(nn.Module):
             node.breaks = node.breaks or text
             self.given[slot.name] = slot, tensor, tensor._version
 
-    def _results(self, result: Any, tensors: Sequence, parameters: Sequence) -> list[torch.Tensor]:
-        leaves, self.result = pytree.flatten(result, results=True)
+    def _results(
+        self, result: Any, tensors: Sequence, parameters: Sequence, changed: Iterable[int]
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """``changed``: the inputs that it changes in place."""
+        assert self.effects is not None
+        self.filled, held = len(result) == 3, self.effects.held
+        leaves, self.result, self.own = pytree.flatten_filled(result, held)
+        if self.filled and pytree.flatten_filled(result[0], held)[1].objects:
+            raise NotTraceable("forward puts an object without tensors into an argument")
         known = {id(t): Source("input", i) for i, t in enumerate(tensors)}
         known |= {id(t): Source("state", slot.name) for slot, t in zip(self.tree.parameters, parameters, strict=True)}
         known |= {id(t): Source("state", name) for name, t in self.copies.items()}
@@ -462,7 +429,11 @@ class _Flat(nn.Module):
                 known[id(tensor)] = Source("number" if number else "graph", len(outputs))
                 outputs.append(tensor)
             self.sources.append(known[id(tensor)])
+        #: Outputs behind those of the result, which forward writes into inputs; autograd knows these writes.
+        self.carried = {i: len(outputs) + n for n, i in enumerate(i for i in changed if tensors[i].requires_grad)}
+        outputs += [tensors[i] for i in self.carried]
         self.requires_grad = [t.requires_grad for t in outputs]
+        known |= self.leaves
         reached = [leaves_of([t], self.regions) for t in outputs]
         self.reaches = [frozenset(known[key].key for key in found if key in known) for found in reached]
         if any(t.requires_grad and t.is_leaf for t in outputs):
@@ -570,7 +541,9 @@ class _Flat(nn.Module):
             outputs.extend([] if own else [tensor])
 
         for i, tensor in enumerate(tensors):
-            if changed[i] or id(tensor) in moved:
+            if i in self.carried:
+                self.writes.append(Write(Source("input", i), self.carried[i], False, carries=True))
+            elif changed[i] or id(tensor) in moved:
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
             (copy, version), now = self.versions[slot.name], slot.find()
@@ -581,6 +554,16 @@ class _Flat(nn.Module):
             if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
         return outputs
+
+
+def _no_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in the trace, which is no leaf of autograd's graph."""
+    if not torch.is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    with untraced():
+        copy = tensor.clone()
+    set_value_trace(copy, get_value_trace(tensor))
+    return copy
 
 
 def _vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:

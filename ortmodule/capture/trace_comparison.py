@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ortmodule.capture.trace import Trace, path_in
+from ortmodule.capture.trace import path_in
+from ortmodule.capture.trace_record import Trace
 from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode
 
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
@@ -31,7 +32,7 @@ def difference(first: Trace, second: Trace) -> str:
             return f"{max(a, b, key=len)[min(len(a), len(b))].place} is reached by one of them only"
     if [slot.name for slot in first.sets] != [slot.name for slot in second.sets]:
         return "not the same attributes are set"
-    if first.result != second.result or first.sources != second.sources or first.writes != second.writes:
+    if any(getattr(first, name) != getattr(second, name) for name in ("result", "filled", "own", "sources", "writes")):
         return "the results are not alike"
     if first.draws != second.draws:
         return "not the same random numbers are drawn"

@@ -4,9 +4,13 @@ Arguments and results of a module are nested Python values. :func:`flatten` take
 rest as tokens in prefix order; the tokens are hashable, so they are part of the key that finds a captured graph, and
 :meth:`Structure.rebuild` puts tensors back into fresh containers of the same types.
 
-Arguments may hold tensors, plain constants, and containers that this file can rebuild exactly. Anything else (a cache
-that forward changes, a tensor subclass) raises :class:`Unflattenable`. Results may also hold arbitrary objects: one
-with tensors inside is rebuilt from its attributes, the rest is returned as it is.
+Arguments may hold tensors, plain constants, and containers that this file can rebuild exactly: lists, dictionaries,
+objects that are nothing but their attributes. Anything else (a tensor subclass, a file) raises
+:class:`Unflattenable`. Results may also hold arbitrary objects: one with tensors inside is rebuilt from its attributes,
+the rest is returned as it is.
+
+Containers are numbered in prefix order (:func:`containers`). So what a call has put into copies of the caller's
+(:func:`flatten_filled`) can be put into these themselves (``into`` of :meth:`Structure.rebuild`): a key-value cache.
 """
 
 from __future__ import annotations
@@ -16,34 +20,19 @@ import enum
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy
 import torch
 
+from ortmodule.core import sparse_arguments
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
+from ortmodule.core.pytree_tokens import EMPTY, NUMBER, SAME, SPARSE, TENSOR, WHOLE
 
 MOST_DEPTH = 64  # of nested containers
-
-
-class _Token:
-    """A token that is no type."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-TENSOR = _Token("tensor")  # the next tensor
-SPARSE = _Token("sparse")  # followed by sizes, whether it is coalesced, and two tensors: its indices and values
-WHOLE = _Token("object")  # followed by its position among Structure.objects
-NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
-SAME = _Token("same")  # followed by the number of a container that was met before
 
 
 class Identity:
@@ -95,6 +84,10 @@ class Structure:
         found = {token for token in self.tokens if isinstance(token, type)}
         return {cls for cls in found if _KINDS.get(cls) in (_Attributes, _Object, _Dict) and cls not in _Dict.plain}
 
+    def empty(self) -> str:
+        """The name of the class of an object, an argument, that has no tensor inside; "": there is none."""
+        return _name(self.tokens[self.tokens.index(EMPTY) + 1]) if EMPTY in self.tokens else ""
+
     def number_places(self) -> frozenset[int]:
         """Which of the tensors are numbers (:meth:`lifted`)."""
         kinds = [token for token in self.tokens if token is TENSOR or token is NUMBER]
@@ -112,9 +105,13 @@ class Structure:
                 found.append(next(given))
         return Structure(tuple(tokens), self.objects), found
 
-    def rebuild(self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item()) -> Any:
-        """The value again, around other tensors. ``number``: what stands for a number that is in a tensor."""
-        return _Reader(self, tensors, number).value()
+    def rebuild(
+        self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item(),
+        into: Mapping[int, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """The value again, around other tensors. ``number``: what stands for a number that is in a tensor. ``into``:
+        containers that get the contents of those with these numbers, and take their places."""
+        return _Reader(self, tensors, number, into or {}).value()
 
 
 def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
@@ -130,8 +127,28 @@ def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Stru
         raise Unflattenable(f"a value that cannot be compared: {error}") from None
 
 
+def containers(arguments: Any) -> list[Any]:
+    """The containers in arguments, by their numbers; tuples are among them."""
+    writer = _Writer(False)
+    writer.add(arguments)
+    return writer.containers
+
+
+def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor], Structure, dict[int, int]]:
+    """As :func:`flatten` of results, which hold arguments whose containers were ``held`` before something may have
+    changed what is in them. Also returns their numbers among ``held``, by those they have in ``value``.
+
+    Raises Unflattenable.
+    """
+    writer = _Writer(True)
+    writer.held = {id(each): number for number, each in enumerate(held)}
+    writer.add(value)
+    numbers = {n: writer.held[id(each)] for n, each in enumerate(writer.containers) if id(each) in writer.held}
+    return writer.tensors, Structure(tuple(writer.tokens), tuple(writer.objects)), numbers
+
+
 class _Writer:
-    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met")
+    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside")
 
     def __init__(self, results: bool) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -139,18 +156,34 @@ class _Writer:
         self.objects: list[Any] = []
         self.results = results
         self.open: list[int] = []  # ids of the containers around: a cycle cannot be rebuilt
-        self.met: dict[int, int] = {}  # in results: the number of each container, by its id
+        self.containers: list[Any] = []  # by their numbers
+        self.met: dict[int, int] = {}  # the number of each, by its id; of arguments those that can change
+        self.held: dict[int, int] = {}  # numbers of arguments' containers, by their ids
+        self.inside = 0  # how many of the containers around are objects
+
+    def size(self) -> tuple[int, int, int, int, int]:
+        """How much is written, for :meth:`cut`."""
+        return len(self.tokens), len(self.tensors), len(self.objects), len(self.open), len(self.containers)
+
+    def cut(self, size: tuple[int, int, int, int, int]) -> None:
+        """Takes back what was written since."""
+        parts = (self.tokens, self.tensors, self.objects, self.open, self.containers)
+        for part, length in zip(parts, size, strict=True):
+            del part[length:]
+        self.met = {key: number for key, number in self.met.items() if number < size[-1]}
 
     def add(self, value: Any) -> None:
         cls = type(value)
         kind = _KINDS.get(cls)
         if kind is None:
             kind = _KINDS[cls] = _kind_of(cls)
-        if kind.container and self.results:
+        if kind.container:
             if id(value) in self.met:
                 self.tokens += (SAME, self.met[id(value)])
                 return
-            self.met[id(value)] = len(self.met)
+            if self.results or not issubclass(cls, tuple):
+                self.met[id(value)] = len(self.containers)
+            self.containers.append(value)
         kind.write(self, value, cls)
 
     def add_all(self, container: Any, values: Iterable[Any]) -> None:
@@ -163,10 +196,13 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects", "met", "number")
+    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into")
 
-    def __init__(self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any], into: Mapping[int, Any]
+    ) -> None:
         self.tokens, self.tensors, self.number = iter(structure.tokens), iter(tensors), number
+        self.into = into
         self.objects = structure.objects
         self.met: list[Any] = []
 
@@ -178,80 +214,23 @@ class _Reader:
             next(self.tokens)
             return self.number(next(self.tensors))
         if token is SPARSE:
-            return _Sparse.read(self)
+            return sparse_arguments.read(self)
         if token is WHOLE:
             return self.objects[next(self.tokens)]
         if token is SAME:
             return self.met[next(self.tokens)]
+        if token is EMPTY:
+            token = next(self.tokens)
         kind = _KINDS[token]
         if not kind.container:
             return kind.read(self, token)
         number = len(self.met)
         self.met.append(None)
-        self.met[number] = value = kind.read(self, token)
+        self.met[number] = value = kind.read(self, token, self.into.get(number))
         return value
 
     def values(self, count: int) -> list[Any]:
         return [self.value() for _ in range(count)]
-
-
-# --- containers in containers -----------------------------------------------------------------------------------------
-
-#: Where something is in nested lists, tuples and dictionaries: indices and keys.
-Path = tuple[Any, ...]
-_FILLED = (list, dict, deque)
-
-
-def containers_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The lists, dictionaries and deques in nested ones, and where they are."""
-    if isinstance(value, _FILLED):
-        yield path, value
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from containers_in(item, (*path, key))
-    elif isinstance(value, (list, tuple, deque)):
-        for i, item in enumerate(value):
-            yield from containers_in(item, (*path, i))
-
-
-def get_at(value: Any, path: Path) -> Any:
-    for step in path:
-        value = value[step]
-    return value
-
-
-def put_at(value: Any, path: Path, item: Any) -> Any:
-    """``value`` with ``item`` at ``path``; tuples on the way are made anew."""
-    if not path:
-        return item
-    item = put_at(value[path[0]], path[1:], item)
-    if isinstance(value, tuple):
-        items = (*value[: path[0]], item, *value[path[0] + 1 :])
-        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
-    value[path[0]] = item
-    return value
-
-
-def refill(old: Any, new: Any) -> Any:
-    """``new``, where containers of ``old`` stay and get what is in those of ``new``."""
-    if type(old) is not type(new):
-        return new
-    if isinstance(old, dict):
-        items = {key: refill(old[key], item) if key in old else item for key, item in new.items()}
-        old.clear()
-        old.update(items)
-        return old
-    if isinstance(old, (list, deque)):
-        before = list(old)
-        filled = [refill(before[i], item) if i < len(before) else item for i, item in enumerate(new)]
-        old.clear()
-        old.extend(filled)
-        return old
-    if isinstance(old, tuple) and len(old) == len(new):
-        for a, b in zip(old, new, strict=True):
-            refill(a, b)
-        return old if all(a is b for a, b in zip(old, new, strict=True)) else new
-    return new
 
 
 # --- the kinds of values: how one is written as tokens, and read again ------------------------------------------------
@@ -275,38 +254,13 @@ class _Tensor(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
         if value.layout is torch.sparse_coo and not writer.results and not value.requires_grad:
-            return _Sparse.write(writer, value, cls)
+            return sparse_arguments.write(writer, value)
         if value.layout is not torch.strided or value.is_quantized:
             raise Unflattenable(f"a tensor with layout {value.layout}")
         if value.is_neg():
             raise Unflattenable("a tensor whose memory holds the negated numbers")
         writer.tokens.append(TENSOR)
         writer.tensors.append(value)
-
-
-class _Sparse(_Leaf):
-    """A sparse tensor among the arguments, without a gradient: two dense ones."""
-
-    @staticmethod
-    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
-        made = getattr(
-            value, "_ortmodule_made_of", None
-        )  # one that was read before, as in a trace, is made of these two
-        if made is not None and made[0] != value._version:
-            raise Unflattenable("a sparse tensor, an argument, that it has changed")
-        if made is None:
-            made = 0, tuple(value.shape), value.is_coalesced(), value._indices(), value._values()
-        _, sizes, coalesced, *parts = made
-        writer.tokens += (SPARSE, sizes, coalesced, TENSOR, TENSOR)
-        writer.tensors += parts
-
-    @staticmethod
-    def read(reader: _Reader) -> torch.Tensor:
-        sizes, coalesced = next(reader.tokens), next(reader.tokens)
-        parts = reader.value(), reader.value()
-        made = torch.sparse_coo_tensor(*parts, sizes, is_coalesced=coalesced)
-        made._ortmodule_made_of = (made._version, sizes, coalesced, *parts)  # type: ignore[attr-defined]  # ours
-        return made
 
 
 class _Deferred(_Leaf):
@@ -356,8 +310,13 @@ class _Sequence(_Container):
         writer.add_all(value, value)
 
     @staticmethod
-    def read(reader: _Reader, cls: type) -> Sequence:
+    def read(reader: _Reader, cls: type, target: Any) -> Sequence:
         items = reader.values(next(reader.tokens))
+        if isinstance(target, list):
+            list.__setitem__(target, slice(None), items)
+            return target
+        if target is not None and len(target) == len(items) and all(a is b for a, b in zip(target, items, strict=True)):
+            return target
         if cls is list:
             return items
         return cls._make(items) if hasattr(cls, "_make") else cls(items)
@@ -384,9 +343,14 @@ class _Deque(_Container):
         writer.add_all(value, value)
 
     @staticmethod
-    def read(reader: _Reader, cls: type) -> deque:
+    def read(reader: _Reader, cls: type, target: Any) -> deque:
         count, most = next(reader.tokens), next(reader.tokens)
-        return deque(reader.values(count), most)
+        items = reader.values(count)
+        if target is None:
+            return deque(items, most)
+        target.clear()
+        target.extend(items)
+        return target
 
 
 def _new(cls: Any) -> Any:
@@ -405,11 +369,11 @@ class _Private:
 
     @staticmethod
     def write(writer: _Writer, private: _Private, cls: type) -> None:
-        tokens, tensors, opened = len(writer.tokens), len(writer.tensors), len(writer.open)
+        before = writer.size()
         try:
             writer.add(private.value)
         except Unflattenable:
-            del writer.tokens[tokens:], writer.tensors[tensors:], writer.open[opened:]
+            writer.cut(before)
             writer.tokens.append(Unseen)
 
 
@@ -446,12 +410,15 @@ class _Dict(_Container):
             _Attributes.write_names(writer, value)
 
     @classmethod
-    def read(self, reader: _Reader, cls: type) -> dict:
-        value, keys = _new(cls), next(reader.tokens)
+    def read(self, reader: _Reader, cls: type, target: Any) -> dict:
+        value, keys = _new(cls) if target is None else target, next(reader.tokens)
         next(reader.tokens)
-        set_item = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
-        for key in keys:
-            set_item(value, key, reader.value())
+        base: type[dict] = OrderedDict if issubclass(cls, OrderedDict) else dict
+        items = reader.values(len(keys))
+        if target is not None:
+            base.clear(value)
+        for key, item in zip(keys, items, strict=True):
+            base.__setitem__(value, key, item)
         if issubclass(cls, defaultdict):
             value.default_factory = reader.value()
         return value if cls in self.plain else _Attributes.read_names(reader, value)
@@ -466,8 +433,8 @@ class _Attributes(_Container):
         self.write_names(writer, value)
 
     @classmethod
-    def read(self, reader: _Reader, cls: type) -> Any:
-        return self.read_names(reader, _new(cls))
+    def read(self, reader: _Reader, cls: type, target: Any) -> Any:
+        return self.read_names(reader, _new(cls) if target is None else target)
 
     @staticmethod
     def write_names(writer: _Writer, value: Any) -> None:
@@ -482,8 +449,13 @@ class _Attributes(_Container):
 
     @staticmethod
     def read_names(reader: _Reader, value: Any) -> Any:
-        for name in next(reader.tokens):
-            object.__setattr__(value, name, reader.value())
+        names = next(reader.tokens)
+        for name in vars(value).keys() - set(names):
+            object.__delattr__(value, name)
+        for name in names:
+            item = reader.value()
+            if type(item) is not Unseen or name not in vars(value):
+                object.__setattr__(value, name, item)
         return value
 
 
@@ -500,28 +472,39 @@ class _Whole(_Leaf):
 
 class _Object(_Attributes):
     """An object with attributes: in results a fresh one if tensors are inside (a key-value cache), else itself. Among
-    arguments one that holds tensors and is nothing but its attributes: a batch."""
+    arguments one that is nothing but its attributes: a batch, a cache. What one without tensors is to forward is not to
+    be seen, as it may be compared, or called: it is ``EMPTY``, and forward has to put tensors into it."""
 
     @classmethod
     def write(self, writer: _Writer, value: Any, cls: type) -> None:
-        if not writer.results:
-            count = len(writer.tensors)
-            if not _is_plain(cls):
-                return _Whole.write(writer, value, cls)
-            super().write(writer, value, cls)
-            if len(writer.tensors) == count:  # what it is to forward is not to be seen: it may be compared, or called
-                return _Whole.write(writer, value, cls)
-            return None
-        before = len(writer.tensors), len(writer.tokens), len(writer.objects), len(writer.open)
+        if writer.results and id(value) not in writer.held:
+            return self._write_result(writer, value, cls)
+        if not writer.results and not _is_plain(cls):
+            return _Whole.write(writer, value, cls)
+        count, begin, outermost = len(writer.tensors), len(writer.tokens), not writer.inside
+        writer.inside += 1
         try:
             super().write(writer, value, cls)
         except Unflattenable:
-            del writer.tensors[before[0] :]
-        if len(writer.tensors) == before[0]:
-            number = writer.met[id(value)]
-            writer.met = {key: n for key, n in writer.met.items() if n < number}
-            for parts, length in zip((writer.tokens, writer.objects, writer.open), before[1:], strict=True):
-                del parts[length:]
+            if len(writer.tensors) > count or writer.results:
+                raise
+            return _Whole.write(writer, value, cls)
+        finally:
+            writer.inside -= 1
+        if len(writer.tensors) == count and outermost and not writer.results:
+            writer.tokens.insert(begin, EMPTY)
+        return None
+
+    @classmethod
+    def _write_result(self, writer: _Writer, value: Any, cls: type) -> None:
+        before = writer.size()
+        try:
+            super().write(writer, value, cls)
+        except Unflattenable:
+            del writer.tensors[before[1] :]
+        if len(writer.tensors) == before[1]:
+            tokens, tensors, objects, opened, count = before
+            writer.cut((tokens, tensors, objects, opened, count - 1))  # it is no container itself
             _Whole.write(writer, value, cls)
 
 

@@ -90,7 +90,7 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     change = rounded if moved else torch.clone
     inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
-    given = [t.view_as(t) if t.requires_grad else t for t in inputs]
+    given = [t.clone() if t.requires_grad else t for t in inputs]
     hooks = [
         each for m in tree.modules.values() for d in (m._forward_hooks, m._forward_pre_hooks) for each in d.values()
     ]
@@ -105,12 +105,11 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
                     copy.copy_(then)
         for slot in tree.counters:
             slot.set(before.state[slot.name])
-        args, kwargs = arguments.rebuild(given)
         devices.set_generators(before.generator)
         seeds = _Seeds(graph)
         seeds.draw(None)
         with only_pytorch(), replaying(tree, graph.capture.trace.nodes, values, seeds.draw):
-            results = tensors_of(graph, forward(*args, **kwargs))
+            results = graph.capture.trace.eager(forward, arguments, given)
         state = {slot.name: slot.find() for slot in tree.others}
         feeds = [inputs[feed] if isinstance(feed, int) else aliases.get(id(feed.get())) for feed in graph.feeds]
     leaves = [feeds[i] for i in graph.leaves]
@@ -132,9 +131,10 @@ class _Seeds:
             self._runs.pop(0)
 
 
-def tensors_of(graph: CompiledGraph, result: Any) -> list[torch.Tensor]:
-    """The tensors of a result, and of what forward sets on the module, in the order of the graph's sources."""
-    return pytree.flatten((result, [slot.get() for slot in graph.capture.trace.sets]), results=True)[0]
+def tensors_of(graph: CompiledGraph, call: Any, result: Any) -> list[torch.Tensor]:
+    """The tensors of a call's result, and of what forward sets on the module, in the order of the graph's sources."""
+    held = pytree.containers(call.given) if graph.capture.trace.filled else []
+    return graph.capture.trace.tensors_of(call.given, held, result)
 
 
 class _Moved:
@@ -279,7 +279,8 @@ class Verifier:
             return
         moved = _Moved(lambda: run_eager(graph, call.tree, call.arguments, before, call.forward, values, moved=True))
         least = max((run.case(()).tolerance for run in pieces), default=0.0)
-        whole, count = self._outputs(call, tensors_of(graph, result), eager, before, least, moved), len(self.findings)
+        found, count = tensors_of(graph, call, result), len(self.findings)
+        whole = self._outputs(call, found, eager, before, least, moved)
         try:
             for run in pieces:
                 self._compare_piece(run)
@@ -304,7 +305,7 @@ class Verifier:
         values = self._values(graph, feeds, seed)
         if (eager := self._eager(graph, call, before, values)) is None:
             return
-        found = tensors_of(graph, result)
+        found = tensors_of(graph, call, result)
         case = bisect.Case(model, feeds, dict(zip(graph.session.inputs, graph.needs, strict=True)), seed, values)
         moved = _Moved(lambda: run_eager(graph, tree, call.arguments, before, call.forward, values, moved=True))
         differs = self._outputs(call, found, eager, before, case.tolerance, moved)

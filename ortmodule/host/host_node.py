@@ -76,7 +76,8 @@ class Node:
     aten: list[str] = field(default_factory=list)  # names of operators
     breaks: str = ""  # why it is a break of the graph, as its tensors are seen by others; "": it is none
     fills: bool = False  # it changes containers among its arguments: the result is a pair of its result and these
-    given: list[tuple[pytree.Path, pytree.Path]] = field(default_factory=list)  # the caller's containers among them
+    filled: dict[int, int] = field(default_factory=dict)  # by their numbers in the result: those of its arguments
+    given: dict[int, int] = field(default_factory=dict)  # numbers of its containers, and of the caller's that they are
     kinds: list[tuple[str, int]] = field(default_factory=list)  # types and ranks of the results' tensors
 
     def run(
@@ -94,31 +95,34 @@ class Node:
         return leaves, self.call(passed)
 
     def call(
-        self, passed: Sequence[torch.Tensor], given: Any = None, returned: list[Any] | None = None
+        self, passed: Sequence[torch.Tensor], held: Sequence[Any] | None = None, returned: list[Any] | None = None
     ) -> list[torch.Tensor]:
-        """The result's tensors of a call with these operands. ``given``: for a break, the arguments of the module's
-        call, whose containers it gets; None: a node gets others like them. ``returned`` gets the result."""
+        """The result's tensors of a call with these operands. ``held``: for a break, the containers of the module's
+        call, which it gets with what is in them by now; None: a node gets others. ``returned`` gets the result."""
         with self.modes.set():
             counted = not torch.is_inference_mode_enabled()  # which knows no versions
             versions = [t._version for t in passed] if counted else []
             values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
-            arguments = self.arguments.rebuild([values[i] for i in self.places])
-            for path, source in self.given if given is not None else ():
-                arguments = pytree.put_at(arguments, path, pytree.get_at(given, source))
+            into = {} if held is None else {own: held[number] for own, number in self.given.items()}
+            arguments = self.arguments.rebuild([values[i] for i in self.places], into=into)
             inside = pytree.flatten(arguments) if self.kind == "module" and not self.fills else None
+            mine = pytree.containers(arguments) if self.kind == "module" else []
             result = self.function(*arguments[0], **arguments[1])
         if returned is not None:
             returned.append(result)
         if inside is not None and _was_changed(inside, arguments):
             if self.result is not None:
                 raise Disagrees(f"{self.name} changes a container that it was given, which it did not do before")
-            if pytree.holds_objects(self.arguments):  # it gets others like the caller's
-                raise NotTraceable(f"{self.name}, which PyTorch would run inside the graph, changes an object")
             self.fills = True
-        found, structure = pytree.flatten((result, arguments) if self.fills else result, results=True)
+        if self.fills:
+            found, structure, self.filled = pytree.flatten_filled((arguments, result), mine)
+            if empty := left_empty(arguments):
+                raise NotTraceable(f"{self.name}, which PyTorch would run inside the graph, is given {empty}")
+        else:
+            found, structure = pytree.flatten(result, results=True)
         sources, outputs = _new_ones(found, passed)
         changed = [i for i, t in enumerate(passed) if t._version != versions[i]] if counted else self.changed
-        if given is not None:  # others see it as it happens
+        if held is not None:  # others see it as it happens
             changed = self.changed
         if self.kind == "aten":  # a trace goes on with the result of what changes an operand
             changed = []
@@ -128,10 +132,24 @@ class Node:
             raise Disagrees(f"{self.name} returns another kind of result, or changes other arguments, than before")
         return outputs + [passed[i] for i in changed]
 
-    def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[Any]) -> Any:
-        """What the function returned, around other tensors."""
+    def rebuild(self, outputs: Sequence[torch.Tensor], operands: Sequence[Any], arguments: Any) -> Any:
+        """What the function returned, around other tensors; containers of ``arguments`` get what it put into its."""
         assert self.result is not None, "it has run"
-        return self.result.rebuild([(outputs if kind == "new" else operands)[i] for kind, i in self.sources])
+        held = pytree.containers(arguments) if self.filled else []
+        into = {number: held[own] for number, own in self.filled.items()}
+        found = [(outputs if kind == "new" else operands)[i] for kind, i in self.sources]
+        result = self.result.rebuild(found, into=into)
+        return result[1] if self.fills else result
+
+
+def left_empty(arguments: Any) -> str:
+    """What is wrong with an object among these, which were given to something that has run; "": nothing is."""
+    try:
+        _, structure = pytree.flatten(arguments)
+    except Unflattenable:
+        return ""  # something else was put into it
+    name = structure.empty()
+    return f"a value of type {name}, which may change while the module runs" if name else ""
 
 
 def _was_changed(then: tuple[list[torch.Tensor], pytree.Structure], arguments: Any) -> bool:

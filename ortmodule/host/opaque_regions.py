@@ -11,6 +11,7 @@ import inspect
 import threading
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -43,6 +44,7 @@ from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
 
 CALL = "ortmodule::call"
+_FILLED = (list, dict, deque)
 # The schema by which the passes of TorchScript know that the operator changes nothing.
 _library = torch.library.Library("ortmodule", "FRAGMENT")
 _library.define("call(Tensor[] operands, int number, int given) -> Tensor[]")
@@ -100,11 +102,12 @@ class Regions:
         self.runs: Callable[[], None] = _nothing  # PyTorch is about to run a node
         self.ran: Callable[[], None] = _nothing  # it has run it
         self.arguments: Any = None  # those of the module
-        self.filled: Any = None  # these, flattened, as breaks have left them
+        self.inputs: list[torch.Tensor] = []  # the tensors in them
+        self.filled: Any = None  # they, flattened, as they were in the beginning, or as breaks have left them
         self.altered: list[Any] = []  # what breaks change of what is around them
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
         self.kept: list[weakref.ref[torch.Tensor]] = []  # what breaks have made, and was there behind them
-        self.containers: dict[int, pytree.Path] = {}  # of those, by their ids, and where they are
+        self.containers: dict[int, int] = {}  # numbers of those in the beginning, by their ids
 
     def __contains__(self, node: Any) -> bool:
         """Is it a node of autograd's graph of one of the calls? Which gradients these have is found in a run."""
@@ -190,10 +193,11 @@ class Regions:
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         if kind == "module":
             node.breaks = self._hooked(name)
-            if node.breaks and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
+            within = pytree.containers((args, kwargs))
+            if node.breaks and any(isinstance(c, _FILLED) and c is not kwargs for c in within):
                 raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
-            within = pytree.containers_in((args, kwargs)) if self.containers else ()
-            node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
+            node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
+        known = bool(node.given) and not self.changed()
         number = len(self.nodes)
         self.nodes.append(node)
         for tensor in operands:
@@ -209,11 +213,11 @@ class Regions:
             if kind != "function":
                 if kind == "module":
                     self._find_parameters(node, mine, outputs, made)
-                known = len(outputs)
+                count = len(outputs)
                 self.left(before, node, outputs)
                 if around is not None:
-                    self._find_escapes(node, mine, outputs, known, made, around)
-                mine = (*mine, *outputs[known:])
+                    self._find_escapes(node, mine, outputs, count, made, around)
+                mine = (*mine, *outputs[count:])
             if node.result is not None and node.result.objects:
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns an object")
             for tensor in outputs:
@@ -230,13 +234,20 @@ class Regions:
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
         self.made(outputs)
-        result = node.rebuild(outputs, [t.tolist() if i in numbers else t for i, t in enumerate(operands)])
-        if node.fills:
-            result, filled = result
-            pytree.refill((args, kwargs), filled)
-            if node.given:
-                self.filled = pytree.flatten(self.arguments)
+        found = [t.tolist() if i in numbers else t for i, t in enumerate(operands)]
+        result = node.rebuild(outputs, found, (args, kwargs))
+        if node.fills and known:
+            self.filled = pytree.flatten(self.arguments)
         return result
+
+    def changed(self) -> bool:
+        """Is something else in the arguments of the module than in the beginning, what breaks put there aside?"""
+        then = self.filled
+        try:
+            inside, now = pytree.flatten(self.arguments)
+        except Unflattenable:
+            return True
+        return now != then[1] or any(a is not b for a, b in zip(inside, then[0], strict=True))
 
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
@@ -299,7 +310,7 @@ class Regions:
         slots = {id(slot.get()): slot for slot in self.tree.slots.values()}
         found = {i: slots[id(t)] for i, t in enumerate(operands) if id(t) in slots and i not in numbers}
         own = {i: slot for i, slot in found.items() if _value(operands[i]).node().kind() == "prim::Param"}
-        given = {id(t): number for number, t in enumerate(self.filled[0])} if self.filled is not None else {}
+        given = {id(t): number for number, t in enumerate(self.inputs)}
         inputs = {i: given[id(t)] for i, t in enumerate(operands) if id(t) in given and i not in numbers}
         return own, {i: n for i, n in inputs.items() if _value(operands[i]).node().kind() == "prim::Param"}
 
@@ -353,6 +364,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
+        self.inputs = []
         self.ends = set()
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 

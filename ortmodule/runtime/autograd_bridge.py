@@ -26,8 +26,6 @@ class ForwardCall(Protocol):
     shapes: tuple
     inputs: list[torch.Tensor]
 
-    def eager(self, tensors: Sequence[torch.Tensor]) -> Any: ...
-
 
 class ForwardGraph(RecomputableGraph, Protocol):
     """The graph of a forward, as its backward sees it (:class:`~ortmodule.runtime.compiled_graph.CompiledGraph`)."""

@@ -16,7 +16,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.trace import Source, Trace, Write
+from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
@@ -51,9 +51,6 @@ class _PieceCall:
         self.inputs = inputs
         self.shapes = tuple([t.shape for t in inputs])
 
-    def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
-        raise AssertionError("a piece is no module")
-
 
 class PieceGraph(CompiledGraph):
     """One piece; a call returns the values of ``piece.outputs``."""
@@ -73,7 +70,7 @@ class PieceGraph(CompiledGraph):
         chosen = [i for i in self.differentiable if i not in left]
         return tuple([i in chosen for i in range(len(self.session.outputs))])
 
-    def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+    def _result(self, call: Any, outputs: Sequence[torch.Tensor]) -> Any:
         return outputs[: self.n_results]
 
     def _of_caller(self, inputs: Sequence[torch.Tensor]) -> Any:
@@ -186,6 +183,8 @@ class BrokenGraph(CompiledGraph):
                 size_reads=[],
                 data_reads=[],
                 draws=[],
+                filled=False,
+                own={},
                 nodes=trace.nodes if step.calls else [],
             )
             capture = replace(self.capture, model=model, trace=part, views={}, pinned={}, sample=[])
@@ -214,7 +213,7 @@ class BrokenGraph(CompiledGraph):
             if isinstance(target, int) and place not in step.inputs:
                 continue
             source = Source("input", step.inputs.index(place)) if isinstance(target, int) else write.target
-            found.append(Write(source, step.outputs.index(name), False))
+            found.append(replace(write, target=source, output=step.outputs.index(name)))
             self._new.remove(entry)
         return found
 
@@ -268,6 +267,8 @@ class BrokenGraph(CompiledGraph):
         inputs, shapes = call.inputs, call.shapes
         if self._written:
             self._check_memory(inputs)
+        if self.capture.trace.own or any(node.given for node in self.breaks.values()):
+            self.check_held(call)
         if self.views:
             self._check_bases(inputs)
         if self._reads.early is not None:
@@ -276,11 +277,12 @@ class BrokenGraph(CompiledGraph):
         for name, slot in self._moved.items():
             values[name] = slot.get()
         returned: list[Any] = []  # by the breaks that ran
+        held = pytree.containers(call.given) if any(node.given for node in self.breaks.values()) else []
         for step, run, new in zip(self.steps, self.runs, self._writes_after, strict=True):
             if isinstance(step, Break):
                 assert isinstance(run, Node)
                 try:
-                    made = self._run_break(step, run, values, call, returned)
+                    made = self._run_break(step, run, values, held, returned)
                 except Disagrees as error:
                     raise self._unfinished(call, returned, error) from error
             else:
@@ -300,7 +302,7 @@ class BrokenGraph(CompiledGraph):
             self._compare_views(shapes, inputs, outputs)
         for function, args in self.capture.trace.draws:
             function(*args)
-        return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
+        return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
 
     def _valued(self, name: str, values: dict[str, torch.Tensor]) -> torch.Tensor:
         return values[name] if name in values else self.tree.slots[name.removeprefix(STATE)].get()
@@ -325,14 +327,15 @@ class BrokenGraph(CompiledGraph):
             raise Raised(error) from None
 
     def _run_break(
-        self, step: Break, node: Node, values: dict[str, torch.Tensor], call: Call, returned: list[Any]
+        self, step: Break, node: Node, values: dict[str, torch.Tensor], held: Sequence[Any], returned: list[Any]
     ) -> list[torch.Tensor]:
-        """Raises Disagrees when it has run, and the graph cannot go on with what it returned."""
+        """``held``: the containers of the caller's. Raises Disagrees when it has run, and the graph cannot go on with
+        what it returned."""
         given = [self._valued(name, values) for name in step.operands]
         before = operands_of(given) if self._reads.early is not None else ()
         passed = [t.clone() if i in node.changed else t for i, t in enumerate(given)]
         try:
-            outputs = node.call(passed, call.given, returned)
+            outputs = node.call(passed, held, returned)
         except Disagrees:
             raise
         except Exception as error:
@@ -371,6 +374,10 @@ class BrokenGraph(CompiledGraph):
         return reason
 
     def _write_one(self, target: Any, write: Write, value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        if write.carries:
+            with torch.enable_grad():
+                inputs[target].copy_(value)
+            return
         with torch.no_grad():
             put(target, write, value if write.replaces else value.detach(), inputs)
 

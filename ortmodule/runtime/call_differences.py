@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from ortmodule.core.errors import DoesNotHold
-from ortmodule.core.pytree import NUMBER, TENSOR
+from ortmodule.core.pytree_tokens import NUMBER, TENSOR
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph

@@ -14,7 +14,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.trace import Source, Write
+from ortmodule.capture.trace_record import Source, Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
@@ -26,6 +26,7 @@ from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
+from ortmodule.guards.isolation import containers
 from ortmodule.guards.module_tree import Tree
 from ortmodule.runtime.autograd_bridge import Pending, attach
 from ortmodule.runtime.capture_budget import Variant
@@ -87,11 +88,6 @@ class Call:
         """Training or evaluation, with gradients or without, and autocast."""
         return (*self.key[2:9], self.tree.modules[""].training)
 
-    def eager(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The same call in PyTorch, on other tensors."""
-        args, kwargs = self.arguments.rebuild(tensors)
-        return self.forward(*args, **kwargs)
-
     def move(self, state: ModuleState) -> None:
         """The module has another state now, which gives the call another key."""
         self.state, self.key = state, (*self.key[:-2], state.key, state.hooked)
@@ -104,6 +100,8 @@ class CompiledGraph:
     grad mode are always those of ``inputs`` and of the module at the time of making; shapes of the inputs may differ.
     Raises what Session raises.
     """
+
+    _epoch, _of_module = -1, frozenset[int]()  # ids of the containers that the module holds in this epoch
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class CompiledGraph:
         self._reaches = [frozenset(keys[key] for key in reached if key in keys) for reached in trace.reaches]
         self._reached: dict[Flags, frozenset[int]] = {}
         self.writes = [(_target(write.target, tree), write) for write in trace.writes]
-        self._written = [target for target, write in self.writes if not write.replaces]
+        self._written, self._carried = _in_place(self.writes)
         self.views = {i: (Source(*view.base), view) for i, view in capture.views.items()}
         sources = [*trace.sources, *(base for base, _ in self.views.values())]
         self._states = {s.key: tree.slots[s.key] for s in sources if s.kind == "state"}
@@ -173,7 +171,14 @@ class CompiledGraph:
         ranks = [t.dim() for t in trace.outputs]
         losses = [i for i in self.differentiable if ranks[i] == 0]
         shared = {*self.views, *(base.key for base, _ in self.views.values() if base.kind == "graph")}
-        if not losses or trace.nodes or trace.sets or padding_unseen or self.executables.gpu is not None:
+        if (
+            not losses
+            or trace.nodes
+            or trace.sets
+            or trace.filled
+            or padding_unseen
+            or self.executables.gpu is not None
+        ):
             return None
         written = {name for name, feed in zip(self.session.inputs, self.feeds, strict=True)
                    if any(feed == target for target, _ in self.writes)}  # fmt: skip
@@ -263,7 +268,7 @@ class CompiledGraph:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The graph's outputs for its results, by PyTorch, and what stands for the leaves; arguments as of
         :func:`recomputed_results`."""
-        made, stands = recomputed_results(self, call.eager, call.inputs, tensors, seed, generator)
+        made, stands = recomputed_results(self, call.forward, call.arguments, call.inputs, tensors, seed, generator)
         sources = [s for s in self.capture.trace.sources if s.kind != "number"]
         by_key = {s.key: t for s, t in zip(sources, made, strict=True) if s.kind == "graph"}
         return [by_key.get(i, _NO_RESULT) for i in range(self.n_results)], stands
@@ -358,6 +363,8 @@ class CompiledGraph:
             fed = [t.contiguous() for t in tensors]
         if self._written:
             self._check_memory(inputs)
+        if self.capture.trace.own:
+            self.check_held(call)
         if self.views:
             self._check_bases(inputs)
         if self.missed and self._reads.come_first(self.missed, self.variant.runs):
@@ -393,9 +400,12 @@ class CompiledGraph:
                 made = attach(pending, *leaves)
             for i, output in zip(self.differentiable, made, strict=True):
                 outputs[i] = output
+        for target, i in self._carried:
+            with torch.enable_grad():
+                inputs[target].copy_(outputs[i])
         for function, args in self.capture.trace.draws:
             function(*args)
-        return outputs[self._only_output] if self._only_output is not None else self._result(inputs, outputs)
+        return outputs[self._only_output] if self._only_output is not None else self._result(call, outputs)
 
     def _hands_over(self, leaves: Sequence[torch.Tensor]) -> bool:
         return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
@@ -441,8 +451,22 @@ class CompiledGraph:
             self._seen.clear()
         self._seen.add(sizes)
 
+    def check_held(self, call: Call) -> None:
+        """Raises NotInEngine where the module holds a container, too, into which forward puts something: in the trace
+        they were two."""
+        if self._epoch != call.state.epoch:
+            self._of_module = frozenset(id(items.container) for items in containers(self.tree))
+            self._epoch = call.state.epoch
+        for each in pytree.containers(call.given):
+            inside = getattr(each, "__dict__", each)
+            if not isinstance(each, tuple) and (id(each) in self._of_module or id(inside) in self._of_module):
+                name = type(each).__name__
+                raise NotInEngine(Cause.DATA, f"an attribute of the module holds the argument ({name}), too")
+
     def _check_memory(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Checks that no tensor that forward changes shares memory with an input."""
+        """Checks that no tensor that forward changes shares memory with an input, nor is a leaf of autograd's graph."""
+        if any(inputs[target].is_leaf and inputs[target].requires_grad for target, _ in self._carried):
+            raise NotInEngine(Cause.DATA, "forward changes a leaf that requires a gradient in place")
         for target in self._written:
             written = inputs[target] if isinstance(target, int) else target.get()
             for i, tensor in enumerate(inputs):
@@ -455,10 +479,11 @@ class CompiledGraph:
         inputs as they were."""
         changes: list[tuple[Any, torch.Tensor, Write | None]]
         changes = [(self.feeds[i], tensor, None) for i, tensor in run.writes.items()]
-        changes += [(t, run.outputs[w.output], w) for t, w in self.writes if w.output is not None]
+        changes += [(t, run.outputs[w.output], w) for t, w in self.writes if w.output is not None and not w.carries]
         fed = list(fed)
         with torch.no_grad():
             written = [target for target, _, write in changes if write is None or not write.replaces]
+            written += [target for target, _ in self._carried]
             for i, feed in enumerate(self.feeds):  # backward goes on with the old contents
                 if self.leaves and any(feed == target for target in written):
                     fed[i] = _copy(fed[i])
@@ -466,13 +491,15 @@ class CompiledGraph:
                 put(target, write, tensor, inputs)
         return fed
 
-    def _result(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        outputs = list(outputs)
+    def _result(self, call: Call, outputs: Sequence[torch.Tensor]) -> Any:
+        inputs, outputs, trace = call.inputs, list(outputs), self.capture.trace
         for i, (base, view) in self.views.items():
             outputs[i] = view.make(self._value(base, inputs, outputs), outputs[i].shape)
-        values = [self._value(source, inputs, outputs) for source in self.capture.trace.sources]
-        result, sets = self.capture.trace.result.rebuild(values)
-        for slot, value in zip(self.capture.trace.sets, sets, strict=True):
+        values = [self._value(source, inputs, outputs) for source in trace.sources]
+        held = pytree.containers(call.given) if trace.own else []
+        into = {number: held[own] for number, own in trace.own.items()}
+        *_, result, sets = trace.result.rebuild(values, into=into)
+        for slot, value in zip(trace.sets, sets, strict=True):
             slot.set(value)
         return result
 
@@ -486,6 +513,13 @@ class CompiledGraph:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _in_place(writes: Sequence[tuple[int | Slot, Write]]) -> tuple[list[int | Slot], list[tuple[int, int]]]:
+    """What is written in place; inputs among it whose new contents carry a gradient, and the outputs that hold these."""
+    written = [target for target, write in writes if not write.replaces]
+    carried = [(t, w.output) for t, w in writes if w.carries and isinstance(t, int) and w.output is not None]
+    return written, carried
 
 
 def _target(target: Source, tree: Tree) -> int | Slot:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
-from ortmodule.core import pytree, torch_private
+from ortmodule.core import pytree, pytree_tokens, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
     CallsOwn,
@@ -466,7 +466,7 @@ def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor],
         cls = type(value)
         if cls is torch.Tensor and value.layout is torch.strided and not (value.is_neg() or value.is_quantized):
             tensors.append(value)
-            tokens.append(pytree.TENSOR)
+            tokens.append(pytree_tokens.TENSOR)
         elif cls in _NUMBERS:
             tokens.append((cls, value))
         else:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.trace import Write
+from ortmodule.capture.trace_record import Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
@@ -64,10 +64,11 @@ class RecomputableGraph(Protocol):
 
 
 def recomputed_results(
-    graph: RecomputableGraph, eager: Callable[[Sequence[torch.Tensor]], Any], inputs: Sequence[torch.Tensor],
+    graph: RecomputableGraph, forward: Callable, arguments: pytree.Structure, inputs: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor], seed: int, generator: Any = None,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """The tensors of the result of ``eager(inputs)``, in the order of the graph's sources; and what stands for leaves.
+    """The tensors of what ``forward`` returns for ``inputs``, in the order of the graph's sources; and what stands for
+    leaves.
 
     ``tensors``: what the graph was fed, as it was before the forward; ``seed``: of its run; ``generator``: the states
     of torch's, where nodes that PyTorch runs draw from them. What stands for a leaf is a
@@ -75,6 +76,8 @@ def recomputed_results(
 
     Raises RuntimeError when the module has changed, or draws numbers that cannot be drawn again.
     """
+    if any(write.carries for _, write in graph.writes):
+        raise RuntimeError("create_graph=True: forward changes an argument in place, and the result carries a gradient")
     tree: Tree = graph.tree
     tree.attributes.look(tree.names())
     if (name := graph.guards.broken_name()) is not None:
@@ -93,15 +96,14 @@ def recomputed_results(
                     given_leaves[feed] = as_pairs(given[feed])
                     given[feed] = torch.view_as_complex(given_leaves[feed])
             stands = _replace_state(graph, tree, copies, tensors)
-            result = eager(given)
-            sets = [slot.get() for slot in graph.capture.trace.sets]
+            results = graph.capture.trace.eager(forward, arguments, given)
     except Incomparable as error:
         raise RuntimeError(f"create_graph=True through random numbers that cannot be drawn again: {error}") from error
     leaves = []
     for i in graph.leaves:
         feed = graph.feeds[i]
         leaves.append(given_leaves[feed] if isinstance(feed, int) else stands[feed])
-    return pytree.flatten((result, sets), results=True)[0], leaves
+    return results, leaves
 
 
 def _inputs(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import onnx
 import torch
 
-from ortmodule.capture.trace import Trace
+from ortmodule.capture.trace_record import Trace
 from ortmodule.core.errors import DoesNotHold, NotKnown
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.engine.session import Session
@@ -23,7 +23,7 @@ class ReadChecks:
         """Of the graph ``model`` that runs in ``session``. ``n_results``: outputs that belong to the module's result.
         ``plans``: rest on what is known of nodes that PyTorch runs."""
         self._trace, self._session, self._model = trace, session, model
-        self._first = n_outputs = n_results + sum(write.output is not None for write in trace.writes)
+        self._first = n_outputs = n_results + sum(w.output is not None and not w.carries for w in trace.writes)
         self._tokens, self._part = 0, 1.0
         #: The outputs that hold what was read; None: nothing was.
         self.size = n_outputs if trace.size_reads else None

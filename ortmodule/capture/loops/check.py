@@ -83,10 +83,7 @@ class LoopCheck:
                 self._tree.isolated(), self._tree.unhooked(), only_pytorch(),
                 saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing),
             ):  # fmt: skip
-                args, kwargs = self._arguments.rebuild(given)
-                result = self._forward(*args, **kwargs)
-                sets = [slot.find() for slot in self._capture.trace.sets]
-                return _nodes_behind(pytree.flatten((result, sets), results=True)[0])
+                return _nodes_behind(self._capture.trace.eager(self._forward, self._arguments, given))
         finally:
             devices.set_generators(generators)
 

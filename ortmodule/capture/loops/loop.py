@@ -17,7 +17,7 @@ import torch
 from ortmodule.capture.loops.finder import find
 from ortmodule.capture.loops.sequence import Unrepeatable
 from ortmodule.capture.loops.template import Template
-from ortmodule.capture.trace import Trace
+from ortmodule.capture.trace_record import Trace
 
 #: The lengths that a module is traced at. Of the first two one is a step longer.
 LENGTHS = (5, 6, 9)
@@ -64,7 +64,7 @@ def _unlike(first: Trace, other: Trace) -> str:
         return "an operator changes a buffer"
     if [slot.name for slot in first.sets] != [slot.name for slot in other.sets] or first.settled or other.settled:
         return "not the same attributes are set"
-    if first.result != other.result or first.sources != other.sources or first.writes != other.writes:
+    if any(getattr(first, name) != getattr(other, name) for name in ("result", "filled", "own", "sources", "writes")):
         return "the results are not alike"
     if first.draws != other.draws or first.requires_grad != other.requires_grad:
         return "not the same results carry a gradient, or not the same numbers are drawn"

@@ -1,0 +1,87 @@
+"""Holds one trace of a module: a TorchScript graph, and how its inputs and outputs meet Python."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortmodule.capture import scalar_guards
+from ortmodule.capture.chance import Draw
+from ortmodule.capture.output_aliasing import Sighting
+from ortmodule.core import pytree
+from ortmodule.core.torch_private import TracedGraph
+from ortmodule.guards.fields import FieldReads
+from ortmodule.guards.inventory import Slot
+from ortmodule.host.host_node import Node
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor of the result comes from: ("graph", output), ("input", number) or ("state", name).
+
+    ("number", output): no tensor without a trace, but the Python number that this output holds.
+    """
+
+    kind: str
+    key: Any
+
+
+@dataclass(frozen=True)
+class Write:
+    """A tensor that forward changes."""
+
+    target: Source
+    output: int | None  # of the graph; None: an operator of the graph writes it (BatchNormalization)
+    replaces: bool  # a new object takes its place; otherwise the same one gets new contents
+    data: bool = False  # the same object gets other memory: `x.data = ...`
+    carries: bool = False  # what is written carries a gradient: autograd knows the write
+
+
+@dataclass
+class Trace:
+    """A graph with the outputs: those of the result, writes, size reads (one vector), data reads (one vector)."""
+
+    module: nn.Module = field(repr=False)  # as it was traced: flat tensors in and out
+    graph: TracedGraph = field(repr=False)
+    outputs: list[torch.Tensor] = field(repr=False)
+    tensors: list[torch.Tensor] = field(repr=False)  # what it was traced on
+    result: pytree.Structure
+    sources: list[Source]  # of the result's tensors
+    requires_grad: list[bool]  # of the graph outputs that belong to the result
+    reaches: list[frozenset[Any]]  # of them: keys of the inputs and tensors of the module that get a gradient
+    views: dict[int, Sighting] = field(repr=False)  # those of them that share memory with something
+    writes: list[Write]
+    sets: list[Slot]  # attributes that forward gives a value; `result` is a pair of its result and these values
+    settled: list[tuple[Slot, Any]]  # items that forward sets, once, in containers
+    attributes: dict[tuple[int, str], str]  # those that forward looks at, and where
+    outside: dict[tuple[int, str], tuple[Any, str]]  # the same of what is no module
+    fields: FieldReads = field(repr=False)  # the same of plain objects, and the code that ran
+    size_reads: list[scalar_guards.Read]
+    data_reads: list[scalar_guards.Read]
+    draws: list[Draw]  # that a call makes, and forgets
+    prints: list[str]  # lines that print, or write to a file
+    nodes: list[Node]  # that PyTorch runs, by their numbers
+    seen: list[tuple]  # what their results were like: (number, operands, results)
+    scripted: set[str]  # submodules that call scripted functions
+    filled: bool  # forward puts something into containers of the caller's: `result` begins with the arguments
+    own: dict[int, int]  # containers of the caller's in `result`: their numbers there, and among the arguments
+    altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
+    escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
+    numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
+
+    def eager(self, forward: Callable, structure: pytree.Structure, tensors: Sequence[Any]) -> list[torch.Tensor]:
+        """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it."""
+        arguments = structure.rebuild([t.clone() if t.requires_grad and t.is_leaf else t for t in tensors])
+        held = pytree.containers(arguments)
+        return self.tensors_of(arguments, held, forward(*arguments[0], **arguments[1]))
+
+    def tensors_of(self, arguments: Any, held: Sequence[Any], result: Any) -> list[torch.Tensor]:
+        """The tensors of a call's result, in the order of ``sources``, numbers aside. ``arguments``: after the call;
+        ``held``: their containers before."""
+        value = result, [slot.find() for slot in self.sets]
+        return pytree.flatten_filled((arguments, *value) if self.filled else value, held)[0]

@@ -1,0 +1,19 @@
+"""Names the tokens, no types, by which :mod:`ortmodule.core.pytree` describes what is around tensors."""
+
+
+class _Token:
+    """A token that is no type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TENSOR = _Token("tensor")  # the next tensor
+SPARSE = _Token("sparse")  # followed by sizes, whether it is coalesced, and two tensors: its indices and values
+WHOLE = _Token("object")  # followed by its position among Structure.objects
+NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
+SAME = _Token("same")  # followed by the number of a container that was met before
+EMPTY = _Token("empty")  # followed by an object, an argument, that has no tensor inside
