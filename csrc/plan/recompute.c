@@ -200,7 +200,10 @@ static status rewrite(planner *pl) {
     pl->known = g->n_values;
     TRY(NEW(pl->c, pl->copy, g->n_values));
     TRY(NEW(pl->c, pl->needed, pl->n_nodes));
-    for (node *n = g->first; n; n = n->next) n->mark = 0;
+    for (node *n = g->first; n; n = n->next) {
+        n->mark = 0;
+        if (pl->phase[n->id] == PHASE_BACKWARD) n->backward = true; /* forward has nodes that backward alone needs */
+    }
     for (node *n = g->first; n; n = n->next) {
         if (n->id >= pl->n_nodes || pl->phase[n->id] != PHASE_BACKWARD) continue;
         for (int i = 0; i < n->n_in; i++) {
