@@ -86,6 +86,7 @@ class Model:
         recompute: int = 0,
         budget: int = 0,
         any_size: bool = False,
+        clusters: Sequence[tuple[str, int, int]] | None = None,
     ) -> Plan:
         """A plan for these types and shapes, with ``any_size`` also of more memory than there is; -1 is the CPU."""
 
@@ -126,6 +127,9 @@ class Plan:
     @property
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
+    @property
+    def clusters(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
+        """(operators, strategy, places made again, bytes of each place) of what backward can compute again."""
     @property
     def constant_bytes(self) -> int:
         """Bytes of the constants that a plan for a GPU keeps there."""

@@ -23,6 +23,7 @@ from ortmodule.debug.explain import explain
 from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.onnx_interpreter import evaluate
+from ortmodule.debug.recompute_table import ClusterTable
 from ortmodule.host.fallback import THREAD
 from ortmodule.runtime.dispatcher import Attachments, Dispatcher
 
@@ -126,7 +127,7 @@ class ORTModule(nn.Module):
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
-_ATTACHMENTS = Attachments(Observers.of, Saver.of, explain, evaluate)
+_ATTACHMENTS = Attachments(Observers.of, Saver.of, explain, ClusterTable.of, evaluate)
 
 
 def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:

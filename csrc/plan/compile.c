@@ -50,7 +50,7 @@ static status make(ctx *c, const graph *model, const input_spec *inputs, const c
         graph_remove_dead(g);
         VERIFY(g, "after the gradient");
         TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
-        TRY(recompute(g, o->goal, o->target, &again));
+        TRY(recompute(g, &o->again, &again));
         VERIFY(g, "after recomputation");
     }
     TRY(passes_run(g, LAST, o->disabled_passes, fired));
@@ -85,11 +85,12 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
                       plan **out) {
     enum { TRIES = 8 };
     compile_options to = *o;
+    recompute_request *again = &to.again;
     int64_t least = INT64_MAX, bytes;
     char largest[LARGEST_TEXT] = "";
 
-    to.goal = RECOMPUTE_NOTHING;
-    to.target = budget;
+    again->goal = RECOMPUTE_NOTHING;
+    again->target = budget;
     for (int i = 0; i <= TRIES; i++) {
         if (i > 0) start_anew(c);
         TRY(make(c, model, inputs, &to, out));
@@ -99,11 +100,11 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
             least = bytes;
             TRY(plan_largest(c, *out, largest, sizeof largest));
         }
-        if (to.goal == RECOMPUTE_TO && (*out)->again.after > to.target) break; /* as little as can be reached */
+        if (again->goal == RECOMPUTE_TO && (*out)->again.after > again->target) break; /* as little as can be reached */
         /* What the choice estimates and what the plan takes differ: by the passes between them, and by gaps. */
-        if (to.goal == RECOMPUTE_TO) to.target -= bytes - budget + budget / 64;
-        if (i == TRIES - 1) to.target = 0;
-        to.goal = RECOMPUTE_TO;
+        if (again->goal == RECOMPUTE_TO) again->target -= bytes - budget + budget / 64;
+        if (i == TRIES - 1) again->target = 0;
+        again->goal = RECOMPUTE_TO;
     }
     return fail(c, E_NOMEM,
                 "a step needs %" PRId64

@@ -14,9 +14,8 @@ typedef struct compile_options {
     bool padding_unseen;      /* the caller reads no results of tokens that are padding */
     uint64_t disabled_passes; /* bit i: pass i of the pipeline does not run */
     bool cuda;                /* for a GPU */
-    bool any_size;       /* a plan that this machine has no memory for is made all the same: it will not run here */
-    recompute_goal goal; /* what backward computes again */
-    int64_t target;      /* of RECOMPUTE_TO: bytes */
+    bool any_size;           /* a plan that this machine has no memory for is made all the same: it will not run here */
+    recompute_request again; /* what backward computes again */
 } compile_options;
 
 /* Everything is allocated from `c`; the model is only read and must outlive the plan. */

@@ -3,7 +3,7 @@
 
 #include "core/hash.h"
 #include "plan/cost.h"
-#include "plan/recompute_choice.h"
+#include "plan/recompute_clusters.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 typedef struct planner {
     graph *g;
     ctx *c; /* memory that dies with it */
-    node **order;
+    const node **order;
     int count, n_forward;
     value **root;  /* [value id] whose memory it is in, through views */
     int *phase;    /* [node id] */
@@ -200,7 +200,10 @@ static status rewrite(planner *pl) {
     pl->known = g->n_values;
     TRY(NEW(pl->c, pl->copy, g->n_values));
     TRY(NEW(pl->c, pl->needed, pl->n_nodes));
-    for (node *n = g->first; n; n = n->next) n->mark = 0;
+    for (node *n = g->first; n; n = n->next) {
+        n->mark = 0;
+        if (pl->phase[n->id] == PHASE_BACKWARD) n->backward = true; /* forward has nodes that backward alone needs */
+    }
     for (node *n = g->first; n; n = n->next) {
         if (n->id >= pl->n_nodes || pl->phase[n->id] != PHASE_BACKWARD) continue;
         for (int i = 0; i < n->n_in; i++) {
@@ -216,27 +219,40 @@ static status rewrite(planner *pl) {
     return OK;
 }
 
-static status run(planner *pl, recompute_goal goal, int64_t target, recompute_result *out) {
+static status choose(planner *pl, const recompute_request *r, recompute_clusters *clusters) {
+    const recompute_option **taken = NULL;
+    const int64_t target = r->goal == RECOMPUTE_TO ? r->target : INT64_MAX;
+    int n = 0;
+
+    if (r->list || r->n_wishes) TRY(clusters_find(pl->c, &pl->problem, pl->order, clusters));
+    if (r->goal == RECOMPUTE_LAYERS) return recompute_layers(pl->c, &pl->problem, &pl->choice);
+    if (r->n_wishes) TRY(clusters_wished(pl->c, clusters, r->wishes, r->n_wishes, &taken, &n));
+    return recompute_to(pl->c, &pl->problem, taken, n, target, &pl->choice);
+}
+
+static status run(planner *pl, const recompute_request *r, recompute_result *out) {
+    recompute_clusters clusters = {0};
+
     TRY(find_roots(pl));
     TRY(find_order(pl));
     pl->n_nodes = pl->g->n_nodes;
     TRY(make_problem(pl));
-    if (goal == RECOMPUTE_LAYERS) TRY(recompute_layers(pl->c, &pl->problem, &pl->choice));
-    else TRY(recompute_to(pl->c, &pl->problem, target, &pl->choice));
+    TRY(choose(pl, r, &clusters));
     *out = (recompute_result){
         .before = pl->choice.before, .after = pl->choice.peak, .cost = pl->choice.cost, .count = pl->choice.count};
     for (int t = 0; t < pl->count; t++)
         if (pl->problem.steps[t].cost > 0) out->total += pl->problem.steps[t].cost;
+    if (r->list) TRY(clusters_list(pl->g->c, &clusters, &pl->choice, &out->clusters, &out->n_clusters));
     return pl->choice.count ? rewrite(pl) : OK;
 }
 
-status recompute(graph *g, recompute_goal goal, int64_t target, recompute_result *out) {
+status recompute(graph *g, const recompute_request *r, recompute_result *out) {
     planner pl = {.g = g};
     ctx scratch;
 
     *out = (recompute_result){0};
-    if (goal == RECOMPUTE_NOTHING || !g->input_grads) return OK;
+    if (!g->input_grads || (r->goal == RECOMPUTE_NOTHING && !r->list && !r->n_wishes)) return OK;
     ctx_scratch_begin(g->c, &scratch);
     pl.c = &scratch;
-    return ctx_scratch_end(g->c, &scratch, run(&pl, goal, target, out));
+    return ctx_scratch_end(g->c, &scratch, run(&pl, r, out));
 }

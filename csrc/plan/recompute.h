@@ -10,14 +10,42 @@ typedef enum recompute_goal {
     RECOMPUTE_TO,     /* until `target` bytes are enough, or no fewer can be reached */
 } recompute_goal;
 
+/* How a cluster is made again, as users name it. */
+typedef enum recompute_strategy { KEEP_ALL, MAKE_AGAIN, MAKE_AGAIN_FROM_STASH } recompute_strategy;
+
+/* What a user wants of a cluster: the first `count` of it, or all (-1). Of two wishes for one place the later holds. */
+typedef struct recompute_wish {
+    const char *cluster;
+    recompute_strategy strategy;
+    int count;
+} recompute_wish;
+
+/* Places of forward where the same operators, one behind the other, make something that backward reads. */
+typedef struct recompute_cluster {
+    const char *name;            /* these operators: "LayerNormalization+Gelu+" */
+    recompute_strategy strategy; /* with which they run again; one cluster for each that is possible */
+    int count, again;            /* places, in the order of execution; of these, those that are made again so */
+    const int64_t *bytes;        /* [count] that need not be kept then */
+} recompute_cluster;
+
+typedef struct recompute_request {
+    recompute_goal goal;
+    int64_t target;               /* of RECOMPUTE_TO: bytes */
+    const recompute_wish *wishes; /* hold first, unless the goal is RECOMPUTE_LAYERS; unknown clusters are left out */
+    int n_wishes;
+    bool list; /* the result has the clusters */
+} recompute_request;
+
 typedef struct recompute_result {
     int64_t before, after; /* the most bytes needed at one time, estimated: passes that come later need fewer */
     double cost, total;    /* of what runs twice, and of all (plan/cost.h) */
     int count;             /* values that are made again */
+    recompute_cluster *clusters;
+    int n_clusters;
 } recompute_result;
 
 /* Before the passes of the last stage: what is made again is a node of backward like any other, with the operator,
  * attributes (the key of random numbers included) and name of the first. So the bits are the same. */
-MUST_USE status recompute(graph *g, recompute_goal goal, int64_t target, recompute_result *out);
+MUST_USE status recompute(graph *g, const recompute_request *r, recompute_result *out);
 
 #endif

@@ -27,16 +27,31 @@ typedef struct recompute_problem {
     const bool *held;     /* [value] something else holds it all the time: it takes no memory of the plan's */
 } recompute_problem;
 
+/* What one step of forward makes and backward reads, and how it is made again as one. */
+typedef struct recompute_option {
+    int step;         /* of forward */
+    int stash;        /* a smaller value that is kept in its place, for steps that run again to read; -1: none */
+    const int *chain; /* steps that run again while all else is kept, in order; the last is `step` */
+    int n_chain;
+    double cost;   /* of the chain */
+    int64_t bytes; /* that need not be kept */
+} recompute_option;
+
 typedef struct recompute_choice {
-    bool *kept;           /* [value] forward makes it, backward reads it, and it is kept or made again */
+    bool *kept;           /* [value] forward makes it, what runs in backward reads it, and it is kept or made again */
     bool *again;          /* [value] it is made again */
     int64_t before, peak; /* the most bytes that are needed at one time: without, and with these made again */
     double cost;          /* of all steps that run twice */
     int count;            /* values that are made again */
 } recompute_choice;
 
-/* Makes so much again that `peak` is at most `target`, the least cost for a byte first, or as little as can be reached. */
-MUST_USE status recompute_to(ctx *c, const recompute_problem *p, int64_t target, recompute_choice *out);
+/* All options in the order of their steps: without a stash where everything may run twice; and with the one that costs the
+ * least, where its bytes are at most half of what it is kept for and it makes the chain cheaper, or possible. */
+MUST_USE status recompute_options(ctx *c, const recompute_problem *p, recompute_option **out, int *count);
+/* Takes `taken`, and makes then so much again that `peak` is at most `target`, the least cost for a byte first, or as
+ * little as can be reached. */
+MUST_USE status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *const *taken, int n_taken,
+                             int64_t target, recompute_choice *out);
 /* Makes all again that lies inside of layers, stretches of forward that repeat: what one gives to those behind it is kept,
  * and all of the last. Layers begin where the least goes from one to the next. Nothing where there are no two. */
 MUST_USE status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *out);

@@ -8,6 +8,7 @@
 #include "py/py.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     PyObject_HEAD ctx c; /* owns the graph */
@@ -116,9 +117,50 @@ static int parse_sizes(PyObject *list, int64_t sizes[MOST_SIZES]) {
     return (int)n;
 }
 
+static void free_wishes(const recompute_request *r) {
+    for (int i = 0; i < r->n_wishes; i++) free((char *)(uintptr_t)r->wishes[i].cluster);
+    free((recompute_wish *)(uintptr_t)r->wishes);
+}
+
+static int parse_wish(PyObject *row, recompute_wish *out) {
+    const char *name;
+    int strategy;
+
+    if (!PyArg_ParseTuple(row, "sii:cluster", &name, &strategy, &out->count)) return -1;
+    if (strategy < KEEP_ALL || strategy > MAKE_AGAIN_FROM_STASH || out->count < -1) {
+        PyErr_Format(PyExc_ValueError, "a cluster's strategy is 0, 1 or 2, and its count at least -1; not %R", row);
+        return -1;
+    }
+    out->strategy = (recompute_strategy)strategy;
+    if ((out->cluster = strdup(name))) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+/* `clusters`: None or [(name, strategy, count), ...], whose memory free_wishes frees; -1 with an exception set. */
+static int parse_request(PyObject *clusters, int goal, recompute_request *out) {
+    const Py_ssize_t n = clusters == Py_None ? 0 : PySequence_Size(clusters);
+    recompute_wish *wishes;
+    int bad = 0;
+
+    if (n < 0) return -1;
+    if (!(wishes = calloc((size_t)n + 1, sizeof *wishes))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *out = (recompute_request){(recompute_goal)goal, .wishes = wishes, .n_wishes = (int)n, .list = clusters != Py_None};
+    for (Py_ssize_t i = 0; i < n && !bad; i++) {
+        PyObject *row = PySequence_GetItem(clusters, i);
+        bad = row ? parse_wish(row, &wishes[i]) : -1;
+        Py_XDECREF(row);
+    }
+    return bad;
+}
+
 PyDoc_STRVAR(plan_doc,
              "plan(inputs, needs_grad, output_grads=None, disabled_passes=0, sizes=(), host=None,\n"
-             "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False) -> Plan\n\n"
+             "     padding_unseen=False, device=-1, recompute=0, budget=0, any_size=False,\n"
+             "     clusters=None) -> Plan\n\n"
              "inputs: one (dtype name, shape) for each model input. needs_grad: one bool each.\n"
              "output_grads: which outputs receive a gradient; None plans inference only.\n"
              "sizes: sizes that data decides, as far as they are known. A plan whose `prologue` is true has one\n"
@@ -128,6 +170,8 @@ PyDoc_STRVAR(plan_doc,
              "recompute: 1, backward computes layers again; 2, all that needs less memory.\n"
              "budget: bytes that the arena and the results may have; MemoryError where they cannot.\n"
              "any_size: no MemoryError where this machine has no memory for the plan's runs.\n"
+             "clusters: [(name, strategy, count), ...], what is computed again with recompute=0; the plan lists its\n"
+             "clusters, unless it is None.\n"
              "device: the number of a GPU; -1 is the CPU.");
 
 /* Nothing of a plan is refused when it runs. */
@@ -139,16 +183,28 @@ static status check_there(ctx *c, const plan *p, int device) {
     return cuda_end(c, &where, exec_check(c, p, &where));
 }
 
+/* Other threads run meanwhile. */
+static status make_plan(ctx *c, const graph *g, const input_spec *specs, const compile_options *o, int64_t budget,
+                        int device, plan **out) {
+    status s;
+
+    Py_BEGIN_ALLOW_THREADS;
+    s = budget > 0 ? compile_within(c, g, specs, o, budget, out) : compile(c, g, specs, o, out);
+    if (s == OK && o->cuda) s = check_there(c, *out, device);
+    Py_END_ALLOW_THREADS;
+    return s;
+}
+
 static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) {
-    char *names[] = {"inputs",         "needs_grad", "output_grads", "disabled_passes", "sizes",    "host",
-                     "padding_unseen", "device",     "recompute",    "budget",          "any_size", NULL};
+    char *names[] = {"inputs", "needs_grad", "output_grads", "disabled_passes", "sizes",    "host", "padding_unseen",
+                     "device", "recompute",  "budget",       "any_size",        "clusters", NULL};
     module_state *m = state_of((PyObject *)Py_TYPE(object));
-    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *object_of_host = NULL, *result = NULL;
+    PyObject *inputs, *needs, *grads = Py_None, *known = NULL, *from_host = NULL, *clusters = Py_None, *result = NULL;
     int64_t sizes[MOST_SIZES];
-    int n_sizes = 0, device = ON_CPU;
-    unsigned long long disabled = 0;
-    int unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
+    int n_sizes = 0, device = ON_CPU, unseen = 0, any_size = 0, goal = RECOMPUTE_NOTHING;
+    unsigned long long off = 0;
     long long budget = 0;
+    recompute_request again = {RECOMPUTE_NOTHING};
     graph *g = check_graph(object);
     input_spec *specs = NULL;
     bool *needed = NULL, *flags = NULL;
@@ -157,8 +213,8 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     status s;
 
     ctx_init(&c);
-    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLp:plan", names, &inputs, &needs, &grads, &disabled,
-                                           &known, &object_of_host, &unseen, &device, &goal, &budget, &any_size))
+    if (!g || !PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OKOOpiiLpO:plan", names, &inputs, &needs, &grads, &off,
+                                           &known, &from_host, &unseen, &device, &goal, &budget, &any_size, &clusters))
         return NULL;
     specs = calloc((size_t)g->n_inputs + 1, sizeof *specs);
     needed = calloc((size_t)g->n_inputs + 1, sizeof *needed);
@@ -170,23 +226,21 @@ static PyObject *model_plan(PyObject *object, PyObject *args, PyObject *kwargs) 
     if (known && (n_sizes = parse_sizes(known, sizes)) < 0) goto done;
     if (parse_specs(inputs, g->n_inputs, specs) < 0) goto done;
     if (parse_flags(needs, g->n_inputs, "needs_grad flags", "inputs", needed) < 0) goto done;
+    if (parse_request(clusters, goal, &again) < 0) goto done;
     for (int i = 0; i < g->n_inputs; i++) specs[i].needs_grad = needed[i];
     if (grads != Py_None && parse_flags(grads, g->n_outputs, "output_grads flags", "outputs", flags) < 0) goto done;
     {
         python_host from_python;
         compile_options o = {.output_grads = grads == Py_None ? NULL : flags,
-                             .disabled_passes = disabled,
+                             .disabled_passes = off,
                              .n_sizes = n_sizes,
                              .sizes = sizes,
-                             .host = python_host_init(&from_python, object_of_host),
+                             .host = python_host_init(&from_python, from_host),
                              .padding_unseen = unseen,
                              .cuda = device != ON_CPU,
                              .any_size = any_size,
-                             .goal = (recompute_goal)goal};
-        Py_BEGIN_ALLOW_THREADS;
-        s = budget > 0 ? compile_within(&c, g, specs, &o, budget, &p) : compile(&c, g, specs, &o, &p);
-        if (s == OK && o.cuda) s = check_there(&c, p, device);
-        Py_END_ALLOW_THREADS
+                             .again = again};
+        s = make_plan(&c, g, specs, &o, budget, device, &p);
     }
     if (s != OK) raise_status(m, &c.err);
     else result = plan_object_new(m, object, &c, p, device); /* takes the context over, even when it fails */
@@ -197,6 +251,7 @@ done:
     free(specs);
     free(needed);
     free(flags);
+    free_wishes(&again);
     return result;
 }
 

@@ -325,6 +325,27 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
 }
 
+static PyObject *cluster_row(const recompute_cluster *x) {
+    PyObject *bytes = PyTuple_New(x->count);
+    for (int i = 0; bytes && i < x->count; i++) {
+        PyObject *number = PyLong_FromLongLong(x->bytes[i]);
+        if (!number || PyTuple_SetItem(bytes, i, number) < 0) Py_CLEAR(bytes);
+    }
+    return bytes ? Py_BuildValue("(siiN)", x->name, (int)x->strategy, x->again, bytes) : NULL;
+}
+
+static PyObject *get_clusters(PyObject *object, void *unused) {
+    const recompute_result *r = &plan_of(object)->again;
+    PyObject *list = PyList_New(r->n_clusters);
+
+    (void)unused;
+    for (int k = 0; list && k < r->n_clusters; k++) {
+        PyObject *row = cluster_row(&r->clusters[k]);
+        if (!row || PyList_SetItem(list, k, row) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *get_constant_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromLongLong(plan_of(object)->constant_bytes);
@@ -442,6 +463,10 @@ static PyGetSetDef plan_getset[] = {
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"clusters", get_clusters, NULL,
+     "[(operators, strategy, places made again, (bytes of each place, ...)), ...], of a plan that was asked for them:\n"
+     "what backward can compute again",
+     NULL},
     {"constant_bytes", get_constant_bytes, NULL, "bytes of the constants that a plan for a GPU keeps there", NULL},
     {"graphs", get_graphs, NULL,
      "(recorded, updated, started): how often a CUDA graph of this plan was made, took an older one's place, and ran",

@@ -22,6 +22,7 @@ from ortmodule.core.safe_files import parse_json
 from ortmodule.core.setting_types import (
     AUTO_FLAG,
     BYTES,
+    CLUSTERS,
     FALLBACK_POLICY,
     FILE,
     FLAG,
@@ -265,8 +266,11 @@ class Config:
         "first; MemoryError, with the least that can be reached, where that is more. 0: no limit",
     )
     memory_opt_config: str = _setting(
-        PATH, "",
-        "JSON file, a list of `<cluster>:<strategy>:<count>`", exists=False,
+        CLUSTERS, "",
+        "what backward computes again, beside what `MEMORY_BUDGET` takes: a list of `<cluster>:<strategy>:<count>` "
+        "with clusters of the table that log level `INFO` prints; strategy 0: nothing, 1: again from what is kept "
+        "anyway, 2: from something smaller that is kept for it; the first so many places of the cluster, -1: all. For "
+        "`MEMORY_OPT_LEVEL=0`: a level decides alone",
     )
     enable_mem_efficient_grad_mgmt: str = _setting(
         AUTO_FLAG, "auto",
@@ -415,6 +419,9 @@ def read_config(config: Config | None = None, debug: DebugOptions | None = None)
     for name, value in values.items():
         if not VARIABLES[name].exists and value != VARIABLES[name].default:
             warn_once(f"{PREFIX}{name} ({sources[name]}) is accepted, but has no effect yet: {VARIABLES[name].doc}")
+    if values.get("MEMORY_OPT_CONFIG") and values.get("MEMORY_OPT_LEVEL"):
+        level = f"{PREFIX}MEMORY_OPT_LEVEL={values['MEMORY_OPT_LEVEL']} decides"
+        warn_once(f"{PREFIX}MEMORY_OPT_CONFIG ({sources['MEMORY_OPT_CONFIG']}) has no effect: {level}")
     return Config(**{name.lower(): value for name, value in values.items()})
 
 

@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ortmodule import _core
 from ortmodule.core.logger import LogLevel
-from ortmodule.core.safe_files import make_private
+from ortmodule.core.safe_files import make_private, parse_json
 
 
 def check_folder(path: str, what: str = "") -> None:
@@ -139,6 +140,39 @@ def _file(text: str) -> str:
     return text
 
 
+_WISH = re.compile(r"([^,:|]+\+):([012]):(-1|[0-9]+)")
+
+
+def wishes_of(text: str) -> tuple[tuple[str, int, int], ...]:
+    """(cluster, strategy, count) of each, from what ``CLUSTERS`` makes of a setting."""
+    found = [_WISH.fullmatch(each) for each in text.split(",") if each]
+    return tuple((m[1], int(m[2]), int(m[3])) for m in found if m is not None)
+
+
+def _clusters(text: str) -> str:
+    """The list itself with commas, be it given so or in a file; what a file says counts when it is read."""
+    if os.path.isfile(text):
+        try:
+            content = parse_json(Path(text).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"is a JSON file, but {error}") from None
+        if not isinstance(content, list) or not all(isinstance(each, str) for each in content):
+            raise ValueError("is a JSON file with a list of texts")
+        given = ",".join(content)
+    elif ":" in text:
+        given = text
+    else:
+        raise ValueError("is a JSON file that can be read, or a list <cluster>:<strategy>:<count> with commas between")
+    wishes = [each.strip() for each in given.split(",") if each.strip()]
+    for wish in wishes:
+        if _WISH.fullmatch(wish) is None:
+            raise ValueError(
+                f"takes <cluster>:<strategy>:<count>, as Gelu+:1:-1, with a strategy from 0 to 2 and a count of at "
+                f"least -1, not {wish}"
+            )
+    return ",".join(wishes)
+
+
 _UNITS = {unit: 1024**i for i, unit in enumerate(("B", "KIB", "MIB", "GIB", "TIB"))} | {
     unit: 1000**i for i, unit in enumerate(("", "KB", "MB", "GB", "TB"))
 }
@@ -157,6 +191,7 @@ PRIVATE_FOLDER = Kind("folder that only its owner can write, made if it is missi
 SHARE = Kind("number from 0, or `inf`", _share)
 PASSES = Kind("names of [passes](passes.md) with commas between", _pass_names)
 FILE, PATH = Kind("file", _file), Kind("path", str)
+CLUSTERS = Kind("JSON file, or its list with commas between", _clusters)
 BYTES = Kind("bytes, as `8GiB` or `500MB`", _bytes)
 LEVEL = one_of(*(level.name for level in LogLevel), result=LogLevel.__getitem__)
 

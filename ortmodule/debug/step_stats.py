@@ -118,7 +118,7 @@ class Density:
         self._rows += [self._row(padded, call.inputs[padded.index], names) for padded in self._inputs[graph]]
         self.steps += 1
         if self.steps % EVERY == 0 and self._rows:
-            self.log.always("input density\n" + _table([self._COLUMNS, *self._rows]))
+            self.log.always("input density\n" + table([self._COLUMNS, *self._rows]))
             self._rows.clear()
 
     def _row(self, padded: Padded, tensor: torch.Tensor, names: list[str]) -> tuple[str, ...]:
@@ -137,7 +137,8 @@ class Density:
         )
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: list[tuple[str, ...]]) -> str:
+    """The rows as text, the first as a head."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

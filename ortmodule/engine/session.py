@@ -320,11 +320,13 @@ def run_planned(
 
 class MemoryGoal(NamedTuple):
     """What a step may take. ``level``: of recomputation, as ``Config.memory_opt_level``; ``budget``: bytes, 0: any;
-    ``beside``: bytes of the module that no plan is given, which the budget counts."""
+    ``beside``: bytes of the module that no plan is given, which the budget counts. ``clusters``: (cluster, strategy,
+    count) of each that backward computes again in any case; unless it is None, plans list their clusters."""
 
     level: int
     budget: int
     beside: int = 0
+    clusters: tuple[tuple[str, int, int], ...] | None = None
 
     def of(self, names: Sequence[str], specs: Sequence[Spec], needs_grad: Sequence[bool]) -> tuple[int, int]:
         """Two arguments of ``Model.plan``, for inputs of these names. MemoryError where nothing is left for a step."""
@@ -452,7 +454,8 @@ class Session:
     ) -> _core.Plan:  # fmt: skip
         device = -1 if gpu is None else gpu.index or 0
         goal = (0, 0) if of[2] is None else memory.of(self.inputs, *of[:2])
-        plan = self.model.plan(*of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size)
+        given = *of, self.disabled, sizes, calls, self.padding_unseen, device, *goal, any_size, memory.clusters
+        plan = self.model.plan(*given)
         if gpu is None:
             return plan
         if plan.constant_bytes:

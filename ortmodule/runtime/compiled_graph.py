@@ -7,6 +7,7 @@ expects them. Parameters are inputs of the autograd node, so hooks on them, `tor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from ortmodule.core import devices, pytree
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
+from ortmodule.core.logger import LOGGER
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
+from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import saving_hooks
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
@@ -120,7 +123,7 @@ class CompiledGraph:
         self.lengths: Lengths | None = None  # the graphs of other lengths of its loop
         off, unseen = config.passes_off, config.padding_unseen
         model = capture.model.SerializeToString()
-        memory = MemoryGoal(config.memory_opt_level, config.memory_budget)
+        memory = MemoryGoal(config.memory_opt_level, config.memory_budget, clusters=_clusters(config))
         self.session = Session(model, off, trace.nodes, unseen, config.enable_cuda_graphs, tuning, memory)
         self.feeds: list[int | Slot] = [_feed(name, tree) for name in self.session.inputs]
         self.session.memory = memory._replace(beside=_bytes_beside(tree, self.feeds))
@@ -530,6 +533,13 @@ def _feed(name: str, tree: Tree) -> int | Slot:
     if name.startswith(INPUT):
         return int(name.removeprefix(INPUT))
     return tree.slots[name.removeprefix(STATE)]
+
+
+def _clusters(config: Config) -> tuple[tuple[str, int, int], ...] | None:
+    """As MemoryGoal has them."""
+    if config.memory_opt_config and not config.memory_opt_level:
+        return wishes_of(config.memory_opt_config)
+    return () if LOGGER.isEnabledFor(logging.INFO) else None
 
 
 def _bytes_beside(tree: Tree, feeds: Sequence[int | Slot]) -> int:

@@ -72,6 +72,7 @@ class Attachments(NamedTuple):
     observers: Callable[[Dispatcher], Any]  # observers of its runs, or None
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
     report: Callable[[Dispatcher], object]  # its report, when it is printed
+    clusters: Callable[[Dispatcher], Any]  # says what backward can compute again, or None
     interpret: Interpreter  # computes nodes of a graph in PyTorch
 
 
@@ -98,6 +99,7 @@ class Dispatcher:
         self._looks_for_own = False  # while such a call is captured
         self.latest: CompiledGraph | None = None
         self.observers, self.saver, self.report = attach.observers(self), attach.saver(self), attach.report
+        self.clusters = attach.clusters(self)
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
@@ -440,6 +442,8 @@ class Dispatcher:
             first, self.latest = self.latest is None, graph
             if first:
                 self.log.info(str(self.report(self)).removeprefix(f"{self.log.name}: "))
+            if self.clusters is not None:
+                self.clusters.tell(graph, call)
         return result
 
 

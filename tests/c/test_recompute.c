@@ -66,9 +66,9 @@ TEST(nothing_is_made_again_where_all_fits) {
     ctx c;
 
     ctx_init(&c);
-    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &none));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, INT64_MAX, &none));
     CHECK(none.count == 0 && none.cost == 0 && none.peak == none.before);
-    CHECK_OK(&c, recompute_to(&c, &n->p, none.before - 1, &all));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, none.before - 1, &all));
     CHECK(all.count > 0 && all.peak < all.before && all.before == none.before);
     ctx_release(&c);
     free(n);
@@ -82,9 +82,9 @@ TEST(fewer_bytes_cost_more) {
     ctx c;
 
     ctx_init(&c);
-    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &first));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, INT64_MAX, &first));
     for (int64_t target = first.before; target > 0; target -= first.before / 20) {
-        CHECK_OK(&c, recompute_to(&c, &n->p, target, &made));
+        CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, target, &made));
         reached += made.peak <= target;
         CHECK(made.cost >= cost && made.peak <= first.before);
         cost = made.cost;
@@ -100,8 +100,8 @@ TEST(the_cheapest_goes_first) {
     ctx c;
 
     ctx_init(&c);
-    CHECK_OK(&c, recompute_to(&c, &n->p, INT64_MAX, &made));
-    CHECK_OK(&c, recompute_to(&c, &n->p, made.before - 300, &made));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, INT64_MAX, &made));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, made.before - 300, &made));
     for (int v = 0; v < n->p.n_values; v++) /* 4 for 400 bytes, or 1 for 100 */
         CHECK(!made.again[v] || v % STEPS_OF_A_LAYER == 3 || v % STEPS_OF_A_LAYER == 1);
     ctx_release(&c);
@@ -116,9 +116,46 @@ TEST(what_must_not_run_twice_does_not) {
     ctx_init(&c);
     for (int t = 0; t < n->p.n_forward; t++)
         if (t % STEPS_OF_A_LAYER == 1) n->steps[t].cost = -1;
-    CHECK_OK(&c, recompute_to(&c, &n->p, 0, &made));
+    CHECK_OK(&c, recompute_to(&c, &n->p, NULL, 0, 0, &made));
     for (int v = 1; v < n->p.n_values; v++) CHECK(!made.again[v] || n->maker[v] % STEPS_OF_A_LAYER != 1);
     CHECK(made.count > 0);
+    ctx_release(&c);
+    free(n);
+}
+
+/* A wide value from a narrow one that nothing else needs, from what must not run twice. */
+static void add_drawn(network *n, int kept_from) {
+    const int v = n->p.n_values;
+    add(n, kept_from, -1, -1, v, -1, 40, 8); /* what is drawn */
+    add(n, v, -1, -1, v + 1, 3, 400, 9);     /* made wide */
+    add(n, v + 1, -1, -1, v + 2, 5, 1, 10);  /* a result */
+    n->p.n_forward = n->p.n_steps;
+    add(n, v + 1, v + 2, -1, v + 3, 10, 100, 11); /* backward reads the wide one */
+    n->held[v + 3] = true;
+}
+
+TEST(a_smaller_value_stands_in_for_a_larger) {
+    network *n = calloc(1, sizeof *n);
+    recompute_option *options;
+    recompute_choice made;
+    int count;
+    ctx c;
+
+    ctx_init(&c);
+    n->p = (recompute_problem){.steps = n->steps, .bytes = n->bytes, .maker = n->maker, .held = n->held, .n_values = 1};
+    n->maker[0] = -1;
+    n->held[0] = true;
+    add_drawn(n, 0);
+    CHECK_OK(&c, recompute_options(&c, &n->p, &options, &count));
+    CHECK(count == 2); /* the result, which takes one byte, has no smaller one before it that helps */
+    CHECK(options[0].step == 1 && options[0].stash == 1 && options[0].n_chain == 1 && options[0].bytes == 400 - 40);
+    CHECK(options[1].step == 2 && options[1].stash == -1);
+    const recompute_option *taken[] = {&options[0]};
+    CHECK_OK(&c, recompute_to(&c, &n->p, taken, 1, INT64_MAX, &made));
+    CHECK(made.again[2] && made.kept[1] && made.cost == 3 && made.count == 1);
+    n->bytes[1] = 201; /* more than half */
+    CHECK_OK(&c, recompute_options(&c, &n->p, &options, &count));
+    CHECK(count == 1);
     ctx_release(&c);
     free(n);
 }
@@ -154,7 +191,7 @@ TEST(each_allocation_of_the_choice_may_fail) {
     for (int64_t allowed = 0; s == E_NOMEM; allowed++) {
         ctx_init(&c);
         c.mem.fail_after = allowed;
-        s = allowed % 2 ? recompute_layers(&c, &n->p, &made) : recompute_to(&c, &n->p, 0, &made);
+        s = allowed % 2 ? recompute_layers(&c, &n->p, &made) : recompute_to(&c, &n->p, NULL, 0, 0, &made);
         ctx_release(&c);
     }
     CHECK(s == OK);
@@ -178,7 +215,7 @@ TEST(a_node_of_forward_stands_in_backward_too) {
     for (int i = COUNT - 1; i >= 0; i--) dy = NODE(g, "Mul", dy, y[i]);
     g->in_backward = false;
     make_gradient(g, 0, dy);
-    must(&c, recompute(g, RECOMPUTE_TO, 0, &r));
+    must(&c, recompute(g, &(recompute_request){.goal = RECOMPUTE_TO}, &r));
     CHECK(r.count > 0 && r.after < r.before && r.cost > 0 && r.cost < r.total);
     CHECK(count_nodes(g, NULL) > 2 * COUNT + 1);
     must(&c, graph_verify(g));

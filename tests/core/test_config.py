@@ -143,6 +143,7 @@ BAD = {
     "DEFER_LOGITS": ("YES PLEASE", "auto, 1 or 0"),
     "ENABLE_MEM_EFFICIENT_GRAD_MGMT": ("AUTOMATIC", "auto, 1 or 0"),
     "MEMORY_OPT_LEVEL": ("3", "nearest is 2"),
+    "MEMORY_OPT_CONFIG": ("Gelu+:1", "takes <cluster>:<strategy>:<count>, as Gelu+:1:-1"),
     "MEMORY_BUDGET": ("much", "a number of bytes, as 8GiB"),
     "MAX_TUNING_DURATION_MS": ("soon", "a whole number"),
     "DISABLED_PASSES": ("gelu_fusion,silufusion", "takes names of passes (clean_up, masked_softmax, gelu_fusion,"),
@@ -160,7 +161,7 @@ def test_bytes(text, count, monkeypatch):
 
 #: Any text is one.
 PATHS = {
-    "MEMORY_OPT_CONFIG", "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH", "ONNX_PREFIX", "EXTERNAL_TORCH_CPP_EXTENSION_DIR",
+    "TRITON_CONFIG_FILE", "TUNING_RESULTS_PATH", "ONNX_PREFIX", "EXTERNAL_TORCH_CPP_EXTENSION_DIR",
 }  # fmt: skip
 
 

@@ -1,0 +1,159 @@
+/* test_planner.c -- plans of random graphs, without kernels: lives, offsets, what backward computes again, sweeps. */
+#include "core/hash.h"
+#include "plan/peak.h"
+#include "plan/plan.h"
+
+#include "build.h"
+#include "test.h"
+
+enum { STREAMS = 3, NODES = 40, SEEDS = 12, TARGETS = 12 };
+
+/* --- random graphs -------------------------------------------------------------------------------------------------- */
+
+typedef struct dice {
+    uint64_t state;
+} dice;
+
+static int below(dice *d, int n) {
+    d->state = d->state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (int)((d->state >> 33) % (uint64_t)n);
+}
+
+/* Values of one shape each, from one input each. */
+typedef struct stream {
+    value *made[NODES + 1], *gradient;
+    int count;
+} stream;
+
+static value *random_node(graph *g, dice *d, const stream *s) {
+    static const char *const unary[] = {"Exp", "Sigmoid", "Tanh", "Sqrt"}, *const binary[] = {"Add", "Mul", "Div"};
+    value *x = s->made[s->count - 1 - below(d, s->count < 3 ? s->count : 3)], *y = s->made[below(d, s->count)];
+
+    if (below(d, 3)) return NODE(g, unary[below(d, LENGTH(unary))], x);
+    return NODE(g, binary[below(d, LENGTH(binary))], x, y);
+}
+
+/* Forward makes values from those before; backward reads about half of them in reverse. */
+static graph *random_graph(ctx *c, uint64_t seed) {
+    dice d = {seed};
+    graph *g = new_graph(c);
+    stream streams[STREAMS] = {{.count = 0}};
+    value *sum = NULL, *dy;
+    const shape scalar = {.rank = 0};
+
+    for (int k = 0; k < STREAMS; k++) streams[k].made[streams[k].count++] = INPUT(g, "x", F32, 16 << (2 * k), 32);
+    for (int i = 0; i < NODES; i++) {
+        stream *s = &streams[below(&d, STREAMS)];
+        s->made[s->count] = random_node(g, &d, s);
+        s->count++;
+    }
+    for (int k = 0; k < STREAMS; k++) {
+        value *part = NODE_WITH(g, "ReduceSum", NODE_ATTRS(INT("keepdims", 0)), streams[k].made[streams[k].count - 1]);
+        sum = sum ? NODE(g, "Add", sum, part) : part;
+    }
+    make_output(g, sum);
+    must(c, graph_add_input(g, NULL, F32, &scalar, &dy));
+    g->in_backward = true;
+    for (int k = 0; k < STREAMS; k++) {
+        stream *s = &streams[k];
+        s->gradient = NODE(g, "Mul", s->made[s->count - 1], dy);
+        for (int i = s->count - 1; i > 0; i--)
+            if (below(&d, 2)) s->gradient = NODE(g, "Mul", s->gradient, s->made[i]);
+    }
+    g->in_backward = false;
+    for (int k = 0; k < STREAMS; k++) make_gradient(g, k, streams[k].gradient);
+    return g;
+}
+
+/* --- what is computed ----------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_of_given(const value *v) {
+    return v->data ? hash_mix(2, *(const uint32_t *)v->data) : hash_mix(1, (uint64_t)(v->input + 1));
+}
+
+/* A hash of the expression behind every gradient: the operators, and what they read. */
+static void hash_gradients(ctx *c, const graph *g, uint64_t out[STREAMS]) {
+    uint64_t *of;
+
+    must(c, NEW(c, of, g->n_values));
+    for (const node *n = g->first; n; n = n->next) {
+        uint64_t h = (uint64_t)(uintptr_t)n->op;
+        for (int i = 0; i < n->n_in; i++)
+            if (n->in[i]) h = hash_mix(h, n->in[i]->def ? of[n->in[i]->id] : hash_of_given(n->in[i]));
+        for (int i = 0; i < n->n_out; i++) of[n->out[i]->id] = hash_mix(h, (uint64_t)i);
+    }
+    for (int k = 0; k < STREAMS; k++) out[k] = of[g->input_grads[k]->id];
+}
+
+static bool overlap(const interval *a, const interval *b) {
+    const bool together = a->first <= b->last && b->first <= a->last;
+    return together && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+}
+
+/* No two blocks share an address at one time, and the arena lies between what lives at one time and the sum of all. */
+static void check_plan(ctx *c, graph *g) {
+    int64_t live, sum = 0;
+    plan *p;
+    int at;
+
+    CHECK_OK(c, plan_make(g, false, &p));
+    CHECK_OK(c, plan_peak(c, p, &at, &live));
+    for (int i = 0; i < p->n_blocks; i++) {
+        const interval *b = &p->blocks[i];
+        CHECK(0 <= b->first && b->first <= b->last && b->last < p->n_code && b->offset + b->bytes <= p->arena_bytes);
+        sum += (b->bytes + 1023) / PLAN_ALIGNED * PLAN_ALIGNED; /* with a red zone */
+        for (int k = 0; k < i; k++) CHECK(!overlap(b, &p->blocks[k]));
+    }
+    CHECK(live <= p->arena_bytes && p->arena_bytes <= sum);
+}
+
+/* --- tests ---------------------------------------------------------------------------------------------------------- */
+
+TEST(random_graphs_have_plans_without_overlap) {
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        ctx c;
+        ctx_init(&c);
+        check_plan(&c, random_graph(&c, seed));
+        ctx_release(&c);
+    }
+}
+
+/* A graph that computes again what brings its peak to `target`: the same gradients, in a plan without overlap. */
+static recompute_result planned_to(uint64_t seed, int64_t target) {
+    uint64_t stored[STREAMS], again[STREAMS];
+    recompute_result r;
+    graph *g;
+    ctx c;
+
+    ctx_init(&c);
+    g = random_graph(&c, seed);
+    hash_gradients(&c, g, stored);
+    CHECK_OK(&c, recompute(g, &(recompute_request){.goal = RECOMPUTE_TO, .target = target}, &r));
+    CHECK_OK(&c, graph_verify(g));
+    hash_gradients(&c, g, again);
+    CHECK(memcmp(stored, again, sizeof stored) == 0);
+    check_plan(&c, g);
+    ctx_release(&c);
+    return r;
+}
+
+TEST(recomputed_values_are_equal_and_sweeps_are_monotonic) {
+    int again = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        const recompute_result least = planned_to(seed, 0);
+        int64_t peak = INT64_MAX;
+        double cost = 0;
+        for (int k = TARGETS; k >= 0; k--) {
+            const int64_t target = least.before * k / TARGETS;
+            const recompute_result r = planned_to(seed, target);
+            CHECK(r.before == least.before && r.after >= least.after);
+            CHECK(r.after <= target || (target < least.after && r.after == least.after)); /* the least, and no more */
+            CHECK(r.after <= peak && r.cost >= cost && r.cost <= least.cost);
+            CHECK((r.count == 0) == (r.cost == 0));
+            peak = r.after;
+            cost = r.cost;
+        }
+        again += least.count;
+    }
+    CHECK(again > 3 * SEEDS);
+}
