@@ -320,6 +320,7 @@ def test_the_memory_that_is_printed_agrees(monkeypatch, caplog):
     text = [record.getMessage() for record in caplog.records if "after forward" in record.getMessage()][-1]
     printed = float(re.search(r"\| allocated: ([\d.]+)", text)[1])
     assert abs(printed - explain(model).peak_bytes / MB) <= 0.06  # its last digit, and a header
+    assert explain(model).peak_bytes == memory.predict(model, ids).arena
 
 
 class Growing(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core import torch_private
 from ortmodule.core.config import Config
+from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
 from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
@@ -53,6 +54,7 @@ class Report:
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
+    layers: list[LayerReport] = field(default_factory=list)  #: the same nodes by layers, in the order of forward
     exports: int = 0  #: graphs that were made
     plans: int = 0  #: plans that were made: one for each new shape
     peak_bytes: int = 0  #: the arena of a step, the largest of all that ran, known before it runs
@@ -91,6 +93,7 @@ class Report:
                 f"{self.name}: the engine runs it",
                 *self._calls(),
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
+                *self._layers(),
                 f"  fused      {fused}",
                 *(f"  sparsity   {sentence}" for sentence in self.sparsity),
                 f"  PyTorch    runs {outside} inside the graph",
@@ -122,6 +125,13 @@ class Report:
             return []
         steps = f", {self.unreached_steps} optimizer steps without a call" if self.unreached_steps else ""
         return [f"  calls      {self.engine_calls} in the engine, {self.pytorch_calls} in PyTorch{steps}"]
+
+    def _layers(self) -> list[str]:
+        """A line for each layer, where there is more than the module itself."""
+        lines = [f"  layer      {line}" for line in layer_lines(self.layers)]
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES:] = [f"  layer      and {len(lines) - MOST_LINES} more"]
+        return lines if len(self.layers) > 1 else []
 
     def _split(self) -> str:
         """Of the step with the peak."""
@@ -185,6 +195,7 @@ def explain(model: Any) -> Report:
         sparsity=_sparsity(owner, {node.op_type for node in graph.capture.model.graph.node}, fused),
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(sum(plan.nodes) for plan in plans),
+        layers=layers_of(graph.parts(), plans),
         plans=sum(session.plans_made for session in sessions),
         peak_bytes=0 if peak is None else peak.arena,
         peak=peak,
