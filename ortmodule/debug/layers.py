@@ -9,7 +9,8 @@ from dataclasses import astuple, dataclass
 from ortmodule import _core
 from ortmodule.core.onnx_utils import without_dead
 from ortmodule.debug.peak import module_path
-from ortmodule.debug.profile import EXPORTED, ISLANDS, nodes_of
+from ortmodule.debug.profile import EXPORTED, nodes_of
+from ortmodule.host.host_node import HOST_OPERATORS
 from ortmodule.runtime.compiled_graph import CompiledGraph
 
 MOST_LINES = 12  # of a printed report
@@ -60,7 +61,7 @@ def layers_of(graphs: Iterable[CompiledGraph], plans: Iterable[_core.Plan]) -> l
                 continue
             of = counts.setdefault(layer_of(run.module), [0] * 6)
             of[1 if run.part == "forward" else 2] += 1
-            for i, true in enumerate((run.made_by != EXPORTED, run.recomputed, run.operator in ISLANDS), 3):
+            for i, true in enumerate((run.made_by != EXPORTED, run.recomputed, run.operator in HOST_OPERATORS), 3):
                 of[i] += true
     return [LayerReport(path, *of) for path, of in counts.items()]
 

@@ -25,8 +25,6 @@ from ortmodule.runtime.dispatcher import Dispatcher
 MOST_ROWS = 15  # of each printed table
 #: What made an operator that no pass did.
 EXPORTED = "as exported"
-#: Operators that PyTorch runs inside the graph (csrc/ops/host_call.c).
-ISLANDS = ("HostCall", "HostGrad", "HostProbe")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from ortmodule.core.safe_files import write_whole
 from ortmodule.debug.explain import Report, explain
 from ortmodule.debug.peak import in_units, module_path, peak_of
 from ortmodule.debug.plots import Figure, pareto_figure, plan_figure, time_figure
-from ortmodule.debug.profile import EXPORTED, ISLANDS, PlanNode, Profile, nodes_of
+from ortmodule.debug.profile import EXPORTED, PlanNode, Profile, nodes_of
 from ortmodule.debug.step_stats import input_names, padded_inputs, valid_elements
+from ortmodule.host.host_node import HOST_OPERATORS
 from ortmodule.runtime.compiled_graph import CompiledGraph
 from ortmodule.runtime.dispatcher import Dispatcher
 
@@ -228,7 +229,7 @@ def _row(node: PlanNode, anchors: dict[int, str], seconds: float | None) -> Row:
     marks = []
     if node.recomputed:
         marks.append("recomputed")
-    if node.operator in ISLANDS:
+    if node.operator in HOST_OPERATORS:
         marks.append("island")
     if node.made_by != EXPORTED:
         marks.append("fused")

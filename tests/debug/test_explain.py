@@ -92,6 +92,12 @@ def test_why_a_sparsity_setting_changes_nothing(loss, ignored, off, text):
     assert "no attention whose mask" in report.sparsity[1]
 
 
+def test_few_rows_are_not_counted():
+    model = ORTModule(Tagger(True))
+    step(model, torch.arange(8).reshape(2, 4), torch.full((2, 4), -100).fill_diagonal_(1))
+    assert explain(model).sparsity[0].endswith("there are too few of them to pay, or more than the loss looks at them")
+
+
 class Layered(nn.Module):
     def __init__(self):
         super().__init__()
