@@ -18,6 +18,9 @@ from ortmodule.core.errors import BypassError
 from ortmodule.core.logger import LogLevel
 from ortmodule.core.names import VERSION as __version__
 from ortmodule.debug.explain import Report, VariantReport, explain
+from ortmodule.debug.layers import LayerReport
+from ortmodule.debug.profile import NodeTime, Profile, profile
+from ortmodule.debug.report import report
 from ortmodule.module import ORTModule
 from ortmodule.with_loss import ModuleWithLoss
 
@@ -30,11 +33,14 @@ __all__ = [
     "DebugOptions",
     "Error",
     "InvalidModelError",
+    "LayerReport",
     "LogLevel",
     "ModuleWithLoss",
+    "NodeTime",
     "ORTModule",
     "ORTTrainer",
     "ORTTrainerOptions",
+    "Profile",
     "Report",
     "UnsupportedError",
     "VariantReport",
@@ -42,6 +48,8 @@ __all__ = [
     "explain",
     "memory",
     "patterns",
+    "profile",
+    "report",
 ]
 
 

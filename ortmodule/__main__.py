@@ -11,9 +11,12 @@ from typing import Any
 from torch import nn
 
 from ortmodule import _core, memory
-from ortmodule.core.config import Config
+from ortmodule.core.config import Config, DebugOptions
+from ortmodule.core.pytree import as_arguments
 from ortmodule.core.setting_types import BYTES
 from ortmodule.debug.peak import OPTIMIZERS, in_units
+from ortmodule.debug.profile import profile, train_step
+from ortmodule.debug.report import report
 from ortmodule.module import ORTModule
 
 
@@ -24,15 +27,23 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text}: the budget {error}") from None
 
 
+def _steps(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: the number of steps is 1 or more")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m ortmodule", description="trains PyTorch modules through a C engine")
     commands = parser.add_subparsers(dest="command", required=True)
     about = commands.add_parser("memory", help="what a training step takes, before there is one")
-    about.add_argument(
-        "target", metavar="MODULE:FUNCTION",
-        help="a function without arguments that returns a model and a batch: a tuple of arguments, a dictionary of "
-        "those with names, or one argument",
-    )  # fmt: skip
+    times = commands.add_parser("profile", help="where the time of training steps goes")
+    for command in (about, times):
+        command.add_argument(
+            "target", metavar="MODULE:FUNCTION",
+            help="a function without arguments that returns a model and a batch: a tuple of arguments, a dictionary of "
+            "those with names, or one argument",
+        )  # fmt: skip
     about.add_argument(
         "--budget", type=_bytes, help="bytes that a step may take, as 16GiB: the largest batch is planned"
     )
@@ -40,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     about.add_argument(
         "--optimizer", choices=list(OPTIMIZERS), default="adamw", help="whose states count (default: adamw)"
     )
+    times.add_argument("--steps", type=_steps, default=5, help="steps that are measured, after one that is not")
+    times.add_argument("--trace", metavar="FILE", help="a trace for Perfetto and chrome://tracing, as JSON")
+    times.add_argument("--report", metavar="FILE", help="a page with graph, memory and time (needs plotly and jinja2)")
+    times.add_argument("--onnx", metavar="PREFIX", help="the graph before and after, as PREFIX_..._training.onnx")
     return parser
 
 
@@ -62,7 +77,7 @@ def _made(target: str) -> tuple[nn.Module, Any]:
 def _memory(given: argparse.Namespace) -> None:
     model, batch = _made(given.target)
     module = model if isinstance(model, ORTModule) else ORTModule(model)
-    args, kwargs = memory.as_arguments(batch)
+    args, kwargs = as_arguments(batch)
     peak = memory.predict(module, *args, optimizer=given.optimizer, **kwargs)
     print(peak)
     print("budgets")
@@ -79,11 +94,37 @@ def _memory(given: argparse.Namespace) -> None:
         print(f"with ORTMODULE_MEMORY_BUDGET={budget}: {again}")
 
 
+def _profile(given: argparse.Namespace) -> None:
+    model, batch = _made(given.target)
+    if isinstance(model, ORTModule):
+        if given.onnx:
+            raise ValueError(
+                "--onnx is for a model that is not wrapped: a wrapped one has DebugOptions(save_onnx=True)"
+            )
+        module: Any = model
+    else:
+        options = DebugOptions(save_onnx=True, onnx_prefix=given.onnx) if given.onnx else None
+        module = ORTModule(model, options)
+    args, kwargs = as_arguments(batch)
+    train_step(module, args, kwargs)  # captures
+    with profile(module) as measured:
+        for _ in range(given.steps):
+            train_step(module, args, kwargs)
+    if not measured.plans:
+        reason = module._ortmodule.fallback.reason or "see the warnings"
+        raise ValueError(f"PyTorch runs it, so there is nothing of the engine's to measure: {reason}")
+    print(measured)
+    if given.trace:
+        measured.save_trace(given.trace)
+    if given.report:
+        report(module, given.report, batch, profile=measured)
+
+
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
-        _memory(given)
-    except (ValueError, MemoryError, _core.Error) as error:
+        {"memory": _memory, "profile": _profile}[given.command](given)
+    except (ValueError, MemoryError, OSError, ImportError, _core.Error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

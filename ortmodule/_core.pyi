@@ -137,6 +137,9 @@ class Plan:
     def graphs(self) -> tuple[int, int, int]:
         """(recorded, updated, started): how often a CUDA graph was made, replaced an older one, and ran."""
     @property
+    def profiled(self) -> tuple[int, int]:
+        """(forward, backward) runs that were measured since ``profile(True)``."""
+    @property
     def host_bytes(self) -> int:
         """Bytes that the plan itself takes."""
     @property
@@ -221,6 +224,24 @@ class Plan:
         """Measures each instruction from now on, or stops."""
     def code(self) -> list[tuple[str, str, Literal["forward", "backward"], float, _Spec | None]]:
         """(operator, name, part, seconds, type and shape) of each instruction, in the order of execution."""
+    # Operands are numbers of results, names of inputs, or None (constants, what is not there). Instruction -1: a view.
+    # Pass "": none made it. Again: backward computes again what forward has not kept.
+    def graph(
+        self,
+    ) -> list[
+        tuple[
+            str,
+            str,
+            Literal["forward", "backward"],
+            list[int | str | None],
+            list[int | None],
+            _Spec | None,
+            int,
+            str,
+            bool,
+        ]
+    ]:
+        """(operator, name, part, operands, results, type and shape, instruction, pass, again) of each node."""
     def blocks(
         self,
     ) -> list[tuple[int, int, int, int, tuple[str, str, str, Literal["forward", "backward"], _Spec | None]]]:
@@ -342,6 +363,12 @@ def pointwise_operators() -> list[tuple[str, str, int]]:
 
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""
+
+def profiled_by(dictionary: dict[str, Any], name: str, /) -> None:
+    """Its entry of this name is True while torch's profiler is on; it sees instructions then."""
+
+def module_path(name: str, /) -> str:
+    """ "/layers/layers.0/norm/Add" -> "layers.0.norm": the path of the submodule that a node of this name is of."""
 
 def optional_passes() -> int:
     """The bits of all passes without which results are right."""

@@ -18,6 +18,7 @@ from torch import nn
 
 from ortmodule import _core
 from ortmodule.core.errors import DoesNotHold, NotInEngine
+from ortmodule.core.pytree import as_arguments
 from ortmodule.core.torch_private import tree_map_only
 from ortmodule.debug.peak import HeldTensor, Peak, peak_of
 from ortmodule.engine.session import MOST_NAMED, MemoryGoal
@@ -179,13 +180,6 @@ def _refusing() -> Iterator[None]:
         yield
     except (DoesNotHold, NotInEngine) as error:
         raise _core.UnsupportedError(f"PyTorch would run it: {error}") from error
-
-
-def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
-    """(arguments, those with names) of a sample: a tuple, a dictionary, or one argument."""
-    if isinstance(sample, dict):
-        return (), sample
-    return (sample, {}) if isinstance(sample, tuple) else ((sample,), {})
 
 
 def _largest(peak: Peak) -> str:

@@ -225,6 +225,34 @@ def test_other_dimensions_and_arguments_with_names():
         memory.largest_batch(model, IDS, 100000)
 
 
+def test_sizes_that_what_pytorch_runs_decides():
+    """Which rows have labels is counted behind a node of PyTorch's, which no sketch runs."""
+
+    class Labelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, x, labels):
+            return nn.functional.cross_entropy(self.head(x), Odd.apply(labels))
+
+    model, x, labels = ORTModule(Labelled()), torch.ones(128, 8), torch.arange(128) % 7 - 1
+    labels[labels > 4] = -100
+    model(x, labels.clamp(min=0)).backward()
+    with pytest.raises(UnsupportedError, match="PyTorch runs a part of the graph"):
+        memory.predict(model, x, labels.clamp(min=0))
+
+
+class Odd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + 0
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
 def test_what_is_free_is_the_budget_where_none_is_given():
     class Large(nn.Module):
         def forward(self, x):
@@ -320,6 +348,7 @@ def test_the_memory_that_is_printed_agrees(monkeypatch, caplog):
     text = [record.getMessage() for record in caplog.records if "after forward" in record.getMessage()][-1]
     printed = float(re.search(r"\| allocated: ([\d.]+)", text)[1])
     assert abs(printed - explain(model).peak_bytes / MB) <= 0.06  # its last digit, and a header
+    assert explain(model).peak_bytes == memory.predict(model, ids).arena
 
 
 class Growing(nn.Module):

@@ -92,10 +92,9 @@ bool torch_has_flash_attention(void) {
 /* torch's number of an element type; the numbers are asked for, since only the functions' names are stable. */
 static bool torch_dtype(const torch_lib *t, dtype type, int32_t *out) {
     int32_t (*const number[DTYPE_COUNT])(void) = {
-        [F32] = t->aoti_torch_dtype_float32,
-        [F64] = t->aoti_torch_dtype_float64,
-        [BF16] = t->aoti_torch_dtype_bfloat16,
-        [F16] = t->aoti_torch_dtype_float16,
+        [F32] = t->aoti_torch_dtype_float32, [F64] = t->aoti_torch_dtype_float64, [BF16] = t->aoti_torch_dtype_bfloat16,
+        [F16] = t->aoti_torch_dtype_float16, [I64] = t->aoti_torch_dtype_int64,   [I32] = t->aoti_torch_dtype_int32,
+        [BOOL] = t->aoti_torch_dtype_bool,
     };
     if (!number[type]) return false;
     *out = number[type]();
@@ -203,4 +202,39 @@ bool torch_take(const torch_call *c, int i, dtype type, const shape *s, const in
     if (!k.from) return false;
     parallel_for(shape_count(s) * (int64_t)dtype_size(type), 4 * GRAIN, copy_range, &k);
     return true;
+}
+
+/* --- ranges --------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_SHOWN = 16 }; /* operands of a range */
+
+static void *shown(const torch_lib *t, const tensor *x) {
+    void *value = NULL;
+    aten handle = x->type == DT_NONE ? NULL : torch_tensor(t, x->type, x->data, x->shape.rank, x->shape.dim, x->stride);
+
+    if (handle && t->aoti_torch_tensor_to_ivalue(handle, &value)) value = NULL;
+    torch_tensor_free(t, handle);
+    return value;
+}
+
+void torch_range_begin(const char *name, int n_operands, const tensor *operands, torch_range *out) {
+    const torch_lib *t = torch_lib_get();
+    void *values[MOST_SHOWN];
+    torch_quiet quiet;
+    int n = 0;
+
+    out->handle = NULL;
+    if (!t->aoti_record_function_start || !t->aoti_record_function_end || !t->aoti_torch_tensor_to_ivalue ||
+        !t->aoti_torch_delete_c10_value_object || !torch_enter(t, &quiet))
+        return;
+    for (int i = 0; i < n_operands && n < MOST_SHOWN; i++)
+        if ((values[n] = shown(t, &operands[i]))) n++;
+    if (t->aoti_record_function_start(name, NULL, values, (uint64_t)n, &out->handle)) out->handle = NULL;
+    for (int i = 0; i < n; i++) (void)t->aoti_torch_delete_c10_value_object(values[i]);
+    torch_leave(&quiet);
+}
+
+void torch_range_end(torch_range *range) {
+    if (range->handle) (void)torch_lib_get()->aoti_record_function_end(range->handle);
+    range->handle = NULL;
 }

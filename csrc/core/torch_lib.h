@@ -22,6 +22,7 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
     "attention of 16-bit floats on a GPU by flash attention or cuDNN: torch's memory-efficient attention is used, which " \
     "is slower, or the engine's own kernels"
 #define FOR_TENSORS "torch's functions on memory of the engine: its own kernels are used, which are slower"
+#define FOR_RANGES "operators in traces of torch.profiler: it does not see those that the engine runs"
 #define FOR_CALLS                                                                                                      \
     "torch's functions out of reach of a user's autocast: the engine's own kernels are used, which are slower"
 
@@ -115,7 +116,15 @@ typedef struct aten_tensor *aten; /* torch's handle of an at::Tensor */
       FOR_FLASH)                                                                                                       \
     F(int32_t, aoti_torch_new_uninitialized_tensor, (aten * out), FOR_FLASH)                                           \
     F(int32_t, aoti_torch_dtype_uint64, (void), FOR_FLASH)                                                             \
-    F(int32_t, aoti_torch_get_dim, (aten t, int64_t *out), FOR_FLASH)
+    F(int32_t, aoti_torch_get_dim, (aten t, int64_t *out), FOR_FLASH)                                                  \
+    F(int32_t, aoti_record_function_start,                                                                             \
+      (const char *name, void *named, void *const *operands, uint64_t n_operands, void **out), FOR_RANGES)             \
+    F(int32_t, aoti_record_function_end, (void *range), FOR_RANGES)                                                    \
+    F(int32_t, aoti_torch_tensor_to_ivalue, (aten t, void **out), FOR_RANGES)                                          \
+    F(int32_t, aoti_torch_delete_c10_value_object, (void *x), FOR_RANGES)                                              \
+    F(int32_t, aoti_torch_dtype_int64, (void), FOR_RANGES)                                                             \
+    F(int32_t, aoti_torch_dtype_int32, (void), FOR_RANGES)                                                             \
+    F(int32_t, aoti_torch_dtype_bool, (void), FOR_RANGES)
 
 typedef struct torch_lib {
     void *handle; /* of the library, NULL without torch */
@@ -173,6 +182,15 @@ typedef struct torch_call {
 } torch_call;
 bool torch_begin(torch_call *c, const torch_lib *t); /* false: there is no call */
 void torch_end(torch_call *c);
+/* A range in the trace of torch's profiler; {0}: none, which ends as any. */
+typedef struct torch_range {
+    void *handle;
+} torch_range;
+/* `operands`: on the CPU, with or without memory; of those of types that torch_lib knows the profiler keeps the shapes,
+ * if it is to. */
+void torch_range_begin(const char *name, int n_operands, const tensor *operands, torch_range *out);
+void torch_range_end(torch_range *range);
+
 /* Copies out[i], which should be of this shape and lie so, to memory where it lies alike; false when it is no such. */
 bool torch_take(const torch_call *c, int i, dtype type, const shape *s, const int64_t *stride, void *to);
 

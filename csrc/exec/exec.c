@@ -2,6 +2,7 @@
 #include "exec/exec.h"
 
 #include "core/memory.h"
+#include "exec/record.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,23 @@ static status step(ctx *c, const instr *in, const run *r, tensor *operands) {
     return OK;
 }
 
+/* The same, with all that watches it. */
+static status step_watched(ctx *c, const plan *p, int t, const run *r, tensor *operands) {
+    const instr *in = &p->code[t];
+    const double start = r->seconds ? now() : 0;
+    torch_range range = {0};
+    status s;
+
+    if (r->recorded) {
+        for (int i = 0; i < in->node->n_in; i++) operands[i] = resolve(r, &in->in[i]);
+        record_begin(in->node, operands, r->cuda != NULL, &range);
+    }
+    s = step(c, in, r, operands);
+    torch_range_end(&range);
+    if (r->seconds) add_seconds(&r->seconds[t], now() - start);
+    return s;
+}
+
 static status blame_node(ctx *c, status s, const node *n) {
     return blame(c, s, "running %s (%s)", n->op->name, n->name ? n->name : "-");
 }
@@ -124,6 +142,7 @@ static void give_room(room *m) {
 }
 
 status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
+    const bool watched = r->seconds || r->recorded;
     status s = OK;
     room m;
 
@@ -131,11 +150,9 @@ status exec_run(ctx *c, const plan *p, int from, int to, const run *r) {
 
     poison_all(p, r, from);
     for (int t = from; t < to && s == OK; t++) {
-        double start = r->seconds ? now() : 0;
         poison_step(p, r, t, true);
-        s = step(c, &p->code[t], r, m.operands);
+        s = watched ? step_watched(c, p, t, r, m.operands) : step(c, &p->code[t], r, m.operands);
         poison_step(p, r, t, false);
-        if (r->seconds) add_seconds(&r->seconds[t], now() - start);
         if (s != OK) s = blame_node(c, s, p->code[t].node);
     }
     unpoison_all(p, r);

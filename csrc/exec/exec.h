@@ -14,6 +14,7 @@ typedef struct run {
     const struct cuda_run *cuda; /* plans for a GPU: where (cuda/host/driver.h), else NULL; all memory is there */
     const void *constants;       /* plan->constant_bytes on that GPU */
     double *seconds;             /* [plan->n_code] time of each instruction is added here, or NULL; runs may share it */
+    bool recorded;               /* torch's profiler is on: each instruction is a range of its trace (exec/record.h) */
 } run;
 
 /* Instructions [from, to). An error names the node. On a GPU they have been started, not finished. */

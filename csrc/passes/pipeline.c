@@ -1,6 +1,8 @@
 /* pipeline.c -- the table of passes and the loop over it. */
 #include "passes/pipeline.h"
 
+#include "passes/made_by.h"
+
 #include <string.h>
 
 extern const pass_def attention_fusion, attention_lengths, clean_up, concat_gradient, concat_slices, early_cast,
@@ -91,12 +93,31 @@ static status run_pass(graph *g, const pass_def *pass, int *fired) {
     return s == OK ? check(g) : s;
 }
 
-status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired) {
+static void note_made(made_by *made, int pass, int first, int last) {
+    if (!made || first == last || made->count == (int)(sizeof made->ran / sizeof *made->ran)) return;
+    made->ran[made->count].pass = pass;
+    made->ran[made->count].first = first;
+    made->ran[made->count++].last = last;
+}
+
+int made_by_pass(const made_by *made, const node *n) {
+    for (int i = 0; i < made->count; i++)
+        if (made->ran[i].first <= n->id && n->id < made->ran[i].last) return made->ran[i].pass;
+    return -1;
+}
+
+status passes_run_noting(graph *g, pass_stage stage, uint64_t disabled, int *fired, made_by *made) {
     for (int i = 0; passes[i]; i++) {
+        const int first = g->n_nodes;
         int count;
         if (!(passes[i]->stage & stage) || (disabled >> i & 1) || !is_for(passes[i], g)) continue;
         TRY_AT(g->c, run_pass(g, passes[i], &count), "running the pass %s", passes[i]->name);
+        note_made(made, i, first, g->n_nodes);
         if (fired) fired[i] += count;
     }
     return OK;
+}
+
+status passes_run(graph *g, pass_stage stage, uint64_t disabled, int *fired) {
+    return passes_run_noting(g, stage, disabled, fired, NULL);
 }

@@ -15,8 +15,8 @@
 #endif
 
 /* A pass that needs a size which is not known ends them all: the plan is a prologue. */
-static status rewrite(graph *g, const compile_options *o, int *fired) {
-    status s = passes_run(g, BEFORE_GRADIENT, o->disabled_passes, fired);
+static status rewrite(graph *g, const compile_options *o, int *fired, made_by *made) {
+    status s = passes_run_noting(g, BEFORE_GRADIENT, o->disabled_passes, fired, made);
     if (s != E_PENDING) return s;
     TRY(make_prologue(g));
     graph_remove_dead(g);
@@ -38,26 +38,28 @@ static status graph_for(ctx *c, const compile_options *o, graph **out) {
 static status make(ctx *c, const graph *model, const input_spec *inputs, const compile_options *o, plan **out) {
     int fired[MAX_PASSES] = {0};
     recompute_result again = {0};
+    made_by made = {0};
     graph *g;
 
     TRY(graph_for(c, o, &g));
     TRY(specialise(g, model, inputs));
     graph_remove_dead(g);
     VERIFY(g, "after specialisation");
-    TRY(rewrite(g, o, fired));
+    TRY(rewrite(g, o, fired, &made));
     if (o->output_grads && !g->pending) {
         TRY(grad_build(g, o->output_grads));
         graph_remove_dead(g);
         VERIFY(g, "after the gradient");
-        TRY(passes_run(g, AFTER_GRADIENT, o->disabled_passes, fired));
+        TRY(passes_run_noting(g, AFTER_GRADIENT, o->disabled_passes, fired, &made));
         TRY(recompute(g, &o->again, &again));
         VERIFY(g, "after recomputation");
     }
-    TRY(passes_run(g, LAST, o->disabled_passes, fired));
+    TRY(passes_run_noting(g, LAST, o->disabled_passes, fired, &made));
     TRY(passes_run(g, WHILE_EMITTED, o->disabled_passes, fired));
     TRY(plan_make(g, o->cuda, out));
     memcpy((*out)->fired, fired, sizeof fired);
     (*out)->again = again;
+    (*out)->made = made;
     return OK;
 }
 

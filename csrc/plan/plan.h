@@ -6,7 +6,7 @@
 #define ORT_PLAN_PLAN_H
 
 #include "ops/op.h"
-#include "passes/pipeline.h"
+#include "passes/made_by.h"
 #include "plan/offsets.h"
 #include "plan/recompute.h"
 
@@ -80,6 +80,7 @@ typedef struct plan {
     bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
     int fired[MAX_PASSES];  /* how often each pass changed something */
+    made_by made;           /* which pass made a node */
 } plan;
 
 /* Consumes `g` (it inserts copies where a kernel needs them). The plan lives in the graph's context. `cuda`: for a GPU;

@@ -10,9 +10,11 @@
 #include "cuda/host/replay.h"
 #include "cuda/kernels/optim.h"
 #include "cuda/libraries/nccl.h"
+#include "exec/record.h"
 #include "ops/op.h"
 #include "passes/pipeline.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* One dict a record: what tests and documentation read the registry through. */
@@ -101,6 +103,36 @@ static PyObject *core_torch_symbols(PyObject *module, PyObject *unused) {
         Py_XDECREF(row);
     }
     return list;
+}
+
+static PyObject *core_profiled_by(PyObject *module, PyObject *args) {
+    module_state *m = state_of(module);
+    PyObject *dict, *key;
+
+    if (!PyArg_ParseTuple(args, "O!U", &PyDict_Type, &dict, &key)) return NULL;
+    Py_XDECREF(m->profiler);
+    Py_XDECREF(m->profiler_key);
+    m->profiler = Py_NewRef(dict);
+    m->profiler_key = Py_NewRef(key);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *core_module_path(PyObject *module, PyObject *name) {
+    PyObject *bytes = PyUnicode_AsUTF8String(name), *path = NULL;
+    char *from, *out;
+    Py_ssize_t length;
+
+    (void)module;
+    if (!bytes || PyBytes_AsStringAndSize(bytes, &from, &length) < 0) return NULL;
+    if ((out = malloc((size_t)length + 1))) {
+        record_module_path(from, out, (size_t)length + 1);
+        path = PyUnicode_FromString(out);
+        free(out);
+    } else {
+        PyErr_NoMemory();
+    }
+    Py_DECREF(bytes);
+    return path;
 }
 
 static PyObject *core_passes(PyObject *module, PyObject *unused) {
@@ -279,6 +311,13 @@ static PyMethodDef methods[] = {
      PyDoc_STR("pointwise_operators() -> [(name, name in ATen, operands), ...] of our domain, without attributes")},
     {"optional_passes", core_optional_passes, METH_NOARGS,
      PyDoc_STR("optional_passes() -> the bits of all passes without which results are right")},
+    {"profiled_by", core_profiled_by, METH_VARARGS,
+     PyDoc_STR("profiled_by(dictionary, name): its entry of this name is True while torch's profiler is on; it sees\n"
+               "instructions then.")},
+    {"module_path", core_module_path, METH_O,
+     PyDoc_STR(
+         "module_path(name of a node) -> path of the submodule that it is of: \"/layers/layers.0/norm/Add\" is of\n"
+         "\"layers.0.norm\".")},
     {"torch_symbols", core_torch_symbols, METH_NOARGS,
      PyDoc_STR("torch_symbols() -> [(name, what it is for, whether torch's libraries have it), ...]")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},

@@ -95,6 +95,7 @@ static double seconds_now(const plan_object *self, int t) {
 static void forget_seconds(plan_object *self) {
     double zero = 0;
     for (int t = 0; t < self->p->n_code; t++) __atomic_store(&self->seconds[t], &zero, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; i++) __atomic_store_n(&self->profiled[i], 0, __ATOMIC_RELAXED);
 }
 
 static PyObject *plan_profile(PyObject *object, PyObject *flag) {
@@ -123,6 +124,45 @@ static PyObject *plan_code(PyObject *object, PyObject *unused) {
                           seconds_now(self, t), v ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None));
         if (!row || PyList_SetItem(list, t, row) < 0) Py_CLEAR(list);
     }
+    return list;
+}
+
+/* An operand as plan_graph gives it: what makes it, by its number, an input by its name, or None. */
+static PyObject *operand_of(const value *v) {
+    if (!v || v->data) return Py_NewRef(Py_None);
+    if (!v->def && v->name) return PyUnicode_FromString(v->name);
+    return PyLong_FromLong(v->id);
+}
+
+static PyObject *operands_of(value *const *list, int count) {
+    PyObject *found = PyList_New(count);
+    for (int i = 0; found && i < count; i++) {
+        PyObject *one = operand_of(list[i]);
+        if (!one || PyList_SetItem(found, i, one) < 0) Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *plan_graph(PyObject *object, PyObject *unused) {
+    const plan *p = ((plan_object *)object)->p;
+    int *at = malloc(sizeof *at * ((size_t)p->g->n_nodes + 1));
+    PyObject *list = at ? PyList_New(0) : PyErr_NoMemory();
+
+    (void)unused;
+    for (int i = 0; list && i < p->g->n_nodes; i++) at[i] = -1;
+    for (int t = 0; list && t < p->n_code; t++) at[p->code[t].node->id] = t;
+    for (const node *n = p->g->first; list && n; n = n->next) {
+        const value *v = n->n_out ? n->out[0] : NULL;
+        const int pass = made_by_pass(&p->made, n);
+        PyObject *row =
+            Py_BuildValue("(sssNNNisO)", n->op->name, n->name ? n->name : "", n->backward ? "backward" : "forward",
+                          operands_of(n->in, n->n_in), operands_of(n->out, n->n_out),
+                          v && v->type != DT_NONE ? build_spec(v->type, &v->shape) : Py_NewRef(Py_None), at[n->id],
+                          pass < 0 ? "" : passes[pass]->name, n->again ? Py_True : Py_False);
+        if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    free(at);
     return list;
 }
 
@@ -359,6 +399,13 @@ static PyObject *get_graphs(PyObject *object, void *unused) {
     return Py_BuildValue("(LLL)", (long long)n.recorded, (long long)n.updated, (long long)n.started);
 }
 
+static PyObject *get_profiled(PyObject *object, void *unused) {
+    const plan_object *self = (plan_object *)object;
+    (void)unused;
+    return Py_BuildValue("(LL)", (long long)__atomic_load_n(&self->profiled[0], __ATOMIC_RELAXED),
+                         (long long)__atomic_load_n(&self->profiled[1], __ATOMIC_RELAXED));
+}
+
 static PyObject *get_host_bytes(PyObject *object, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(((plan_object *)object)->c.mem.total);
@@ -437,6 +484,11 @@ static PyMethodDef plan_methods[] = {
     {"profile", plan_profile, METH_O, PyDoc_STR("profile(on): measure each instruction from now on, or stop.")},
     {"code", plan_code, METH_NOARGS,
      PyDoc_STR("code() -> [(operator, name, part, seconds, (dtype, shape)), ...] in the order of execution")},
+    {"graph", plan_graph, METH_NOARGS,
+     PyDoc_STR(
+         "graph() -> [(operator, name, part, operands, results, (dtype, shape) or None, instruction, pass, again),\n"
+         "...]: the nodes; operands are numbers of results, names of inputs or None; instruction: -1 for a view;\n"
+         "again: backward computes it again")},
     {"blocks", plan_blocks, METH_NOARGS,
      PyDoc_STR(
          "blocks() -> [(offset, bytes, first, last, (kind, operator, name, part, (dtype, shape) or None)), ...]:\n"
@@ -471,6 +523,7 @@ static PyGetSetDef plan_getset[] = {
     {"graphs", get_graphs, NULL,
      "(recorded, updated, started): how often a CUDA graph of this plan was made, took an older one's place, and ran",
      NULL},
+    {"profiled", get_profiled, NULL, "(forward, backward) runs that were measured since profile(True)", NULL},
     {"host_bytes", get_host_bytes, NULL, "bytes the plan itself takes", NULL},
     {"nodes", get_nodes, NULL, "(forward, backward) instructions", NULL},
     {"fired", get_fired, NULL, "{pass name: how often it changed something}", NULL},

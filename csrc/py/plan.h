@@ -14,6 +14,7 @@ typedef struct plan_object {
     PyObject *constants; /* a tensor there, or NULL while the plan has none */
     replay *graphs;      /* of a plan for a GPU, or NULL */
     double *seconds;     /* NULL until there was profiling; then for as long as the plan: runs may be under way */
+    int64_t profiled[2]; /* forward and backward runs that were measured */
     bool profiling;
     bool
         was_captured; /* a graph of the caller's knows where its constants are: they stay for the life of the process */

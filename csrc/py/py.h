@@ -21,7 +21,9 @@
     X(model_type)                                                                                                      \
     X(number_type)                                                                                                     \
     X(plan_type)                                                                                                       \
-    X(watch_type)
+    X(watch_type)                                                                                                      \
+    X(profiler)     /* a dictionary of torch's, which says under */                                                    \
+    X(profiler_key) /* this name whether its profiler is on */
 
 typedef struct module_state {
 #define X(name) PyObject *name;

@@ -1,4 +1,5 @@
 /* run.c -- forward and backward of _core.Plan, over memory that Python owns. */
+#include "core/torch_lib.h"
 #include "cuda/host/redzones.h"
 #include "py/plan.h"
 
@@ -84,9 +85,16 @@ static status run_on_gpu(ctx *c, const plan_object *self, gpu_way way, run *r, i
                           : exec_run(c, self->p, from, to, r));
 }
 
+/* Is torch's profiler on? */
+static bool is_recorded(const module_state *m) {
+    return m->profiler && PyDict_GetItem(m->profiler, m->profiler_key) == Py_True;
+}
+
 static status run_range(plan_object *self, gpu_way way, run *r, int from, int to, err *e) {
+    const bool backward = from >= self->p->n_forward && self->p->n_code > self->p->n_forward;
     void *constants = NULL;
     bool is_captured = false;
+    torch_range range = {0};
     int64_t bytes;
     ctx c;
     status s;
@@ -99,9 +107,14 @@ static status run_range(plan_object *self, gpu_way way, run *r, int from, int to
         return E_FOREIGN;
     }
     r->constants = constants;
+    r->recorded = is_recorded(state_of((PyObject *)Py_TYPE((PyObject *)self)));
+    if (r->recorded) torch_range_begin(backward ? "ortmodule::backward" : "ortmodule::forward", 0, NULL, &range);
     Py_BEGIN_ALLOW_THREADS s = self->device == ON_CPU ? exec_run(&c, self->p, from, to, r)
                                                       : run_on_gpu(&c, self, way, r, from, to, &is_captured);
     Py_END_ALLOW_THREADS *e = c.err;
+    torch_range_end(&range);
+    if (r->seconds && s == OK && to == (backward ? self->p->n_code : self->p->n_forward))
+        __atomic_add_fetch(&self->profiled[backward], 1, __ATOMIC_RELAXED);
     self->was_captured |= is_captured; /* several threads may run a plan: here one at a time */
     ctx_release(&c);
     return s;

@@ -28,7 +28,7 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.trace_record import Trace
 from ortmodule.core import devices, safe_files
-from ortmodule.core.logger import LOGGER
+from ortmodule.core.logger import LOGGER, warn_once
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.torch_private import symbolic_registry
 from ortmodule.lowering import export
@@ -107,7 +107,7 @@ class Cache:
         except FileNotFoundError:
             content = None
         except (OSError, ValueError) as error:
-            LOGGER.warning("%s cannot be used, so the graph is exported again: %s", file, error)
+            warn_once(f"{file} cannot be used, so the graph is exported again: {error}")
             content = None
         if content is None:
             self.misses += 1
@@ -120,7 +120,7 @@ class Cache:
         try:
             safe_files.write_whole(self._file(key), MAGIC + hashlib.sha256(content).digest() + content, private=True)
         except OSError as error:  # a full disk is no reason to stop a training
-            LOGGER.warning("the graph could not be kept in %s: %s", self.folder, error)
+            warn_once(f"the graph cannot be kept in {self.folder}, so the next process exports it again: {error}")
 
 
 # --- the key ----------------------------------------------------------------------------------------------------------

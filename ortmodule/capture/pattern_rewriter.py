@@ -12,7 +12,7 @@ import onnx
 import torch
 
 from ortmodule.core.dtypes import TORCH_TYPES, same_tensor
-from ortmodule.core.logger import LOGGER
+from ortmodule.core.logger import warn_once
 from ortmodule.core.onnx_utils import constants
 
 _COMMUTATIVE = {"Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum"}
@@ -39,7 +39,7 @@ def apply(model: onnx.ModelProto, opset: int) -> dict[str, int]:
                 try:
                     variant = pattern.variant(types, opset)
                 except ValueError as error:
-                    LOGGER.warning("pattern %s is left out: %s", pattern.name, error)
+                    warn_once(f"the pattern {pattern.name} is left out: {error}")
                     continue
                 if count := _rewrite(model, pattern.name, variant):
                     counts[pattern.name] = counts.get(pattern.name, 0) + count

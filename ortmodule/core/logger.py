@@ -170,4 +170,5 @@ def warn_once(text: str) -> None:
     """Once in a process, as :meth:`Log.warn_once`."""
     if _is_kept():
         LOGGER.warning(text)
-    warnings.warn(text, stacklevel=callers_level())
+    if _RANKS.all_ranks or rank() == 0:
+        warnings.warn(text, stacklevel=callers_level())

@@ -114,6 +114,13 @@ class Structure:
         return _Reader(self, tensors, number, into or {}).value()
 
 
+def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
+    """(arguments, those with names) of a sample: a tuple, a dictionary, or one argument."""
+    if isinstance(sample, dict):
+        return (), sample
+    return (sample, {}) if isinstance(sample, tuple) else ((sample,), {})
+
+
 def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
     """The tensors of ``value`` in order (one that appears twice is listed twice), and the rest.
 

@@ -241,6 +241,11 @@ native_batch_norms = [
     )
 ]  # fmt: skip
 
+_PROFILED = "torch.autograd.profiler._is_profiler_enabled"
+_private(_PROFILED, "is torch's profiler on, which the engine's operators are shown to?", "it does not see them")
+if TABLE[_PROFILED].found:
+    _core.profiled_by(vars(torch.autograd.profiler), _PROFILED.rpartition(".")[2])
+
 _COMPILED = "torch.compile takes the module in, and PyTorch runs it"
 _set_strategy = _private(
     "torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch.compile around a module calls the engine", _COMPILED

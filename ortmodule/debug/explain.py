@@ -12,6 +12,7 @@ from torch import nn
 from ortmodule import _core
 from ortmodule.core import torch_private
 from ortmodule.core.config import Config
+from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
 from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
@@ -53,6 +54,7 @@ class Report:
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
+    layers: list[LayerReport] = field(default_factory=list)  #: the same nodes by layers, in the order of forward
     exports: int = 0  #: graphs that were made
     plans: int = 0  #: plans that were made: one for each new shape
     peak_bytes: int = 0  #: the arena of a step, the largest of all that ran, known before it runs
@@ -91,6 +93,7 @@ class Report:
                 f"{self.name}: the engine runs it",
                 *self._calls(),
                 f"  nodes      {self.nodes_exported} exported, {self.nodes_run} run in a step",
+                *self._layers(),
                 f"  fused      {fused}",
                 *(f"  sparsity   {sentence}" for sentence in self.sparsity),
                 f"  PyTorch    runs {outside} inside the graph",
@@ -122,6 +125,13 @@ class Report:
             return []
         steps = f", {self.unreached_steps} optimizer steps without a call" if self.unreached_steps else ""
         return [f"  calls      {self.engine_calls} in the engine, {self.pytorch_calls} in PyTorch{steps}"]
+
+    def _layers(self) -> list[str]:
+        """A line for each layer, where there is more than the module itself."""
+        lines = [f"  layer      {line}" for line in layer_lines(self.layers)]
+        if len(lines) > MOST_LINES:
+            lines[MOST_LINES:] = [f"  layer      and {len(lines) - MOST_LINES} more"]
+        return lines if len(self.layers) > 1 else []
 
     def _split(self) -> str:
         """Of the step with the peak."""
@@ -171,6 +181,7 @@ def explain(model: Any) -> Report:
     if graph is None or reason is not None:
         return Report(name, False, reason, **always)
     peak = peak_so_far(graphs)
+    counted = any(plan.bounded for session in sessions for plan in session.plans.values())
     plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
     nodes = graph.capture.trace.nodes
     fused = graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter())
@@ -182,9 +193,10 @@ def explain(model: Any) -> Report:
         python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
         breaks=sorted({node.name for node in nodes if node.breaks}),
         fused=fused,
-        sparsity=_sparsity(owner, {node.op_type for node in graph.capture.model.graph.node}, fused),
+        sparsity=_sparsity(owner, {node.op_type for node in graph.capture.model.graph.node}, fused, counted),
         nodes_exported=len(graph.capture.model.graph.node),
         nodes_run=sum(sum(plan.nodes) for plan in plans),
+        layers=layers_of(graph.parts(), plans),
         plans=sum(session.plans_made for session in sessions),
         peak_bytes=0 if peak is None else peak.arena,
         peak=peak,
@@ -198,25 +210,30 @@ def explain(model: Any) -> Report:
 _LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 
 
-def _sparsity(owner: Dispatcher, operators: set[str], fused: dict[str, int]) -> list[str]:
-    """A sentence for labels and one for padding, where the module has an embedding or a loss."""
+def _sparsity(owner: Dispatcher, operators: set[str], fused: dict[str, int], counted: bool) -> list[str]:
+    """A sentence for labels and one for padding, where the module has an embedding or a loss. ``counted``: a step has
+    counted the rows that matter, of labels or of a mask."""
     config, found = owner.config, []
     embeds = any(isinstance(module, nn.Embedding) for module in owner.module.modules())
-    if _LOSSES & operators or embeds:
-        found.append(f"labels: {_labels(config, bool(_LOSSES & operators), 'label_sparsity' in fused)}")
+    has_loss, has_attention = bool(_LOSSES & operators), "Softmax" in operators
+    if has_loss or embeds:
+        sure = None if embeds and has_attention else counted
+        found.append(f"labels: {_labels(config, has_loss, 'label_sparsity' in fused, sure)}")
     if embeds:
-        found.append(f"padding: {_padding(config, 'Softmax' in operators, 'padding_removal' in fused)}")
+        found.append(f"padding: {_padding(config, has_attention, 'padding_removal' in fused)}")
     return found
 
 
-def _labels(config: Config, has_loss: bool, fired: bool) -> str:
+def _labels(config: Config, has_loss: bool, fired: bool, counted: bool | None) -> str:
     if not (config.enable_sparse_optimizer and config.enable_label_sparse_optimizer):
         return "all rows are computed, as ENABLE_SPARSE_OPTIMIZER or ENABLE_LABEL_SPARSE_OPTIMIZER is 0"
     if fired:
         return "rows with ignored labels are not computed"
     if not has_loss:
         return "all rows are computed, as the loss is not in the graph (ModuleWithLoss puts it there)"
-    return "all rows are computed, as none has an ignored label, they are few, or more than the loss looks at them"
+    ignored = "none has an ignored label, or too few have one to pay"
+    other = "there are too few of them to pay, or more than the loss looks at them"
+    return f"all rows are computed, as {f'{ignored}, {other}' if counted is None else ignored if counted else other}"
 
 
 def _padding(config: Config, has_attention: bool, fired: bool) -> str:
@@ -226,7 +243,10 @@ def _padding(config: Config, has_attention: bool, fired: bool) -> str:
         return "tokens that attention's mask hides are not computed"
     if not has_attention:
         return "all tokens are computed, as there is no attention whose mask tells which are padding"
-    return "all tokens are computed, as no mask hides any, or results have a row for each"
+    return (
+        "all tokens are computed, as the mask hides none, or too few to pay, or as results have a row for each, which "
+        "ENABLE_EMBEDDING_SPARSE_OPTIMIZER=1 lets be 0 for padding"
+    )
 
 
 def _variants(budget: Budget) -> list[VariantReport]:

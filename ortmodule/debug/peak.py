@@ -240,10 +240,4 @@ def _arena(plan: _core.Plan) -> list[HeldTensor]:
 
 def module_path(name: str) -> str:
     """ "/layers/layers.0/norm/Add" -> "layers.0.norm": the submodule that a node is of, by the node's name."""
-    path: list[str] = []
-    for step in name.strip("/").split("/")[:-1]:
-        if path and step.startswith(f"{path[-1]}."):
-            path[-1] = step
-        else:
-            path.append(step)
-    return ".".join(path)
+    return _core.module_path(name)

@@ -100,6 +100,11 @@ def padded_inputs(model: onnx.ModelProto) -> Iterator[Padded]:
             yield Padded(kind, int(name.removeprefix(INPUT)), padding)
 
 
+def valid_elements(padded: Padded, tensor: torch.Tensor) -> torch.Tensor:
+    """Which of them mean something."""
+    return tensor != padded.padding
+
+
 class Density:
     """A table, at every EVERY-th step, of how much of the token and label inputs is not padding."""
 
@@ -122,7 +127,7 @@ class Density:
             self._rows.clear()
 
     def _row(self, padded: Padded, tensor: torch.Tensor, names: list[str]) -> tuple[str, ...]:
-        valid = tensor != padded.padding
+        valid = valid_elements(padded, tensor)
         count, total = int(valid.sum()), valid.numel()
         each = valid.reshape(len(valid), -1).sum(1).tolist() if valid.dim() else [count]
         return (

@@ -36,6 +36,8 @@ MOST_NAMED = 3
 GPU_ALIGNED = 256
 #: ("float32", (2, 3)): the type of elements, and the sizes.
 Spec = tuple[str, tuple[int, ...]]
+#: Each is called with every plan that is made: what measures plans (debug/profile.py).
+PLAN_MADE: list[Callable[[_core.Plan], None]] = []
 #: For :class:`Run`: its first input says where it runs.
 OF_INPUTS: Any = "of inputs"
 
@@ -418,6 +420,8 @@ class Session:
         plan = self._make(key[:3], sizes, calls, gpu, self.memory)
         self.plan_seconds += time.perf_counter() - start
         self.plans_made += 1
+        for listener in PLAN_MADE:
+            listener(plan)
         if self.tuning is not None:
             _tune(self.tuning, plan, gpu)
         if ENGINE.isEnabledFor(logging.INFO):

@@ -23,6 +23,8 @@ from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
 
 MOST_KNOWN = 4096  # sizes that are remembered
+#: Operators of plans that PyTorch runs (csrc/ops/host_call.c).
+HOST_OPERATORS = ("HostCall", "HostGrad", "HostProbe")
 
 #: Type and shape; of an operand that is a number also its value, where that is known.
 Result = tuple[str, tuple[int, ...]]

@@ -86,7 +86,9 @@ def _of_key(call: Call, other: tuple) -> tuple[str, str]:
         return f"its arguments are {_shown(call.arguments.tokens)}", "its arguments"
     for i, name in enumerate(_MODES, 1):
         if key[i] != other[i]:
-            return f"{name} is another: {_short(_readable(key[i]))}", name
+            if isinstance(key[i], tuple):
+                return _of_kinds(key[i], other[i]), name
+            return f"{name} is {_short(key[i])}, and {_short(other[i])} in the graph that there is", name
     if key[_STATE] != other[_STATE]:
         return _of_state(call.tree, key[_STATE], other[_STATE])
     return "hooks on submodules are others", "hooks"
@@ -103,8 +105,18 @@ def _of_state(tree: Tree, number: int, other: int) -> tuple[str, str]:
     return "the types or requires_grad of parameters or buffers are others", "parameters"
 
 
-def _readable(value: Any) -> Any:
-    return [tuple(kind[:3]) for kind in value] if isinstance(value, tuple) else value
+def _of_kinds(kinds: Sequence[tuple], others: Sequence[tuple]) -> str:
+    """The first input whose type, rank, need for a gradient or device differs."""
+    differing = (i for i, (kind, other) in enumerate(zip(kinds, others, strict=False)) if kind != other)
+    if (i := next(differing, None)) is None:
+        return f"it has {len(kinds)} inputs, and {len(others)} in the graph that there is"
+    return f"input {i} is {_kind(kinds[i])}, and {_kind(others[i])} in the graph that there is"
+
+
+def _kind(kind: tuple) -> str:
+    dtype, rank, needs_grad, device = kind
+    text = f"{str(dtype).removeprefix('torch.')} with {rank} dimensions" + (" and a gradient" if needs_grad else "")
+    return text if device.type == "cpu" else f"{text} on {device}"
 
 
 def _shown(tokens: Sequence[Any]) -> str:

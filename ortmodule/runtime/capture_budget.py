@@ -125,11 +125,11 @@ class Budget:
         expected = self.expected
         if torch.are_deterministic_algorithms_enabled():
             if variant.waited < OFTEN:
-                raise self._waits(variant, f"it is captured when it has come {OFTEN} times")
+                raise self._waits(variant, f"such a call is captured when it has come {OFTEN} times")
             return
         steps = self.steps
         if variant.eager * self.saved < expected:
-            raise self._waits(variant, "it has not come often enough to pay for a capture")
+            raise self._waits(variant, "such a call has not come often enough to pay for a capture")
         if self.bounded_seconds + expected > self.share * steps:
             spent = f"captures took {self.seconds:.1f} s beside {steps:.1f} s in steps"
             raise self._waits(variant, f"{spent}, and may take {self.share:g} of that and the first graph")
@@ -194,7 +194,8 @@ class Budget:
 
     def _long(self, variant: Variant) -> None:
         self.log.warning(
-            f"capturing has taken {LONG:.0f} s so far ({variant.what}); a loop in forward over many steps takes long"
+            f"capturing has taken {LONG:.0f} s so far ({variant.what}), and goes on; a loop over many steps in forward "
+            "takes long to capture"
         )
 
     def discard(self, variant: Variant | None) -> None:

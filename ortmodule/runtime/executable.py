@@ -17,7 +17,7 @@ from ortmodule import _core
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.engine.row_count_predictor import Counts
 from ortmodule.engine.session import ENGINE_ERRORS, MOST_PLANS, MemoryGoal, Run, Session, gpu_of, run_planned
-from ortmodule.host.host_node import Calls
+from ortmodule.host.host_node import HOST_OPERATORS, Calls
 from ortmodule.runtime.lazy_logits import Deferral
 from ortmodule.runtime.segments import Segment
 
@@ -132,7 +132,7 @@ class Executables:
             plan = session.sketch(specs, self.needs, grads, sizes, calls, self.gpu, memory)
             if not plan.prologue:
                 return plan
-            if plan.probe:
+            if plan.probe or (calls is not None and any(row[0] in HOST_OPERATORS for row in plan.code())):
                 raise _core.UnsupportedError("PyTorch runs a part of the graph: what it gives is known after a step")
             sizes = (*sizes, session.next_size(plan, tensors(), 0)())  # a seed that is not drawn: torch's stay
 

@@ -234,3 +234,13 @@ def test_a_report_names_the_module_once(caplog):
     step(LogLevel.INFO, 1)
     (text,) = [r.getMessage() for r in ours(caplog) if "the engine runs it" in r.getMessage()]
     assert text.startswith("Net: the engine runs it")
+
+
+@pytest.mark.parametrize("rank, times", [("0", 1), ("1", 0)])
+def test_a_warning_of_the_process_comes_once_and_on_one_rank(rank, times, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            logger.warn_once(f"this is said by rank {rank}")
+    assert len(found) == times

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ortmodule import Config, ORTModule, explain
+from ortmodule import Config, LayerReport, ORTModule, explain
+from ortmodule.debug.layers import layer_lines
 
 
 def step(model, *inputs):
@@ -89,3 +90,49 @@ def test_why_a_sparsity_setting_changes_nothing(loss, ignored, off, text):
     report = explain(model)
     assert text in report.sparsity[0] and f"sparsity   {report.sparsity[0]}" in str(report)
     assert "no attention whose mask" in report.sparsity[1]
+
+
+def test_few_rows_are_not_counted():
+    model = ORTModule(Tagger(True))
+    step(model, torch.arange(8).reshape(2, 4), torch.full((2, 4), -100).fill_diagonal_(1))
+    assert explain(model).sparsity[0].endswith("there are too few of them to pay, or more than the loss looks at them")
+
+
+class Layered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(3))
+        self.inner = nn.Sequential(nn.Sequential(nn.Linear(8, 3)))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.inner(x)
+
+
+def test_the_graph_by_layers():
+    model = ORTModule(Layered(), config=Config(memory_opt_level=2))
+    step(model, torch.arange(12).reshape(2, 6))
+    report = explain(model)
+    layers = {layer.path: layer for layer in report.layers}
+    numbered = [path for path in layers if path.startswith("layers")]
+    assert numbered == ["layers.0", "layers.1", "layers.2"] and {"words", "inner.0", ""} <= layers.keys()
+    constants = sum(node.op_type == "Constant" for node in model._ortmodule.latest.capture.model.graph.node)
+    assert sum(layer.exported for layer in report.layers) == report.nodes_exported - constants
+    assert sum(layer.forward + layer.backward for layer in report.layers) == report.nodes_run
+    assert layers["layers.1"].fused and layers["words"].forward == 1
+    (plan,) = model._ortmodule.latest.session.plans.values()
+    assert sum(layer.recomputed for layer in report.layers) == sum(row[8] and row[6] >= 0 for row in plan.graph())
+    assert f"  layer      {layers['words']}" in str(report)
+
+
+def test_layers_that_are_alike_are_one_line():
+    same = [LayerReport(f"h.{i}", 5, 2, 3, 1, 0, 0) for i in range(12)]
+    other = LayerReport("", 1, 0, 0, 0, 2, 1)
+    assert layer_lines([*same, other]) == [
+        "h.0 to 11, each: 5 nodes exported, 2 + 3 run, 1 of them fused",
+        "(the module itself): 1 nodes exported, 0 + 0 run, 0 of them fused, 2 compute again, 1 by PyTorch",
+    ]
+    assert len(layer_lines([same[0], other, same[1]])) == 3

@@ -257,6 +257,31 @@ def test_a_long_capture_says_that_it_goes_on(clock, caplog):
     assert message.startswith("Model: capturing has taken 5 s so far (model.py:7 found b)")
 
 
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "given, grad, text",
+    [
+        (torch.ones(2, 3, dtype=torch.float64), True, "input 0 is float64 with 2 dimensions, and float32 with 2"),
+        (
+            torch.ones(2, 3, requires_grad=True),
+            True,
+            "input 0 is float32 with 2 dimensions and a gradient, and float32",
+        ),
+        (torch.ones(2, 3), False, "the grad mode is False, and True in the graph that there is"),
+    ],
+)
+def test_a_sentence_says_what_differs(given, grad, text):
+    model = ORTModule(Doubled(), config=Config(capture_share=float("inf")))
+    model(torch.ones(2, 3))
+    with torch.set_grad_enabled(grad):
+        model(given)
+    assert [v.what for v in explain(model).variants if v.what.startswith(text)]
+
+
 # --- a module ---------------------------------------------------------------------------------------------------------
 
 
@@ -368,7 +393,10 @@ def test_a_graph_that_does_not_hold_is_found_out_early(module, monkeypatch):
 @pytest.mark.parametrize(
     "change, what",
     [
-        (lambda module: run(module, rows(1, length=7).double().float().requires_grad_()), "gradients of its tensors"),
+        (
+            lambda module: run(module, rows(1, length=7).double().float().requires_grad_()),
+            "and a gradient, and float32 with",
+        ),
         (lambda module: run(module, rows(1), factor=2.0), "its arguments are 1 tensors and 2.0"),
         (lambda module: setattr(module, "scale", 3.0) or run(module, rows(1)), "the attribute scale is 3.0 now"),
         (lambda module: module.linear.eval() and run(module, rows(1)), "linear.training is False"),
