@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -327,6 +327,22 @@ def outside_transforms() -> Iterator[None]:
                 stack.callback(_enter_vmap)
             _leave_vmap()
         yield
+
+
+class ShardingTypes(NamedTuple):
+    """The types of floats that FSDP2 gives a sharded module; None: as they are."""
+
+    parameters: torch.dtype | None
+    inputs: torch.dtype | None
+    outputs: torch.dtype | None
+
+
+def sharding_types(module: Any) -> ShardingTypes:
+    """What `fully_shard` was told of types, for ``module``."""
+    policy = module._get_fsdp_state()._mp_policy
+    return ShardingTypes(
+        policy.param_dtype, policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
+    )
 
 
 def raw_stream(index: int) -> int:

@@ -63,11 +63,12 @@ class Opaque:
     """
 
     def __init__(
-        self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset()
-    ) -> None:
+        self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
+        wrapped: dict[str, nn.Module] | None = None,
+    ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
-        tensors."""
-        self.hooked = hooked
+        tensors. ``wrapped``: what is called in place of submodules that are sharded, by path."""
+        self.hooked, self.wrapped = hooked, wrapped or {}
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
         self.kinds, self.functions = kinds, functions
@@ -145,6 +146,8 @@ class Regions:
         return result, set_up
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if path in self.opaque.wrapped:  # its parameters are autograd's alone
+            return self._call("module", path, self.opaque.wrapped[path], args, kwargs, [])
         held, known = [], set()
         if torch.is_grad_enabled():
             for part in module.modules():
@@ -190,7 +193,8 @@ class Regions:
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         if kind == "module":
             node.breaks = self._hooked(name)
-            if node.breaks and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
+            hooks_see = node.breaks and name not in self.opaque.wrapped
+            if hooks_see and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
                 raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
             within = pytree.containers_in((args, kwargs)) if self.containers else ()
             node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
@@ -207,7 +211,9 @@ class Regions:
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if kind != "function":
-                if kind == "module":
+                if name in self.opaque.wrapped:
+                    node.makes = len(leaves_of(outputs))
+                elif kind == "module":
                     self._find_parameters(node, mine, outputs, made)
                 known = len(outputs)
                 self.left(before, node, outputs)
@@ -240,6 +246,8 @@ class Regions:
 
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
+        if path in self.opaque.wrapped:
+            return f"FSDP2 gathers the parameters of {path}"
         for hooked in self.opaque.hooked:
             if hooked == path or hooked.startswith(f"{path}."):
                 return f"there are hooks on {hooked}, which see its tensors"
@@ -435,6 +443,17 @@ class Replayed(Passed):
         if node.name != path:
             raise RuntimeError(f"forward calls {path}, where it called {node.name} when it was traced")
         return result
+
+
+class Diverted(Passed):
+    """Calls of submodules go to what is ``wrapped`` around them, by their paths."""
+
+    def __init__(self, tree: Tree, wrapped: dict[str, nn.Module]) -> None:
+        super().__init__(tree, ())
+        self.wrapped, self.paths = wrapped, {id(tree.modules[path]): path for path in wrapped}
+
+    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        return self.wrapped[path](*args, **kwargs)
 
 
 def _value(tensor: torch.Tensor) -> TracedValue:

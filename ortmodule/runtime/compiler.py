@@ -54,6 +54,7 @@ class Owner(Protocol):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
     def state(self) -> ModuleState: ...
+    def units(self, tree: Tree) -> dict[str, nn.Module]: ...
 
 
 class Compiler:
@@ -123,7 +124,8 @@ class Compiler:
                 text = FAST_PATH
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         for path, reason in _partition(call).modules().items():
-            self._left(path, reason)
+            if path not in call.tree.sharded:
+                self._left(path, reason)
         captured = graph.capture
         for line in captured.trace.prints:
             self.log.warn_once(f"forward prints, or writes to a file ({line}): it does not where the engine runs it")
@@ -183,7 +185,8 @@ class Compiler:
         try:
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
-            if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
+            hooked = [path for path in call.state.hooked if path not in call.tree.sharded]
+            if (text := conflict(call.tree, hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
             reads = partition.switches() | trace.attributes
@@ -204,10 +207,11 @@ class Compiler:
         owner = self.owner
         while True:
             modules = partition.modules()
-            for path, reason in modules.items():
+            for path, reason in ((p, why) for p, why in modules.items() if p not in call.tree.sharded):
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             hooked = call.tree.hooks.keeping(call.state.hooked)
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
+            wrapped = owner.units(call.tree)
+            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked, wrapped)
             try:
                 return capture(
                     owner.forward,

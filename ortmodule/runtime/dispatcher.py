@@ -26,7 +26,9 @@ from ortmodule.core.torch_private import forward_level, in_backward, peek_transf
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
+from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
+from ortmodule.host.opaque_regions import Diverted, recording
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
@@ -56,6 +58,7 @@ class Attachments(NamedTuple):
     saver: Callable[[Dispatcher], Any]  # writes its graphs, or None
     report: Callable[[Dispatcher], object]  # its report, when it is printed
     interpret: Interpreter  # computes nodes of a graph in PyTorch
+    wrap: Callable[[nn.Module, DebugOptions | None, Config | None], nn.Module]  # makes an ORTModule of a sharded one
 
 
 class Dispatcher:
@@ -83,7 +86,8 @@ class Dispatcher:
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
-        self.interpret = attach.interpret
+        self.interpret, self._wrap = attach.interpret, attach.wrap
+        self._units: dict[int, nn.Module] = {}  # sharded submodules that are wrapped, by the ids of the submodules
         self.compiler = Compiler(self)
         self._names: frozenset[str] | None = None  # of the parameters of forward
         self._lock = threading.RLock()
@@ -129,7 +133,7 @@ class Dispatcher:
             return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            result = self.budget.in_pytorch(self.forward, args, kwargs, reason)
+            result = self.budget.in_pytorch(self._forward_around_sharded, args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
@@ -224,6 +228,23 @@ class Dispatcher:
             self._names = frozenset(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))
         names = sorted(self._names & kwargs.keys())
         return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in self._names}
+
+    def units(self, tree: Tree) -> dict[str, nn.Module]:
+        """The sharded submodules by path, each as an ORTModule: a graph of its own, which FSDP2's hooks run around."""
+        for module in tree.sharded.values():
+            if id(module) not in self._units:
+                unit: Any = self._wrap(module, self.debug, self.given)
+                unit._ortmodule.usage.inner = True
+                self._units[id(module)] = unit
+        return {path: self._units[id(module)] for path, module in tree.sharded.items()}
+
+    def _forward_around_sharded(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`forward`; sharded submodules still are graphs of their own."""
+        state = self.states.latest
+        if state is None or not state.tree.sharded:
+            return self.forward(*args, **kwargs)
+        with recording(Diverted(state.tree, self.units(state.tree))):
+            return self.forward(*args, **kwargs)
 
     def state(self) -> ModuleState:
         """What the module is now, with what was captured of it; looked at again only when something has changed."""
