@@ -84,11 +84,7 @@ def _difference(
         return f"there are {len(expected)} tensors in the module's result, {len(sources)} in the graph's"
     model, complete = _without_chance(capture.model)
     session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
-    feeds = [
-        inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
-        for name in session.inputs
-    ]
-    feeds = [as_pairs(filled.get(_key(t), t).detach()).contiguous() for t in feeds]
+    feeds = _feeds(session.inputs, inputs, tree, filled)
     devices.set_generators(generators)
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
@@ -112,6 +108,17 @@ def _difference(
                 continue
             return f"tensor {i} of the result {text}"
     return ""
+
+
+def _feeds(
+    names: Sequence[str], inputs: Sequence[torch.Tensor], tree: Tree, filled: dict[_Key, torch.Tensor]
+) -> list[torch.Tensor]:
+    """What a graph's inputs of these ``names`` are."""
+    found = [
+        inputs[int(name.removeprefix(INPUT))] if name.startswith(INPUT) else tree.slots[name.removeprefix(STATE)].get()
+        for name in names
+    ]
+    return [as_pairs(filled.get(_key(t), t).detach()).contiguous() for t in found]
 
 
 # --- parameters that are zeros ----------------------------------------------------------------------------------------

@@ -330,19 +330,21 @@ def outside_transforms() -> Iterator[None]:
 
 
 class ShardingTypes(NamedTuple):
-    """The types of floats that FSDP2 gives a sharded module; None: as they are."""
+    """What FSDP2 does to a module's tensors. Types are those of floats; None: as they are."""
 
     parameters: torch.dtype | None
     inputs: torch.dtype | None
     outputs: torch.dtype | None
+    dimensions: int  #: of the mesh that it shards over
 
 
 def sharding_types(module: Any) -> ShardingTypes:
-    """What `fully_shard` was told of types, for ``module``."""
-    policy = module._get_fsdp_state()._mp_policy
-    return ShardingTypes(
-        policy.param_dtype, policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
-    )
+    """What `fully_shard` was told for ``module``."""
+    state = module._get_fsdp_state()
+    policy, groups = state._mp_policy, state._fsdp_param_groups
+    inputs = policy.param_dtype if policy.cast_forward_inputs else None
+    dimensions = groups[0].mesh_info.mesh.ndim if groups else 1
+    return ShardingTypes(policy.param_dtype, inputs, policy.output_dtype, dimensions)
 
 
 def raw_stream(index: int) -> int:

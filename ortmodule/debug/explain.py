@@ -226,7 +226,7 @@ def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[
     for node in nodes or ():
         if node.kind == "module":
             own -= {id(p) for p in module.get_submodule(node.name).parameters()}
-    inside = sum(sizes[key] for key in own)
+    inside: float = sum(sizes[key] for key in own)
     for path, report in units.items():
         found = {id(p): sizes[id(p)] for p in module.get_submodule(path).parameters() if id(p) in sizes}
         inside += report.weights_in_engine * sum(size for key, size in found.items() if key not in own)

@@ -64,10 +64,10 @@ class Opaque:
 
     def __init__(
         self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
-        wrapped: dict[str, nn.Module] | None = None,
+        wrapped: dict[str, Callable] | None = None,
     ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
-        tensors. ``wrapped``: what is called in place of submodules that are sharded, by path."""
+        tensors. ``wrapped``: what is called in place of submodules that communicate, by path."""
         self.hooked, self.wrapped = hooked, wrapped or {}
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
@@ -192,12 +192,7 @@ class Regions:
         needs = [bool(t.requires_grad) for t in operands]
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         if kind == "module":
-            node.breaks = self._hooked(name)
-            hooks_see = node.breaks and name not in self.opaque.wrapped
-            if hooks_see and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
-                raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
-            within = pytree.containers_in((args, kwargs)) if self.containers else ()
-            node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
+            self._find_breaks(node, args, kwargs)
         number = len(self.nodes)
         self.nodes.append(node)
         for tensor in operands:
@@ -244,10 +239,20 @@ class Regions:
                 self.filled = pytree.flatten(self.arguments)
         return result
 
+    def _find_breaks(self, node: Node, args: tuple, kwargs: dict) -> None:
+        """Says whether a submodule is a break, as far as that is known before it runs, and which of the caller's
+        containers it is given. Raises NotTraceable."""
+        node.breaks = self._hooked(node.name)
+        hooks_see = node.breaks and node.name not in self.opaque.wrapped
+        if hooks_see and any(path != (1,) for path, _ in pytree.containers_in((args, kwargs))):  # (1,): kwargs
+            raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
+        within = pytree.containers_in((args, kwargs)) if self.containers else ()
+        node.given = [(path, self.containers[id(c)]) for path, c in within if id(c) in self.containers]
+
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
         if path in self.opaque.wrapped:
-            return f"FSDP2 gathers the parameters of {path}"
+            return f"{path} communicates with other processes"
         for hooked in self.opaque.hooked:
             if hooked == path or hooked.startswith(f"{path}."):
                 return f"there are hooks on {hooked}, which see its tensors"
@@ -461,6 +466,8 @@ def _value(tensor: torch.Tensor) -> TracedValue:
 
 
 def _check_type(name: str, tensor: torch.Tensor) -> None:
+    if hasattr(tensor, "to_local"):
+        raise NotTraceable(f"{name} returns or is given a DTensor; use_local_output=True gives this rank's part")
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type not in devices.TYPES:
         raise NotTraceable(f"{name}: a tensor of type {tensor.dtype}, {tensor.layout} between PyTorch and the engine")
 

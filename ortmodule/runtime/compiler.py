@@ -26,6 +26,7 @@ from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharded import waiting
 from ortmodule.guards.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
@@ -210,7 +211,7 @@ class Compiler:
             for path, reason in ((p, why) for p, why in modules.items() if p not in call.tree.sharded):
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             hooked = call.tree.hooks.keeping(call.state.hooked)
-            wrapped = owner.units(call.tree)
+            wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
             opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked, wrapped)
             try:
                 return capture(

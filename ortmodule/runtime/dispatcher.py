@@ -27,6 +27,7 @@ from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
 from ortmodule.host.opaque_regions import Diverted, recording
 from ortmodule.runtime import call_differences, capture_budget
@@ -231,12 +232,13 @@ class Dispatcher:
 
     def units(self, tree: Tree) -> dict[str, nn.Module]:
         """The sharded submodules by path, each as an ORTModule: a graph of its own, which FSDP2's hooks run around."""
-        for module in tree.sharded.values():
+        sharded = {path: module for path, module in tree.sharded.items() if is_sharded(type(module))}
+        for module in sharded.values():
             if id(module) not in self._units:
                 unit: Any = self._wrap(module, self.debug, self.given)
                 unit._ortmodule.usage.inner = True
                 self._units[id(module)] = unit
-        return {path: self._units[id(module)] for path, module in tree.sharded.items()}
+        return {path: self._units[id(module)] for path, module in sharded.items()}
 
     def _forward_around_sharded(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`forward`; sharded submodules still are graphs of their own."""

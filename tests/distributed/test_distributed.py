@@ -14,7 +14,8 @@ CASES = [
     ("shard", "shard_cases:groups"), ("shard", "shard_cases:layers_alone"), ("shard", "shard_cases:wrapped_first"),
     ("shard", "shard_cases:gpt2"),
     ("pair", "wrapper_cases:data_parallel"), ("pair", "wrapper_cases:overlap"), ("pair", "wrapper_cases:layers_first"),
-    ("pair", "pipeline_cases:schedules"),
+    ("pair", "pipeline_cases:schedules"), ("pair", "tensor_cases:columns_and_rows"),
+    ("shard", "tensor_cases:sequence"), ("shard", "tensor_cases:two_dimensions"),
 ]  # fmt: skip
 SHORT = [case for case in CASES if case[0] == "pair"]
 
