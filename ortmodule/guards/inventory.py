@@ -230,7 +230,7 @@ class Inventory:
             tensor = slot.get()
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 sharded = hasattr(tensor, "to_local")
-                advice = "; wrap before sharding: fully_shard(ORTModule(layer))" if sharded else ""
+                advice = "; wrap a module around the one that is sharded or parallel" if sharded else ""
                 return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}{advice}"
         return None
 
