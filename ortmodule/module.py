@@ -24,6 +24,7 @@ from ortmodule.debug.graph_dump import Saver
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.onnx_interpreter import evaluate
 from ortmodule.debug.recompute_table import ClusterTable
+from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD
 from ortmodule.runtime.dispatcher import Attachments, Dispatcher
 
@@ -127,9 +128,6 @@ class ORTModule(nn.Module):
         raise RuntimeError("ORTModule does not work inside nn.DataParallel: use DistributedDataParallel")
 
 
-_ATTACHMENTS = Attachments(Observers.of, Saver.of, explain, ClusterTable.of, evaluate)
-
-
 def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: Config | None = None) -> Any:
     if isinstance(model, ORTModule):
         raise TypeError("the module is an ORTModule already")
@@ -149,6 +147,9 @@ def _wrap(model: nn.Module, debug_options: DebugOptions | None = None, config: C
     return wrapped
 
 
+_ATTACHMENTS = Attachments(Observers.of, Saver.of, explain, ClusterTable.of, evaluate, _wrap)
+
+
 def rewrap(wrapped: ORTModule, config: Config) -> None:
     """``wrapped`` has these settings from now on; its graphs are made anew."""
     before = wrapped._ortmodule
@@ -166,6 +167,14 @@ def _described(value: Any) -> str:
     return f"the class {value.__name__}: make an instance first" if isinstance(value, type) else type(value).__name__
 
 
+def _is_or_wraps(self: ORTModule, other: object) -> bool:
+    return self is other or self._ortmodule.module is other
+
+
+def _hash_of_module(self: ORTModule) -> int:
+    return hash(self._ortmodule.module)
+
+
 @functools.cache
 def _wrapped_class(cls: Any) -> type:
     """A class that is both; the same one for every module of ``cls``."""
@@ -177,4 +186,6 @@ def _wrapped_class(cls: Any) -> type:
         "_wrapped_class": cls,
         "forward": _Forward(cls.forward),
     }
+    if is_sharded(cls):  # FSDP2 finds what it knows of a module by the module
+        body |= {"__eq__": _is_or_wraps, "__hash__": _hash_of_module}
     return types.new_class(cls.__name__, (ORTModule, cls), exec_body=lambda namespace: namespace.update(body))

@@ -14,15 +14,20 @@ def texts_of_two(script, folder, *arguments):
     for the group to meet in, and `arguments`."""
     path = folder / "worker.py"
     path.write_text(script)
+    return texts_of_ranks([str(path)], folder, *arguments)
+
+
+def texts_of_ranks(start, folder, *arguments, seconds=SECONDS):
+    """The same of a script or a module; ``start``: how Python is told which."""
     places = os.pathsep.join([os.environ.get("ORTMODULE_BUILD") or str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
     workers = [
-        subprocess.Popen([sys.executable, str(path), str(rank), str(folder / "store"), *arguments], env=environment,
+        subprocess.Popen([sys.executable, *start, str(rank), str(folder / "store"), *arguments], env=environment,
                          text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for rank in range(2)
     ]  # fmt: skip
     try:
-        texts = [worker.communicate(timeout=SECONDS)[0] for worker in workers]
+        texts = [worker.communicate(timeout=seconds)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -93,6 +93,10 @@ class Partition:
         self._found |= dict.fromkeys(new, FAST_PATH)
         return bool(new)
 
+    def _holds_sharded(self, path: str) -> bool:
+        """Are there submodules inside that FSDP2 shards? Their collectives are not to be a part of a capture."""
+        return any(other.startswith(f"{path}.") for other in self.tree.sharded)
+
     def _kind(self, kind: str) -> bool:
         new = {kind} - self.tree.caches.kinds if kind.startswith("aten::") else set()
         self.tree.caches.kinds |= new
@@ -112,7 +116,7 @@ class Partition:
             return True
         while path and any(path == other or path.startswith(f"{other}.") for other in modules):
             path = path.rpartition(".")[0]
-        if not path:
+        if not path or self._holds_sharded(path):
             return False
         cls = type(self.tree.modules[path])
         left = [path]
@@ -147,7 +151,7 @@ class Partition:
             path = ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
             while path and path not in self.tree.modules:
                 path = path.rpartition(".")[0]
-            if path and path not in self._found:
+            if path and path not in self._found and not self._holds_sharded(path):
                 self._found[path] = text.partition("\n")[0]
                 return True
         return False

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -337,6 +337,24 @@ def outside_transforms() -> Iterator[None]:
                 stack.callback(_enter_vmap)
             _leave_vmap()
         yield
+
+
+class ShardingTypes(NamedTuple):
+    """What FSDP2 does to a module's tensors. Types are those of floats; None: as they are."""
+
+    parameters: torch.dtype | None
+    inputs: torch.dtype | None
+    outputs: torch.dtype | None
+    dimensions: int  #: of the mesh that it shards over
+
+
+def sharding_types(module: Any) -> ShardingTypes:
+    """What `fully_shard` was told for ``module``."""
+    state = module._get_fsdp_state()
+    policy, groups = state._mp_policy, state._fsdp_param_groups
+    inputs = policy.param_dtype if policy.cast_forward_inputs else None
+    dimensions = groups[0].mesh_info.mesh.ndim if groups else 1
+    return ShardingTypes(policy.param_dtype, inputs, policy.output_dtype, dimensions)
 
 
 def raw_stream(index: int) -> int:

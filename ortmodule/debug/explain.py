@@ -14,6 +14,7 @@ from ortmodule.core import torch_private
 from ortmodule.core.config import Config
 from ortmodule.debug.layers import MOST_LINES, LayerReport, layer_lines, layers_of
 from ortmodule.debug.peak import Peak, in_units, peak_so_far
+from ortmodule.host.host_node import Node
 from ortmodule.runtime.capture_budget import Budget, Variant
 from ortmodule.runtime.dispatcher import Dispatcher
 
@@ -51,6 +52,9 @@ class Report:
     aten_ops: list[str] = field(default_factory=list)  #: ATen operators that PyTorch runs inside the graph
     python_ops: list[str] = field(default_factory=list)  #: autograd functions, submodules: the same
     breaks: list[str] = field(default_factory=list)  #: those of them that PyTorch's autograd joins with what is around
+    #: Submodules that FSDP2 shards, by path: graphs of their own, each between its all-gather and its reduce-scatter.
+    sharded: dict[str, Report] = field(default_factory=dict)
+    weights_in_engine: float = 1.0  #: the share that the engine computes with of all weights, those of embeddings aside
     fused: dict[str, int] = field(default_factory=dict)  #: how often each pass and pattern found something to fuse
     nodes_exported: int = 0  #: in the graph as it was exported
     nodes_run: int = 0  #: instructions of a step, forward and backward
@@ -78,7 +82,7 @@ class Report:
         if not self.captured:
             none = "no call has reached ORTModule" if self.unreached_steps else "no call yet"
             head = f"{self.name}: PyTorch runs it ({self.fallback or none})"
-            return "\n".join([head, *self._calls(), *self._variants(), *missing])
+            return "\n".join([head, *self._sharded(), *self._calls(), *self._variants(), *missing])
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
         fused = ", ".join(f"{name} {times}x" for name, times in self.fused.items()) or "nothing"
         outside = ", ".join([*self.aten_ops, *self.python_ops]) or "nothing"
@@ -97,6 +101,7 @@ class Report:
                 f"  fused      {fused}",
                 *(f"  sparsity   {sentence}" for sentence in self.sparsity),
                 f"  PyTorch    runs {outside} inside the graph",
+                *self._sharded(),
                 *(breaks if self.breaks else []),
                 f"  made       graphs: {self.exports}, plans: {self.plans}",
                 *tuned,
@@ -133,6 +138,16 @@ class Report:
             lines[MOST_LINES:] = [f"  layer      and {len(lines) - MOST_LINES} more"]
         return lines if len(self.layers) > 1 else []
 
+    def _sharded(self) -> list[str]:
+        """A line about the submodules that FSDP2 shards."""
+        if not self.sharded:
+            return []
+        refused = [f"{path} ({report.fallback})" for path, report in self.sharded.items() if not report.captured]
+        rest = f"; PyTorch runs {', '.join(refused)}" if refused else ""
+        count = len(self.sharded) - len(refused)
+        share = f"{self.weights_in_engine:.0%} of the weights are in the engine"
+        return [f"  sharded    {count} submodules are graphs of their own, between collectives{rest}; {share}"]
+
     def _split(self) -> str:
         """Of the step with the peak."""
         if self.peak is None:
@@ -159,6 +174,10 @@ def explain(model: Any) -> Report:
     owner: Dispatcher = getattr(model, "_ortmodule", model)
     if not hasattr(owner, "fallback"):
         raise TypeError(f"explain() wants an ORTModule, not {type(model).__name__}")
+    tree = None if owner.states.latest is None else owner.states.latest.tree
+    units = {} if tree is None else {path: explain(unit) for path, unit in owner.units(tree).items()}
+    nodes = owner.latest.capture.trace.nodes if owner.latest is not None and owner.fallback.reason is None else None
+    weights = _weights_in_engine(owner.module, units, nodes)
     graphs = [graph for variants in owner.graphs.values() for graph in variants]
     sessions = [session for graph in graphs for session in graph.sessions()]
     seconds = owner.compiler.seconds | {"plan": sum(session.plan_seconds for session in sessions)}
@@ -174,6 +193,8 @@ def explain(model: Any) -> Report:
         "first_capture_seconds": owner.budget.first,
         "step_seconds": owner.budget.steps,
         "missing": torch_private.missing(),
+        "sharded": units,
+        "weights_in_engine": weights,
         "engine_calls": owner.usage.engine,
         "pytorch_calls": owner.usage.pytorch,
         "unreached_steps": owner.usage.unreached,
@@ -183,15 +204,15 @@ def explain(model: Any) -> Report:
     peak = peak_so_far(graphs)
     counted = any(plan.bounded for session in sessions for plan in session.plans.values())
     plans = [next(reversed(part.plans.values())).plan for part in graph.parts() if part.plans]
-    nodes = graph.capture.trace.nodes
+    nodes = nodes or []
     fused = graph.capture.replaced | sum((Counter(plan.fired) for plan in plans), Counter())
     return Report(
         name,
         True,
         None,
         aten_ops=sorted({name for plan in plans for name in plan.foreign} | {n for node in nodes for n in node.aten}),
-        python_ops=sorted({node.name for node in nodes if node.kind != "aten"}),
-        breaks=sorted({node.name for node in nodes if node.breaks}),
+        python_ops=sorted({node.name for node in nodes if node.kind != "aten" and node.name not in units}),
+        breaks=sorted({node.name for node in nodes if node.breaks and node.name not in units}),
         fused=fused,
         sparsity=_sparsity(owner, {node.op_type for node in graph.capture.model.graph.node}, fused, counted),
         nodes_exported=len(graph.capture.model.graph.node),
@@ -205,6 +226,23 @@ def explain(model: Any) -> Report:
         tuned=owner.tuning.products if owner.tuning is not None else 0,
         **always,
     )
+
+
+def _weights_in_engine(module: nn.Module, units: dict[str, Report], nodes: list[Node] | None) -> float:
+    """``units``: the submodules with graphs of their own. ``nodes``: those of the module's own graph that PyTorch runs;
+    None: it runs all but the units."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    sizes = {id(p): p.numel() for m in module.modules() if not isinstance(m, tables) for p in m._parameters.values()
+             if p is not None}  # fmt: skip
+    own = set(sizes) if nodes is not None else set()
+    for node in nodes or ():
+        if node.kind == "module":
+            own -= {id(p) for p in module.get_submodule(node.name).parameters()}
+    inside: float = sum(sizes[key] for key in own)
+    for path, report in units.items():
+        found = {id(p): sizes[id(p)] for p in module.get_submodule(path).parameters() if id(p) in sizes}
+        inside += report.weights_in_engine * sum(size for key, size in found.items() if key not in own)
+    return inside / max(1, sum(sizes.values()))
 
 
 _LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}

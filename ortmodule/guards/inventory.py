@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ortmodule.guards.sharded import sharded_in
+
 _numbers = itertools.count()
 
 #: Classes of tensors that a graph can take in; others need PyTorch.
@@ -96,6 +98,9 @@ class Inventory:
         self.modules = dict(module.named_modules())
         #: Scripted submodules: their dictionaries are no dictionaries, and nothing shows when they change.
         self.scripted = [path for path, m in self.modules.items() if isinstance(m, torch.jit.ScriptModule)]
+        #: Submodules that FSDP2 shards, which gathers their tensors when it calls them: those are none of here.
+        self.sharded = sharded_in(self.modules)
+        self.within_sharded = {id(m) for unit in self.sharded.values() for m in unit.modules()}
         self.classes = [(m, type(m)) for m in self.modules.values()]
         self._children = [(m, tuple(m._modules.items())) for m in self.modules.values()]
         self.parameters: list[Slot] = []
@@ -110,7 +115,7 @@ class Inventory:
             for name in ("_parameters", "_buffers")
         ]
         found: dict[int, Slot] = {}
-        for path, part in self.modules.items():
+        for path, part in self._own_modules():
             for holder, slots in ((part._parameters, self.parameters), (part._buffers, self.buffers)):
                 for slot in _slots_in(path, holder):
                     if id(slot.get()) in found:
@@ -129,12 +134,16 @@ class Inventory:
         """Finds the plain tensors that attributes hold now."""
         known = {id(slot.get()) for slot in self._kinds}
         self.plain = []
-        for path, part in self.modules.items():
+        for path, part in self._own_modules():
             for slot in _slots_in(path, part.__dict__):
                 if id(slot.get()) not in known:
                     known.add(id(slot.get()))
                     self.plain.append(slot)
         self._name_slots()
+
+    def _own_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """By path, those whose tensors are here."""
+        return ((path, m) for path, m in self.modules.items() if id(m) not in self.within_sharded)
 
     def _name_slots(self) -> None:
         every = (*self._kinds, *self.plain, *self.outside, *self.counters)
@@ -221,7 +230,7 @@ class Inventory:
             tensor = slot.get()
             if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 sharded = hasattr(tensor, "to_local")
-                advice = "; wrap before sharding: fully_shard(ORTModule(layer))" if sharded else ""
+                advice = "; wrap a module around the one that is sharded or parallel" if sharded else ""
                 return f"{slot.name} is a {type(tensor).__name__} with layout {tensor.layout}{advice}"
         return None
 

@@ -18,6 +18,7 @@ from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.guards import Description, describe
 from ortmodule.guards.inventory import Inventory
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
+from ortmodule.guards.sharded import SHARDING_STATE
 
 #: Dictionaries inside a module that are restored one level deeper than its attributes.
 _INNER = ("_parameters", "_buffers", "_modules")
@@ -65,6 +66,8 @@ def replace_parameters(
     Hooks on the parameters are not called then."""
     made: dict[int, torch.Tensor] = {}
     for module in inventory.modules.values():
+        if id(module) in inventory.within_sharded:
+            continue
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 other = made.get(id(parameter))
@@ -112,7 +115,9 @@ class Contents:
         self.inner = {name: dict(module.__dict__[name]) for name in _INNER}
         self.inside: dict[str, Description | None] = {}
         for name, value in self.attributes.items():
-            if name not in _OF_EVERY_MODULE and not isinstance(value, (torch.Tensor, *CONSTANTS)):
+            if name in _OF_EVERY_MODULE or name.startswith(SHARDING_STATE):
+                continue
+            if not isinstance(value, (torch.Tensor, *CONSTANTS)):
                 self.inside[name] = _describe_once(value, names, known)
 
     def take(self, now: Contents, holder: dict, key: str) -> None:

@@ -12,6 +12,7 @@ from torch.nn.modules import module as nn_module
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.guards.code_reader import is_of, is_torchs
 from ortmodule.guards.hook_analysis import Reach, reach_of
+from ortmodule.guards.sharded import standing_in
 
 GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
@@ -27,8 +28,11 @@ _KEEPING_NONE = ("torch", "deepspeed")
 class ModuleHooks:
     """The hooks of the submodules of ``module``, as :meth:`look` found them."""
 
-    def __init__(self, module: nn.Module, modules: dict[str, nn.Module]) -> None:
-        self._modules = modules
+    def __init__(
+        self, module: nn.Module, modules: dict[str, nn.Module], sharded: dict[str, nn.Module] | None = None
+    ) -> None:
+        """``sharded``: of the submodules, those that FSDP2 shards."""
+        self._modules, self._sharded = modules, sharded or {}
         self._inner = [(name, m.__dict__) for name, m in modules.items() if m is not module]
         self._reaches: dict[int, tuple[Any, Reach | None]] = {}  # of forward hooks that were met, by their ids
         self.reach: Reach | None = None  # of the hooks that graphs follow
@@ -46,7 +50,7 @@ class ModuleHooks:
         found = []
         for path, attributes in self._inner:
             count = sum([len(attributes[hooks]) for hooks in HOOKS])
-            if count and len(self._follow(path, attributes)) < count:
+            if path in self._sharded or (count and len(self._follow(path, attributes)) < count):
                 found.append(path)
         if self.followed and self.reach is not None:
             hooks = tuple([(path, tuple(hooks.items())) for path, hooks in self.followed.items()])
@@ -99,7 +103,8 @@ class ModuleHooks:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside, hooks on submodules are not called, but transparent ones and those with which torch makes weights."""
+        """Inside, hooks on submodules are not called, but transparent ones and those with which torch makes weights.
+        Sharded submodules have made-up parameters when they run."""
         left = []
         for _, attributes in self._inner:
             for name in HOOKS:
@@ -109,7 +114,8 @@ class ModuleHooks:
         with Snapshot([Items(hooks) for hooks in {id(hooks): hooks for hooks, _ in left}.values()]).around():
             for hooks, key in left:
                 del hooks[key]
-            yield
+            with standing_in(self._sharded.values(), (*HOOKS, *HOOK_FLAGS)):
+                yield
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Tree(Inventory):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.attributes = Attributes(self.modules)
-        self.hooks = ModuleHooks(module, self.modules)
+        self.hooks = ModuleHooks(module, self.modules, self.sharded)
         self.caches = Caches()
         self._keys: dict[tuple, int] = {}  # numbers of keys
 
@@ -74,7 +74,9 @@ class Tree(Inventory):
         inside = [getattr(nn_module, name) for name in GLOBAL_HOOKS]
         for module in self.modules.values():
             attributes = module.__dict__
-            inside += (attributes, attributes["_parameters"], attributes["_buffers"], attributes["_modules"])
+            inside += (attributes, attributes["_buffers"], attributes["_modules"])
+            if id(module) not in self.within_sharded:  # there they come and go
+                inside.append(attributes["_parameters"])
             inside += [attributes[name] for name in HOOKS]
         inside += [slot.holder for slot in self.outside]
         exact, classes = self.attributes.watched()

@@ -65,11 +65,12 @@ class Opaque:
     """
 
     def __init__(
-        self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset()
-    ) -> None:
+        self, modules: dict[str, str], kinds: frozenset[str], functions: bool, hooked: frozenset[str] = frozenset(),
+        wrapped: dict[str, Callable] | None = None,
+    ) -> None:  # fmt: skip
         """``functions``: may custom autograd functions become nodes? ``hooked``: submodules with hooks that may keep
-        tensors."""
-        self.hooked = hooked
+        tensors. ``wrapped``: what is called in place of submodules that communicate, by path."""
+        self.hooked, self.wrapped = hooked, wrapped or {}
         self.modules = {path: why for path, why in modules.items() if ":" not in path}
         self.methods = [tuple(path.split(":")) for path in modules if ":" in path]
         self.kinds, self.functions = kinds, functions
@@ -148,6 +149,8 @@ class Regions:
         return result, set_up
 
     def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        if path in self.opaque.wrapped:  # its parameters are autograd's alone
+            return self._call("module", path, self.opaque.wrapped[path], args, kwargs, [])
         held, known = [], set()
         if torch.is_grad_enabled():
             for part in module.modules():
@@ -192,11 +195,7 @@ class Regions:
         needs = [bool(t.requires_grad) for t in operands]
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
         if kind == "module":
-            node.breaks = self._hooked(name)
-            within = pytree.containers((args, kwargs))
-            if node.breaks and any(isinstance(c, _FILLED) and c is not kwargs for c in within):
-                raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
-            node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
+            self._find_breaks(node, args, kwargs)
         known = bool(node.given) and not self.changed()
         number = len(self.nodes)
         self.nodes.append(node)
@@ -211,7 +210,9 @@ class Regions:
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
             if kind != "function":
-                if kind == "module":
+                if name in self.opaque.wrapped:
+                    node.makes = len(leaves_of(outputs))
+                elif kind == "module":
                     self._find_parameters(node, mine, outputs, made)
                 count = len(outputs)
                 self.left(before, node, outputs)
@@ -249,8 +250,20 @@ class Regions:
             return True
         return now != then[1] or any(a is not b for a, b in zip(inside, then[0], strict=True))
 
+    def _find_breaks(self, node: Node, args: tuple, kwargs: dict) -> None:
+        """Says whether a submodule is a break, as far as that is known before it runs, and which of the caller's
+        containers it is given. Raises NotTraceable."""
+        node.breaks = self._hooked(node.name)
+        within = pytree.containers((args, kwargs))
+        hooks_see = node.breaks and node.name not in self.opaque.wrapped
+        if hooks_see and any(isinstance(c, _FILLED) and c is not kwargs for c in within):
+            raise NotTraceable(f"{node.breaks}, and a container that it is given, which they may change")
+        node.given = {n: self.containers[id(c)] for n, c in enumerate(within) if id(c) in self.containers}
+
     def _hooked(self, path: str) -> str:
         """A sentence on hooks that may keep tensors of the submodule at ``path``; "": there are none."""
+        if path in self.opaque.wrapped:
+            return f"{path} communicates with other processes"
         for hooked in self.opaque.hooked:
             if hooked == path or hooked.startswith(f"{path}."):
                 return f"there are hooks on {hooked}, which see its tensors"
@@ -449,11 +462,24 @@ class Replayed(Passed):
         return result
 
 
+class Diverted(Passed):
+    """Calls of submodules go to what is ``wrapped`` around them, by their paths."""
+
+    def __init__(self, tree: Tree, wrapped: dict[str, nn.Module]) -> None:
+        super().__init__(tree, ())
+        self.wrapped, self.paths = wrapped, {id(tree.modules[path]): path for path in wrapped}
+
+    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        return self.wrapped[path](*args, **kwargs)
+
+
 def _value(tensor: torch.Tensor) -> TracedValue:
     return get_value_trace(tensor)
 
 
 def _check_type(name: str, tensor: torch.Tensor) -> None:
+    if hasattr(tensor, "to_local"):
+        raise NotTraceable(f"{name} returns or is given a DTensor; use_local_output=True gives this rank's part")
     if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.device.type not in devices.TYPES:
         raise NotTraceable(f"{name}: a tensor of type {tensor.dtype}, {tensor.layout} between PyTorch and the engine")
 

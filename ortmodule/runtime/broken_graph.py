@@ -397,7 +397,8 @@ def _check_share(breaks: Any, tree: Tree) -> None:
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     embeddings = {id(m.weight) for m in tree.modules.values() if isinstance(m, tables)}
     sizes = {id(p): p.numel() for m in tree.modules.values() for p in m.parameters() if id(p) not in embeddings}
-    inside = {id(p) for node in breaks for p in tree.modules[node.name].parameters()}
+    # Those that are sharded are graphs of their own.
+    inside = {id(p) for node in breaks if node.name not in tree.sharded for p in tree.modules[node.name].parameters()}
     outside = sum(size for key, size in sizes.items() if key in inside)
     if outside > MOST_OUTSIDE * sum(sizes.values()):
         names = ", ".join(dict.fromkeys(node.name for node in breaks))
@@ -429,7 +430,7 @@ def _check_reads(model: onnx.ModelProto, reads: Sequence[str], breaks: dict[int,
 def _differentiable(graph: BrokenGraph, trace: Trace, examples: dict[str, torch.Tensor]) -> set[str]:
     """The values that carry a gradient: results and operands of breaks as they were traced, others where one that does
     is computed with."""
-    if not graph.leaves:
+    if not graph.leaves and not any(flag for node in trace.nodes for flag in node.flags):
         return set()
     found = {graph.session.inputs[i] for i in graph.leaves}
     said: dict[str, bool] = dict(zip(graph._names, trace.requires_grad, strict=True))

@@ -519,7 +519,7 @@ def _raise(error: Exception) -> None:
 
 
 def _in_place(writes: Sequence[tuple[int | Slot, Write]]) -> tuple[list[int | Slot], list[tuple[int, int]]]:
-    """What is written in place; inputs among it whose new contents carry a gradient, and the outputs that hold these."""
+    """What is written in place; inputs among it whose new contents carry a gradient, and outputs that hold these."""
     written = [target for target, write in writes if not write.replaces]
     carried = [(t, w.output) for t, w in writes if w.carries and isinstance(t, int) and w.output is not None]
     return written, carried

@@ -26,6 +26,7 @@ from ortmodule.engine.session import ENGINE_ERRORS, gpu_of, may_plan
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.hook_effects import conflict
 from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharded import waiting
 from ortmodule.guards.surroundings import reads_any
 from ortmodule.host import escapes
 from ortmodule.host.fallback import Fallback
@@ -53,6 +54,7 @@ class Owner(Protocol):
     interpret: Interpreter
 
     def state(self) -> ModuleState: ...
+    def units(self, tree: Tree) -> dict[str, nn.Module]: ...
 
 
 class Compiler:
@@ -122,7 +124,8 @@ class Compiler:
                 text = FAST_PATH
             raise NotInEngine(Cause.ONNX_MODEL, text, call.key)
         for path, reason in _partition(call).modules().items():
-            self._left(path, reason)
+            if path not in call.tree.sharded:
+                self._left(path, reason)
         captured = graph.capture
         for line in captured.trace.prints:
             self.log.warn_once(f"forward prints, or writes to a file ({line}): it does not where the engine runs it")
@@ -182,7 +185,8 @@ class Compiler:
         try:
             captured = self._capture_partitioned(call, partition, part)
             _check_memory(captured, call.tree)
-            if (text := conflict(call.tree, call.state.hooked, captured.trace.attributes)) is not None:
+            hooked = [path for path in call.state.hooked if path not in call.tree.sharded]
+            if (text := conflict(call.tree, hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
             reads = partition.switches() | trace.attributes
@@ -203,10 +207,11 @@ class Compiler:
         owner = self.owner
         while True:
             modules = partition.modules()
-            for path, reason in modules.items():
+            for path, reason in ((p, why) for p, why in modules.items() if p not in call.tree.sharded):
                 owner.fallback.allow(NotInEngine(Cause.TORCH_MODEL, f"{path}: {reason}"))
             hooked = call.tree.hooks.keeping(call.state.hooked)
-            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked)
+            wrapped = {path: waiting(m) for path, m in call.tree.sharded.items()} | owner.units(call.tree)
+            opaque = Opaque(modules, call.tree.caches.kinds, owner.config.enable_custom_autograd, hooked, wrapped)
             try:
                 return capture(
                     call.forward,

@@ -8,6 +8,7 @@ graph the :class:`~ortmodule.runtime.compiler.Compiler` makes one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -35,7 +36,10 @@ from ortmodule.core.torch_private import forward_level, in_backward, is_fx_traci
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.refusals import Refusals
 from ortmodule.engine.session import ENGINE_ERRORS
+from ortmodule.guards.module_tree import Tree
+from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
+from ortmodule.host.opaque_regions import Diverted, recording
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits
@@ -58,7 +62,7 @@ TRANSFORMED = (
 )
 
 
-class _Around(Exception):
+class _NotCaptured(Exception):
     """A forward that was assigned is not captured, for this ``reason``."""
 
     def __init__(self, reason: NotInEngine) -> None:
@@ -74,6 +78,7 @@ class Attachments(NamedTuple):
     report: Callable[[Dispatcher], object]  # its report, when it is printed
     clusters: Callable[[Dispatcher], Any]  # says what backward can compute again, or None
     interpret: Interpreter  # computes nodes of a graph in PyTorch
+    wrap: Callable[[nn.Module, DebugOptions | None, Config | None], nn.Module]  # makes an ORTModule of a sharded one
 
 
 class Dispatcher:
@@ -103,7 +108,8 @@ class Dispatcher:
         self.tuning = Tuning.of(config)
         self.refusals = Refusals(self.log)
         self.states = ModuleStates(module)
-        self.interpret = attach.interpret
+        self.interpret, self._wrap = attach.interpret, attach.wrap
+        self._units: dict[int, nn.Module] = {}  # sharded submodules that are wrapped, by the ids of the submodules
         self.compiler = Compiler(self)
         self._names: dict[str, frozenset[str]] = {}  # of the parameters of a forward
         self._lock = threading.RLock()
@@ -140,7 +146,7 @@ class Dispatcher:
         except CallsOwn:
             self._add_around(kind)
             return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
-        except _Around as found:
+        except _NotCaptured as found:
             reason = found.reason
         # Not captured, or not now. The module's own forward may be within it, and can be.
         calls = self.usage.calls
@@ -184,7 +190,7 @@ class Dispatcher:
         if not isinstance(reason, NotInEngine):
             raise reason  # the caller's own, as PyTorch would raise it
         if which == ASSIGNED and reason.finish is None:
-            raise _Around(reason)
+            raise _NotCaptured(reason)
         self.fallback.allow(reason)
         self.usage.pytorch += 1
         if reason.finish is not None:
@@ -193,7 +199,8 @@ class Dispatcher:
             return finish()
         # An error of the caller's is PyTorch's to report, and no reason to give up on such calls.
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            result = self.budget.in_pytorch(self.in_pytorch(which), args, kwargs, reason)
+            forward = functools.partial(self._forward_around_sharded, which)
+            result = self.budget.in_pytorch(forward, args, kwargs, reason)
         self.fallback.done(reason)
         return result
 
@@ -294,6 +301,24 @@ class Dispatcher:
             self._names[which] = known
         names = sorted(known & kwargs.keys())
         return {name: kwargs[name] for name in names} | {k: v for k, v in kwargs.items() if k not in known}
+
+    def units(self, tree: Tree) -> dict[str, nn.Module]:
+        """The sharded submodules by path, each as an ORTModule: a graph of its own, which FSDP2's hooks run around."""
+        sharded = {path: module for path, module in tree.sharded.items() if is_sharded(type(module))}
+        for module in sharded.values():
+            if id(module) not in self._units:
+                unit: Any = self._wrap(module, self.debug, self.given)
+                unit._ortmodule.usage.inner = True
+                self._units[id(module)] = unit
+        return {path: self._units[id(module)] for path, module in sharded.items()}
+
+    def _forward_around_sharded(self, which: str, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`in_pytorch`; sharded submodules still are graphs of their own."""
+        forward, state = self.in_pytorch(which), self.states.latest
+        if state is None or not state.tree.sharded:
+            return forward(*args, **kwargs)
+        with recording(Diverted(state.tree, self.units(state.tree))):
+            return forward(*args, **kwargs)
 
     def state(self) -> ModuleState:
         """What the module is now, with what was captured of it; looked at again only when something has changed."""

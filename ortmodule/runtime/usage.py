@@ -25,6 +25,7 @@ class Usage:
         self.engine = 0  # calls
         self.pytorch = 0  # calls
         self.unreached = 0  # steps of an optimizer
+        self.inner = False  # a dispatcher has wrapped it, which counts the calls
         self.module, self.bypassed = module, bypassed
         _wrapped += 1
         _usages.add(self)
@@ -48,7 +49,7 @@ class _Steps:
     def __init__(self, optimizer: Any) -> None:
         self.made = _wrapped
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        usages = list(_usages)
+        usages = [usage for usage in _usages if not usage.inner]
         # A graph of the module around it runs a wrapped module, too.
         inner = {id(wrapped) for usage in usages for wrapped in _wrapped_inside(usage.module)}
         found = [u for u in usages if id(u.module) not in inner and any(id(p) in held for p in u.module.parameters())]

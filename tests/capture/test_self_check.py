@@ -178,3 +178,14 @@ def test_float32_inside_of_float64():
         ours = ORTModule(Narrower())
         ours(torch.randn(16, 64).double())
         assert explain(ours).captured, explain(ours).fallback
+
+
+@pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
+def test_memory_that_is_not_written_yet(value):
+    """The first call of a pipeline's stage has such inputs: what is not finite says nothing of its graph."""
+    eager = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    ours = ORTModule(eager)
+    x = torch.randn(4, 8)
+    ours(torch.where(x > 0, x, value))
+    torch.testing.assert_close(ours(x), eager(x))
+    assert explain(ours).captured, explain(ours).fallback

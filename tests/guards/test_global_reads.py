@@ -19,7 +19,6 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 from tests.twins import rows
-from tests.workers import texts_of_two
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,74 +28,7 @@ def net():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 2))
 
 
-# --- distributed ------------------------------------------------------------------------------------------------------
-
-WORKER = """
-import copy, os, sys, datetime, warnings
-import torch, torch.distributed as dist
-from torch import nn
-from ortmodule import ORTModule, explain
-
-rank, world, file, kind = int(sys.argv[1]), 2, sys.argv[2], sys.argv[3]
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world,
-                        timeout=datetime.timedelta(seconds=60))
-torch.manual_seed(0)
-middle = nn.BatchNorm1d(8) if kind == "ddp" else nn.Identity()
-eager = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), middle, nn.Linear(8, 2))
-results = []
-for wrap in (True, False):
-    model = copy.deepcopy(eager)
-    inner = model = ORTModule(model) if wrap else model
-    if kind == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    else:
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.device_mesh import init_device_mesh
-        mesh = init_device_mesh("cpu", (world,))
-        if kind == "layers":  # each its own graph, between its all-gather and its reduce-scatter
-            model = copy.deepcopy(eager)
-            inner = [ORTModule(model[i]) if wrap else model[i] for i in (0, 3)]
-            model[0], model[3] = (fully_shard(layer, mesh=mesh) for layer in inner)
-            inner = model[0]
-        if kind == "shards first":
-            model = copy.deepcopy(eager)
-            fully_shard(model[0], mesh=mesh)
-        model = fully_shard(model, mesh=mesh)
-        if kind == "shards first":
-            inner = model = ORTModule(model) if wrap else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    values = []
-    for step in range(3):
-        x = torch.randn(3 + step % 2, 4, generator=torch.Generator().manual_seed(10 * step + rank))
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        values.append(loss.detach())
-    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    results.append(values + [p.detach() for p in full] + [b.clone() for b in inner.buffers()])
-    if wrap:
-        print("captured" if explain(inner).captured else f"PyTorch: {explain(inner).fallback}", flush=True)
-torch.testing.assert_close(*results)
-print("same", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-os._exit(0)  # gloo's threads may outlive the group: their destructors would abort the process
-"""
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "layers", pytest.param("shards first", marks=pytest.mark.full)])
-def test_distributed(kind, tmp_path):
-    """Two processes; the wrapped module, or wrapped layers, inside DDP or under fully_shard train as PyTorch's do."""
-    texts = texts_of_two(WORKER, tmp_path, kind)
-    for text in texts:
-        assert "same" in text
-        if kind == "shards first":
-            assert "is a DTensor with layout torch.strided; wrap before sharding: fully_shard(ORTModule(layer))" in text
-        else:
-            assert "captured" in text, text
+# --- processes and threads --------------------------------------------------------------------------------------------
 
 
 def test_data_parallel_is_refused():
@@ -104,9 +36,6 @@ def test_data_parallel_is_refused():
         ORTModule(nn.DataParallel(net()))
     with pytest.raises(RuntimeError, match="DistributedDataParallel"):
         ORTModule(net())._replicate_for_data_parallel()
-
-
-# --- processes and threads --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

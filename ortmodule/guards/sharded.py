@@ -1,0 +1,198 @@
+"""Finds submodules that communicate when they are called, and calls them aside, without collectives.
+
+FSDP2's hooks gather the parameters of a submodule and free them behind it; those of tensor parallelism exchange what a
+submodule is given and returns. A rank that captures a graph calls submodules in which no other rank takes part. So
+sharded ones get parameters of the same shapes and types there whose values are made up, one submodule at a time, and
+what others would get from other ranks is what this one has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortmodule.core.errors import NotTraceable
+from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.core.torch_private import TorchDispatchMode, sharding_types, tree_map_only
+
+#: How the attributes begin in which `fully_shard` keeps what it knows of a module: no part of its forward.
+SHARDING_STATE = "__composable_api"
+#: How many made-up values there are before they come again: no power of two, which would be a row.
+_PERIOD = 1021
+
+
+def is_sharded(cls: type) -> bool:
+    """Are modules of this class those that `fully_shard` was called on?"""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # it takes long to import
+    return fsdp is not None and issubclass(cls, fsdp.FSDPModule)
+
+
+def is_parallel(module: nn.Module) -> bool:
+    """Has `parallelize_module` made its parameters parts of larger ones, or given it hooks?"""
+    if any(hasattr(p, "to_local") for p in module._parameters.values()):
+        return True
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return any(getattr(hook, "__module__", "").startswith("torch.distributed.tensor") for hook in hooks)
+
+
+def sharded_in(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The outermost ones of ``modules`` that communicate; the root aside, whose hooks run around it. ``modules`` are
+    by path."""
+    found: dict[str, nn.Module] = {}
+    for path, module in modules.items():
+        outermost = path and not any(path.startswith(f"{outer}.") for outer in found)
+        if outermost and (is_sharded(type(module)) or is_parallel(module)):
+            found[path] = module
+    return found
+
+
+def waiting(module: nn.Module) -> Callable[..., Any]:
+    """Calls ``module``, and waits for what a collective gives its results: others do not know such tensors."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = module(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda t: t.clone() if hasattr(t, "trigger_wait") else t, result)
+
+    return call
+
+
+@contextmanager
+def standing_in(units: Iterable[nn.Module], hooks: Iterable[str]) -> Iterator[None]:
+    """Inside, ``units``, which communicate, do not. Those that are sharded get made-up parameters. None of their
+    ``hooks``, which are the names of dictionaries of modules, is called, and what they change of their buffers is
+    lost."""
+    inside = [m for unit in units for m in unit.modules()]
+    every = [m for m in inside if is_sharded(type(m))]
+    parallel = [m for m in inside if not is_sharded(type(m)) and is_parallel(m)]
+    names = tuple(hooks)
+    kept = [m.__dict__[name] for m in every for name in names]
+    with Snapshot([Items(each) for each in kept]).around(), ExitStack() as stack:
+        for each in kept:
+            each.clear()
+        for module in every:
+            stand = _StandIn(module)
+            handles = (
+                module.register_forward_pre_hook(stand.begin, with_kwargs=True),
+                module.register_forward_hook(stand.end, always_call=True),
+            )
+            for handle in handles:
+                stack.callback(handle.remove)
+        for module in parallel:
+            alone = _Alone()
+            first = module.register_forward_pre_hook(alone.begin, prepend=True)
+            stack.callback(first.remove)
+            stack.callback(module.register_forward_hook(alone.end, always_call=True).remove)
+        yield
+
+
+class _Alone:
+    """Keeps a parallel module from communicating while it runs."""
+
+    def __init__(self) -> None:
+        self._open: list[_OfThisRank] = []
+
+    def begin(self, module: nn.Module, args: tuple) -> None:
+        self._open.append(_OfThisRank())
+        self._open[-1].__enter__()
+
+    def end(self, module: nn.Module, args: tuple, result: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+class _OfThisRank(TorchDispatchMode):
+    """Collectives return what they would if all ranks had what this one has."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would first import it, for a second
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(issubclass(cls, torch.Tensor) and hasattr(cls, "to_local") for cls in types):
+            return NotImplemented  # its collectives come here
+        if function.namespace not in ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"):
+            return function(*args, **(kwargs or {}))
+        name = function.__name__.partition(".")[0]
+        if name in ("wait_tensor", "all_reduce", "broadcast", "_wrap_tensor_autograd"):
+            return args[0].clone()
+        if name == "all_gather_into_tensor":
+            return torch.cat([args[0]] * args[1])
+        if name == "reduce_scatter_tensor":
+            return args[0].narrow(0, 0, args[0].shape[0] // args[2]).clone()
+        raise NotTraceable(f"a capture cannot do without the collective {function}")
+
+
+class _StandIn:
+    """Puts made-up parameters in place while a sharded module runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nested = [m for m in module.modules() if m is not module and is_sharded(type(m))]
+        others = {id(m) for unit in nested for m in unit.modules()}
+        self._own = [m for m in module.modules() if id(m) not in others]
+        self._types = sharding_types(module)
+        self._before: list[list[tuple[dict, str, Any]]] = []  # of each call that has begun
+
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        before: list[tuple[dict, str, Any]] = []
+        self._before.append(before)
+        made: dict[int, Any] = {}
+        for part in self._own:
+            for holder in (part._parameters, part._buffers, part.__dict__):
+                for key, tensor in list(holder.items()):
+                    if isinstance(tensor, torch.Tensor):
+                        before.append((holder, key, tensor))
+                        if id(tensor) not in made:
+                            made[id(tensor)] = self._made(tensor)
+                        holder[key] = made[id(tensor)]
+        return _cast((args, kwargs), self._types.inputs)
+
+    def end(self, module: nn.Module, args: tuple, result: Any) -> Any:
+        if self._before:  # else an error came before it began
+            for holder, key, tensor in self._before.pop():
+                holder[key] = tensor
+        return _cast(result, self._types.outputs)
+
+    def _made(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not hasattr(tensor, "to_local"):
+            copy = tensor.detach().clone()
+            return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+        kind = self._types.parameters if tensor.is_floating_point() else None
+        return nn.Parameter(_whole(tensor, kind or tensor.dtype, self._types.dimensions), tensor.requires_grad)
+
+
+def _whole(shard: Any, kind: torch.dtype, dimensions: int) -> torch.Tensor:
+    """Made-up values for what FSDP2 gathers of ``shard`` along the first ``dimensions`` of its mesh: where it has
+    others, which are of tensor parallelism, a part of the whole."""
+    mesh, shape = shard.device_mesh, shard.shape
+    if mesh.ndim <= dimensions:
+        return _values(shape, kind, shard.device)
+    names = tuple(mesh.mesh_dim_names[dimensions:])
+    mesh, placements = mesh[names], shard.placements[dimensions:]
+    sizes = list(shape)
+    for i, placement in enumerate(placements):
+        if placement.is_shard():
+            sizes[placement.dim] //= mesh.size(i)
+    made = _values(torch.Size(sizes), kind, shard.device)
+    return type(shard).from_local(made, mesh, placements, run_check=False)
+
+
+def _values(shape: torch.Size, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Values of a parameter's size: around 1 for one of rank 1, around 0 for a matrix, whose products stay small."""
+    if not kind.is_floating_point:
+        return torch.zeros(shape, dtype=kind, device=device)
+    parts = torch.arange(1, _PERIOD + 1, dtype=torch.float64, device=device).mul((5**0.5 - 1) / 2).fmod(1)
+    some = parts / 2 + 0.75 if len(shape) < 2 else (parts - 0.5) * (3.0 / max(1, shape[1:].numel()) ** 0.5)
+    count = shape.numel()
+    return some.to(kind).repeat(-(-count // _PERIOD))[:count].reshape(shape)
+
+
+def _cast(values: Any, kind: torch.dtype | None) -> Any:
+    """``values`` with tensors of floats as ``kind``; None: as they are."""
+    if kind is None:
+        return values
+    return tree_map_only(torch.Tensor, lambda t: t.to(kind) if t.is_floating_point() else t, values)
