@@ -25,6 +25,7 @@ from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
+from ortmodule.core.live_objects import no_collections
 from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
@@ -159,7 +160,8 @@ def _record(
         flat.looks = looking
         with (
             tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
-            scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(), export.tracing(flat),
+            no_collections(), scalar_guards.recording() as flat.recorder, flat.mode, function_caches.left_out(),
+            export.tracing(flat),
             recording_regions(flat.regions), saved_tensors_hooks(saved.pack, saved.unpack),
         ):  # fmt: skip
             try:

@@ -31,6 +31,7 @@ from ortmodule.core import sparse_arguments
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.pytree_tokens import EMPTY, NUMBER, SAME, SPARSE, TENSOR, WHOLE
+from ortmodule.core.torch_private import registered_nodes
 
 MOST_DEPTH = 64  # of nested containers
 
@@ -181,8 +182,7 @@ class _Writer:
 
     def add(self, value: Any) -> None:
         cls = type(value)
-        kind = _KINDS.get(cls)
-        if kind is None:
+        if (kind := _KINDS.get(cls)) is None:
             kind = _KINDS[cls] = _kind_of(cls)
         if kind.container:
             if id(value) in self.met:
@@ -515,6 +515,21 @@ class _Object(_Attributes):
             _Whole.write(writer, value, cls)
 
 
+class _Registered(_Container):
+    """An object of a class that is no plain one, and that torch.utils._pytree was told how to take apart."""
+
+    @staticmethod
+    def write(writer: _Writer, value: Any, cls: type) -> None:
+        children, context = registered_nodes[cls].flatten_fn(value)
+        writer.tokens += (cls, len(children), context)
+        writer.add_all(value, children)
+
+    @staticmethod
+    def read(reader: _Reader, cls: type) -> Any:
+        count, context = next(reader.tokens), next(reader.tokens)
+        return registered_nodes[cls].unflatten_fn(reader.values(count), context)
+
+
 def _is_plain(cls: type) -> bool:
     """Is it made by class statements, all that it is derived from, too, with a dictionary of attributes alone?"""
     return all(base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
@@ -561,12 +576,12 @@ def _kind_of(cls: type) -> Any:
         return _Constant
     if issubclass(cls, dict):
         return _Dict
-    if issubclass(cls, (list, tuple)):
-        return _Sequence
-    if issubclass(cls, deque):
-        return _Deque
+    if issubclass(cls, (list, tuple, deque)):
+        return _Deque if issubclass(cls, deque) else _Sequence
     if cls is types.SimpleNamespace:
         return _Attributes
+    if cls in registered_nodes and not _is_plain(cls):
+        return _Registered
     if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
         return _Whole
     return _Attributes if dataclasses.is_dataclass(cls) else _Object

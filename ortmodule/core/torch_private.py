@@ -233,6 +233,11 @@ DisableTorchFunctionSubclass = _private(
     "torch._C.DisableTorchFunctionSubclass", "logits that wait: their own type", LOGITS
 )
 tree_map_only = _private("torch.utils._pytree.tree_map_only", "tensors among arguments: logits that wait", LOGITS)
+_registered_nodes = _private(
+    "torch.utils._pytree.SUPPORTED_NODES",
+    "how users' own types are taken apart",
+    "PyTorch runs calls that are given some",
+)
 native_batch_norms = [
     _private(path, "is left to PyTorch where its indices or sizes would be trusted", UNNEEDED)
     for path in (
@@ -289,6 +294,8 @@ saving_hooks: Callable[[], Any] = (lambda: "unknown") if _saving_hooks is None e
 #: `peek_transform()`: the transform of torch.func that looks at what runs, or None. (Where that cannot be told nothing
 #: is captured.)
 peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, _Absent) else _interpreters
+#: By class: how objects of a registered class are taken apart.
+registered_nodes: dict[type, Any] = {} if _registered_nodes is None else _registered_nodes
 #: `is_fx_tracing()`: does torch.fx trace?
 is_fx_tracing: Callable[[], bool] = (lambda: False) if _is_fx_tracing is None else _is_fx_tracing
 #: `traced()`: true while TorchScript traces in this thread.

@@ -100,7 +100,7 @@ class Dispatcher:
         #: What a script has put in place of the wrapper's forward, and calls; the same as a function of the module's.
         self.assigned: Callable | None = None
         self.assigned_forward: Callable | None = None
-        self._around: set[tuple] = set()  # kinds of calls in which it calls the module's own forward
+        self._calling_own: set[tuple] = set()  # kinds of calls in which it calls the module's own forward
         self._looks_for_own = False  # while such a call is captured
         self.latest: CompiledGraph | None = None
         self.observers, self.saver, self.report = attach.observers(self), attach.saver(self), attach.report
@@ -129,7 +129,7 @@ class Dispatcher:
         """``assigned`` takes the place of the wrapper's forward; ``forward``: the same as a function of the module."""
         with self._lock:
             self.assigned = assigned
-            self._around.clear()
+            self._calling_own.clear()
             if forward is not self.assigned_forward:
                 self.assigned_forward, self._names, self.latest = forward, {}, None
                 self.states, self.graphs, self.fallback.refused = ModuleStates(self.module), {}, {}
@@ -139,32 +139,32 @@ class Dispatcher:
         """A call of the forward that was assigned: captured in the place of the module's own, but where it calls that
         one. Python runs what is around it then."""
         kind = _kind(args, kwargs)
-        if kind is None or kind in self._around:
+        if kind is None or kind in self._calling_own:
             return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
         try:
             return self(args, kwargs, ASSIGNED)
         except CallsOwn:
-            self._add_around(kind)
+            self._add_calling_own(kind)
             return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
         except _NotCaptured as found:
             reason = found.reason
         # Not captured, or not now. The module's own forward may be within it, and can be.
         calls = self.usage.calls
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            result = self.budget.in_pytorch(self.assigned_forward, args, kwargs, reason)  # type: ignore[arg-type]
+            result = self.budget.in_pytorch(self.assigned_forward, args, kwargs, reason)  # type: ignore[arg-type]  # there is one
         if self.usage.calls > calls:
             self.budget.discard(reason.variant if isinstance(reason, Waits) else None)
-            self._add_around(kind)
+            self._add_calling_own(kind)
         else:
             self.fallback.allow(reason)
             self.usage.pytorch += 1
             self.fallback.done(reason)
         return result
 
-    def _add_around(self, kind: tuple) -> None:
-        if len(self._around) >= MOST_STRUCTURES:
-            self._around.clear()
-        self._around.add(kind)
+    def _add_calling_own(self, kind: tuple) -> None:
+        if len(self._calling_own) >= MOST_STRUCTURES:
+            self._calling_own.clear()
+        self._calling_own.add(kind)
 
     def __call__(self, args: tuple, kwargs: dict[str, Any], which: str = OWN) -> Any:
         # Where something looks at the operations that a module consists of, PyTorch runs it.

@@ -1,5 +1,6 @@
 """Taking Python values apart into tensors and a structure, and putting them together again."""
 
+import copy
 import dataclasses
 import enum
 import math
@@ -8,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._pytree import register_pytree_node
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ortmodule import Config, ORTModule, explain
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.pytree import flatten
 
@@ -173,3 +176,40 @@ def test_a_named_tuple_whose_class_is_made_at_each_call():
     assert again._fields == ("x", "y") and again.x is tensors[0] and again.y == 2
     other = namedtuple("Made", "x z")(torch.ones(1), 2)
     assert flatten(other, results=True)[1] != first
+
+
+class Linked:
+    """A class that is more than its attributes, and has none to look at."""
+
+    __slots__ = ("first", "second", "scale")
+
+    def __init__(self, first, second, scale):
+        self.first, self.second, self.scale = first, second, scale
+
+
+register_pytree_node(
+    Linked, lambda pair: ([pair.first, pair.second], pair.scale), lambda children, scale: Linked(*children, scale)
+)
+
+
+def test_types_that_users_have_registered():
+    """With torch.utils._pytree: as arguments and as results, by their contexts."""
+
+    class Scales(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, pair):
+            return Linked(self.linear(pair.first) * pair.scale, pair.second + 1, pair.scale)
+
+    theirs = Scales()
+    ours = ORTModule(copy.deepcopy(theirs), config=Config(capture_share=float("inf")))
+    for scale in (2, 3, 2):
+        pair = Linked(torch.randn(2, 3), torch.randn(2), scale)
+        found, expected = ours(pair), theirs(pair)
+        assert type(found) is Linked and found.scale == scale
+        for a, b in ((found.first, expected.first), (found.second, expected.second)):
+            torch.testing.assert_close(a, b)
+        found.first.sum().backward()
+    assert explain(ours).engine_calls == 3 and explain(ours).exports <= 2

@@ -209,6 +209,53 @@ def test_an_assigned_forward_reads_as_it_was_given():
     assert explain(ours).engine_calls == 2
 
 
+def fused(model):
+    """As TRL's trainers do: some calls are another forward, the others the one that it replaces."""
+    own = model.forward
+
+    def forward(self, x, fused=False, note=None):
+        return self.model[0](x) * 2 if fused else own(x) + 1
+
+    model.forward = types.MethodType(forward, model)
+    return model
+
+
+def test_a_forward_that_calls_the_replaced_one_in_some_calls():
+    ours, theirs = make(strict=True)
+    fused(ours), fused(theirs)
+    for is_fused in (True, False, True, False):
+        for note in (None, "another"):
+            found, expected = (model(data(), fused=is_fused, note=note) for model in (ours, theirs))
+            torch.testing.assert_close(found, expected)
+            found.sum().backward()
+    report = explain(ours)
+    assert (report.engine_calls, report.pytorch_calls) == (8, 0)
+    assert report.exports == 3  # two of the fused call, one of the module's own
+    torch.testing.assert_close(type(ours).forward(ours, data()), Net.forward(theirs, data()))
+
+
+def test_a_forward_that_is_not_captured_as_a_whole_and_calls_the_replaced_one():
+    """What is around cannot be captured; the module can."""
+    ours, theirs = make()
+    for model in (ours, theirs):
+        own = model.forward
+        model.forward = lambda x, own=own: own(x * max(map(max, x.tolist())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        compare(ours, ours, theirs, theirs)
+    assert explain(ours).engine_calls == STEPS and explain(ours).pytorch_calls == 0
+
+
+def test_torch_fx():
+    ours, theirs = make()
+    found, expected = torch.fx.symbolic_trace(ours), torch.fx.symbolic_trace(theirs)
+    assert found.code == expected.code
+    torch.testing.assert_close(found(data()), theirs(data()))
+    whole = torch.fx.symbolic_trace(nn.Sequential(ours, nn.ReLU()))
+    torch.testing.assert_close(whole(data()), theirs(data()).relu())
+    assert explain(ours).pytorch_calls == 0  # of the traces, which are no calls
+
+
 @each("kind", ["unused", "zeros", "inside of another", "two optimizers", "closure"], ["zeros", "two optimizers"])
 def test_steps_that_miss_nothing(kind):
     """No gradient, or none of a call that went past the engine."""
