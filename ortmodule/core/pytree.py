@@ -175,7 +175,7 @@ class _Writer:
 
     def cut(self, size: tuple[int, int, int, int, int]) -> None:
         """Takes back what was written since."""
-        parts = (self.tokens, self.tensors, self.objects, self.open, self.containers)
+        parts: tuple[list, ...] = (self.tokens, self.tensors, self.objects, self.open, self.containers)
         for part, length in zip(parts, size, strict=True):
             del part[length:]
         self.met = {key: number for key, number in self.met.items() if number < size[-1]}
@@ -186,6 +186,8 @@ class _Writer:
             kind = _KINDS[cls] = _kind_of(cls)
         if kind.container:
             if id(value) in self.met:
+                if not self.results and id(value) in self.open:
+                    raise _too_deep(cls)
                 self.tokens += (SAME, self.met[id(value)])
                 return
             if self.results or not issubclass(cls, tuple):
@@ -195,7 +197,7 @@ class _Writer:
 
     def add_all(self, container: Any, values: Iterable[Any]) -> None:
         if len(self.open) == MOST_DEPTH or id(container) in self.open:
-            raise Unflattenable(f"a {_name(type(container))} that contains itself, or too many others")
+            raise _too_deep(type(container))
         self.open.append(id(container))
         for value in values:
             self.add(value)
@@ -525,7 +527,7 @@ class _Registered(_Container):
         writer.add_all(value, children)
 
     @staticmethod
-    def read(reader: _Reader, cls: type) -> Any:
+    def read(reader: _Reader, cls: type, target: Any) -> Any:
         count, context = next(reader.tokens), next(reader.tokens)
         return registered_nodes[cls].unflatten_fn(reader.values(count), context)
 
@@ -585,6 +587,10 @@ def _kind_of(cls: type) -> Any:
     if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
         return _Whole
     return _Attributes if dataclasses.is_dataclass(cls) else _Object
+
+
+def _too_deep(cls: type) -> Unflattenable:
+    return Unflattenable(f"a {_name(cls)} that contains itself, or too many others")
 
 
 def _name(cls: type) -> str:

@@ -77,7 +77,11 @@ class Formulas:
         now = tuple(self.shapes[group[0][0]][group[0][1]] for group in places)
         if len(places) > MOST_VARIABLES:
             return False
-        grid = [_points(lambda size, k=k: measured((*now[:k], size, *now[k + 1 :])), n) for k, n in enumerate(now)]
+
+        def along(k: int) -> Callable[[int], Any]:
+            return lambda size: measured((*now[:k], size, *now[k + 1 :]))
+
+        grid = [_points(along(k), n) for k, n in enumerate(now)]
         axes = [points for points in grid if points is not None]
         if len(axes) < len(grid):
             return False
