@@ -12,7 +12,7 @@ from ortmodule import ORTModule, explain
 from ortmodule.core import devices
 from ortmodule.debug.observers import Observers
 from ortmodule.debug.verify import Before
-from ortmodule.host.opaque_regions import Passed
+from ortmodule.host.passed_calls import Passed
 from ortmodule.runtime.rng_replay import ReplayMode, RngReplay
 from tests.models.compare import InDouble, step, to
 

@@ -35,6 +35,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy
+import torch
 
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
@@ -187,7 +188,7 @@ class Chance:
     def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
         """The profile function. It is called for each call and return of forward's, so it leaves early."""
         sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
-        codes, held, ran = (_SEED, _READ), (random.Random, _FILES), self.ran
+        codes, held, ran = (_SEED, _READ), (random.Random, _FILES, torch.Generator), self.ran
 
         def look(frame: types.FrameType, event: str, function: Any) -> None:
             if event == "c_call":
@@ -218,6 +219,8 @@ class Chance:
             self._note_print(frame, function)
         elif type(owner) is contextvars.ContextVar:
             self._note(of_context(owner), "value", frame)
+        elif isinstance(owner, torch.Generator):
+            what = "" if _is_quiet(frame) else "sets or reads the state of a torch.Generator"
         elif isinstance(owner, random.Random):
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
                 what = "draws a random number"

@@ -20,7 +20,7 @@ import torch
 
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_mode import memory_of
-from ortmodule.core import devices, pytree
+from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
@@ -53,7 +53,7 @@ def difference(capture: Capture, forward: Callable, arguments: pytree.Structure,
 def _difference(
     capture: Capture, forward: Callable, arguments: pytree.Structure, tree: Tree, filled: dict[_Key, torch.Tensor]
 ) -> str:
-    inputs, generators = capture.sample, devices.generators()
+    inputs, generators = capture.sample, rng_state.States(False)
     around = changed_by_breaks(tree, capture.trace.nodes)
     drawn = {name.rpartition("::")[2].removesuffix("_") for node in capture.trace.nodes for name in node.aten}
     left: Set[str] = drawn if all(node.kind == "aten" for node in capture.trace.nodes) else frozenset()
@@ -68,7 +68,7 @@ def _difference(
             if change is not None or filled:
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
-            devices.set_generators(generators)
+            generators.put_back()
             with only_pytorch(), _unvalidated(), _KeepAll(filled, left) as recorder:
                 found = capture.trace.eager(forward, arguments, given_inputs)
                 return [t.detach() for t in found], recorder.random
@@ -83,13 +83,16 @@ def _difference(
     model, complete = _without_chance(capture.model)
     session = Session(model.SerializeToString(), nodes=capture.trace.nodes)
     feeds = _feeds(session.inputs, inputs, tree, filled)
-    devices.set_generators(generators)
+    generators.put_back()
     if not capture.trace.nodes:
         found = session.run(feeds, [False] * len(feeds)).outputs
     else:
         with tree.isolated(), tree.unhooked(), around.around(), only_pytorch(), _KeepAll((), left):
             try:
-                found = session.run([t.clone() for t in feeds], [False] * len(feeds)).outputs
+                calls = session.calls()
+                assert calls is not None, "there are nodes"
+                calls.generators = pytree.generators(arguments.rebuild(inputs))
+                found = session.run([t.clone() for t in feeds], [False] * len(feeds), calls=calls).outputs
             except Raised as raised:
                 return f"{type(raised.error).__name__}: {raised.error}"
     if random or not complete:  # the numbers are others, but not their types, nor sizes that do not hang on them
@@ -284,7 +287,9 @@ class _KeepAll(TorchDispatchMode):
         if function is torch.ops.aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         name = str(function).removeprefix("aten.").removesuffix(".default")
-        if kwargs.get("generator") is None and name in _DRAWS:
+        if kwargs.get("generator") is not None:
+            return function(*args, **kwargs)  # it is in the same state on both sides
+        if name in _DRAWS:
             fills = name.partition(".")[0].endswith("_")
             result = args[0] if fills else _without_drawing(function, args, kwargs)
             numbers = [kwargs[k] for k in ("p", "from", "mean", "to", "std", "lambd") if k in kwargs]

@@ -48,6 +48,7 @@ class SideEffects:
         this ``structure`` around ``tensors``. ``regions``: learns which containers are the caller's."""
         self.around, self.kept, self.regions = around, kept, regions
         regions.arguments, regions.inputs, regions.filled = arguments, list(tensors), (list(tensors), structure)
+        regions.generators = pytree.generators(arguments)
         #: The containers among the arguments, by their numbers.
         self.held = pytree.containers(arguments)
         regions.containers = {id(c): number for number, c in enumerate(self.held)}

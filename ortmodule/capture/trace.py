@@ -269,7 +269,7 @@ class _Flat(nn.Module):
         self.leaves: dict[int, Source] = {}  # of the inputs' gradients
         regions.begins = regions.traced = self.look
         self.exported = False  # the trace is there: its graph gets complex numbers as pairs
-        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode()
+        self.recorder, self.mode = scalar_guards.Recorder(), TraceMode(regions.draw)
 
     def state_dict(  # type: ignore[override]  # torch has overloads
         self, *args: Any, destination: dict | None = None, prefix: str = "", keep_vars: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,8 +64,10 @@ class TraceMode(TorchFunctionMode):
     list, an object, a global.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> None:
+        """``draw``: makes a node of a call that draws from a torch.Generator."""
         super().__init__()
+        self.draw = draw
         self.differentiates = torch.is_grad_enabled()
         self.outside: dict[int, torch.Tensor] = {}
         self._before: dict[int, Elements] = {}  # of those
@@ -154,7 +156,7 @@ class TraceMode(TorchFunctionMode):
         if kwargs and isinstance(generator := kwargs.get("generator"), torch.Generator):
             rng_state.meet(generator)
             if get_tracing_state() is not None:
-                raise NotTraceable(f"{scalar_guards.user_line()} draws from a torch.Generator, which a graph cannot do")
+                return self._draw(function, args, kwargs)
         if get_tracing_state() is None:
             if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
@@ -166,6 +168,15 @@ class TraceMode(TorchFunctionMode):
         result = self._call(function, args, kwargs)
         self._made(result, self._is_constant((args, (kwargs or {}).values())))
         return result
+
+    def _draw(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """From a torch.Generator: PyTorch does it in each run, from the one that is in its place then."""
+        try:
+            drawn = self.draw(function, args, kwargs)
+        except NotTraceable as error:
+            raise NotTraceable(f"{scalar_guards.user_line()}: {error}") from None
+        filled = args[0] if function.__name__.endswith("_") else None
+        return drawn if filled is None else self._call(torch.Tensor.copy_, (filled, drawn), {})
 
     def _move(self, tensor: torch.Tensor, value: Any) -> None:
         """`tensor.data = value`: the same object has other memory from then on."""

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,7 +31,7 @@ import torch
 from ortmodule.core import sparse_arguments
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.pytree_tokens import EMPTY, NUMBER, SAME, SPARSE, TENSOR, WHOLE
+from ortmodule.core.pytree_tokens import EMPTY, GENERATOR, NUMBER, SAME, SPARSE, TENSOR, WHOLE
 from ortmodule.core.torch_private import registered_nodes
 
 MOST_DEPTH = 64  # of nested containers
@@ -108,11 +109,12 @@ class Structure:
 
     def rebuild(
         self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item(),
-        into: Mapping[int, Any] | None = None,
+        into: Mapping[int, Any] | None = None, generators: Sequence[torch.Generator] | None = None,
     ) -> Any:  # fmt: skip
         """The value again, around other tensors. ``number``: what stands for a number that is in a tensor. ``into``:
-        containers that get the contents of those with these numbers, and take their places."""
-        return _Reader(self, tensors, number, into or {}).value()
+        containers that get the contents of those with these numbers, and take their places. ``generators``: those in
+        it, in order (:func:`generators`); None: new ones, which draw the same each time."""
+        return _Reader(self, tensors, number, into or {}, generators).value()
 
 
 def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
@@ -142,6 +144,13 @@ def containers(arguments: Any) -> list[Any]:
     return writer.containers
 
 
+def generators(arguments: Any) -> list[torch.Generator]:
+    """The generators in arguments, in order; one that is there twice is listed twice."""
+    writer = _Writer(False)
+    writer.add(arguments)
+    return writer.generators
+
+
 def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor], Structure, dict[int, int]]:
     """As :func:`flatten` of results, which hold arguments whose containers were ``held`` before something may have
     changed what is in them. Also returns their numbers among ``held``, by those they have in ``value``.
@@ -156,9 +165,10 @@ def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor],
 
 
 class _Writer:
-    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside")
+    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside", "generators")
 
     def __init__(self, results: bool) -> None:
+        self.generators: list[torch.Generator] = []
         self.tensors: list[torch.Tensor] = []
         self.tokens: list[Any] = []
         self.objects: list[Any] = []
@@ -205,11 +215,13 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into")
+    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into", "generators")
 
     def __init__(
-        self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any], into: Mapping[int, Any]
-    ) -> None:
+        self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any], into: Mapping[int, Any],
+        generators: Sequence[torch.Generator] | None,
+    ) -> None:  # fmt: skip
+        self.generators: Iterator[torch.Generator | int] = iter(itertools.count() if generators is None else generators)
         self.tokens, self.tensors, self.number = iter(structure.tokens), iter(tensors), number
         self.into = into
         self.objects = structure.objects
@@ -228,6 +240,9 @@ class _Reader:
             return self.objects[next(self.tokens)]
         if token is SAME:
             return self.met[next(self.tokens)]
+        if token is GENERATOR:
+            device, generator = next(self.tokens), next(self.generators)
+            return torch.Generator(device).manual_seed(generator) if isinstance(generator, int) else generator
         if token is EMPTY:
             token = next(self.tokens)
         kind = _KINDS[token]
@@ -284,6 +299,16 @@ class _TensorSubclass(_Leaf):
     @staticmethod
     def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
         raise Unflattenable(f"a tensor of type {_name(cls)}")
+
+
+class _Generator(_Leaf):
+    @staticmethod
+    def write(writer: _Writer, value: torch.Generator, cls: type) -> None:
+        if writer.results:
+            return _Whole.write(writer, value, cls)
+        writer.tokens += (GENERATOR, value.device)
+        writer.generators.append(value)
+        return None
 
 
 class _Constant(_Leaf):
@@ -378,10 +403,11 @@ class _Private:
 
     @staticmethod
     def write(writer: _Writer, private: _Private, cls: type) -> None:
-        before = writer.size()
+        before, generators = writer.size(), len(writer.generators)
         try:
             writer.add(private.value)
         except Unflattenable:
+            del writer.generators[generators:]
             writer.cut(before)
             writer.tokens.append(Unseen)
 
@@ -561,7 +587,7 @@ CONSTANTS = (
     numpy.generic,
 )
 _KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
-_KINDS |= {_Private: _Private, Unseen: Unseen}
+_KINDS |= {_Private: _Private, Unseen: Unseen, torch.Generator: _Generator}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 

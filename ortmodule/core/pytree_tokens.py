@@ -16,4 +16,5 @@ SPARSE = _Token("sparse")  # followed by sizes, whether it is coalesced, and two
 WHOLE = _Token("object")  # followed by its position among Structure.objects
 NUMBER = _Token("number")  # followed by its type: the next tensor holds a Python number
 SAME = _Token("same")  # followed by the number of a container that was met before
+GENERATOR = _Token("generator")  # followed by its device: torch's, an argument
 EMPTY = _Token("empty")  # followed by an object, an argument, that has no tensor inside

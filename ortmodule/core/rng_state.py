@@ -107,9 +107,10 @@ def of_numpy() -> list[Any]:
 class States:
     """What all generators hold now."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: bool = True) -> None:
+        """``others``: Python's and NumPy's, too."""
         self._torch = devices.generators()
-        self._states = [(each, state_of(each)) for each in generators()]
+        self._states = [(each, state_of(each)) for each in generators()] if others else []
 
     def put_back(self) -> None:
         _put_back_met()

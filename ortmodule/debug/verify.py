@@ -259,6 +259,8 @@ class Verifier:
         self, graph: CompiledGraph, call: Any, before: Before, values: Sequence[RandomValue]
     ) -> Eager | None:  # fmt: skip
         """What the module computes; None: it raises an error, which is reported. Raises Incomparable."""
+        if any(node.generators for node in graph.capture.trace.nodes):
+            raise Incomparable("it draws from a torch.Generator, which goes on by that")
         try:
             eager = run_eager(graph, call.tree, call.arguments, before, call.forward, values)
         except Incomparable:

@@ -56,7 +56,7 @@ class Node:
     The results are the tensors of what it returns, operands that it changed, then tensors it put in ``sets``.
     """
 
-    kind: str  # "function", "module", "method" or "aten"
+    kind: str  # "function", "module", "method", "draw" (from a torch.Generator) or "aten"
     name: str
     function: Callable
     arguments: pytree.Structure
@@ -80,13 +80,15 @@ class Node:
     fills: bool = False  # it changes containers among its arguments: the result is a pair of its result and these
     filled: dict[int, int] = field(default_factory=dict)  # by their numbers in the result: those of its arguments
     given: dict[int, int] = field(default_factory=dict)  # numbers of its containers, and of the caller's that they are
+    #: Generators in its arguments: their numbers among those of the caller's arguments, or slots.
+    generators: list[Any] = field(default_factory=list)
     kinds: list[tuple[str, int]] = field(default_factory=list)  # types and ranks of the results' tensors
 
     def run(
-        self, given: Sequence[torch.Tensor], inputs: Any = None
+        self, given: Sequence[torch.Tensor], inputs: Any = None, generators: Sequence[torch.Generator] = ()
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
         """(what stands for the operands in autograd, the result's tensors as :meth:`arrange` takes them). ``inputs``:
-        the module's, of the caller's call, by their numbers."""
+        the module's, of the caller's call, by their numbers; ``generators``: those among its arguments."""
         given = [self.own[i].get() if i in self.own else t for i, t in enumerate(given)]
         for i, number in self.inputs.items() if inputs is not None else ():
             if inputs[number].is_leaf:  # of another one autograd would know more than this function
@@ -94,11 +96,12 @@ class Node:
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
         with self.modes.set():
             passed = [t.clone() if self.clones and t.requires_grad else t for t in leaves]
-        return leaves, self.call(passed)
+        return leaves, self.call(passed, generators=generators)
 
     def call(
-        self, passed: Sequence[torch.Tensor], held: Sequence[Any] | None = None, returned: list[Any] | None = None
-    ) -> list[torch.Tensor]:
+        self, passed: Sequence[torch.Tensor], held: Sequence[Any] | None = None, returned: list[Any] | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> list[torch.Tensor]:  # fmt: skip
         """The result's tensors of a call with these operands. ``held``: for a break, the containers of the module's
         call, which it gets with what is in them by now; None: a node gets others. ``returned`` gets the result."""
         with self.modes.set():
@@ -106,7 +109,8 @@ class Node:
             versions = [t._version for t in passed] if counted else []
             values = [t.tolist() if i in self.numbers else t for i, t in enumerate(passed)]
             into = {} if held is None else {own: held[number] for own, number in self.given.items()}
-            arguments = self.arguments.rebuild([values[i] for i in self.places], into=into)
+            drawn = [generators[each] if isinstance(each, int) else each.get() for each in self.generators]
+            arguments = self.arguments.rebuild([values[i] for i in self.places], into=into, generators=drawn)
             inside = pytree.flatten(arguments) if self.kind == "module" and not self.fills else None
             mine = pytree.containers(arguments) if self.kind == "module" else []
             result = self.function(*arguments[0], **arguments[1])
@@ -321,6 +325,7 @@ class Calls:
         self.guess, self.guessed = True, False
         self.device: torch.device | None = None  # where operands are, unless on the CPU
         self.inputs: Any = None  # the caller's, by their numbers
+        self.generators: Sequence[torch.Generator] = ()  # among the caller's arguments
 
     def empty(self, spec: Spec) -> torch.Tensor:
         """A tensor for an operand on a GPU."""
@@ -358,7 +363,7 @@ class Calls:
         held = [slot.get() for slot in node.held]
         operands = operands_of((*given, *held))
         try:
-            leaves, outputs = node.run(given, self.inputs)
+            leaves, outputs = node.run(given, self.inputs, self.generators)
         except Exception as error:
             raise Raised(error) from None
         outputs += [slot.get() for slot in node.sets]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
-from ortmodule.core import devices, pytree
+from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.interception import Replacement, original, replaced
@@ -42,6 +42,7 @@ from ortmodule.guards.module_tree import Tree
 from ortmodule.host import autograd_functions, escapes
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Modes, Node, leaves_of, nodes_behind, operands_of, specs_of
+from ortmodule.host.passed_calls import Passed
 
 CALL = "ortmodule::call"
 _FILLED = (list, dict, deque)
@@ -104,6 +105,7 @@ class Regions:
         self.ran: Callable[[], None] = _nothing  # it has run it
         self.arguments: Any = None  # those of the module
         self.inputs: list[torch.Tensor] = []  # the tensors in them
+        self.generators: list[torch.Generator] = []  # the same of torch's generators
         self.filled: Any = None  # they, flattened, as they were in the beginning, or as breaks have left them
         self.altered: list[Any] = []  # what breaks change of what is around them
         self.escaped: list[weakref.ref[torch.Tensor]] = []  # what something keeps of breaks
@@ -181,6 +183,37 @@ class Regions:
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, returns more than tensors")
         return result
 
+    def draw(self, function: Callable, args: tuple, kwargs: dict) -> Any:
+        """A call of torch's that draws from a generator. It may fill a tensor: then it returns another one, filled."""
+        name = getattr(function, "__name__", "draw")
+        if "out" in kwargs:
+            raise NotTraceable(f"{name}(out=...) draws from a torch.Generator")
+        if name.endswith("_"):
+            fills, rest = function, args[1:]
+            if not args[0].is_contiguous():
+                raise NotTraceable(f"{name} draws from a torch.Generator into a tensor that is not contiguous")
+
+            def function(filled: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
+                return fills(torch.empty_like(filled), *rest, **kwargs)
+
+            args = torch.zeros_like(args[0].detach()), *rest
+        result = self._call("draw", name, function, args, kwargs, [])
+        if any(self.nodes[-1].flags):
+            raise NotTraceable(f"{name} draws from a torch.Generator with a gradient")
+        return result
+
+    def _source(self, name: str, generator: torch.Generator) -> int | Slot:
+        """Where a generator is found in each run: among the arguments, or in an attribute of a module."""
+        rng_state.meet(generator)  # here, and not in what PyTorch runs: its state would seem to escape from there
+        for number, each in enumerate(self.generators):
+            if each is generator:
+                return number
+        for path, module in self.tree.modules.items():
+            for key, value in module.__dict__.items():
+                if value is generator:
+                    return Slot(f"{path}.{key}" if path else key, module.__dict__, key)
+        raise NotTraceable(f"{name} draws from a torch.Generator that is no argument and no attribute of a module")
+
     # --- one call -----------------------------------------------------------------------------------------------------
 
     def _call(
@@ -191,9 +224,11 @@ class Regions:
             tensors, arguments = pytree.flatten((args, kwargs))
         except Unflattenable as error:
             raise NotTraceable(f"{name}, which PyTorch would run inside the graph, is given {error}") from None
+        drawn = [self._source(name, generator) for generator in pytree.generators((args, kwargs))]
         operands, places, numbers = _unique(tensors)
         needs = [bool(t.requires_grad) for t in operands]
         node = Node(kind, name, function, arguments, places, needs, numbers, modes or Modes.now(), held)
+        node.generators = drawn
         if kind == "module":
             self._find_breaks(node, args, kwargs)
         known = bool(node.given) and not self.changed()
@@ -205,11 +240,12 @@ class Regions:
         own, inputs = self._own(operands, numbers) if kind == "function" else ({}, {})
         with eagerly():
             around = self.tree.caches.holders.snapshot([self.tree.modules[name]]) if kind == "module" else None
-            before = self.entered(name if kind == "module" else "") if kind != "function" else None
+            alone = kind in ("function", "draw")
+            before = None if alone else self.entered(name if kind == "module" else "")
             outputs, mine, made = self._run_and_look(node, operands)
             if kind == "method" and any(t.requires_grad for t in outputs):
                 raise NotTraceable(f"{name}, which PyTorch would run inside the graph, computes with a gradient")
-            if kind != "function":
+            if not alone:
                 if name in self.opaque.wrapped:
                     node.makes = len(leaves_of(outputs))
                 elif kind == "module":
@@ -235,7 +271,8 @@ class Regions:
         for i, position in enumerate(node.changed):
             self._change(node, operands[position], outputs[new + i], values[new + i])
         self.made(outputs)
-        found = [t.tolist() if i in numbers else t for i, t in enumerate(operands)]
+        returned = {i for kind, i in node.sources if kind == "operand"}  # Python reads no other number
+        found = [t.tolist() if i in numbers & returned else t for i, t in enumerate(operands)]
         result = node.rebuild(outputs, found, (args, kwargs))
         if node.fills and known:
             self.filled = pytree.flatten(self.arguments)
@@ -308,7 +345,7 @@ class Regions:
             node.clones = clones
             copies = [t.detach().clone() for t in operands]
             try:
-                leaves, outputs = node.run(copies)
+                leaves, outputs = node.run(copies, generators=self.generators)
                 return outputs, tuple(leaves)
             except RuntimeError as error:
                 if clones or "in-place" not in str(error) or not any(node.needs):
@@ -377,7 +414,7 @@ class Regions:
     def forget(self) -> None:
         """Drops references that would keep frames and traced tensors alive."""
         self.blamed, self.tokens, self.arguments, self.filled, self.containers = None, [], None, None, {}
-        self.inputs = []
+        self.inputs, self.generators = [], []
         self.ends = set()
         self.entered = self.left = self.made = self.begins = self.traced = self.runs = self.ran = _nothing
 
@@ -404,73 +441,6 @@ def changed_by_breaks(tree: Tree, nodes: Sequence[Node]) -> Snapshot:
     for slot in (slot for node in nodes for slot in node.writes):
         around.add(TensorMemory(slot.get()))
     return around
-
-
-class Passed:
-    """The calls that are nodes of a graph, where the module runs without the engine. ``depth``: how many are open."""
-
-    def __init__(self, tree: Tree, nodes: Sequence[Node]) -> None:
-        self.tree = tree
-        self.paths = {id(tree.modules[node.name]): node.name for node in nodes if node.kind == "module"}
-        labels = [(*node.name.rpartition("."), node.name) for node in nodes if node.kind == "method"]
-        self.methods = {(id(tree.modules[path]), name): label for path, _, name, label in labels}
-        self.names: dict[int, str] = {}
-        self.stack: list[str] = []
-        self.depth = 0
-        self.begins = self.traced = _nothing
-        self.runs: Callable[[str | None], None] = _nothing  # before each outermost one, with the path of a submodule
-
-    def active(self) -> bool:
-        return True
-
-    def function(self, cls: type, forward: Callable, args: tuple, kwargs: dict, grad: bool) -> tuple[Any, None]:
-        return self.call(forward, args, kwargs), None
-
-    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self.call(original, (module, *args), kwargs, path)
-
-    def method(self, module: nn.Module, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self.call(original, (module, *args), kwargs)
-
-    def blame(self, error: BaseException, module: nn.Module) -> None:
-        pass
-
-    def call(self, original: Callable, args: tuple, kwargs: dict, path: str | None = None) -> Any:
-        outermost = not self.depth
-        self.depth += 1
-        try:
-            if outermost:
-                self.runs(path)
-            return original(*args, **kwargs)
-        finally:
-            self.depth -= 1
-
-
-class Replayed(Passed):
-    """Gives the first calls of ``nodes``, which are submodules, what they returned when they ran."""
-
-    def __init__(self, tree: Tree, nodes: Sequence[Node], returned: Sequence[Any]) -> None:
-        super().__init__(tree, nodes)
-        self._left = list(zip(nodes, returned, strict=True))
-
-    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        if not self._left:
-            return original(module, *args, **kwargs)
-        node, result = self._left.pop(0)
-        if node.name != path:
-            raise RuntimeError(f"forward calls {path}, where it called {node.name} when it was traced")
-        return result
-
-
-class Diverted(Passed):
-    """Calls of submodules go to what is ``wrapped`` around them, by their paths."""
-
-    def __init__(self, tree: Tree, wrapped: dict[str, nn.Module]) -> None:
-        super().__init__(tree, ())
-        self.wrapped, self.paths = wrapped, {id(tree.modules[path]): path for path in wrapped}
-
-    def module(self, module: nn.Module, path: str, original: Callable, args: tuple, kwargs: dict) -> Any:
-        return self.wrapped[path](*args, **kwargs)
 
 
 def _value(tensor: torch.Tensor) -> TracedValue:

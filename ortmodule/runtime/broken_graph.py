@@ -30,7 +30,8 @@ from ortmodule.guards.inventory import Slot
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.fallback import only_pytorch
 from ortmodule.host.host_node import Node, operands_of, specs_of
-from ortmodule.host.opaque_regions import Replayed, changed_by_breaks, recording
+from ortmodule.host.opaque_regions import changed_by_breaks, recording
+from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, put
 from ortmodule.runtime.executable import Flags
@@ -45,10 +46,10 @@ Interpreter = Callable[[Sequence[onnx.NodeProto], dict[str, torch.Tensor], dict[
 class _PieceCall:
     """The call of one piece."""
 
-    __slots__ = ("inputs", "shapes")
+    __slots__ = ("inputs", "shapes", "generators")
 
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: list[torch.Tensor], generators: list[torch.Generator]) -> None:
+        self.inputs, self.generators = inputs, generators
         self.shapes = tuple([t.shape for t in inputs])
 
 
@@ -282,7 +283,7 @@ class BrokenGraph(CompiledGraph):
             if isinstance(step, Break):
                 assert isinstance(run, Node)
                 try:
-                    made = self._run_break(step, run, values, held, returned)
+                    made = self._run_break(step, run, values, call, held, returned)
                 except Disagrees as error:
                     raise self._unfinished(call, returned, error) from error
             else:
@@ -313,7 +314,7 @@ class BrokenGraph(CompiledGraph):
         try:
             if ran and any(0 in t.shape for t in inputs):
                 raise NotInEngine(Cause.DATA, "a submodule that PyTorch runs returns an empty tensor")
-            return piece(_PieceCall(inputs))  # type: ignore[arg-type]  # it asks no more of its call
+            return piece(_PieceCall(inputs, call.generators))  # type: ignore[arg-type]  # it asks no more of its call
         except (NotInEngine, *ENGINE_ERRORS) as error:
             if not ran:
                 raise
@@ -327,15 +328,16 @@ class BrokenGraph(CompiledGraph):
             raise Raised(error) from None
 
     def _run_break(
-        self, step: Break, node: Node, values: dict[str, torch.Tensor], held: Sequence[Any], returned: list[Any]
-    ) -> list[torch.Tensor]:
+        self, step: Break, node: Node, values: dict[str, torch.Tensor], call: Call, held: Sequence[Any],
+        returned: list[Any],
+    ) -> list[torch.Tensor]:  # fmt: skip
         """``held``: the containers of the caller's. Raises Disagrees when it has run, and the graph cannot go on with
         what it returned."""
         given = [self._valued(name, values) for name in step.operands]
         before = operands_of(given) if self._reads.early is not None else ()
         passed = [t.clone() if i in node.changed else t for i, t in enumerate(given)]
         try:
-            outputs = node.call(passed, held, returned)
+            outputs = node.call(passed, held, returned, call.generators)
         except Disagrees:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ import torch
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
 from ortmodule.capture.trace_record import Source, Write
-from ortmodule.core import devices, pytree
+from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
 from ortmodule.core.dtypes import DTYPES, as_pairs
 from ortmodule.core.errors import Cause, DoesNotHold, NotInEngine
@@ -85,6 +85,11 @@ class Call:
             state.key,
             state.hooked,
         )
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """torch's, among the arguments."""
+        return pytree.generators(self.given) if pytree_tokens.GENERATOR in self.arguments.tokens else []
 
     @property
     def mode(self) -> tuple:
@@ -381,7 +386,7 @@ class CompiledGraph:
         elif self.session.known is None:
             executable, run = executables.start(shapes, grads, fed)
         else:
-            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs)
+            executable, run, generator = self._start_with_host(shapes, grads, fed, inputs, call.generators)
         outputs = run.outputs
         if self._reads.data is not None or (self._reads.size is not None and shapes not in self._reads.known):
             self._reads.check(shapes, outputs)
@@ -414,12 +419,14 @@ class CompiledGraph:
         return self._hand_over == "1" or (saving_hooks() is None and self._hook_detector.finds(leaves))
 
     def _start_with_host(
-        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-    ) -> tuple[Executable, Run, Any]:
-        """With nodes that PyTorch runs; and the states of torch's generators before it."""
+        self, shapes: tuple, grads: Flags | None, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor],
+        generators: Sequence[torch.Generator],
+    ) -> tuple[Executable, Run, Any]:  # fmt: skip
+        """With nodes that PyTorch runs; and the states of torch's generators before it. ``generators``: among the
+        caller's arguments."""
         calls, gpu = self.session.calls(), self.executables.gpu
         if calls is not None:
-            calls.inputs = self._of_caller(inputs)
+            calls.inputs, calls.generators = self._of_caller(inputs), generators
         if self._reads.early is not None:
             self._reads.check_early(shapes, tensors)
         seed = draw_seed() if self.is_random else 0

@@ -39,7 +39,8 @@ from ortmodule.engine.session import ENGINE_ERRORS
 from ortmodule.guards.module_tree import Tree
 from ortmodule.guards.sharded import is_sharded
 from ortmodule.host.fallback import THREAD, Fallback, inside_assigned
-from ortmodule.host.opaque_regions import Diverted, recording
+from ortmodule.host.opaque_regions import recording
+from ortmodule.host.passed_calls import Diverted
 from ortmodule.runtime import call_differences, capture_budget
 from ortmodule.runtime.broken_graph import Interpreter
 from ortmodule.runtime.capture_budget import Budget, Variant, Waits

@@ -78,6 +78,8 @@ def recomputed_results(
     """
     if any(write.carries for _, write in graph.writes):
         raise RuntimeError("create_graph=True: forward changes an argument in place, and the result carries a gradient")
+    if any(node.generators for node in graph.capture.trace.nodes):
+        raise RuntimeError("create_graph=True: forward draws from a torch.Generator, which cannot be done again")
     tree: Tree = graph.tree
     tree.attributes.look(tree.names())
     if (name := graph.guards.broken_name()) is not None:
