@@ -174,10 +174,40 @@ def test_without_the_libraries(name, tmp_path, monkeypatch):
     assert not (tmp_path / "page.html").exists()
 
 
+#: What a user does with the keyboard, once all is drawn; the page says what it came to.
+KEYS = """<script>
+const wait = setInterval(() => {
+  const root = document.documentElement.dataset;
+  if (!root.drawn) return;
+  clearInterval(wait);
+  const plot = document.getElementById("plan0"), filter = document.getElementById("filter");
+  const width = () => { const [a, b] = plot.layout.xaxis.range; return b - a; };
+  const press = (key) => plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const whole = width();
+  plot.focus();
+  root.focused = document.activeElement === plot;
+  press("+"); root.zoomed = width() < whole;
+  const left = plot.layout.xaxis.range[0];
+  press("ArrowRight"); root.moved = plot.layout.xaxis.range[0] > left;
+  press("0"); root.back = Math.abs(width() - whole) < 1e-6;
+  filter.value = "Embedding"; filter.dispatchEvent(new Event("input"));
+  const shown = [...document.querySelectorAll(".tree li:not([hidden])")];
+  root.found = shown.length > 0 && shown.every((row) => row.textContent.includes("Embedding"));
+  filter.value = ""; filter.dispatchEvent(new Event("input"));
+  document.getElementById("collapse").click();
+  root.closed = document.querySelectorAll(".tree details[open]").length === 0;
+  document.getElementById("expand").click();
+  root.opened = document.querySelectorAll(".tree details:not([open])").length === 0;
+  root.ended = true;
+}, 20);
+</script></body>"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 @each("scheme", ["dark", "light"], ["dark"])
 def test_a_browser_draws_it_without_an_error(scheme, written, tmp_path):
     *_, path = written
+    path.write_text(path.read_text().replace("</body>", KEYS))
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000",
                f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", path.as_uri()]  # fmt: skip
@@ -185,6 +215,9 @@ def test_a_browser_draws_it_without_an_error(scheme, written, tmp_path):
     said = [line for line in ran.stderr.splitlines() if "CONSOLE" in line]
     assert ran.returncode == 0 and not said
     assert 'data-drawn="3"' in ran.stdout, "the last plot was not drawn"
+    root = ran.stdout[: ran.stdout.index("<head>")]
+    done = re.findall(r'data-(\w+)="true"', root)
+    assert {"focused", "zoomed", "moved", "back", "found", "closed", "opened", "ended"} <= set(done), root
     assert ran.stdout.count("main-svg") >= 3 and "<path" in ran.stdout
     colours = {"dark": "rgb(228, 232, 236)", "light": "rgb(28, 32, 36)"}  # of text
     assert colours[scheme] in ran.stdout
