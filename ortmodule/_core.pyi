@@ -361,6 +361,15 @@ def operators() -> list[_Operator]:
 def pointwise_operators() -> list[tuple[str, str, int]]:
     """Of our domain and without attributes: (name, name in ATen, operands)."""
 
+def recompute(
+    steps: Sequence[tuple[Sequence[int], Sequence[int], float, int, bool]],
+    values: Sequence[tuple[int, bool]],
+    n_forward: int,
+    target: int,
+) -> tuple[list[int], int, int, float, float]:
+    """(values made again, peak before, peak, cost, bound) for steps (operands, results, cost, workspace, in place)
+    over values (bytes, held); no choice that reaches the target costs less than the bound."""
+
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""
 

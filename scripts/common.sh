@@ -11,6 +11,8 @@ TORCH=2.13.0
 DEEPSPEED=0.19.8
 # NVIDIA's compiler of chains, what reads its machine code, and headers: tests of what a GPU would run, without one.
 NVIDIA=(nvrtc==13.5.37 nvdisasm==13.5.37 cuobjdump==13.5.37 runtime==13.5.37 crt==13.5.37)
+# An exact solver, which the planner of memory is compared with. (It asks for an older protobuf than it needs.)
+SOLVER=(ortools==9.15.6755 absl-py==2.5.1 immutabledict==4.3.1 pandas==3.1.1)
 VENV=.venv
 SYSTEM_PACKAGES=(protobuf-c-compiler libprotobuf-c-dev)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -86,6 +88,7 @@ install_python_packages() {
     # Without its compiled parts. Only tests/zero needs it, and is left out where it is not there.
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed==$DEEPSPEED" ||
         say "DeepSpeed could not be installed: its tests are left out"
+    pip_install --no-deps "${SOLVER[@]}" || say "OR-tools could not be installed: tests that compare with it are left out"
     # torch's build for GPUs brings its own.
     "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
         pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
@@ -111,7 +114,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} ${SOLVER[*]} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
     compgen -G 'ortmodule/_core*.so' >/dev/null || rm -f "$VENV"/.stamp-{project,csrc} # removed, by git clean for one
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine

@@ -1,186 +1,13 @@
-/* recompute_choice.c -- simulates a step with some values made again, and chooses these. */
-#include "plan/recompute_choice.h"
+/* recompute_choice.c -- chooses what is made again. */
+#include "plan/recompute_simulation.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NEVER = -1, SHORTEST_PERIOD = 2, LONGEST_PERIOD = 512 /* steps of a layer */ };
-
-/* When each value is there, in half steps: at 2t + 1 step t has made its results, and at 2t it has not yet. */
-typedef struct lives {
-    int *born, *last; /* [value] as it is made first, and read last, by what keeps it */
-    int *first;       /* [value] when backward reads it first */
-    int *again_born, *again_last;
-    bool *ran_again; /* [step] */
-    int now;         /* steps so far, those that run again included */
-    int64_t *change; /* [half steps] bytes that come and go */
-    double cost;
-} lives;
-
-typedef struct chooser {
-    const recompute_problem *p;
-    bool *kept_for; /* [value] backward reads what forward makes */
-    bool *again;
-    int *stashes;                /* [value] options that have been taken and keep it in their place */
-    int *queue, *stamp, stamped; /* steps that one value needs; stamp[step] == stamped: it is in the queue */
-    int64_t peak;
-    int at; /* half step of the peak */
-} chooser;
-
-static status lives_new(ctx *c, const recompute_problem *p, lives *l) {
-    const int times = 2 * (p->n_steps + p->n_forward) + 4;
-
-    TRY(NEW(c, l->born, p->n_values));
-    TRY(NEW(c, l->last, p->n_values));
-    TRY(NEW(c, l->first, p->n_values));
-    TRY(NEW(c, l->again_born, p->n_values));
-    TRY(NEW(c, l->again_last, p->n_values));
-    TRY(NEW(c, l->ran_again, p->n_steps));
-    return NEW(c, l->change, times);
-}
-
-static void lives_clear(const recompute_problem *p, lives *l) {
-    for (int v = 0; v < p->n_values; v++)
-        l->born[v] = l->last[v] = l->first[v] = l->again_born[v] = l->again_last[v] = NEVER;
-    memset(l->ran_again, 0, (size_t)p->n_steps * sizeof *l->ran_again);
-    memset(l->change, 0, (size_t)(2 * (p->n_steps + p->n_forward) + 4) * sizeof *l->change);
-    l->now = 0;
-    l->cost = 0;
-}
-
-static bool is_forwards(const recompute_problem *p, int v) { return p->maker[v] >= 0 && p->maker[v] < p->n_forward; }
-
-/* Is what forward has made of it there in backward? */
-static bool is_there(const chooser *s, int v) {
-    return s->p->held[v] || !is_forwards(s->p, v) || (s->kept_for[v] && !s->again[v]);
-}
+enum { SHORTEST_PERIOD = 2, LONGEST_PERIOD = 512 /* steps of a layer */ };
 
 static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
-
-/* The steps that run for `step` to run again: s->queue[0, count). With `l`, those that ran again already are left out.
- * Returns the count, or NEVER where one of them must not run twice; *cost: of all. */
-static int steps_for(chooser *s, const lives *l, int step_wanted, double *cost) {
-    const recompute_problem *p = s->p;
-    int count = 0;
-
-    *cost = 0;
-    s->stamped++;
-    s->queue[count++] = step_wanted;
-    s->stamp[step_wanted] = s->stamped;
-    for (int i = 0; i < count; i++) {
-        const recompute_step *step = &p->steps[s->queue[i]];
-        if (step->cost < 0) return NEVER;
-        *cost += step->cost;
-        for (int k = 0; k < step->n_in; k++) {
-            const int u = step->in[k];
-            if (is_there(s, u) || s->stamp[p->maker[u]] == s->stamped || (l && l->ran_again[p->maker[u]])) continue;
-            s->stamp[p->maker[u]] = s->stamped;
-            s->queue[count++] = p->maker[u];
-        }
-    }
-    return count;
-}
-
-/* --- the simulation ------------------------------------------------------------------------------------------------- */
-
-static void read_value(const chooser *s, lives *l, int v, bool dies_early) {
-    const int when = 2 * l->now + !dies_early;
-    if (is_there(s, v)) l->last[v] = when;
-    else l->again_last[v] = when;
-}
-
-/* A step of backward, or one of forward that runs again. */
-static void run_again(const chooser *s, lives *l, int step) {
-    const recompute_step *x = &s->p->steps[step];
-
-    for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
-    for (int i = 0; i < x->n_out; i++) {
-        const int v = x->out[i];
-        if (is_there(s, v)) continue;
-        l->again_born[v] = l->again_last[v] = 2 * l->now + 1;
-    }
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
-    l->ran_again[step] = true;
-    l->cost += x->cost;
-    l->now++;
-}
-
-static void run_forward(lives *l, const recompute_step *x) {
-    for (int i = 0; i < x->n_in; i++) l->last[x->in[i]] = 2 * l->now + !x->in_place;
-    for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
-    l->now++;
-}
-
-static void run_backward(chooser *s, lives *l, const recompute_step *x) {
-    double cost;
-
-    for (int i = 0; i < x->n_in; i++) {
-        const int v = x->in[i];
-        if (l->first[v] == NEVER) l->first[v] = 2 * l->now;
-        if (is_there(s, v) || l->again_born[v] != NEVER) continue;
-        int count = steps_for(s, l, s->p->maker[v], &cost);
-        qsort(s->queue, (size_t)count, sizeof *s->queue, ascending);
-        for (int k = 0; k < count; k++) run_again(s, l, s->queue[k]);
-    }
-    for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
-    for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
-    l->change[2 * l->now + 1] += x->work;
-    l->change[2 * l->now + 2] -= x->work;
-    l->now++;
-}
-
-/* Sets s->peak and s->at. */
-static void simulate(chooser *s, lives *l) {
-    const recompute_problem *p = s->p;
-    int64_t bytes = 0;
-
-    lives_clear(p, l);
-    for (int t = 0; t < p->n_forward; t++) run_forward(l, &p->steps[t]);
-    for (int t = p->n_forward; t < p->n_steps; t++) run_backward(s, l, &p->steps[t]);
-    for (int v = 0; v < p->n_values; v++) {
-        if (p->held[v]) continue;
-        if (l->born[v] != NEVER) l->change[l->born[v]] += p->bytes[v];
-        if (l->born[v] != NEVER) l->change[l->last[v] + 1] -= p->bytes[v];
-        if (l->again_born[v] != NEVER) l->change[l->again_born[v]] += p->bytes[v];
-        if (l->again_born[v] != NEVER) l->change[l->again_last[v] + 1] -= p->bytes[v];
-    }
-    s->peak = 0;
-    s->at = 0;
-    for (int t = 0; t <= 2 * l->now; t++)
-        if ((bytes += l->change[t]) > s->peak) {
-            s->peak = bytes;
-            s->at = t;
-        }
-}
-
-static status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives *l) {
-    *s = (chooser){.p = p};
-    TRY(NEW(c, s->kept_for, p->n_values));
-    TRY(NEW(c, s->again, p->n_values));
-    TRY(NEW(c, s->stashes, p->n_values));
-    TRY(NEW(c, s->queue, p->n_forward));
-    TRY(NEW(c, s->stamp, p->n_steps));
-    for (int t = p->n_forward; t < p->n_steps; t++)
-        for (int i = 0; i < p->steps[t].n_in; i++) s->kept_for[p->steps[t].in[i]] = is_forwards(p, p->steps[t].in[i]);
-    return lives_new(c, p, l);
-}
-
-static void take_result(const chooser *s, const lives *l, recompute_choice *out) {
-    out->kept = s->kept_for;
-    out->again = s->again;
-    out->peak = s->peak;
-    out->cost = l->cost;
-    out->count = 0;
-    for (int v = 0; v < s->p->n_values; v++) out->count += s->again[v];
-}
-
-static bool may_go(const chooser *s, int v) {
-    return s->kept_for[v] && !s->p->held[v] && !s->again[v] && s->p->bytes[v];
-}
 
 /* --- options -------------------------------------------------------------------------------------------------------- */
 
@@ -191,7 +18,7 @@ static int64_t bytes_kept(const chooser *s, int step) {
     const recompute_step *x = &s->p->steps[step];
     int64_t sum = 0;
     for (int i = 0; i < x->n_out; i++)
-        if (may_go(s, x->out[i])) sum += s->p->bytes[x->out[i]];
+        if (chooser_may_drop(s, x->out[i])) sum += s->p->bytes[x->out[i]];
     return sum;
 }
 
@@ -206,7 +33,7 @@ static int find_stashes(chooser *s, int step, int found[MOST_STASHES]) {
     for (int i = 0; i < count; i++)
         for (int k = 0; k < p->steps[s->queue[i]].n_in && n < MOST_STASHES; k++) {
             const int u = p->steps[s->queue[i]].in[k], maker = p->maker[u];
-            bool known = is_there(s, u);
+            bool known = chooser_has(s, u);
             for (int j = 0; j < n && !known; j++) known = found[j] == u;
             if (known) continue;
             found[n++] = u;
@@ -228,7 +55,7 @@ static int cheapest_stash(chooser *s, int step, double most) {
     for (int i = 0; i < n; i++) {
         if (s->p->bytes[stashes[i]] > half) continue;
         s->kept_for[stashes[i]] = true;
-        if (steps_for(s, NULL, step, &cost) != NEVER && cost < most) {
+        if (chooser_steps_for(s, NULL, step, &cost) != NEVER && cost < most) {
             best = stashes[i];
             most = cost;
         }
@@ -246,7 +73,7 @@ static status describe_option(ctx *c, chooser *s, int step, int stash, recompute
         s->kept_for[stash] = true;
         out->bytes -= s->p->bytes[stash];
     }
-    out->n_chain = steps_for(s, NULL, step, &out->cost);
+    out->n_chain = chooser_steps_for(s, NULL, step, &out->cost);
     if (stash != NEVER) s->kept_for[stash] = false;
     qsort(s->queue, (size_t)out->n_chain, sizeof *s->queue, ascending);
     TRY(NEW(c, chain, out->n_chain));
@@ -263,7 +90,7 @@ static status find_options(ctx *c, chooser *s, recompute_option **out, int *coun
     for (int t = 0; t < s->p->n_forward; t++) {
         double cost;
         if (!bytes_kept(s, t)) continue;
-        const bool plain = steps_for(s, NULL, t, &cost) != NEVER;
+        const bool plain = chooser_steps_for(s, NULL, t, &cost) != NEVER;
         if (plain) TRY(describe_option(c, s, t, NEVER, &options[(*count)++]));
         const int stash = cheapest_stash(s, t, plain ? cost : INFINITY);
         if (stash != NEVER) TRY(describe_option(c, s, t, stash, &options[(*count)++]));
@@ -286,6 +113,7 @@ status recompute_options(ctx *c, const recompute_problem *p, recompute_option **
 typedef struct move {
     int v;                          /* is made again; NEVER: there is nothing to do */
     const recompute_option *option; /* if it takes a stash, with all that its step makes */
+    double cost;
 } move;
 
 static void take_option(chooser *s, const recompute_option *o, bool taken) {
@@ -302,23 +130,154 @@ static void take(chooser *s, const move *m, bool taken) {
     else s->again[m->v] = taken;
 }
 
-/* Of what is kept over the time of the peak, what costs the least for a byte. `stashed`: [step] the option with a stash of
- * a step that cannot run again without one. */
-static move cheapest(chooser *s, const lives *l, const bool *tried, const recompute_option *const *stashed) {
+static bool is_taken(const chooser *s, const move *m) { return s->again[m->v]; }
+
+/* What goes first: the least. */
+typedef double move_key(double cost, double bytes);
+static double by_cost_of_a_byte(double cost, double bytes) { return cost / bytes; }
+static double by_cost(double cost, double bytes) { return bytes > 0 ? cost : INFINITY; }
+static double by_bytes(double cost, double bytes) { return cost < INFINITY ? -bytes : 0; }
+static move_key *const keys[] = {by_cost_of_a_byte, by_cost, by_bytes};
+
+/* The choices that are looked at are the same for every target: of those that reach it the cheapest is taken. So a lower
+ * target never costs less, and never takes more memory. They are found by keys: what goes first of all that is kept over
+ * the time of the peak is made again, unless the peak grows; and so on, until there is nothing left. */
+typedef struct search {
+    chooser *s;
+    lives *l;
+    const recompute_option *const *stashed; /* [step] the option with a stash, of one that cannot run again without */
+    int64_t target;
+    move *path;         /* what has been taken */
+    int n;              /* moves in it */
+    bool *tried;        /* [value] */
+    bool *removed;      /* [move] */
+    bool *again, *kept; /* the best so far */
+    int64_t peak;
+    double cost;
+    bool any;
+    int64_t work; /* steps that were simulated to leave moves out */
+} search;
+
+static void note_choice(search *x) {
+    const bool now = x->s->peak <= x->target, before = x->any && x->peak <= x->target;
+    const size_t size = (size_t)x->s->p->n_values * sizeof(bool);
+    bool better = now != before ? now : now ? x->l->cost < x->cost : x->s->peak < x->peak;
+
+    if (now == before && now && x->l->cost == x->cost) better = x->s->peak < x->peak;
+    if (now == before && !now && x->s->peak == x->peak) better = x->l->cost < x->cost;
+    if (x->any && !better) return;
+    x->any = true;
+    x->peak = x->s->peak;
+    x->cost = x->l->cost;
+    memcpy(x->again, x->s->again, size);
+    memcpy(x->kept, x->s->kept_for, size);
+}
+
+/* Of what is kept over the time of the peak, what goes first. */
+static move next_move(search *x, move_key *key) {
+    chooser *s = x->s;
     move found = {.v = NEVER};
     double best = 0, cost;
 
     for (int v = 0; v < s->p->n_values; v++) {
-        if (!may_go(s, v) || tried[v] || l->born[v] > s->at || l->first[v] <= s->at) continue;
-        const recompute_option *o = stashed[s->p->maker[v]];
-        if (o) cost = o->cost / (double)o->bytes;
-        else if (steps_for(s, l, s->p->maker[v], &cost) == NEVER) continue;
-        else cost /= (double)s->p->bytes[v];
-        if (found.v != NEVER && cost >= best) continue;
-        best = cost;
-        found = (move){v, o};
+        if (!chooser_may_drop(s, v) || x->tried[v] || x->l->born[v] > s->at || x->l->first[v] <= s->at) continue;
+        const recompute_option *o = x->stashed[s->p->maker[v]];
+        if (o) cost = o->cost;
+        else if (chooser_steps_for(s, x->l, s->p->maker[v], &cost) == NEVER) continue;
+        const double k = key(cost, (double)(o ? o->bytes : s->p->bytes[v]));
+        if (found.v != NEVER && k >= best) continue;
+        best = k;
+        found = (move){v, o, cost};
     }
     return found;
+}
+
+/* More is not simulated to leave moves out; a step takes some ten nanoseconds. */
+enum { MOST_WORK = 1000000, PRUNINGS = 16 /* of one key, for many moves */ };
+
+/* What the path did before and need not have done to come as low: the most expensive first. */
+static void prune(search *x) {
+    const int64_t peak = x->s->peak;
+
+    memset(x->removed, 0, (size_t)x->n * sizeof *x->removed);
+    for (int i = 0; i < x->n; i++) {
+        int k = NEVER;
+        for (int j = 0; j < x->n; j++) /* 1: left out, or looked at */
+            if (!x->removed[j] && (k == NEVER || x->path[j].cost > x->path[k].cost)) k = j;
+        x->removed[k] = true;
+        take(x->s, &x->path[k], false);
+        chooser_simulate(x->s, x->l);
+        x->work += x->s->p->n_steps;
+        if (x->s->peak > peak) take(x->s, &x->path[k], true);
+    }
+    chooser_simulate(x->s, x->l);
+    note_choice(x);
+    for (int i = 0; i < x->n; i++) /* all of the path again */
+        if (!is_taken(x->s, &x->path[i])) take(x->s, &x->path[i], true);
+    chooser_simulate(x->s, x->l);
+}
+
+static void follow(search *x, move_key *key, int spacing) {
+    move m;
+
+    memset(x->tried, 0, (size_t)x->s->p->n_values * sizeof *x->tried);
+    while ((m = next_move(x, key)).v != NEVER) {
+        const int64_t peak = x->s->peak;
+        x->tried[m.v] = true;
+        take(x->s, &m, true);
+        chooser_simulate(x->s, x->l);
+        if (x->s->peak > peak) {
+            take(x->s, &m, false);
+            chooser_simulate(x->s, x->l);
+            continue;
+        }
+        x->path[x->n++] = m;
+        note_choice(x);
+        if (x->n % spacing == 0 && x->work < MOST_WORK) prune(x);
+    }
+    while (x->n) take(x->s, &x->path[--x->n], false);
+    chooser_simulate(x->s, x->l);
+}
+
+/* What a step that runs twice costs, and what need not be kept over the time of the peak then, at most. */
+typedef struct offer {
+    double cost;
+    int64_t bytes;
+} offer;
+
+static int cheaper(const void *a, const void *b) {
+    const offer *x = a, *y = b;
+    const double p = x->cost * (double)y->bytes, q = y->cost * (double)x->bytes;
+    return (p > q) - (p < q);
+}
+
+/* The least cost of any choice that reaches `target`: steps, and parts of one, that free as many bytes at the time of the
+ * peak as lie above it. Whatever else a choice computes again, and keeps for it, comes on top. */
+static status find_bound(ctx *c, const chooser *s, const lives *l, int64_t target, double *out) {
+    const recompute_problem *p = s->p;
+    int64_t above = s->peak > target ? s->peak - target : 0; /* (a target may be any number) */
+    offer *offers;
+    int n = 0;
+
+    *out = 0;
+    TRY(NEW(c, offers, p->n_forward));
+    for (int t = 0; t < p->n_forward; t++) {
+        const recompute_step *x = &p->steps[t];
+        int64_t bytes = 0;
+        for (int i = 0; i < x->n_out; i++) {
+            const int v = x->out[i];
+            if (chooser_may_drop(s, v) && l->born[v] <= s->at && l->first[v] > s->at) bytes += p->bytes[v];
+        }
+        if (bytes && x->cost >= 0) offers[n++] = (offer){x->cost, bytes};
+    }
+    qsort(offers, (size_t)n, sizeof *offers, cheaper);
+    for (int i = 0; i < n && above > 0; i++) {
+        const double share = offers[i].bytes > above ? (double)above / (double)offers[i].bytes : 1;
+        *out += share * offers[i].cost;
+        above -= offers[i].bytes;
+    }
+    if (above > 0) *out = INFINITY;
+    return OK;
 }
 
 /* The options with a stash of those steps that have no other, [step]; before anything is made again. */
@@ -335,19 +294,22 @@ static status find_stashed(ctx *c, chooser *s, const recompute_option ***out) {
 }
 
 static status lower_to(ctx *c, chooser *s, lives *l, const recompute_option *const *stashed, int64_t target) {
-    bool *tried;
-    move m;
+    search x = {.s = s, .l = l, .stashed = stashed, .target = target};
+    const size_t size = (size_t)s->p->n_values * sizeof(bool);
+    int count = 0;
 
-    TRY(NEW(c, tried, s->p->n_values));
-    while (s->peak > target && (m = cheapest(s, l, tried, stashed)).v != NEVER) {
-        const int64_t peak = s->peak;
-        take(s, &m, true);
-        tried[m.v] = true;
-        simulate(s, l);
-        if (s->peak <= peak) continue;
-        take(s, &m, false);
-        simulate(s, l);
-    }
+    TRY(NEW(c, x.path, s->p->n_values));
+    TRY(NEW(c, x.tried, s->p->n_values));
+    TRY(NEW(c, x.removed, s->p->n_values));
+    TRY(NEW(c, x.again, s->p->n_values));
+    TRY(NEW(c, x.kept, s->p->n_values));
+    for (int v = 0; v < s->p->n_values; v++) count += chooser_may_drop(s, v);
+    note_choice(&x);
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+        if (k == 0 || x.work < MOST_WORK) follow(&x, keys[k], 1 + count / PRUNINGS);
+    memcpy(s->again, x.again, size);
+    memcpy(s->kept_for, x.kept, size);
+    chooser_simulate(s, l);
     return OK;
 }
 
@@ -359,12 +321,13 @@ status recompute_to(ctx *c, const recompute_problem *p, const recompute_option *
 
     TRY(chooser_new(c, p, &s, &l));
     if (target < INT64_MAX) TRY(find_stashed(c, &s, &stashed));
-    simulate(&s, &l);
+    chooser_simulate(&s, &l);
     out->before = s.peak;
+    TRY(find_bound(c, &s, &l, target, &out->bound));
     for (int i = 0; i < n_taken; i++) take_option(&s, taken[i], true);
-    if (n_taken) simulate(&s, &l);
+    if (n_taken) chooser_simulate(&s, &l);
     if (s.peak > target) TRY(lower_to(c, &s, &l, stashed, target));
-    take_result(&s, &l, out);
+    chooser_result(&s, &l, out);
     return OK;
 }
 
@@ -427,8 +390,8 @@ static void forget_inside(chooser *s, const lives *l, const int *last, const lay
         for (int t = begin; t < end; t++)
             for (int i = 0; i < s->p->steps[t].n_out; i++) {
                 const int v = s->p->steps[t].out[i];
-                if (bytes_behind(s, last, v, end) || !may_go(s, v)) continue;
-                s->again[v] = steps_for(s, l, s->p->maker[v], &cost) != NEVER;
+                if (bytes_behind(s, last, v, end) || !chooser_may_drop(s, v)) continue;
+                s->again[v] = chooser_steps_for(s, l, s->p->maker[v], &cost) != NEVER;
             }
     }
 }
@@ -462,11 +425,11 @@ status recompute_layers(ctx *c, const recompute_problem *p, recompute_choice *ou
     TRY(NEW(c, last, p->n_values));
     for (int t = 0; t < p->n_forward; t++)
         for (int i = 0; i < p->steps[t].n_in; i++) last[p->steps[t].in[i]] = t;
-    simulate(&s, &l);
+    chooser_simulate(&s, &l);
     out->before = s.peak;
     lives_clear(p, &l);
     forget_layers(&s, &l, last, 0, p->n_forward);
-    simulate(&s, &l);
-    take_result(&s, &l, out);
+    chooser_simulate(&s, &l);
+    chooser_result(&s, &l, out);
     return OK;
 }

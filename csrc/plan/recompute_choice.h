@@ -42,6 +42,7 @@ typedef struct recompute_choice {
     bool *again;          /* [value] it is made again */
     int64_t before, peak; /* the most bytes that are needed at one time: without, and with these made again */
     double cost;          /* of all steps that run twice */
+    double bound;         /* of recompute_to: no choice with its target costs less; INFINITY: there is none */
     int count;            /* values that are made again */
 } recompute_choice;
 

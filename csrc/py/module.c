@@ -320,6 +320,11 @@ static PyMethodDef methods[] = {
          "\"layers.0.norm\".")},
     {"torch_symbols", core_torch_symbols, METH_NOARGS,
      PyDoc_STR("torch_symbols() -> [(name, what it is for, whether torch's libraries have it), ...]")},
+    {"recompute", core_recompute, METH_VARARGS,
+     PyDoc_STR(
+         "recompute([(operands, results, cost, workspace, in_place), ...], [(bytes, held), ...], n_forward, target)\n"
+         "-> (values made again, peak before, peak, cost, bound): what a planner chooses for steps whose operands and\n"
+         "results are numbers of values; bound: no choice that reaches the target costs less")},
     {"passes", core_passes, METH_NOARGS, PyDoc_STR("passes() -> {name: the bit that disables it}")},
     {NULL, NULL, 0, NULL},
 };

@@ -103,6 +103,9 @@ typedef struct tensor_kind {
 int tensor_kind_of(PyObject *object, tensor_kind *out); /* -1 with an exception set */
 int tensor_kind_equal(const tensor_kind *a, const tensor_kind *b);
 
+/* Function of the module: recompute(steps, values, n_forward, target). */
+PyObject *core_recompute(PyObject *module, PyObject *args);
+
 PyObject *model_type_new(PyObject *module);
 PyObject *watch_type_new(PyObject *module);
 PyObject *plan_type_new(PyObject *module);

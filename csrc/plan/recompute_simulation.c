@@ -1,0 +1,155 @@
+/* recompute_simulation.c -- runs a step in numbers: when each value is made, made again and read, and how many bytes that is. */
+#include "plan/recompute_simulation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static status lives_new(ctx *c, const recompute_problem *p, lives *l) {
+    const int times = 2 * (p->n_steps + p->n_forward) + 4;
+
+    TRY(NEW(c, l->born, p->n_values));
+    TRY(NEW(c, l->last, p->n_values));
+    TRY(NEW(c, l->first, p->n_values));
+    TRY(NEW(c, l->again_born, p->n_values));
+    TRY(NEW(c, l->again_last, p->n_values));
+    TRY(NEW(c, l->ran_again, p->n_steps));
+    return NEW(c, l->change, times);
+}
+
+void lives_clear(const recompute_problem *p, lives *l) {
+    for (int v = 0; v < p->n_values; v++)
+        l->born[v] = l->last[v] = l->first[v] = l->again_born[v] = l->again_last[v] = NEVER;
+    memset(l->ran_again, 0, (size_t)p->n_steps * sizeof *l->ran_again);
+    memset(l->change, 0, (size_t)(2 * (p->n_steps + p->n_forward) + 4) * sizeof *l->change);
+    l->now = 0;
+    l->cost = 0;
+}
+
+static bool is_forwards(const recompute_problem *p, int v) { return p->maker[v] >= 0 && p->maker[v] < p->n_forward; }
+
+bool chooser_has(const chooser *s, int v) {
+    return s->p->held[v] || !is_forwards(s->p, v) || (s->kept_for[v] && !s->again[v]);
+}
+
+static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+int chooser_steps_for(chooser *s, const lives *l, int step_wanted, double *cost) {
+    const recompute_problem *p = s->p;
+    int count = 0;
+
+    *cost = 0;
+    s->stamped++;
+    s->queue[count++] = step_wanted;
+    s->stamp[step_wanted] = s->stamped;
+    for (int i = 0; i < count; i++) {
+        const recompute_step *step = &p->steps[s->queue[i]];
+        if (step->cost < 0) return NEVER;
+        *cost += step->cost;
+        for (int k = 0; k < step->n_in; k++) {
+            const int u = step->in[k];
+            if (chooser_has(s, u) || s->stamp[p->maker[u]] == s->stamped || (l && l->ran_again[p->maker[u]])) continue;
+            s->stamp[p->maker[u]] = s->stamped;
+            s->queue[count++] = p->maker[u];
+        }
+    }
+    return count;
+}
+
+/* --- the simulation ------------------------------------------------------------------------------------------------- */
+
+static void read_value(const chooser *s, lives *l, int v, bool dies_early) {
+    const int when = 2 * l->now + !dies_early;
+    if (chooser_has(s, v)) l->last[v] = when;
+    else l->again_last[v] = when;
+}
+
+/* A step of backward, or one of forward that runs again. */
+static void run_again(const chooser *s, lives *l, int step) {
+    const recompute_step *x = &s->p->steps[step];
+
+    for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
+    for (int i = 0; i < x->n_out; i++) {
+        const int v = x->out[i];
+        if (chooser_has(s, v)) continue;
+        l->again_born[v] = l->again_last[v] = 2 * l->now + 1;
+    }
+    l->change[2 * l->now + 1] += x->work;
+    l->change[2 * l->now + 2] -= x->work;
+    l->ran_again[step] = true;
+    l->cost += x->cost;
+    l->now++;
+}
+
+static void run_forward(lives *l, const recompute_step *x) {
+    for (int i = 0; i < x->n_in; i++) l->last[x->in[i]] = 2 * l->now + !x->in_place;
+    for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
+    l->change[2 * l->now + 1] += x->work;
+    l->change[2 * l->now + 2] -= x->work;
+    l->now++;
+}
+
+static void run_backward(chooser *s, lives *l, const recompute_step *x) {
+    double cost;
+
+    for (int i = 0; i < x->n_in; i++) {
+        const int v = x->in[i];
+        if (l->first[v] == NEVER) l->first[v] = 2 * l->now;
+        if (chooser_has(s, v) || l->again_born[v] != NEVER) continue;
+        int count = chooser_steps_for(s, l, s->p->maker[v], &cost);
+        qsort(s->queue, (size_t)count, sizeof *s->queue, ascending);
+        for (int k = 0; k < count; k++) run_again(s, l, s->queue[k]);
+    }
+    for (int i = 0; i < x->n_in; i++) read_value(s, l, x->in[i], x->in_place);
+    for (int i = 0; i < x->n_out; i++) l->born[x->out[i]] = l->last[x->out[i]] = 2 * l->now + 1;
+    l->change[2 * l->now + 1] += x->work;
+    l->change[2 * l->now + 2] -= x->work;
+    l->now++;
+}
+
+void chooser_simulate(chooser *s, lives *l) {
+    const recompute_problem *p = s->p;
+    int64_t bytes = 0;
+
+    lives_clear(p, l);
+    for (int t = 0; t < p->n_forward; t++) run_forward(l, &p->steps[t]);
+    for (int t = p->n_forward; t < p->n_steps; t++) run_backward(s, l, &p->steps[t]);
+    for (int v = 0; v < p->n_values; v++) {
+        if (p->held[v]) continue;
+        if (l->born[v] != NEVER) l->change[l->born[v]] += p->bytes[v];
+        if (l->born[v] != NEVER) l->change[l->last[v] + 1] -= p->bytes[v];
+        if (l->again_born[v] != NEVER) l->change[l->again_born[v]] += p->bytes[v];
+        if (l->again_born[v] != NEVER) l->change[l->again_last[v] + 1] -= p->bytes[v];
+    }
+    s->peak = 0;
+    s->at = 0;
+    for (int t = 0; t <= 2 * l->now; t++)
+        if ((bytes += l->change[t]) > s->peak) {
+            s->peak = bytes;
+            s->at = t;
+        }
+}
+
+status chooser_new(ctx *c, const recompute_problem *p, chooser *s, lives *l) {
+    *s = (chooser){.p = p};
+    TRY(NEW(c, s->kept_for, p->n_values));
+    TRY(NEW(c, s->again, p->n_values));
+    TRY(NEW(c, s->stashes, p->n_values));
+    TRY(NEW(c, s->queue, p->n_forward));
+    TRY(NEW(c, s->stamp, p->n_steps));
+    for (int t = p->n_forward; t < p->n_steps; t++)
+        for (int i = 0; i < p->steps[t].n_in; i++) s->kept_for[p->steps[t].in[i]] = is_forwards(p, p->steps[t].in[i]);
+    return lives_new(c, p, l);
+}
+
+void chooser_result(const chooser *s, const lives *l, recompute_choice *out) {
+    out->kept = s->kept_for;
+    out->again = s->again;
+    out->peak = s->peak;
+    out->cost = l->cost;
+    out->count = 0;
+    for (int v = 0; v < s->p->n_values; v++) out->count += s->again[v];
+}
+
+bool chooser_may_drop(const chooser *s, int v) {
+    return s->kept_for[v] && !s->p->held[v] && !s->again[v] && s->p->bytes[v];
+}
