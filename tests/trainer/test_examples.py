@@ -46,3 +46,16 @@ def test_pretrain_bert(tmp_path, capsys, monkeypatch):
     for sample in samples:
         shown = (sample["labels"] != data.IGNORED) & (sample["input_ids"] != pairs.mask)
         assert (sample["attention_mask"][sample["labels"] != data.IGNORED] == 1).all() and shown.sum() < 8
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_benchmark(tmp_path, capsys):
+    """`train_step` and the loop that it is measured against learn the same."""
+    from benchmarks import trainer
+
+    small = ["--width", "16", "--heads", "2", "--layers", "1", "--rows", "2", "--length", "8", "--steps", "3"]
+    report = trainer.main([*small, "--warmup", "1", "--out", str(tmp_path / "trainer")])
+    ours, theirs = (row["losses"] for row in report["rows"].values())
+    assert ours == pytest.approx(theirs, rel=1e-5) and len(ours) == 4
+    assert "| train_step |" in capsys.readouterr().out and (tmp_path / "trainer.json").exists()

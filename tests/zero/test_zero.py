@@ -1,6 +1,7 @@
 """ORTModule, FusedAdam and FP16_Optimizer under DeepSpeed, in two processes: all as without them."""
 
 import functools
+import importlib
 import importlib.util
 import json
 import math
@@ -34,11 +35,10 @@ def environment():
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-@functools.cache
-def cells(dtype, folder):
-    """What each of both ranks has seen, by cell: (stage, number of options) -> [rank 0's, rank 1's]."""
+def rows_of(worker, folder, *arguments):
+    """The lines of JSON that each of two ranks of a script has printed."""
     port = free_port()
-    commands = [[sys.executable, str(WORKER), str(rank), port, dtype, str(folder)] for rank in range(2)]
+    commands = [[sys.executable, str(worker), str(rank), port, *arguments] for rank in range(2)]
     logs = [folder / f"log-{rank}" for rank in range(2)]
     workers = []
     try:
@@ -51,7 +51,13 @@ def cells(dtype, folder):
             worker.kill()
     texts = [log.read_text() for log in logs]
     assert codes == [0, 0], "".join(text[-3000:] for text in texts)
-    rows = [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts]
+    return [[json.loads(line) for line in text.splitlines() if line.startswith("{")] for text in texts]
+
+
+@functools.cache
+def cells(dtype, folder):
+    """What each of both ranks has seen, by cell: (stage, number of options) -> [rank 0's, rank 1's]."""
+    rows = rows_of(WORKER, folder, dtype, str(folder))
     return {(pair[0]["stage"], len(pair[0]["options"])): pair for pair in zip(*rows, strict=True)}
 
 
@@ -121,3 +127,22 @@ def test_example(way):
     command += ["--dtype", "float16"] + ["--plain"] * (way == "Plain")
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0 and f"{way}, float16: " in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.full
+@needs_deepspeed
+def test_pipeline(tmp_path):
+    """DeepSpeed's pipeline of two stages: losses and parameters as of its own module, every layer in the engine."""
+    for (row,) in rows_of(WORKER.with_name("pipeline_worker.py"), tmp_path):
+        assert row["fallbacks"] == [] and row["names"]
+        (ours, parameters), (theirs, expected) = row["ours"], row["theirs"]
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        for found, values in zip(parameters, expected, strict=True):
+            assert found == pytest.approx(values, rel=1e-4, abs=1e-6)
+
+
+def test_pipeline_without_deepspeed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed.pipe", None)
+    monkeypatch.delitem(sys.modules, "ortmodule.compat.pipeline", raising=False)
+    with pytest.raises(ImportError, match="is for DeepSpeed's pipelines, and deepspeed cannot be imported"):
+        importlib.import_module("ortmodule.compat.pipeline")

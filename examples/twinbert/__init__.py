@@ -1,0 +1,1 @@
+"""TwinBERT with DeepSpeed, ORTModule, FusedAdam and FP16_Optimizer."""

@@ -1,0 +1,5 @@
+"""DeepSpeed's pipelines, whose layers are each an ORTModule."""
+
+from ortmodule.compat.pipeline import ORTPipelineModule
+
+__all__ = ["ORTPipelineModule"]

@@ -1,0 +1,57 @@
+"""Examples on several processes: a process is killed and all go on, TwinBERT in its four settings."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.workers import ROOT
+
+LIMIT = 240  # seconds
+
+
+def losses_of(folder, processes, steps, *options):
+    """{step: loss, as printed last}, all that was printed."""
+    places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # More than one: gloo's processes may miss each other when they start again.
+    command += ["--max-restarts=3", "-m", "examples.elastic.train", f"--folder={folder}", f"--steps={steps}"]
+    command += ["--save-every=2", *options]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text[-3000:]
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) .*loss (\S+)", text)}, text
+
+
+@pytest.mark.full
+def test_killed_and_on_another_number_of_processes(tmp_path):
+    whole, _ = losses_of(tmp_path / "whole", 2, 8)
+    killed, text = losses_of(tmp_path / "killed", 2, 6, "--kill-at=3")
+    assert re.search(r"failed \(exitcode: -9\) local_rank: 1", text), text[-3000:]
+    assert "step 2 of 2 processes, from 0" in text and "step 2 of 2 processes, from 2" in text
+    alone, text = losses_of(tmp_path / "killed", 1, 8)
+    assert "step 6 of 1 processes, from 6" in text
+    assert sorted(killed | alone) == sorted(whole)
+    for step, loss in (killed | alone).items():
+        assert loss == pytest.approx(whole[step], abs=2e-4), step
+
+
+@pytest.mark.full
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+def test_twinbert(monkeypatch, capsys):
+    """Every setting of the example trains in the engine, or as it is, and the table has a row for each."""
+    from examples.twinbert import train
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    small = ["--text", str(ROOT / "LICENSE"), "--steps", "3", "--batch-size", "4", "--length", "12"]
+    found = train.main([*small, "--width", "32", "--layers", "1", "--limit", str(LIMIT)])
+    assert list(found) == list(train.SETTINGS)
+    text = capsys.readouterr().out
+    for setting, ranks in found.items():
+        assert len(ranks) == 2 and all(each["fallback"] is None for each in ranks), ranks
+        assert f"| {setting} |" in text and all(0.6 < loss < 0.8 for each in ranks for loss in each["losses"])
