@@ -367,8 +367,7 @@ def recompute(
     n_forward: int,
     target: int,
 ) -> tuple[list[int], int, int, float, float]:
-    """(values made again, peak before, peak, cost, bound) for steps (operands, results, cost, workspace, in place)
-    over values (bytes, held); no choice that reaches the target costs less than the bound."""
+    """(values made again, peak before, peak, cost, bound): a planner's choice, and the least cost that one can have."""
 
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""

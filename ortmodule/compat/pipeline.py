@@ -1,4 +1,4 @@
-"""`ORTPipelineModule`: DeepSpeed's PipelineModule, of whose layers each is an ORTModule."""
+"""Makes an ORTModule of each layer of DeepSpeed's PipelineModule: `ORTPipelineModule`."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ from weakref import WeakValueDictionary
 import numpy
 import torch
 
+from ortmodule.core import pytree_leaves as leaves
 from ortmodule.core import sparse_arguments
-from ortmodule.core.errors import NotTraceable, Unflattenable
+from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.pytree_tokens import EMPTY, GENERATOR, NUMBER, SAME, SPARSE, TENSOR, WHOLE
 from ortmodule.core.torch_private import registered_nodes
@@ -88,7 +89,7 @@ class Structure:
 
     def empty(self) -> str:
         """The name of the class of an object, an argument, that has no tensor inside; "": there is none."""
-        return _name(self.tokens[self.tokens.index(EMPTY) + 1]) if EMPTY in self.tokens else ""
+        return leaves.name_of(self.tokens[self.tokens.index(EMPTY) + 1]) if EMPTY in self.tokens else ""
 
     def number_places(self) -> frozenset[int]:
         """Which of the tensors are numbers (:meth:`lifted`)."""
@@ -266,71 +267,8 @@ def holds_objects(structure: Structure) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, _Attributes) for kind in classes)
 
 
-class _Leaf:
-    container = False
-
-
 class _Container:
     container = True
-
-
-class _Tensor(_Leaf):
-    @staticmethod
-    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
-        if value.layout is torch.sparse_coo and not writer.results and not value.requires_grad:
-            return sparse_arguments.write(writer, value)
-        if value.layout is not torch.strided or value.is_quantized:
-            raise Unflattenable(f"a tensor with layout {value.layout}")
-        if value.is_neg():
-            raise Unflattenable("a tensor whose memory holds the negated numbers")
-        writer.tokens.append(TENSOR)
-        writer.tensors.append(value)
-
-
-class _Deferred(_Leaf):
-    """Logits that another module gave back: arguments are what they stand for."""
-
-    @staticmethod
-    def write(writer: _Writer, value: Deferred, cls: type) -> None:
-        _Tensor.write(writer, value if writer.results else value.materialised(), torch.Tensor)
-
-
-class _TensorSubclass(_Leaf):
-    @staticmethod
-    def write(writer: _Writer, value: torch.Tensor, cls: type) -> None:
-        raise Unflattenable(f"a tensor of type {_name(cls)}")
-
-
-class _Generator(_Leaf):
-    @staticmethod
-    def write(writer: _Writer, value: torch.Generator, cls: type) -> None:
-        if writer.results:
-            return _Whole.write(writer, value, cls)
-        writer.tokens += (GENERATOR, value.device)
-        writer.generators.append(value)
-        return None
-
-
-class _Constant(_Leaf):
-    @staticmethod
-    def write(writer: _Writer, value: Any, cls: type) -> None:
-        writer.tokens += (cls, value)
-
-    @staticmethod
-    def read(reader: _Reader, cls: type) -> Any:
-        return next(reader.tokens)
-
-
-class _Float(_Leaf):
-    """As text: NaN equals itself, and -0.0 is not 0.0."""
-
-    @staticmethod
-    def write(writer: _Writer, value: float, cls: type) -> None:
-        writer.tokens += (cls, value.hex())
-
-    @staticmethod
-    def read(reader: _Reader, cls: type) -> float:
-        return float.fromhex(next(reader.tokens))
 
 
 class _Sequence(_Container):
@@ -392,43 +330,6 @@ def _new(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
-class _Private:
-    """The value of an attribute with a leading underscore, while it is written: what it is may remain unknown (a
-    tokenizer keeps what it has found out about a text)."""
-
-    container = False
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    @staticmethod
-    def write(writer: _Writer, private: _Private, cls: type) -> None:
-        before, generators = writer.size(), len(writer.generators)
-        try:
-            writer.add(private.value)
-        except Unflattenable:
-            del writer.generators[generators:]
-            writer.cut(before)
-            writer.tokens.append(Unseen)
-
-
-class Unseen(_Leaf):
-    """What stands for such a value in a trace, which must not look at it."""
-
-    @staticmethod
-    def write(writer: _Writer, value: Any, cls: type) -> None:
-        writer.tokens.append(Unseen)
-
-    @staticmethod
-    def read(reader: _Reader, cls: type) -> Any:
-        return Unseen()
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("__class__", "__dict__"):
-            return object.__getattribute__(self, name)
-        raise NotTraceable(f"forward looks at a private attribute of an argument, for its {name}")
-
-
 class _Dict(_Container):
     """Dictionaries; subclasses with their attributes (a ModelOutput keeps its fields as items and as attributes)."""
 
@@ -478,7 +379,7 @@ class _Attributes(_Container):
         hidden = [name[:1] == "_" and not writer.results for name in attributes]
         if any(hidden):
             values = zip(attributes.values(), hidden, strict=True)
-            writer.add_all(attributes, (_Private(v) if private else v for v, private in values))
+            writer.add_all(attributes, (leaves.PrivateLeaf(v) if private else v for v, private in values))
         else:
             writer.add_all(attributes, attributes.values())
 
@@ -489,20 +390,9 @@ class _Attributes(_Container):
             object.__delattr__(value, name)
         for name in names:
             item = reader.value()
-            if type(item) is not Unseen or name not in vars(value):
+            if type(item) is not leaves.Unseen or name not in vars(value):
                 object.__setattr__(value, name, item)
         return value
-
-
-class _Whole(_Leaf):
-    """An object that is no container: only results may have one."""
-
-    @staticmethod
-    def write(writer: _Writer, value: Any, cls: type) -> None:
-        if not writer.results:
-            raise Unflattenable(f"a value of type {_name(cls)}, which may change while the module runs")
-        writer.tokens += (WHOLE, len(writer.objects))
-        writer.objects.append(value)
 
 
 class _Object(_Attributes):
@@ -515,7 +405,7 @@ class _Object(_Attributes):
         if writer.results and id(value) not in writer.held:
             return self._write_result(writer, value, cls)
         if not writer.results and not _is_plain(cls):
-            return _Whole.write(writer, value, cls)
+            return leaves.WholeLeaf.write(writer, value, cls)
         count, begin, outermost = len(writer.tensors), len(writer.tokens), not writer.inside
         writer.inside += 1
         try:
@@ -523,7 +413,7 @@ class _Object(_Attributes):
         except Unflattenable:
             if len(writer.tensors) > count or writer.results:
                 raise
-            return _Whole.write(writer, value, cls)
+            return leaves.WholeLeaf.write(writer, value, cls)
         finally:
             writer.inside -= 1
         if len(writer.tensors) == count and outermost and not writer.results:
@@ -540,7 +430,7 @@ class _Object(_Attributes):
         if len(writer.tensors) == before[1]:
             tokens, tensors, objects, opened, count = before
             writer.cut((tokens, tensors, objects, opened, count - 1))  # it is no container itself
-            _Whole.write(writer, value, cls)
+            leaves.WholeLeaf.write(writer, value, cls)
 
 
 class _Registered(_Container):
@@ -586,8 +476,13 @@ CONSTANTS = (
     torch.memory_format,
     numpy.generic,
 )
-_KINDS: dict[type, Any] = {float: _Float, torch.Tensor: _Tensor, torch.nn.Parameter: _Tensor, Deferred: _Deferred}
-_KINDS |= {_Private: _Private, Unseen: Unseen, torch.Generator: _Generator}
+_KINDS: dict[type, Any] = {
+    float: leaves.FloatLeaf,
+    torch.Tensor: leaves.TensorLeaf,
+    torch.nn.Parameter: leaves.TensorLeaf,
+    Deferred: leaves.DeferredLeaf,
+}
+_KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}
 # Not rebuilt from their attributes although they have some.
 _MACHINERY = (torch.nn.Module, types.ModuleType, types.MethodType)
 
@@ -599,9 +494,9 @@ def register(cls: type, kind: Any) -> None:
 
 def _kind_of(cls: type) -> Any:
     if issubclass(cls, torch.Tensor):
-        return _Tensor if cls is torch.nn.Buffer else _TensorSubclass
+        return leaves.TensorLeaf if cls is torch.nn.Buffer else leaves.SubclassLeaf
     if issubclass(cls, CONSTANTS):
-        return _Constant
+        return leaves.ConstantLeaf
     if issubclass(cls, dict):
         return _Dict
     if issubclass(cls, (list, tuple, deque)):
@@ -611,13 +506,9 @@ def _kind_of(cls: type) -> Any:
     if cls in registered_nodes and not _is_plain(cls):
         return _Registered
     if cls.__dictoffset__ == 0 or issubclass(cls, _MACHINERY) or cls.__new__ is not object.__new__:
-        return _Whole
+        return leaves.WholeLeaf
     return _Attributes if dataclasses.is_dataclass(cls) else _Object
 
 
 def _too_deep(cls: type) -> Unflattenable:
-    return Unflattenable(f"a {_name(cls)} that contains itself, or too many others")
-
-
-def _name(cls: type) -> str:
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return Unflattenable(f"a {leaves.name_of(cls)} that contains itself, or too many others")

@@ -266,17 +266,21 @@ class Regions:
             kept = [slot.get() for slot in node.held]
             self.seen.append((number, operands_of((*operands, *kept)), specs_of(outputs)))
             self.ran()
-        values = self._insert(number, [*operands, *kept], len(operands), outputs)
-        new = sum(kind == "new" for kind, _ in set(node.sources))
-        for i, position in enumerate(node.changed):
-            self._change(node, operands[position], outputs[new + i], values[new + i])
-        self.made(outputs)
+        self._add_outputs(number, [*operands, *kept], len(operands), outputs)
         returned = {i for kind, i in node.sources if kind == "operand"}  # Python reads no other number
         found = [t.tolist() if i in numbers & returned else t for i, t in enumerate(operands)]
         result = node.rebuild(outputs, found, (args, kwargs))
         if node.fills and known:
             self.filled = pytree.flatten(self.arguments)
         return result
+
+    def _add_outputs(self, number: int, operands: list, count: int, outputs: list) -> None:
+        """``outputs`` are those of a node in the graph; operands that it has changed are these from now on."""
+        node, values = self.nodes[number], self._insert(number, operands, count, outputs)
+        new = sum(kind == "new" for kind, _ in set(node.sources))
+        for i, position in enumerate(node.changed):
+            self._change(node, operands[position], outputs[new + i], values[new + i])
+        self.made(outputs)
 
     def changed(self) -> bool:
         """Is something else in the arguments of the module than in the beginning, what breaks put there aside?"""

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipelines, whose layers are each an ORTModule."""
+"""Gives the pipelines of DeepSpeed whose layers are each an ORTModule."""
 
 from ortmodule.compat.pipeline import ORTPipelineModule
 
