@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers
+from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.chance import Chance, Draw, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import Sighting, sightings
@@ -110,6 +110,7 @@ class Trace:
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
+    layouts: tuple | None  # of its inputs, where forward asks for it
 
 
 def trace(
@@ -186,6 +187,7 @@ def _trace(
         flat.regions.altered,
         flat.regions.escaped,
         numbers.taken,
+        tensor_facts.layouts(tensors) if flat.recorder.asks_layout else None,
     )
 
 
