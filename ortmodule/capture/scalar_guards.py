@@ -54,6 +54,7 @@ from ortmodule.guards.fields import FieldReads
 _FINITE = {"aten::isfinite", "aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"}
 _ROUNDING = 1e-14
 _RECOMPUTED = " (with ORTMODULE_MEMORY_OPT_LEVEL=1 in its place the engine computes layers again)"
+_OURS = ("ortmodule.", "torch.jit.", "torch.onnx.")  # classes of modules that a trace is made with
 MOST_ELEMENTS = 16  # of a tensor that is read as a whole
 
 _current = threading.local()
@@ -84,6 +85,7 @@ class Recorder:
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     fields: FieldReads = field(default_factory=FieldReads)  # of plain objects
+    asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
     _depends: dict[tuple[int, bool], int] = field(default_factory=dict)  # of a value; True: of its size
@@ -378,6 +380,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
         module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
     recorder.attributes[id(module), name] = user_line()
+    if not type(module).__module__.startswith(_OURS):
+        recorder.fields.modules[id(module)] = module
 
 
 def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers
+from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.chance import Chance, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import sightings
@@ -138,6 +138,7 @@ def _trace(
         flat.regions.altered,
         flat.regions.escaped,
         numbers.taken,
+        tensor_facts.layouts(tensors) if flat.recorder.asks_layout else None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import scalar_guards, symbolic_numbers
+from ortmodule.capture import scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -256,6 +256,7 @@ class TraceMode(TorchFunctionMode):
         if self.differentiates and has_sparse_gradient(function, args, kwargs or {}):
             self.failed = f"{scalar_guards.user_line()} asks for a sparse gradient of an embedding"
             raise NotTraceable(self.failed)
+        tensor_facts.asked(function)
         function = _without_changing_numbers(function, args)
         function, args, kwargs = recordable(function, args, kwargs or {})
         if (compared := scalar_guards.observed(function, args, kwargs)) is not NotImplemented:

@@ -73,6 +73,7 @@ class Trace:
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
+    layouts: tuple | None  # of its inputs, where forward asks for it
 
     def eager(self, forward: Callable, structure: pytree.Structure, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it."""

@@ -25,3 +25,5 @@ try:
     VERSION = version("ortmodule")
 except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
+#: What tensors of a trace, and those that a submodule is given which PyTorch runs, are no answer to.
+ONLY_CALLER = "which only the caller's own tensors tell"

@@ -28,7 +28,8 @@ WHOLE = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _SEEN = {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__"}
 _IMMUTABLE = 1 << 8  # a class whose attributes cannot be set
 #: Packages whose objects have much in them that is no matter of a model, but for those that hold what users put there.
-_MACHINERY = {"torch", "ortmodule", *sys.stdlib_module_names} - {"argparse", "collections"}
+HOLDING = {"argparse", "collections", "multiprocessing", "weakref"}
+_MACHINERY = {"torch", "ortmodule", *sys.stdlib_module_names} - HOLDING
 _OTHERS = (enum.Enum, BaseException, nn.Module, torch.Tensor)
 
 
@@ -48,6 +49,7 @@ class FieldReads:
     around: set[int] = field(default_factory=set)  # ids of those that forward has from elsewhere than its module
     names: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of an object, name): where it is read
     ran: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)  # code with its globals
+    modules: dict[int, nn.Module] = field(default_factory=dict)  # of which attributes were read, by their ids
 
     def classes(self) -> set[type]:
         """Those of which every read was noted."""
@@ -72,6 +74,11 @@ def is_plain(cls: type) -> bool:
     """Is an object of this class what its attributes are?"""
     made = all(map(is_made_by_statement, cls.__mro__[:-1]))
     return made and (cls.__dictoffset__ != 0 or bool(slot_names(cls)))
+
+
+def is_holding(cls: type) -> bool:
+    """Is it a class of Python's whose objects are what users put there?"""
+    return cls.__module__.partition(".")[0] in HOLDING
 
 
 def is_machinery(cls: type) -> bool:

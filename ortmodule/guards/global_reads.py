@@ -6,12 +6,16 @@ users write is followed everywhere; of libraries only the plain globals of their
 
 from __future__ import annotations
 
+import array
+import ctypes
 import enum
+import functools
 import gc
 import inspect
 import sys
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,7 +31,12 @@ from ortmodule.guards.fields import functions_behind, is_machinery
 
 _MISSING = object()
 MUTABLE = (dict, list, set, deque, bytearray, numpy.ndarray)
+CDATA = ctypes.Structure.__mro__[1]  # what all classes of ctypes are derived from
+#: Others that hold values which change without them.
+_BEHIND = (array.array, types.MappingProxyType, weakref.ReferenceType, functools.partial, types.MethodType, CDATA)
 SPACES = (types.SimpleNamespace, threading.local)  # classes of libraries whose objects are what users make of them
+
+MOST_DEPTH = 3  # of modules and classes in each other
 
 #: An object, and the name of an attribute of it.
 Place = tuple[Any, str]
@@ -40,7 +49,7 @@ def is_plain_value(value: Any) -> bool:
 
 def is_held(value: Any) -> bool:
     """Can it be compared from call to call, and is it no function?"""
-    return is_plain_value(value) or isinstance(value, (*MUTABLE, *SPACES, tuple, frozenset, torch.Tensor))
+    return is_plain_value(value) or isinstance(value, (*MUTABLE, *SPACES, *_BEHIND, tuple, frozenset, torch.Tensor))
 
 
 def is_object(value: Any) -> bool:
@@ -170,19 +179,24 @@ def read_by_arguments(classes: Iterable[type]) -> dict[tuple[int, str], tuple[An
     return found
 
 
-def _attributes(value: Any, names: Iterable[str]) -> Iterator[Place]:
+def _attributes(value: Any, names: Iterable[str], depth: int = 0) -> Iterator[Place]:
     if isinstance(value, types.ModuleType):
         looked_in = {} if is_library(value) else vars(value)
     elif isinstance(value, type):
         bases = [base for base in reversed(value.__mro__) if is_made_by_statement(base) and not is_librarys(base)]
         looked_in = {name: part for base in bases for name, part in vars(base).items()}
+    elif isinstance(value, types.FunctionType):
+        looked_in = vars(value)
     elif is_made_by_statement(type(value)) and not isinstance(value, nn.Module):
         looked_in = getattr(value, "__dict__", {})
     else:
         return
     for name in names:
-        if is_held(looked_in.get(name, _MISSING)):
+        found = looked_in.get(name, _MISSING)
+        if is_held(found):
             yield value, name
+        elif depth < MOST_DEPTH and isinstance(found, (types.ModuleType, type)):
+            yield from _attributes(found, names, depth + 1)
 
 
 def read_by_modules(modules: list[nn.Module], seen: set[Any], objects: Objects | None = None) -> Iterator[Place]:

@@ -8,8 +8,10 @@ that were read, tensors by their kind, everything else by identity.
 
 from __future__ import annotations
 
+import array
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -25,7 +27,7 @@ from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, found_in
 from ortmodule.guards import fields
 from ortmodule.guards.fields import FieldReads, FieldSet, attributes_of, functions_behind, is_plain, slot_names
-from ortmodule.guards.global_reads import Place, read_by, read_by_code, read_of
+from ortmodule.guards.global_reads import CDATA, Place, read_by, read_by_code, read_of
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
@@ -112,6 +114,16 @@ def describe_around(owner: Any, name: str, read: Fields) -> Description:
             walk.field(owner, name, watched=True)
     except Unguardable:
         found.parts[:] = [Is(found_in(owner, name))]
+    return found
+
+
+def _of_other(owner: nn.Module, value: Any, read: Fields) -> Description:
+    """An attribute of a module that is none of the tree's: tensors and modules are themselves there."""
+    found = Description(containers=[owner.__dict__])
+    try:
+        _Walk(found, found.parts, {}, read).add((value,))
+    except Unguardable:
+        found.parts[:] = [Is(value)]
     return found
 
 
@@ -216,6 +228,18 @@ class _Walk:
                 raise Unguardable(f"it holds a NumPy array of {value.nbytes} bytes")
             self._other(value)
             parts += (cls, value.dtype, value.shape, value.tobytes())
+        elif isinstance(value, array.array):
+            self.found.polled = True
+            parts += (cls, value.typecode, value.tobytes())
+        elif isinstance(value, CDATA):
+            self.found.polled = True
+            parts += (cls, bytes(value))  # type: ignore[call-overload]  # they have a buffer
+        elif isinstance(value, types.MappingProxyType):
+            self.found.polled = True  # the dictionary behind it cannot be had
+            self._container(dict(value), cls)
+        elif isinstance(value, weakref.ReferenceType):
+            self.found.polled = True
+            self._all((value(),))
         elif isinstance(value, types.MethodType):
             parts += (cls, Is(value.__func__))
             self.add(value.__self__)
@@ -282,8 +306,9 @@ class _Walk:
 Key = tuple[int, str]  # id of a module, name of an attribute
 
 #: What is a matter of the tree of modules, or of PyTorch's own machinery.
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) | {"__class__", "__dict__"}
-MODULE_ATTRIBUTES |= {"_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_MACHINERY = {"__class__", "__dict__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward"}
+MODULE_ATTRIBUTES |= _MACHINERY
 
 
 class Attributes:
@@ -311,13 +336,15 @@ class Attributes:
             elif name != "__class__":
                 self._fields[cls].names.add(name)
 
-    def add(self, reads: dict[Key, str]) -> dict[Key, str]:
-        """Those of ``reads`` ({attribute: place}) that a graph has to watch, with the globals that methods read."""
-        kept = {}
+    def add(self, reads: dict[Key, str], others: Mapping[int, nn.Module] | None = None) -> dict[Key, str]:
+        """Those of ``reads`` ({attribute: place}) that a graph has to watch, with the globals that methods read.
+        ``others``: modules, by their ids, of which some are none of the tree's."""
+        kept: dict[Key, str] = {}
         codes: set[Any] = set()
         for (identity, name), place in reads.items():
             path = self._paths.get(identity)
             if path is None:
+                kept |= self._of_other((others or {}).get(identity), name, place)
                 continue
             module = self._modules[path]
             for each in list(module.__dict__) if name == "__dict__" else (name,):
@@ -330,6 +357,12 @@ class Attributes:
                 for function in functions_behind(held):
                     kept |= self._around((*read_by(function, codes), *read_of(type(module), function)), place)
         return kept
+
+    def _of_other(self, module: nn.Module | None, name: str, place: str) -> dict[Key, str]:
+        """An attribute of a module that is none of the tree's (a teacher in a list), and the tensors of that module."""
+        if module is None or name in _MACHINERY:
+            return {}
+        return self._around([(module, each) for each in (name, "_parameters", "_buffers", "_modules")], place)
 
     def _around(self, places: Iterable[Place], where: str) -> dict[Key, str]:
         found = {(id(owner), name): owner for owner, name in places}
@@ -380,6 +413,8 @@ class Attributes:
         value = owner.__dict__.get(name, _MISSING)
         if value is _MISSING:
             value = getattr(type(owner), name, _MISSING)
+        if id(owner) not in self._paths:
+            return _of_other(owner, value, self._fields)
         if id(value) not in known:
             try:
                 known[id(value)] = describe(value, self._names, self._fields)
@@ -437,7 +472,7 @@ class Guards:
         Raises Unguardable.
         """
         kept = attributes.add_fields(read or FieldReads())
-        kept |= attributes.add(reads) | attributes.add_outside(outside or {})
+        kept |= attributes.add(reads, read.modules if read else None) | attributes.add_outside(outside or {})
         attributes.look(names)
         self._attributes = attributes
         self.values: dict[Key, Description] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -20,6 +21,7 @@ from torch import nn
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, ContextValue, Items, Snapshot, found_in
 from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
+from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
 
 MOST_ITEMS = 4096  # of a container whose contents are looked at
@@ -72,6 +74,10 @@ def _is_looked_into(value: Any) -> bool:
     if isinstance(value, numpy.ndarray):
         return value.size <= MOST_ITEMS
     return isinstance(value, MUTABLE) and len(value) <= MOST_ITEMS
+
+
+def _is_users(cls: type) -> bool:
+    return is_made_by_statement(cls) and not is_librarys(cls)
 
 
 class _Surroundings:
@@ -137,7 +143,9 @@ class _Surroundings:
             yield name, held.then
         elif isinstance(value, type):
             yield from () if issubclass(value, _APART) else self._in_class(value)
-        elif type(value) in SPACES or (is_made_by_statement(type(value)) and not is_librarys(type(value))):
+        elif isinstance(value, weakref.ReferenceType):
+            yield name, value()
+        elif type(value) in SPACES or is_holding(type(value)) or _is_users(type(value)):
             yield from self._in_object(name, value)
 
     def _in_function(self, name: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:

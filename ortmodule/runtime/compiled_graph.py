@@ -15,6 +15,7 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
+from ortmodule.capture.tensor_facts import layouts
 from ortmodule.capture.trace_record import Source, Write
 from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
@@ -237,10 +238,15 @@ class CompiledGraph:
         for group in self.capture.equal:
             if len({shapes[i][d] for i, d in group}) > 1:
                 return False
-        if self._reads.known.get(shapes) is not None:
+        if self._reads.known.get(shapes) is not None or not self.fits_layouts(inputs):
             return False
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
+
+    def fits_layouts(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Do its inputs lie in memory as it needs them?"""
+        needed = self.capture.trace.layouts
+        return needed is None or needed == layouts(inputs)
 
     def may_miss(self, shapes: tuple) -> bool:
         """May a run find out that it does not hold?"""

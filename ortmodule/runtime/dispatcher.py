@@ -394,6 +394,8 @@ class Dispatcher:
             try:
                 if (graph := made.at(call)) is None:
                     raise DoesNotHold("the module is not as it was when it was captured")
+                if not graph.fits_layouts(call.inputs):
+                    raise DoesNotHold("its inputs do not lie in memory as those parts of them that were traced")
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
             except DoesNotHold as reason:

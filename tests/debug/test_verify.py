@@ -338,3 +338,13 @@ def test_a_broken_kernel_is_named(operator, findings):
     assert findings[operator], "it was not found"
     said = findings[operator][0][1]
     assert said.startswith(f"the first operator whose {what} differs is {kind} ") and name in said.split()[-1], said
+
+
+def test_a_batch_of_gradients():
+    """`is_grads_batched`, as in vectorized Jacobians: PyTorch's autograd computes them."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    ours, x = ORTModule(copy.deepcopy(eager)), torch.ones(2, 3)
+    found, expected = (torch.autograd.functional.jacobian(m, x, vectorize=True) for m in (ours, eager))
+    torch.testing.assert_close(found, expected)
+    assert explain(ours).captured and not verifier(ours).findings

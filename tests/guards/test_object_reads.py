@@ -2,12 +2,16 @@
 however it was read; what it did not read does not."""
 
 import argparse
+import array
 import collections
 import contextvars
+import ctypes
 import dataclasses
 import functools
+import multiprocessing
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -212,6 +216,90 @@ def test_what_methods_read(place, kind, monkeypatch):
         VARIABLE.reset(token)
 
 
+# --- other things that hold a value -----------------------------------------------------------------------------------
+
+
+class Teacher(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = 2.0, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).detach() * self.scale * (1 if self.training else 2)
+
+
+class Nested:
+    class Inside:
+        scale = 2.0
+
+
+def with_attribute():
+    return with_attribute.scale
+
+
+def with_default(*, options={"scale": 2.0}):  # noqa: B006
+    return options["scale"]
+
+
+MADE = {
+    "OBJECT": lambda: Inner(2.0),
+    "TEACHER": Teacher,
+    "TEACHERS": lambda: [Teacher()],
+    "REFERENCE": lambda: weakref.ref(HERE.OBJECT),
+    "REFERENCES": lambda: weakref.WeakValueDictionary(a=HERE.OBJECT),
+    "ARRAY": lambda: array.array("d", [2.0]),
+    "NUMBER": lambda: ctypes.c_double(2.0),
+    "SHARED": lambda: multiprocessing.Value("d", 2.0),
+    "PROXY": lambda: types.MappingProxyType(HERE.BEHIND),
+    "USERS": lambda: collections.UserDict(scale=2.0),
+    "CHAIN": lambda: collections.ChainMap({}, {"scale": 2.0}),
+    "PARTIAL": lambda: functools.partial(torch.mul, other=2.0),
+}
+BEHIND = {"scale": 2.0}
+OBJECT = TEACHER = TEACHERS = REFERENCE = REFERENCES = ARRAY = NUMBER = SHARED = PROXY = USERS = CHAIN = PARTIAL = None
+OTHERS = {
+    "a module's attribute": (lambda self, x: TEACHER(x), lambda: setattr(TEACHER, "scale", 3.0)),
+    "a module's mode": (lambda self, x: TEACHER(x), lambda: TEACHER.eval()),
+    "a module's submodule": (lambda self, x: TEACHER(x), lambda: setattr(TEACHER, "linear", nn.Linear(4, 4))),
+    "a module's weight": (
+        lambda self, x: TEACHER(x), lambda: setattr(TEACHER.linear, "weight", nn.Parameter(torch.ones(4, 4))),
+    ),
+    "a listed module's attribute": (lambda self, x: TEACHERS[0](x), lambda: setattr(TEACHERS[0], "scale", 3.0)),
+    "a reference": (lambda self, x: REFERENCE().held, lambda: setattr(OBJECT, "held", 3.0)),
+    "references": (lambda self, x: REFERENCES["a"].held, lambda: setattr(OBJECT, "held", 3.0)),
+    "an array": (lambda self, x: ARRAY[0], lambda: ARRAY.__setitem__(0, 3.0)),
+    "a number of C": (lambda self, x: NUMBER.value, lambda: setattr(NUMBER, "value", 3.0)),
+    "a number that processes share": (lambda self, x: SHARED.value, lambda: setattr(SHARED, "value", 3.0)),
+    "a view of a dictionary": (lambda self, x: PROXY["scale"], lambda: BEHIND.update(scale=3.0)),
+    "a user's dictionary": (lambda self, x: USERS["scale"], lambda: USERS.update(scale=3.0)),
+    "a chain of dictionaries": (lambda self, x: CHAIN["scale"], lambda: CHAIN.update(scale=3.0)),
+    "a partial function": (lambda self, x: PARTIAL(x), lambda: PARTIAL.keywords.update(other=3.0)),
+    "a class in a class": (lambda self, x: Nested.Inside.scale, lambda: setattr(Nested.Inside, "scale", 3.0)),
+    "an attribute of a function": (lambda self, x: with_attribute(), lambda: setattr(with_attribute, "scale", 3.0)),
+    "a default": (lambda self, x: with_default(), lambda: with_default.__kwdefaults__["options"].update(scale=3.0)),
+    "an attribute of a module": (lambda self, x: HERE.SCALE, lambda: setattr(HERE, "SCALE", 3.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_holds_a_value(name, monkeypatch):
+    monkeypatch.setattr(HERE, "BEHIND", {"scale": 2.0})
+    monkeypatch.setattr(HERE, "SCALE", 2.0)
+    monkeypatch.setattr(Nested.Inside, "scale", 2.0)
+    monkeypatch.setattr(with_attribute, "scale", 2.0, raising=False)
+    monkeypatch.setitem(with_default.__kwdefaults__["options"], "scale", 2.0)
+    for each_name, make in MADE.items():
+        monkeypatch.setattr(HERE, each_name, make())
+    function, change = OTHERS[name]
+    eager = made(lambda self, x: self.linear(x) * function(self, x))
+    ours, x = ORTModule(eager), rows(3, 4)
+    for exports in (1, 1, 2, 2):
+        if exports > explain(ours).exports > 0:
+            change()
+        torch.testing.assert_close(ours(x), eager(x))
+        assert explain(ours).captured and explain(ours).exports == exports
+
+
 # --- fields that forward does not read --------------------------------------------------------------------------------
 
 
@@ -391,3 +479,22 @@ def test_the_field_is_named(monkeypatch):
     module.config.inner.scale = 5.0
     ours(rows(3, 4))
     assert "the attribute config.inner.scale is 5.0 now" in explain(ours).fallback
+
+
+def test_what_guards_cost():
+    """Work of a call for a module that has not changed: the configuration's dictionary is all that is watched of it."""
+    plain, config = (
+        nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU()),
+        made(lambda self, x: self.linear(x) * self.config.scale),
+    )
+    config.config = Data(inner=Data())
+    for module, watched in ((plain, []), (config, [vars(config.config)])):
+        ours, frames = ORTModule(module), []
+        ours(rows(3, 4)), ours(rows(3, 4))
+        containers, names = ours._ortmodule.states.latest.tree.attributes.watched()
+        assert len(containers) == len(watched) and all(a is b for a, b in zip(containers, watched, strict=True))
+        assert len(names) <= 3
+        sys.setprofile(lambda frame, event, _: frames.append(frame) if event == "call" else None)  # noqa: B023
+        ours._ortmodule.state()
+        sys.setprofile(None)
+        assert len(frames) == 1
