@@ -128,6 +128,9 @@ class Plan:
     def recomputed(self) -> tuple[int, float]:
         """How many values backward computes again, and by which share that adds to a step's work, estimated."""
     @property
+    def compiles(self) -> int:
+        """How often the model was compiled until the plan was within its budget."""
+    @property
     def clusters(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
         """(operators, strategy, places made again, bytes of each place) of what backward can compute again."""
     @property
@@ -367,7 +370,7 @@ def recompute(
     n_forward: int,
     target: int,
 ) -> tuple[list[int], int, int, float, float]:
-    """(values made again, peak before, peak, cost, bound): a planner's choice, and the least cost that one can have."""
+    """(made again, peak before, peak, cost, its bound) for steps (operands, results, cost, workspace, in place)."""
 
 def passes() -> dict[str, int]:
     """{name: the bit that disables it}, in the order in which they run."""

@@ -60,6 +60,7 @@ static status make(ctx *c, const graph *model, const input_spec *inputs, const c
     memcpy((*out)->fired, fired, sizeof fired);
     (*out)->again = again;
     (*out)->made = made;
+    (*out)->compiles = 1;
     return OK;
 }
 
@@ -96,6 +97,7 @@ status compile_within(ctx *c, const graph *model, const input_spec *inputs, cons
     for (int i = 0; i <= TRIES; i++) {
         if (i > 0) start_anew(c);
         TRY(make(c, model, inputs, &to, out));
+        (*out)->compiles = i + 1;
         bytes = step_bytes(*out);
         if (bytes <= budget || !o->output_grads) return o->any_size ? OK : plan_check_limit(c, *out);
         if (bytes < least) {

@@ -79,6 +79,7 @@ typedef struct plan {
     bool *reads_input;      /* [inputs of the model] backward reads it: it must not change before */
     bool *reads_output;     /* [outputs] the same */
     recompute_result again; /* what backward computes again */
+    int compiles;           /* of the whole model until it was found */
     int fired[MAX_PASSES];  /* how often each pass changed something */
     made_by made;           /* which pass made a node */
 } plan;

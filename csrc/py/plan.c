@@ -365,6 +365,11 @@ static PyObject *get_recomputed(PyObject *object, void *unused) {
     return Py_BuildValue("(id)", r->count, r->total > 0 ? r->cost / r->total : 0.0);
 }
 
+static PyObject *get_compiles(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromLong(plan_of(object)->compiles);
+}
+
 static PyObject *cluster_row(const recompute_cluster *x) {
     PyObject *bytes = PyTuple_New(x->count);
     for (int i = 0; bytes && i < x->count; i++) {
@@ -515,6 +520,7 @@ static PyGetSetDef plan_getset[] = {
      NULL},
     {"recomputed", get_recomputed, NULL,
      "(values that backward computes again, the share of a step's work that this adds, estimated)", NULL},
+    {"compiles", get_compiles, NULL, "how often the model was compiled until the plan was within its budget", NULL},
     {"clusters", get_clusters, NULL,
      "[(operators, strategy, places made again, (bytes of each place, ...)), ...], of a plan that was asked for them:\n"
      "what backward can compute again",
