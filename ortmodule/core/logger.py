@@ -126,13 +126,15 @@ class Log:
     def warning(self, text: str) -> None:
         LOGGER.warning("%s: %s", self.name, text)
 
-    def warn_once(self, text: str) -> None:
-        """A warning that a module gives only once, through :mod:`warnings`, and to a log that a script has set up."""
+    def warn_once(self, text: str, level: int = logging.WARNING) -> None:
+        """A warning that a module gives only once, through :mod:`warnings`, and to a log that a script has set up.
+        ``level``: of the log; an error is shown where warnings are not."""
         if text not in self._said:
             self._said.add(text)
             if _is_kept():
-                LOGGER.warning("%s: %s", self.name, text)
-            if self.level <= LogLevel.WARNING and (_RANKS.all_ranks or rank() == 0):
+                LOGGER.log(level, "%s: %s", self.name, text)
+            shown = LogLevel.WARNING if level == logging.WARNING else LogLevel.ERROR
+            if self.level <= shown and (_RANKS.all_ranks or rank() == 0):
                 warnings.warn(f"ORTModule({self.name}): {text}", stacklevel=callers_level())
 
     @contextmanager

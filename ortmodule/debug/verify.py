@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ import torch
 from ortmodule.core import devices, pytree, rng_state
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
-from ortmodule.core.logger import LOGGER, Log
+from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.tolerance import is_rounding, rounded
 from ortmodule.core.torch_private import is_batched
@@ -391,5 +392,4 @@ class Verifier:
     def _report(self, what: str, operator: str) -> None:
         finding = Finding(what, operator)
         self.findings.append(finding)
-        LOGGER.error("%s: ORTMODULE_VERIFY: %s", self.log.name, finding)
-        self.log.warn_once(f"the engine computes something else than PyTorch: {finding}")
+        self.log.warn_once(f"the engine computes something else than PyTorch: {finding}", logging.ERROR)

@@ -216,7 +216,7 @@ def test_a_warning_goes_one_way_unless_a_log_is_kept(kept, monkeypatch):
     """Python's own log of last resort would print what the warning prints."""
     said = []
     monkeypatch.setattr(logger, "_is_kept", lambda: kept)
-    monkeypatch.setattr(LOGGER, "warning", lambda *args: said.append(args))
+    monkeypatch.setattr(LOGGER, "log", lambda *args: said.append(args))
     with pytest.warns(UserWarning, match="an input is empty") as warned:
         ORTModule(nn.Linear(2, 2))(torch.ones(0, 2))
     assert len(warned) == 1 and len(said) == kept
@@ -244,3 +244,15 @@ def test_a_warning_of_the_process_comes_once_and_on_one_rank(rank, times, monkey
         for _ in range(2):
             logger.warn_once(f"this is said by rank {rank}")
     assert len(found) == times
+
+
+def test_an_error_is_shown_where_warnings_are_not(caplog):
+    log = logger.Log("Net", LogLevel.WARNING)
+    log.level = LogLevel.ERROR
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        log.warn_once("a warning")
+        for _ in range(2):
+            log.warn_once("an error", logging.ERROR)
+    assert [str(w.message) for w in found] == ["ORTModule(Net): an error"]
+    assert [r.levelname for r in ours(caplog) if "an error" in r.getMessage()] == ["ERROR"]  # once, as the warning
