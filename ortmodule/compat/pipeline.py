@@ -1,4 +1,4 @@
-"""`ORTPipelineModule`: DeepSpeed's PipelineModule, of whose layers each is an ORTModule."""
+"""Makes each layer of DeepSpeed's PipelineModule an ORTModule: `ORTPipelineModule`."""
 
 from __future__ import annotations
 

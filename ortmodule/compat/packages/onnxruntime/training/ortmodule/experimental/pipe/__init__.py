@@ -1,4 +1,4 @@
-"""DeepSpeed's pipelines, whose layers are each an ORTModule."""
+"""Gives `ORTPipelineModule`, DeepSpeed's pipeline of layers that are ORTModules, its name in ONNX Runtime."""
 
 from ortmodule.compat.pipeline import ORTPipelineModule
 
