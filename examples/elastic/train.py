@@ -9,6 +9,7 @@ With --kill-at the last process ends itself at that step, once: torchrun names i
 """
 
 import argparse
+import datetime
 import os
 import shutil
 import signal
@@ -94,16 +95,26 @@ def load(folder, model, optimizer):
     return step_of(found)
 
 
+def meet(limit):
+    """Makes the process group. Returns (rank, number of processes)."""
+    store, rank, ranks = next(distributed.rendezvous("env://", timeout=limit))
+    # torchrun's store still has the addresses of the processes of earlier attempts: each has names of its own.
+    store = distributed.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
+    return rank, ranks
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="of the checkpoints")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--kill-at", type=int, help="the step at which the last process ends itself")
+    parser.add_argument("--limit", type=int, default=60, help="seconds for a collective, and for processes to meet")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    rank, ranks = meet(datetime.timedelta(seconds=args.limit))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

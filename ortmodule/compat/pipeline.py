@@ -1,4 +1,4 @@
-"""Makes an ORTModule of each layer of DeepSpeed's PipelineModule: `ORTPipelineModule`."""
+"""Makes each layer of DeepSpeed's PipelineModule an ORTModule: `ORTPipelineModule`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Examples on several processes: a process is killed and all go on, TwinBERT in its four settings."""
 
+import contextlib
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -18,12 +20,16 @@ def losses_of(folder, processes, steps, *options):
     places = [os.environ.get("ORTMODULE_BUILD") or str(ROOT), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    # More than one: gloo's processes may miss each other when they start again.
-    command += ["--max-restarts=3", "-m", "examples.elastic.train", f"--folder={folder}", f"--steps={steps}"]
+    command += ["--max-restarts=1", "-m", "examples.elastic.train", f"--folder={folder}", f"--steps={steps}"]
     command += ["--save-every=2", *options]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    text = done.stdout + done.stderr
-    assert done.returncode == 0, text[-3000:]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, start_new_session=True) as started:  # fmt: skip
+        try:
+            text, _ = started.communicate(timeout=LIMIT)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    assert started.returncode == 0, text[-3000:]
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) .*loss (\S+)", text)}, text
 
 

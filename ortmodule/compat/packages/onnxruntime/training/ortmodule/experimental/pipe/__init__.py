@@ -1,4 +1,4 @@
-"""Gives the pipelines of DeepSpeed whose layers are each an ORTModule."""
+"""Gives `ORTPipelineModule`, DeepSpeed's pipeline of layers that are ORTModules, its name in ONNX Runtime."""
 
 from ortmodule.compat.pipeline import ORTPipelineModule
 
