@@ -7,7 +7,6 @@ from torch import nn
 
 from ortmodule import ORTModule, explain
 
-
 CLOSED = []  # for each bar: was it in a trace?
 
 
