@@ -40,7 +40,14 @@ class _Forward:
     def __init__(self, original: Any) -> None:
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._ortmodule(args, kwargs)
+            try:
+                dispatcher = self._ortmodule
+            except AttributeError:
+                # An assigned forward that is captured is a function of the plain module.
+                dispatcher = THREAD.in_assigned
+                if dispatcher is None or dispatcher.module is not self:
+                    raise
+            return dispatcher(args, kwargs)
 
         forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # inspect reads it
         del forward.__wrapped__  # or who unwraps it would get past the engine
@@ -58,10 +65,10 @@ class _Forward:
         if self._is_own(value, instance):
             dispatcher.assign(None)
         elif isinstance(value, _Assigned) and value.dispatcher is dispatcher:
-            dispatcher.assign(value, value.forward)
+            dispatcher.assign(value, value.forward, value.__wrapped__)
         else:
             assigned = _Assigned(dispatcher, value, instance)
-            dispatcher.assign(assigned, assigned.forward)
+            dispatcher.assign(assigned, assigned.forward, value)
 
     def __delete__(self, instance: Any) -> None:
         instance._ortmodule.assign(None)
@@ -83,7 +90,8 @@ class _Assigned:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.dispatcher.assigned is self and THREAD.in_assigned is not self.dispatcher:
             return self.dispatcher.call_assigned(args, kwargs)
-        return self.forward(*args, **kwargs)  # another one that took its place calls it
+        # Another one that took its place calls it.
+        return (self.forward if THREAD.in_assigned is self.dispatcher else self.__wrapped__)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)

@@ -98,9 +98,11 @@ class Dispatcher:
         self.budget = Budget(config.capture_share, self.fallback.allows(Cause.TORCH_MODEL), self.log)
         self.reruns = Reruns()
         self.graphs: dict[tuple, list[CompiledGraph]] = {}
-        #: What a script has put in place of the wrapper's forward, and calls; the same as a function of the module's.
+        #: What stands in place of the wrapper's forward; the same as a function of the module's, which is captured; and
+        #: as the script has given it.
         self.assigned: Callable | None = None
         self.assigned_forward: Callable | None = None
+        self.given_forward: Callable | None = None
         self._calling_own: set[tuple] = set()  # kinds of calls in which it calls the module's own forward
         self._looks_for_own = False  # while such a call is captured
         self.latest: CompiledGraph | None = None
@@ -126,10 +128,13 @@ class Dispatcher:
         with inside_assigned(self):
             return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one where it is called
 
-    def assign(self, assigned: Callable | None, forward: Callable | None = None) -> None:
-        """``assigned`` takes the place of the wrapper's forward; ``forward``: the same as a function of the module."""
+    def assign(
+        self, assigned: Callable | None, forward: Callable | None = None, given: Callable | None = None
+    ) -> None:  # fmt: skip
+        """``assigned`` takes the place of the wrapper's forward; ``forward``: the same as a function of the module;
+        ``given``: as the script has given it."""
         with self._lock:
-            self.assigned = assigned
+            self.assigned, self.given_forward = assigned, given
             self._calling_own.clear()
             if forward is not self.assigned_forward:
                 self.assigned_forward, self._names, self.latest = forward, {}, None
@@ -141,18 +146,18 @@ class Dispatcher:
         one. Python runs what is around it then."""
         kind = _kind(args, kwargs)
         if kind is None or kind in self._calling_own:
-            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
+            return self.given_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
         try:
             return self(args, kwargs, ASSIGNED)
         except CallsOwn:
             self._add_calling_own(kind)
-            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
+            return self.given_forward(*args, **kwargs)  # type: ignore[misc]  # there is one
         except _NotCaptured as found:
             reason = found.reason
         # Not captured, or not now. The module's own forward may be within it, and can be.
         calls = self.usage.calls
         with self.reruns.noting(reason.inputs if isinstance(reason, Waits) else None):
-            result = self.budget.in_pytorch(self.assigned_forward, args, kwargs, reason)  # type: ignore[arg-type]  # there is one
+            result = self.budget.in_pytorch(self.given_forward, args, kwargs, reason)  # type: ignore[arg-type]  # there is one
         if self.usage.calls > calls:
             self.budget.discard(reason.variant if isinstance(reason, Waits) else None)
             self._add_calling_own(kind)

@@ -90,6 +90,13 @@ def around(model):
     return model
 
 
+def around_the_function(model):
+    """As accelerate does for mixed precision."""
+    own = model.forward.__func__
+    model.forward = types.MethodType(functools.wraps(own)(lambda *args, **kwargs: own(*args, **kwargs) * 2), model)
+    return model
+
+
 def compiled_in_place(model):
     model.compile(backend="eager")
     return model
@@ -100,6 +107,7 @@ REACHED = {
     "a method is assigned": method,
     "a function is assigned": function,
     "what is assigned calls the forward it replaces": around,
+    "what is assigned calls its function": around_the_function,
     "torch.compile": functools.partial(torch.compile, backend="eager"),
     "compile() of the module": compiled_in_place,
 }

@@ -1,0 +1,37 @@
+"""accelerate's plain loop trains a small GPT-2 on Python's reference.
+
+python -m examples.recipes.accelerate_loop --backend ortmodule
+"""
+
+import itertools
+
+import torch
+import transformers
+from accelerate import Accelerator
+
+from examples.recipes.shared import language_model, paragraphs, parse, report, tokenizer, wrapped
+
+
+def main(argv=None):
+    settings = parse(argv)
+    words = tokenizer(paragraphs())
+    rows = [{"input_ids": row} for row in words(paragraphs(), truncation=True)["input_ids"]]
+    collate = transformers.DataCollatorForLanguageModeling(words, mlm=False)
+    batches = torch.utils.data.DataLoader(rows, settings.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
+
+    accelerator = Accelerator()
+    own = wrapped(language_model(len(words)), settings)  # before prepare()
+    model, optimizer, batches = accelerator.prepare(own, torch.optim.AdamW(own.parameters(), lr=settings.lr), batches)
+    found, epochs = [], itertools.chain.from_iterable(itertools.repeat(batches))
+    for batch in itertools.islice(epochs, settings.steps):
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return report("accelerate_loop", settings, accelerator.unwrap_model(model), found)
+
+
+if __name__ == "__main__":
+    main()
