@@ -197,7 +197,9 @@ class Chance:
                 if function in sources if kind is module_type else kind in drawing or issubclass(kind, held):
                     self._called(frame, function, owner)
             elif event == "call":
-                ran[code := frame.f_code] = frame.f_globals
+                code = frame.f_code
+                if code not in ran and get_tracing_state() is not None:  # no node, which reads anew at each call
+                    ran[code] = frame.f_globals
                 if code in codes:
                     self._began(frame)
 

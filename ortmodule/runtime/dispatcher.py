@@ -220,7 +220,9 @@ class Dispatcher:
         return self.in_pytorch(which)(*args, **kwargs)
 
     def _in_engine(self, args: tuple, kwargs: dict[str, Any], which: str) -> Any:
-        inputs, arguments = _arguments(args, kwargs if len(kwargs) < 2 else self._in_order(kwargs, which))
+        if len(kwargs) > 1:
+            kwargs = self._in_order(kwargs, which)
+        inputs, arguments = _arguments(args, kwargs)
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
@@ -253,7 +255,8 @@ class Dispatcher:
 
     def _prepare(self, args: tuple, kwargs: dict[str, Any], which: str) -> tuple[CompiledGraph, Call]:
         with self._lock:
-            inputs, arguments = _arguments(args, self._in_order(kwargs, which))
+            kwargs = self._in_order(kwargs, which)
+            inputs, arguments = _arguments(args, kwargs)
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")

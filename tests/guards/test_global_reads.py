@@ -215,7 +215,7 @@ def test_training_between_generations():
                 model.eval()
                 found.append([loss.detach(), model.generate(ids, max_new_tokens=5, pad_token_id=0)])
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-    assert explain(ours).exports <= 2
+    assert explain(ours).exports <= 3  # training, the prompt, a token more
 
 
 quiet = functools.wraps(print)(lambda *words: None)
