@@ -1,5 +1,6 @@
 """The examples of ORTTrainer run, on a small text, and what they train gets better."""
 
+import importlib
 from pathlib import Path
 
 import onnx
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from ortmodule import explain
+from ortmodule.debug.verify import Verifier
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -46,3 +48,24 @@ def test_pretrain_bert(tmp_path, capsys, monkeypatch):
     for sample in samples:
         shown = (sample["labels"] != data.IGNORED) & (sample["input_ids"] != pairs.mask)
         assert (sample["attention_mask"][sample["labels"] != data.IGNORED] == 1).all() and shown.sum() < 8
+
+
+SMALL = {
+    "transformer_lm": ["--length", "16", "--width", "16", "--heads", "2", "--layers", "1", "--batch-size", "4"],
+    "pretrain_bert": ["--length", "24", "--batch-size", "8", "--vocabulary", "300", "--accumulate", "1"],
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_is_found_in_the_examples(name, tmp_path, monkeypatch):
+    """Each step beside PyTorch's (ORTMODULE_VERIFY)."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.setenv("ORTMODULE_VERIFY", "1")
+    compared, found, compare = [], [], Verifier._compare
+    monkeypatch.setattr(Verifier, "_compare", lambda self, *given: compared.append(1) or compare(self, *given))
+    monkeypatch.setattr(Verifier, "_report", lambda self, *what: found.append(what))
+    train = importlib.import_module(f"examples.{name}.train")
+    train.main([*SMALL[name], "--text", str(TEXT), "--steps", "4", "--checkpoint", str(tmp_path / "model.pt")])
+    assert len(compared) >= 3 and not found
