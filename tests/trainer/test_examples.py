@@ -1,5 +1,6 @@
 """The examples of ORTTrainer run, on a small text, and what they train gets better."""
 
+import importlib
 from pathlib import Path
 
 import onnx
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from ortmodule import explain
+from ortmodule.debug.verify import Verifier
 
 TEXT = Path(__file__).resolve().parents[2] / "LICENSE"
 
@@ -59,3 +61,24 @@ def test_benchmark(tmp_path, capsys):
     ours, theirs = (row["losses"] for row in report["rows"].values())
     assert ours == pytest.approx(theirs, rel=1e-5) and len(ours) == 4
     assert "| train_step |" in capsys.readouterr().out and (tmp_path / "trainer.json").exists()
+
+
+SMALL = {
+    "transformer_lm": ["--length", "16", "--width", "16", "--heads", "2", "--layers", "1", "--batch-size", "4"],
+    "pretrain_bert": ["--length", "24", "--batch-size", "8", "--vocabulary", "300", "--accumulate", "1"],
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_is_found_in_the_examples(name, tmp_path, monkeypatch):
+    """Each step beside PyTorch's (ORTMODULE_VERIFY)."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.setenv("ORTMODULE_VERIFY", "1")
+    compared, found, compare = [], [], Verifier._compare
+    monkeypatch.setattr(Verifier, "_compare", lambda self, *given: compared.append(1) or compare(self, *given))
+    monkeypatch.setattr(Verifier, "_report", lambda self, *what: found.append(what))
+    train = importlib.import_module(f"examples.{name}.train")
+    train.main([*SMALL[name], "--text", str(TEXT), "--steps", "4", "--checkpoint", str(tmp_path / "model.pt")])
+    assert len(compared) >= 3 and not found
