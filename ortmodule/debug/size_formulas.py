@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -77,7 +78,11 @@ class Formulas:
         now = tuple(self.shapes[group[0][0]][group[0][1]] for group in places)
         if len(places) > MOST_VARIABLES:
             return False
-        grid = [_points(lambda size, k=k: measured((*now[:k], size, *now[k + 1 :])), n) for k, n in enumerate(now)]
+
+        def along(k: int, size: int) -> Sequence[int] | None:
+            return measured((*now[:k], size, *now[k + 1 :]))
+
+        grid = [_points(partial(along, k), size) for k, size in enumerate(now)]
         axes = [points for points in grid if points is not None]
         if len(axes) < len(grid):
             return False
