@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -78,10 +79,10 @@ class Formulas:
         if len(places) > MOST_VARIABLES:
             return False
 
-        def along(k: int) -> Callable[[int], Any]:
-            return lambda size: measured((*now[:k], size, *now[k + 1 :]))
+        def along(k: int, size: int) -> Sequence[int] | None:
+            return measured((*now[:k], size, *now[k + 1 :]))
 
-        grid = [_points(along(k), n) for k, n in enumerate(now)]
+        grid = [_points(partial(along, k), size) for k, size in enumerate(now)]
         axes = [points for points in grid if points is not None]
         if len(axes) < len(grid):
             return False
