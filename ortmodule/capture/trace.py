@@ -6,6 +6,7 @@ changes is an extra output. Tracing leaves the module, its buffers and all rando
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -296,7 +297,8 @@ class _Flat(nn.Module):
         with self.recorder.paused():
             self.before, self.containers = contents(self.tree), containers(self.tree)
             hooks, modules = self.tree.hooks.entries(), self.tree.modules.values()
-            around = self.tree.caches.holders.snapshot(modules)
+            given = self.call.args if isinstance(self.call, functools.partial) else ()  # a forward that was assigned
+            around = self.tree.caches.holders.snapshot(modules, given)
             self.mode.keep(parameters)
             for slot in self.tree.counters:
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ _FORCED = {"FALLBACK_FORCE_TORCH_FORWARD": False, "FALLBACK_FORCE_TORCH_BACKWARD
 
 class _Thread(threading.local):
     only_pytorch = False  # see only_pytorch()
-    in_assigned: object = None  # see inside_assigned()
+    in_assigned: Any = None  # see inside_assigned()
 
 
 THREAD = _Thread()

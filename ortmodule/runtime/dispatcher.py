@@ -119,14 +119,14 @@ class Dispatcher:
 
     def in_pytorch(self, which: str = OWN) -> Callable:
         """The module's own forward, or the one that was assigned, in PyTorch."""
-        return self._own if which == OWN else self._assigned
+        return self._own if which == OWN else functools.partial(self._assigned, self.assigned_forward)
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.forward(*args, **kwargs)
 
-    def _assigned(self, *args: Any, **kwargs: Any) -> Any:
+    def _assigned(self, forward: Callable, /, *args: Any, **kwargs: Any) -> Any:
         with inside_assigned(self):
-            return self.assigned_forward(*args, **kwargs)  # type: ignore[misc]  # there is one where it is called
+            return forward(*args, **kwargs)
 
     def assign(
         self, assigned: Callable | None, forward: Callable | None = None, given: Callable | None = None
