@@ -11,6 +11,10 @@ Models draw a number and compare it with a rate that is 0 (`random.random() < se
 NumPy's global generators are `Drawn`, and let through where every comparison has one possible outcome. Such draws are
 made again at each call (``draws``), so the generators go on as in PyTorch.
 
+Where such a number, or one of another distribution of floats, goes into arithmetic, the module is traced once more with
+draws as operands (`DrawsOperand`): each is a node that draws in every run, in Python's order, and in Python a number
+that knows its tensor (`symbolic_numbers.py`). To decide something with it is refused as before.
+
 Environment variables and context variables that are read are noted (``reads``), and the functions that run (``ran``):
 guards compare what they read. So are lines that print or write to a file (``prints``), which no graph does: that is
 said.
@@ -30,7 +34,7 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -96,8 +100,25 @@ def _drawn(value: float, low: float, high: float) -> Drawn:
     return number
 
 
+class DrawsOperand(NotTraceable):
+    """A number that Python draws goes into arithmetic: draws are to be operands in another trace."""
+
+
 def _decides(*_: Any) -> Any:
     raise NotTraceable(f"{user_line()} draws a random number, and what forward does depends on it")
+
+
+def _computes(*_: Any) -> Any:
+    raise DrawsOperand(f"{user_line()} computes with a random number")
+
+
+def is_among(values: Iterable[Any]) -> bool:
+    """Is one of these a number that was drawn?"""
+    return any(type(value) is Drawn or (type(value) in (list, tuple) and is_among(value)) for value in values)
+
+
+_ARITHMETIC = {f"__{way}{name}__" for name in ("add", "sub", "mul", "truediv", "pow") for way in ("", "r")}
+_ARITHMETIC |= {"__neg__", "__abs__", "__pos__"}
 
 
 def _compared(name: str) -> Callable:
@@ -118,7 +139,7 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
     setattr(Drawn, _name, _compared(_name))
 for _name, _method in vars(float).items():
     if _name not in vars(Drawn) and callable(_method) and _name not in ("__new__", "__getattribute__", "__getformat__"):
-        setattr(Drawn, _name, _decides)
+        setattr(Drawn, _name, _computes if _name in _ARITHMETIC else _decides)
 
 
 class Moved(NotTraceable):
@@ -128,7 +149,10 @@ class Moved(NotTraceable):
 class Chance:
     """What one trace has seen. ``draws``: those that are to be made again at each call of the graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, operand: Callable[..., Any] | None = None) -> None:
+        """``operand(function, args, kwargs, between)``: draws a number that is an operand of the graph, where it is
+        known between which numbers; None: draws are none."""
+        self.operand = operand
         self.draws: list[Draw] = []
         self.reads: dict[tuple[int, str], tuple[Any, str]] = {}  # (id of an object, name): the object, and where
         self.prints: dict[str, None] = {}  # lines
@@ -162,6 +186,13 @@ class Chance:
         """What was drawn since the last check is not forward's: PyTorch has run a node."""
         self._nodes_draw |= self._python is not None and (random.getstate() != self._python or bool(self._moved()))
         self._states = [(generator, rng_state.state_of(generator)) for generator in rng_state.of_numpy()]
+
+    def sees(self, args: tuple) -> bool:
+        """Is a draw with these arguments one to look at? Not of a generator that forward has made, nor of the system,
+        nor while another one is made."""
+        generator = args[0] if args else None
+        unseen = isinstance(generator, random.SystemRandom) or any(generator is made for made in self._made)
+        return not self._busy and not unseen
 
     def _moved(self) -> list[Any]:
         return [each for each, state in self._states if not rng_state.equal(rng_state.state_of(each), state)]
@@ -288,21 +319,36 @@ def _range_of(name: str, args: tuple) -> tuple[float, float] | None:
 
 def _watched(chance: Chance, name: str, original: Callable) -> Callable:
     def draw(*args: Any, **kwargs: Any) -> Any:
-        between = None if kwargs or get_tracing_state() is None else _range_of(name, args)
-        if between is None:
+        if get_tracing_state() is None or not chance.sees(args):
             return original(*args, **kwargs)
-        return _drawn(chance.draw(original, args), *between)
+        function = original
+        if args and isinstance(args[0], random.Random):
+            function, args = types.MethodType(original, args[0]), args[1:]
+        between = None if kwargs else _range_of(name, args)
+        if chance.operand is not None:
+            return chance.operand(function, args, kwargs, between)
+        return _computes() if between is None else _drawn(chance.draw(function, args), *between)
 
     return draw
 
 
+_PYTHONS = (
+    "random", "uniform", "triangular", "gauss", "normalvariate", "lognormvariate", "expovariate", "betavariate",
+    "gammavariate", "vonmisesvariate", "paretovariate", "weibullvariate",
+)  # fmt: skip
+_NUMPYS_FLOATS = (
+    "random", "uniform", "rand", "random_sample", "normal", "standard_normal", "randn", "exponential", "beta", "gamma",
+    "laplace", "lognormal", "triangular", "weibull",
+)  # fmt: skip
+
+
 def _global_draws(chance: Chance) -> AbstractContextManager[None]:
     """Inside, `random.random()` and the like give numbers that tell of what is done with them."""
-    functions = [(random, ("random", "uniform")), (numpy.random, ("random", "uniform", "rand", "random_sample"))]
+    functions = [(random, _PYTHONS), (random.Random, _PYTHONS), (numpy.random, _NUMPYS_FLOATS)]
     return replaced(
         [
-            Replacement.around(module, name, functools.partial(_watched, chance, name))
-            for module, names in functions
+            Replacement.around(owner, name, functools.partial(_watched, chance, name))
+            for owner, names in functions
             for name in names
         ]
     )

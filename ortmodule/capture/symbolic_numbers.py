@@ -32,6 +32,7 @@ class _Number(torch.Tensor):
 
     tensor: torch.Tensor
     value: Any
+    between: tuple[float, float] | None = None  # of one that is drawn: it lies between these
     __torch_function__ = no_torch_function
 
     def __bool__(self) -> bool:
@@ -174,6 +175,10 @@ def _comparison(name: str) -> Callable:
             return NotImplemented
         if get_tracing_state() is None:
             return compute(_plain(self), other)
+        if self.between is not None and type(other) in (int, float):
+            ends, inside = {compute(end, other) for end in self.between}, self.between[0] <= other <= self.between[1]
+            if len(ends) == 1 and not (inside and name in ("eq", "ne")):
+                return ends.pop()
         return _read(compute(_wide(self, True), _wide(other, True)))
 
     return method

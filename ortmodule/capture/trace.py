@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
-from ortmodule.capture.chance import Chance, Moved
+from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
@@ -144,21 +144,14 @@ def _trace(
 
 
 def _record(
-    forward: Callable,
-    module: nn.Module,
-    tree: Tree,
-    arguments: pytree.Structure,
-    tensors: Sequence[torch.Tensor],
-    opaque: Opaque,
-    numbers: Numbers,
-    high: bool,
-    looking: bool,
-) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:
+    forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, tensors: Sequence[torch.Tensor],
+    opaque: Opaque, numbers: Numbers, high: bool, looking: bool,
+) -> tuple[_Flat, TracedGraph, Sequence[torch.Tensor]]:  # fmt: skip
     """The module as it was traced, its graph, and its results. Arguments as of :func:`_trace`."""
-    saved, second = Saved(), False
+    saved, second, operands = Saved(), False, False
     failure: Exception | None
     while True:
-        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque)), None
+        flat, failure = _Flat(forward, module, tree, arguments, Regions(tree, opaque), operands), None
         flat.looks = looking
         with (
             tree.counted(high) as flat.counters, tree.isolated() as flat.copies, tree.unhooked(),
@@ -182,6 +175,9 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.learn(flat.recorder.attributes, flat.recorder.fields)
+        if isinstance(failure, DrawsOperand) and not operands:
+            operands = True
+            continue
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
             continue
         if isinstance(failure, (Moved, ChangesAround)) and not looking:
@@ -251,10 +247,12 @@ class _Flat(nn.Module):
     """Flat tensors in, flat tensors out; its state is every tensor of the user's module, by our names."""
 
     def __init__(
-        self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions
-    ) -> None:
+        self, forward: Callable, module: nn.Module, tree: Tree, arguments: pytree.Structure, regions: Regions,
+        operands: bool,
+    ) -> None:  # fmt: skip
+        """``operands``: numbers that Python draws are operands."""
         super().__init__()
-        self.regions, self.chance = regions, Chance()
+        self.regions, self.chance = regions, Chance(self._drawn if operands else None)
         regions.entered, regions.left = self._entered, self._left
         regions.made = lambda tensors: self.mode.know(tensors)
         regions.runs, regions.ran = self.chance.check, self.chance.go_on
@@ -337,6 +335,14 @@ class _Flat(nn.Module):
         if not outputs:
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
+
+    def _drawn(
+        self, function: Callable, args: tuple, kwargs: dict[str, Any], between: tuple[float, float] | None
+    ) -> Any:  # fmt: skip
+        """A number that Python draws in every run, ``between`` these, if that is known."""
+        number: Any = symbolic_numbers.traced(self.regions.number(function, args, kwargs))
+        number.between = between
+        return number
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""

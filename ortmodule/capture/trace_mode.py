@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import chance, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -161,6 +161,8 @@ class TraceMode(TorchFunctionMode):
             if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
             return function(*args, **(kwargs or {}))
+        if chance.is_among(args) or (kwargs and chance.is_among(kwargs.values())):
+            raise chance.DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
         if not self._looks:
             return self._call(function, args, kwargs)
         self._look(args)
