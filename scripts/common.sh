@@ -89,6 +89,9 @@ install_python_packages() {
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed==$DEEPSPEED" ||
         say "DeepSpeed could not be installed: its tests are left out"
     pip_install --no-deps "${SOLVER[@]}" || say "OR-tools could not be installed: tests that compare with it are left out"
+    # Large libraries that wrapped modules are used with, for the exhaustive form alone.
+    [ -z "${LIBRARIES:-}" ] || pip_install -r scripts/requirements-libraries.txt ||
+        say "these libraries could not be installed: their tests are left out"
     # torch's build for GPUs brings its own.
     "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
         pip_install --no-deps "${NVIDIA[@]/#/nvidia-cuda-}" ||
@@ -114,7 +117,7 @@ setup() {
         say "making a virtual environment in $VENV"
         "$PYTHON" -m venv "$VENV"
     fi
-    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} ${SOLVER[*]} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
+    stamped packages "$TORCH $DEEPSPEED ${NVIDIA[*]} ${SOLVER[*]} ${LIBRARIES:+$(hash_of scripts/requirements-libraries.txt)} $(hash_of scripts/requirements.txt docs/requirements.txt)" install_python_packages
     compgen -G 'ortmodule/_core*.so' >/dev/null || rm -f "$VENV"/.stamp-{project,csrc} # removed, by git clean for one
     stamped project "$(hash_of setup.py pyproject.toml)" install_project
     stamped csrc "$(hash_of csrc)" build_engine

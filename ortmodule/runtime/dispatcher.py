@@ -119,7 +119,10 @@ class Dispatcher:
 
     def in_pytorch(self, which: str = OWN) -> Callable:
         """The module's own forward, or the one that was assigned, in PyTorch."""
-        return self._own if which == OWN else functools.partial(self._assigned, self.assigned_forward)
+        if which == OWN:
+            return self._own
+        assert self.assigned_forward is not None  # there is one where calls of it are
+        return functools.partial(self._assigned, self.assigned_forward)
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.forward(*args, **kwargs)
