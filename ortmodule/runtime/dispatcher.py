@@ -111,7 +111,9 @@ class Dispatcher:
 
     def in_pytorch(self, which: str = OWN) -> Callable:
         """The module's own forward, or the one that was assigned, in PyTorch."""
-        return self._own if which == OWN else functools.partial(self._assigned, self.assigned_forward)
+        if which == OWN or self.assigned_forward is None:
+            return self._own
+        return functools.partial(self._assigned, self.assigned_forward)
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.forward(*args, **kwargs)
