@@ -119,9 +119,8 @@ class Dispatcher:
 
     def in_pytorch(self, which: str = OWN) -> Callable:
         """The module's own forward, or the one that was assigned, in PyTorch."""
-        if which == OWN:
+        if which == OWN or self.assigned_forward is None:
             return self._own
-        assert self.assigned_forward is not None  # there is one where calls of it are
         return functools.partial(self._assigned, self.assigned_forward)
 
     def _own(self, *args: Any, **kwargs: Any) -> Any:
