@@ -242,10 +242,10 @@ class Dispatcher:
 
     def _forward_around_sharded(self, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`forward`; sharded submodules still are graphs of their own."""
-        state = self.states.latest
-        if state is None or not state.tree.sharded:
+        tree = self.state().tree  # a capture that failed has forgotten the latest one
+        if not tree.sharded:
             return self.forward(*args, **kwargs)
-        with recording(Diverted(state.tree, self.units(state.tree))):
+        with recording(Diverted(tree, self.units(tree))):
             return self.forward(*args, **kwargs)
 
     def state(self) -> ModuleState:
