@@ -325,10 +325,10 @@ class Dispatcher:
 
     def _forward_around_sharded(self, which: str, *args: Any, **kwargs: Any) -> Any:
         """As :meth:`in_pytorch`; sharded submodules still are graphs of their own."""
-        forward, state = self.in_pytorch(which), self.states.latest
-        if state is None or not state.tree.sharded:
+        forward, tree = self.in_pytorch(which), self.state().tree  # a capture that failed has forgotten the latest one
+        if not tree.sharded:
             return forward(*args, **kwargs)
-        with recording(Diverted(state.tree, self.units(state.tree))):
+        with recording(Diverted(tree, self.units(tree))):
             return forward(*args, **kwargs)
 
     def state(self) -> ModuleState:
