@@ -284,7 +284,8 @@ class _Flat(nn.Module):
         return destination
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tensors = [_no_leaf(t) for t in given]  # the caller's may be none, and only then forward may write into it
+        numbers = self.arguments.number_places()
+        tensors = [t if i in numbers else _copied(t) for i, t in enumerate(given)]
         self.leaves = {id(leaf): Source("input", i) for i, leaf in enumerate(given)}
         parameters = [slot.get() for slot in self.tree.parameters]
         versions = [t._version for t in tensors]
@@ -567,10 +568,9 @@ class _Flat(nn.Module):
         return outputs
 
 
-def _no_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """The same in the trace, which is no leaf of autograd's graph."""
-    if not torch.is_grad_enabled() or not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in the trace, which forward may write into: the input stays as it was, and the copy is no leaf of
+    autograd's graph, as the caller's tensor may be none."""
     with untraced():
         copy = tensor.clone()
     set_value_trace(copy, get_value_trace(tensor))
