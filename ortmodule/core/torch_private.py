@@ -271,6 +271,13 @@ amp_unscale = _private(
 _is_fx_tracing = _private(
     "torch.fx._symbolic_trace.is_fx_symbolic_tracing", "does torch.fx trace?", "torch.fx cannot trace a wrapped module"
 )
+_PYTHONS = "torch's functions of Python's are asked, which take longer"
+_deterministic = _private(
+    "torch._C._get_deterministic_algorithms", "are deterministic algorithms wished for?", _PYTHONS
+)
+_warns_only = _private(
+    "torch._C._get_deterministic_algorithms_warn_only", "does what is not deterministic warn?", _PYTHONS
+)
 global_step_hooks = _private(
     "torch.optim.optimizer._global_optimizer_pre_hooks", "are there hooks on the steps of all optimizers?",
     "gradients of DeepSpeed's ZeRO are scaled before a step, not in it",
@@ -298,6 +305,9 @@ peek_transform: Callable[[], Any] = (lambda: None) if isinstance(_interpreters, 
 registered_nodes: dict[type, Any] = {} if _registered_nodes is None else _registered_nodes
 #: `is_fx_tracing()`: does torch.fx trace?
 is_fx_tracing: Callable[[], bool] = (lambda: False) if _is_fx_tracing is None else _is_fx_tracing
+#: `deterministic()`: are deterministic algorithms wished for? `warns_only()`: does what is none warn, or raise?
+deterministic: Callable[[], bool] = _deterministic or torch.are_deterministic_algorithms_enabled
+warns_only: Callable[[], bool] = _warns_only or torch.is_deterministic_algorithms_warn_only_enabled
 #: `traced()`: true while TorchScript traces in this thread.
 traced: Callable[[], Any] = get_tracing_state
 if isinstance(get_tracing_state, _Absent):

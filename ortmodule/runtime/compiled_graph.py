@@ -25,7 +25,7 @@ from ortmodule.core.logger import LOGGER
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
-from ortmodule.core.torch_private import saving_hooks
+from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
 from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
 from ortmodule.guards.guards import Guards
@@ -81,7 +81,7 @@ class Call:
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             torch.get_default_dtype(),
-            torch.get_deterministic_debug_mode(),
+            deterministic() and 2 - warns_only(),  # torch's debug mode
             which,
             state.key,
             state.hooked,
@@ -238,7 +238,9 @@ class CompiledGraph:
         for group in self.capture.equal:
             if len({shapes[i][d] for i, d in group}) > 1:
                 return False
-        if self._reads.known.get(shapes) is not None or not self.fits_layouts(inputs):
+        if self._reads.known.get(shapes) is not None:
+            return False
+        if self.capture.trace.layouts is not None and not self.fits_layouts(inputs):
             return False
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)

@@ -228,7 +228,8 @@ class Dispatcher:
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
-        call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))
+        forward = self._own if which == OWN else self.in_pytorch(which)
+        call = Call(forward, which, state, arguments, inputs, (args, kwargs))
         if self.reruns.calls and self.reruns.is_rerun(inputs):
             raise Waits(None, "there was no graph for it in forward, and backward computes it again", "")
         if (

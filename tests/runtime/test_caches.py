@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import itertools
 import types
 
 import pytest
@@ -373,3 +374,32 @@ def test_transformers(model, cache, training, grad):
     compare(eager, wrapped, caches, (3, 3, 3, 1), grad=grad, call=call, sampled=sampled)
     report = explain(wrapped)
     assert report.captured and not report.breaks and report.pytorch_calls == 0, report
+
+
+class TwoCaches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, first=None, second=None, third=None):
+        y = self.linear(x)
+        first.append(y)
+        second["y"], second["first"] = y * 2, first
+        third[0] = (y * 3, second)
+        return y
+
+
+@pytest.mark.parametrize("names", itertools.permutations(["first", "second", "third"]), ids="-".join)
+def test_caches_by_name_in_any_order(names):
+    eager = TwoCaches().eval()
+    ours = ORTModule(copy.deepcopy(eager))
+    with torch.no_grad():
+        for _ in range(2):
+            x, seen = torch.randn(3, WIDTH), []
+            for model in eager, ours:
+                given = {"first": [], "second": {}, "third": [None]}
+                model(x, **{name: given[name] for name in names})
+                assert given["second"]["first"] is given["first"] and given["third"][0][1] is given["second"]
+                seen.append([given["first"][0], given["second"]["y"], given["third"][0][0]])
+            torch.testing.assert_close(*seen)
+    assert explain(ours).captured and explain(ours).exports == 1
