@@ -11,6 +11,7 @@ ORTMODULE_BUILD=dir   test the package built there (a sanitized build) instead o
 """
 
 import os
+import random
 import sys
 import time
 import zlib
@@ -18,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import hypothesis
+import numpy
 import pytest
 import torch
 
@@ -42,6 +44,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "full", max_examples=2000, deadline=timedelta(minutes=1), suppress_health_check=QUIET, database=None
 )
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """What a test draws hangs on no other test that the same process has run."""
+    torch.default_generator.manual_seed(0)
+    numpy.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True)
