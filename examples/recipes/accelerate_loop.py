@@ -6,23 +6,20 @@ python -m examples.recipes.accelerate_loop --backend ortmodule
 import itertools
 
 import torch
-import transformers
 from accelerate import Accelerator
 
-from examples.recipes.shared import language_model, paragraphs, parse, report, tokenizer, wrapped
+from examples.recipes.shared import batches, language_model, paragraphs, parse, report, tokenizer, wrapped
 
 
 def main(argv=None):
     settings = parse(argv)
     words = tokenizer(paragraphs())
-    rows = [{"input_ids": row} for row in words(paragraphs(), truncation=True)["input_ids"]]
-    collate = transformers.DataCollatorForLanguageModeling(words, mlm=False)
-    batches = torch.utils.data.DataLoader(rows, settings.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
 
     accelerator = Accelerator()
     own = wrapped(language_model(len(words)), settings)  # before prepare()
-    model, optimizer, batches = accelerator.prepare(own, torch.optim.AdamW(own.parameters(), lr=settings.lr), batches)
-    found, epochs = [], itertools.chain.from_iterable(itertools.repeat(batches))
+    optimizer = torch.optim.AdamW(own.parameters(), lr=settings.lr)
+    model, optimizer, rows = accelerator.prepare(own, optimizer, batches(words, settings))
+    found, epochs = [], itertools.chain.from_iterable(itertools.repeat(rows))
     for batch in itertools.islice(epochs, settings.steps):
         loss = model(**batch).loss
         accelerator.backward(loss)

@@ -5,9 +5,8 @@ python -m examples.recipes.lightning_module --backend ortmodule
 
 import lightning
 import torch
-import transformers
 
-from examples.recipes.shared import language_model, paragraphs, parse, report, tokenizer, wrapped
+from examples.recipes.shared import batches, language_model, paragraphs, parse, report, tokenizer, wrapped
 
 
 class LanguageModel(lightning.LightningModule):
@@ -27,16 +26,13 @@ class LanguageModel(lightning.LightningModule):
 def main(argv=None):
     settings = parse(argv)
     words = tokenizer(paragraphs())
-    rows = [{"input_ids": row} for row in words(paragraphs(), truncation=True)["input_ids"]]
-    collate = transformers.DataCollatorForLanguageModeling(words, mlm=False)
-    batches = torch.utils.data.DataLoader(rows, settings.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
     network = wrapped(language_model(len(words)), settings)
     module = LanguageModel(network, settings.lr)
     trainer = lightning.Trainer(
         max_steps=settings.steps, accelerator="auto", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0, default_root_dir=settings.out,
     )  # fmt: skip
-    trainer.fit(module, batches)
+    trainer.fit(module, batches(words, settings))
     return report("lightning_module", settings, network, module.losses)
 
 

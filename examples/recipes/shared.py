@@ -90,6 +90,13 @@ def arguments(settings, cls=transformers.TrainingArguments, **more):
     return cls(**given | more)
 
 
+def batches(words, settings):
+    """Python's reference in batches for a language model."""
+    rows = [{"input_ids": row} for row in words(paragraphs(), truncation=True)["input_ids"]]
+    collate = transformers.DataCollatorForLanguageModeling(words, mlm=False)
+    return torch.utils.data.DataLoader(rows, settings.batch_size, shuffle=True, drop_last=True, collate_fn=collate)
+
+
 def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 

@@ -26,7 +26,7 @@ from ortmodule.capture.trace_record import Source, Trace, Write
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
-from ortmodule.core.live_objects import no_collections
+from ortmodule.core.garbage import no_collections
 from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number

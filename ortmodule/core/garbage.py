@@ -1,8 +1,13 @@
-"""Collects garbage, also where another thread is collecting: then gc.collect() does nothing, and says nothing."""
+"""Collects garbage for certain, and keeps the collector from running by itself.
+
+While another thread collects, gc.collect() does nothing, and says nothing.
+"""
 
 import gc
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PAUSE = 0.001  # seconds
 _MOST_PAUSES = 1000  # it may be this very thread that collects, further out
@@ -13,6 +18,19 @@ class _Circle:
 
     def __init__(self) -> None:
         self.own = self
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Inside, the garbage collector does not run by itself: what finalizers of older garbage do, a progress bar's for
+    one, would look like the work of the code that happens to run."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:  # another thread that is inside, too, does not enable it again
+            gc.enable()
 
 
 def collect_garbage(generation: int = 2) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ortmodule import _core
@@ -22,19 +21,6 @@ _INTERPRETERS = 1000  # so many frozen objects are the interpreter's own, which 
 
 #: Calling it gives the object, or None if it is gone.
 _Reference = Callable[[], Any]
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Inside, the garbage collector does not run by itself: what finalizers of older garbage do, a progress bar's for
-    one, would look like the work of the code that happens to run."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:  # another thread that is inside, too, does not enable it again
-            gc.enable()
 
 
 def _reference(each: Any) -> _Reference:
