@@ -122,7 +122,7 @@ class Holders:
         level: list[Any] = []
         skipped: list[Any] = [tensors, level, found.tensors]
         for tensor in tensors:
-            holders = _holders_of([tensor], skipped)
+            holders = holders_of([tensor], skipped)
             if holders and not any(type(each).__name__ in _CACHES for each in holders):
                 found.tensors.append(tensor)
                 found.word = found.word or f"a {type(holders[0]).__name__}"
@@ -130,7 +130,7 @@ class Holders:
         met = {id(each) for each in level}
         for _ in range(MOST_STEPS):
             ids = {id(each): each for each in level}
-            holders = _holders_of(level, [*skipped, ids])
+            holders = holders_of(level, [*skipped, ids])
             level = []
             skipped += [ids, holders, level]
             for holder in holders:
@@ -153,7 +153,7 @@ def _key(kept: Any) -> tuple[int, str | None]:
     return id(kept.container if isinstance(kept, Items) else kept.variable), None
 
 
-def _holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
+def holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
     """What refers to ``objects``, but for frames, what is autograd's, and those ``skipped``."""
     ids = {id(each) for each in (*skipped, skipped, objects)}
     passing = types.FrameType, BackwardCFunction, _Place
@@ -161,9 +161,14 @@ def _holders_of(objects: list[Any], skipped: list[Any]) -> list[Any]:
     return [each for each in found if id(each) not in ids and not isinstance(each, passing)]
 
 
+def is_of_context(holder: Any) -> bool:
+    """Is it the dictionary of a custom autograd function's context?"""
+    return type(holder) is dict and any(isinstance(each, BackwardCFunction) for each in gc.get_referrers(holder))
+
+
 def is_held(tensors: list[torch.Tensor]) -> bool:
     """Does anything but that list, frames and what is autograd's refer to one of these?"""
-    return bool(tensors) and bool(_holders_of(tensors, []))
+    return bool(tensors) and bool(holders_of(tensors, []))
 
 
 def _is_passed(holder: Any) -> bool:

@@ -6,18 +6,16 @@ the submodule is a break of the graph then. It is looked for once, when the subm
 
 from __future__ import annotations
 
-import gc
 import sys
-import types
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
 
 from ortmodule.core.live_objects import Noted
+from ortmodule.guards.holders import holders_of, is_of_context
 
 
 class Young:
@@ -38,20 +36,9 @@ class Young:
         self._noted.close()
 
 
-def _is_autograds(holder: Any) -> bool:
-    """Is it a context of a custom autograd function, or the dictionary of one?"""
-    if isinstance(holder, BackwardCFunction):
-        return True
-    return type(holder) is dict and any(isinstance(each, BackwardCFunction) for each in gc.get_referrers(holder))
-
-
 def _keeper(tensor: torch.Tensor, ours: Sequence[Any]) -> Any:
     """What refers to a tensor, but for lists of ours, frames and autograd's own objects; None: nothing does."""
-    for holder in gc.get_referrers(tensor):
-        if any(holder is each for each in ours) or isinstance(holder, types.FrameType) or _is_autograds(holder):
-            continue
-        return holder
-    return None
+    return next((each for each in holders_of([tensor], list(ours)) if not is_of_context(each)), None)
 
 
 def kept(
