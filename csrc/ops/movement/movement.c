@@ -15,6 +15,14 @@
 /* PyTorch lets vectors of no elements stand in for nothing, whatever the rank of the others. */
 static bool is_nothing(const value *v) { return v->shape.rank == 1 && v->shape.dim[0] == 0; }
 
+/* Where all are such vectors, PyTorch looks at no axis: the first one stands for any. */
+static status lower_concat(graph *g, const node *n, value **out) {
+    if (node_int(n, "axis") == 0) return OK;
+    for (int i = 0; i < n->n_in; i++)
+        if (!n->in[i] || !is_nothing(n->in[i])) return OK;
+    return graph_emit(g, "Concat", NODE_ATTRS(INT("axis", 0)), n->n_in, n->in, 1, out);
+}
+
 static status infer_concat(graph *g, node *n) {
     shape s = {.rank = -1};
     char first[SHAPE_TEXT], other[SHAPE_TEXT];
@@ -488,7 +496,8 @@ kernel_fn trilu_cuda;                /* cuda/kernels/create.cu */
 const op_def movement_ops[] = {
     {ONNX("Concat", 4, 1, VARIADIC, 1, ANY_TYPE), .plain = ALL_OPERANDS, .flags = STRIDED,
      .attrs = NODE_ATTRS(NO_DEFAULT("axis", INT)),
-     .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu, .cuda = concat_cuda},
+     .lower = lower_concat, .infer = infer_concat, .simplify = simplify_concat, .grad = grad_concat, .cpu = concat_cpu,
+     .cuda = concat_cuda},
     {ONNX("Pad", 2, 1, 1, 1, ANY_TYPE),
      .attrs = NODE_ATTRS(STRING("mode", "constant"), NO_DEFAULT("pads", INTS), FLOAT("value", 0)), .lower = lower_pad},
     {ONNX("Pad", 11, 2, 3, 1, ANY_TYPE), .attrs = NODE_ATTRS(STRING("mode", "constant")), .lower = lower_pad},

@@ -110,6 +110,7 @@ CASES = [
     concat(0, (2, 3), (0, 3), (1, 3)),
     concat(1, (2, 0), (2, 0)),
     concat(0, (0,), (2, 3), name="nothing", resize=False),
+    concat(8, (0,), (0,), name="nothing-at-all", resize=False),
     concat(0, (1,), (1,), (1,), (2,), (1,)),
     concat(0, (2, 3), (4, 3), opset=11, dtypes=FLOAT),
     pad((3, 4), [1, 0, 0, 2]),
