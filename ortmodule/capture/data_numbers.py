@@ -1,4 +1,4 @@
-"""Numbers that Python takes out of tensors while a module is traced: `x.item()`, `int(x)`, `x.tolist()`.
+"""Follows numbers that Python takes out of tensors while a module is traced: `x.item()`, `int(x)`, `x.tolist()`.
 
 Each becomes a number that knows its tensor (`symbolic_numbers.py`). What Python computes with it, and gives back to
 torch as a size, a bound, an index or a factor, is traced; a comparison is a read that each run compares. So one graph

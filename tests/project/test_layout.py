@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import modules_page
+
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 #: A folder may include itself and folders above it in this list. `ops/op.h` has the operator records, which everything
@@ -157,6 +159,7 @@ def imports(tree):
 def test_every_package_has_a_place():
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert folders == {*PACKAGES, "trainer", "compat"}  # the last two import all, optim and the root, too
+    assert (*PACKAGES, "trainer", "compat") == modules_page.PACKAGES
     files = {"__init__.py", "__main__.py", "module.py", "with_loss.py", "memory.py", "hf.py", "not_built.py"}
     assert {path.name for path in PACKAGE.glob("*.py")} == files
 

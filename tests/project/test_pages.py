@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import modules_page
+
 ROOT = Path(__file__).resolve().parents[2]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,6 +74,14 @@ def test_families_of_the_readme():
         f"compares {row['compared']} of transformers' {row['all']} families; {row['not settled']} are not settled"
     )
     assert sentence in " ".join(README.read_text().split())
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_modules():
+    page = ROOT / "docs" / "modules.md"
+    assert page.read_text() == modules_page.page(), "run: python -m scripts.modules_page docs/modules.md"
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
