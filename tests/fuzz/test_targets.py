@@ -10,16 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = pytest.mark.skipif(os.environ.get("STAGE") != "fuzz", reason="builds with sanitizers: run by the stage fuzz")
-#: Executions of each, the same ones everywhere: what more of them find is for `scripts/fuzz`.
+#: Executions of each in about a minute of one core, the same ones everywhere: what more find is for `scripts/fuzz`.
 RUNS = {
-    "graphs": 500,
-    "resources": 200,
-    "onnx": 30000,
-    "schedules": 50,
-    "between": 1500,
-    "attributes": 100,
-    "pytorch": 100,
-    "replay": 20,
+    "graphs": 80_000,
+    "resources": 100_000,
+    "onnx": 1_000_000,
+    "schedules": 12_000,
+    "between": 7_000,
+    "attributes": 700,
+    "pytorch": 1_200,
+    "replay": 200,
 }
 
 

@@ -65,6 +65,8 @@ def batch_norm(samples, channels, parameters, training):
         (r"operand 1 .* each channel of \[2, 4\]", lambda: batch_norm(2, 4, 3, 0)),
         ("4 channels cannot be in 3 groups", lambda: run(GROUPS, X(2, 4, 5), X(4), X(4), num_groups=3, opset=21)),
         ("p = 3", lambda: run("LpNormalization", X(2, 4), p=3)),
+        ("GlobalLpPool with p = 0", lambda: run("GlobalLpPool", X(2, 4, 3), p=0)),
+        ("LpPool with p = 0", lambda: run("LpPool", X(2, 4, 3), p=0, kernel_shape=[2])),
         ("ratio of 1.5", lambda: run("Dropout", X(2), torch.tensor(1.5), torch.tensor(True), constants=(1, 2))),
         ("ZeroDivisionError.* int64 .*\n.*Div", lambda: divide("Div", torch.int64, [1, 0, 2])),
         ("ZeroDivisionError.* uint8 ", lambda: divide("Div", torch.uint8, [1] * 1500 + [0])),

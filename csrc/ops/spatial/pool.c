@@ -320,6 +320,12 @@ static status lower_global_max_pool(graph *g, const node *n, value **out) {
     return emit_with(g, &out[0], "MaxPool", NODE_ATTRS(INTS("kernel_shape", count, n->in[0]->shape.dim + 2)), n->in[0]);
 }
 
+/* There is no norm of degree 0: its root does not exist. */
+static status read_degree(graph *g, const node *n, double *p) {
+    *p = (double)node_int(n, "p");
+    return *p != 0 ? OK : fail(g->c, E_INVALID, "%s with p = 0", n->op->name);
+}
+
 /* |x|^p, and back after summing. */
 static status power(graph *g, value *x, double p, value **out) {
     value *exponent;
@@ -328,11 +334,12 @@ static status power(graph *g, value *x, double p, value **out) {
 }
 
 static status lower_global_lp_pool(graph *g, const node *n, value **out) {
-    double p = (double)node_int(n, "p");
     int64_t axes[MAX_RANK];
+    double p;
     int count;
     value *v;
 
+    TRY(read_degree(g, n, &p));
     TRY(spatial_range(g, n, &count, axes));
     TRY(emit(g, &v, "Abs", n->in[0]));
     TRY(power(g, v, p, &v));
@@ -343,15 +350,15 @@ static status lower_global_lp_pool(graph *g, const node *n, value **out) {
 /* A sum is an average over windows that all count the same number of elements. */
 static status lower_lp_pool(graph *g, const node *n, value **out) {
     static const char *const kept[] = {"auto_pad", "dilations", "kernel_shape", "pads", "strides"};
-    double p = (double)node_int(n, "p");
     attr list[sizeof kept / sizeof *kept + 2] = {INT("count_include_pad", 1)};
     const op_def *average = op_find("", "AveragePool", 0);
     const int64_t *kernel;
     int used = 1, rank = node_ints(n, "kernel_shape", &kernel);
-    double elements = 1;
+    double elements = 1, p;
     value *v;
 
     TRY(require(g, n, 0));
+    TRY(read_degree(g, n, &p));
     if (node_int(n, "ceil_mode")) return fail(g->c, E_UNSUPPORTED, "LpPool with ceil_mode");
     for (int i = 0; i < rank; i++) elements *= (double)kernel[i];
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
