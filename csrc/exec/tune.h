@@ -2,6 +2,7 @@
 #ifndef ORT_EXEC_TUNE_H
 #define ORT_EXEC_TUNE_H
 
+#include "gemm/gemm.h"
 #include "gemm/gemm_table.h"
 #include "plan/plan.h"
 

@@ -9,39 +9,6 @@
 #include <limits.h>
 #include <string.h>
 
-/* --- fewer, larger products ----------------------------------------------------------------------------------------- */
-
-static void drop_batch(gemm *g, int i) {
-    for (g->n_batch--; i < g->n_batch; i++) {
-        g->batch[i] = g->batch[i + 1];
-        g->a_step[i] = g->a_step[i + 1];
-        g->b_step[i] = g->b_step[i + 1];
-        g->c_step[i] = g->c_step[i + 1];
-    }
-}
-
-void gemm_simplify(gemm *g) {
-    for (int i = g->n_batch - 1; i >= 0; i--) {
-        if (g->batch[i] == 1) {
-            drop_batch(g, i);
-        } else if (i + 1 < g->n_batch && g->a_step[i] == g->batch[i + 1] * g->a_step[i + 1] &&
-                   g->b_step[i] == g->batch[i + 1] * g->b_step[i + 1] &&
-                   g->c_step[i] == g->batch[i + 1] * g->c_step[i + 1]) {
-            g->batch[i + 1] *= g->batch[i];
-            drop_batch(g, i);
-        }
-    }
-    for (int i = g->n_batch - 1; i >= 0; i--) {
-        if (g->m == 1) { /* one row has no stride of its own */
-            g->a_row = g->a_step[i];
-            g->c_row = g->c_step[i];
-        }
-        if (g->b_step[i] != 0 || g->a_step[i] != g->m * g->a_row || g->c_step[i] != g->m * g->c_row) break;
-        g->m *= g->batch[i];
-        drop_batch(g, i);
-    }
-}
-
 /* --- BLAS --------------------------------------------------------------------------------------------------------- */
 
 typedef struct blas_job {
@@ -109,7 +76,7 @@ static gemm part_of(const gemm *g, gemm_offsets at) {
     part.a = (const char *)g->a + at.a * size;
     part.b = (const char *)g->b + at.b * size;
     part.c = (char *)g->c + at.c * size;
-    while (part.n_batch > 1) drop_batch(&part, 0);
+    while (part.n_batch > 1) gemm_drop_batch(&part, 0);
     return part;
 }
 

@@ -4,7 +4,7 @@
  * it, functions take constants (sources, widths, rows), and are inlined where these are given. */
 #include "core/ints.h"
 #include "core/prefetch.h"
-#include "gemm/gemm_packed.h"
+#include "gemm/gemm_kernel.h"
 
 #include <immintrin.h>
 

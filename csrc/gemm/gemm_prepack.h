@@ -2,7 +2,7 @@
 #ifndef ORT_GEMM_PREPACK_H
 #define ORT_GEMM_PREPACK_H
 
-#include "gemm/gemm_packed.h"
+#include "gemm/gemm_kernel.h"
 
 typedef struct gemm_prepacked gemm_prepacked;
 

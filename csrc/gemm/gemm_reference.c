@@ -13,7 +13,7 @@
 #include "core/ints.h"
 #include "core/names.h"
 #include "core/parallel.h"
-#include "gemm/gemm.h"
+#include "gemm/gemm_ways.h"
 
 enum { VECTOR = 64 };                   /* bytes of a vector; compilers split it for narrower machines */
 enum { MR = 8, NR_BYTES = 2 * VECTOR }; /* the inner kernel's block */

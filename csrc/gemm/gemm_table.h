@@ -5,7 +5,7 @@
 #ifndef ORT_EXEC_GEMM_TABLE_H
 #define ORT_EXEC_GEMM_TABLE_H
 
-#include "gemm/gemm.h"
+#include "gemm/gemm_ways.h"
 
 typedef uint64_t gemm_class; /* never 0 */
 

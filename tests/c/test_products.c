@@ -1,7 +1,8 @@
 /* test_products.c -- matrix products and convolutions against their definitions. There is no torch in this program: so
  * these are our own kernels, which the Python tests see only where torch has none. */
+#include "gemm/gemm.h"
 #include "gemm/gemm_prepack.h"
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 #include "test.h"
 

@@ -4,7 +4,7 @@
 
 #include "cuda/host/driver.h"
 #include "cuda/libraries/blas_choice.h"
-#include "gemm/gemm.h"
+#include "gemm/gemm_product.h"
 
 /* Bytes that divide the address of the workspace: with less the library may find out when it is started, or not. */
 enum { BLAS_WORK_ALIGNED = 256 };

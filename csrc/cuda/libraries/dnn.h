@@ -5,7 +5,7 @@
 #define ORT_CUDA_DNN_H
 
 #include "cuda/host/driver.h"
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 /* Starts one product of a convolution; its operands are in the order of the record (ops/spatial/conv.c). `add`: to what the
  * result holds. Not taken: padding that is not the same on both sides, or nothing that gives the same bits every time.

@@ -3,7 +3,7 @@
 #ifndef ORT_OPS_LOOKUP_H
 #define ORT_OPS_LOOKUP_H
 
-#include "ops/pointwise/pointwise.h"
+#include "ops/pointwise/tile.h"
 
 typedef enum lookup_kind {
     NO_LOOKUP,

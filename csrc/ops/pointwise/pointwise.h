@@ -1,7 +1,7 @@
 /* pointwise.h -- pointwise operators as functions over tiles.
  *
- * A pointwise operator is one loop over contiguous tiles of a few hundred elements; ops/pointwise/pointwise.c does everything
- * else (broadcasting, strides, narrow types, threads). Narrow types are widened while a tile is loaded and narrowed
+ * A pointwise operator is one loop over contiguous tiles of a few hundred elements; tile.c reads and writes them, and
+ * pointwise.c does everything else (broadcasting, threads). Narrow types are widened while a tile is loaded and narrowed
  * when it is stored, so each operator is written for float and double only (and int64/int32 where integers make
  * sense). The same functions are the steps of fused chains. */
 #ifndef ORT_OPS_POINTWISE_H
@@ -9,28 +9,8 @@
 
 #include "core/parallel.h"
 #include "ops/op.h"
+#include "ops/pointwise/tile.h"
 
-enum { TILE = 1024, TILE_OPERANDS = 4, TILE_PARAMS = 4 };
-
-/* What a tile is computed in: F32 for float32, bfloat16, float16; I32 for int32, int16, int8, uint8. */
-typedef enum tile_class { TILE_F32, TILE_F64, TILE_I64, TILE_I32, TILE_BOOL, TILE_CLASSES } tile_class;
-
-/* out[i] = f(in[0][i], in[1][i], ...) for i < n. Tiles do not overlap, except that out may equal in[0] or in[1].
- * `param`: the attributes named by the definition, in order. */
-typedef void tile_fn(int64_t n, void *out, const void *const *in, const double *param);
-
-typedef struct pointwise_def {
-    const char *params[TILE_PARAMS];                    /* attributes handed to the tile function */
-    tile_fn *fn[TILE_CLASSES];                          /* by the class of the last operand; NULL: not for that class */
-    tile_fn *(*choose)(tile_class from, tile_class to); /* instead of fn, where the output's class matters too */
-    /* The last operand of fn is 32 random bits an element, those of the element's place in the stream of the attribute
-     * "key", which is params[1]. Only steps of a fused chain are computed so. */
-    bool draws;
-    /* fn is a gradient of floats: the first operand times a function of the second alone. */
-    bool slope;
-} pointwise_def;
-
-tile_class tile_class_of(dtype t);
 /* All operands are present and of one type; out[0] is of that type and their broadcast shape. */
 status infer_pointwise(graph *g, node *n);
 /* The kernels behind every POINTWISE record. */
@@ -43,37 +23,8 @@ kernel_fn pointwise_cuda; /* cuda/kernels/pointwise.cu; not for every operator a
 status pointwise_grad_x(graph *g, const node *n, value *const dy[], value *dx[]);
 status pointwise_grad_y(graph *g, const node *n, value *const dy[], value *dx[]);
 
-/* --- its parts, for kernels that run several tile functions in a row ---------------------------------------------- */
+/* --- for kernels that run several tile functions in a row ------------------------------------------------------------ */
 
-/* An operand seen through the shape of the output, as few dimensions as describe it. */
-typedef struct tile_source {
-    const char *data;
-    dtype type;
-    int rank; /* at least 1 */
-    int64_t dim[MAX_RANK], stride[MAX_RANK];
-    int64_t period; /* it repeats after so many elements, at most TILE; 0: no such number */
-} tile_source;
-
-/* Room for a tile, or for a period and a tile, of any class. */
-typedef struct tile_buffer {
-    _Alignas(64) char bytes[2 * TILE * 8];
-} tile_buffer;
-
-/* `t` must broadcast to `to`. */
-tile_source tile_source_of(const tensor *t, const shape *to);
-/* To be called once before tiles of at most `n` elements are read through `b`. */
-void tile_begin(const tile_source *s, int64_t n, tile_buffer *b);
-/* Elements [start, start + n) in the class of the type: in the operand's own memory where that can be, else in `b`. */
-const void *tile_read(const tile_source *s, int64_t start, int64_t n, tile_buffer *b);
-/* Whether elements of `t` are stored as they are computed. */
-static inline bool tile_is_native(dtype t) { return t == F32 || t == F64 || t == I64 || t == I32 || t == BOOL; }
-/* n elements of a tile into memory, narrowed where the type is not native, and then past the caches if it `streams`. */
-void tile_store(dtype t, const void *tile, int64_t n, void *to, bool streams);
-/* Whether that is better for a result of these operands. */
-bool tile_streams(const tensor *out, const tensor *in, int n_in);
-/* What storing a tile as `t` and loading it again leaves of it. */
-void tile_round(dtype t, void *tile, int64_t n);
-int64_t tile_element(dtype t); /* bytes of an element in a tile */
 /* The tile function of an operator with operands and output of these types (NULL: there is none); a node's parameters. */
 tile_fn *tile_function(const op_def *op, dtype last_operand, dtype output);
 void tile_parameters(const node *n, double param[TILE_PARAMS]);

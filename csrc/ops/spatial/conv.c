@@ -6,7 +6,7 @@
  *
  * The gradient of each of the first two is made of the others. Backward keeps x and w alive, not y. How a convolution
  * is computed is chosen in conv_by_torch; the kernels are in conv_kernel.c, conv_narrow.c and conv_shim.c. */
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 #include <inttypes.h>
 #include <string.h>

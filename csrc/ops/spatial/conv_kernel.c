@@ -14,7 +14,7 @@
 #include "core/parallel.h"
 #include "core/size.h"
 #include "gemm/gemm.h"
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 enum { CHUNK_BYTES = 2 << 20, CHUNK_PIXELS = 256, FEW_CHANNELS = 8 };
 

@@ -11,7 +11,7 @@
 
 #include "core/parallel.h"
 #include "gemm/gemm.h"
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 enum { LEAST_CHANNELS = 8, LONG_LINE = 256, COLLECTED = 2 << 20 /* bytes */ };
 

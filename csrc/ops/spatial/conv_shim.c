@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/torch_lib.h"
-#include "ops/spatial/conv.h"
+#include "ops/spatial/conv_products.h"
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */
 

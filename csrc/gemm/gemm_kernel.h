@@ -1,13 +1,13 @@
-/* gemm_packed.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
+/* gemm_kernel.h -- between the driver of our own products (gemm_packed.c) and its inner kernels, one file a CPU feature.
  *
  * Operands are packed in units of 32 bits along K: a float, or two neighbouring bfloat16; or three units are the three
  * bfloat16 that each of two neighbouring floats is the sum of. A *panel* of A holds `rows` rows and one of B PANEL_COLS
  * columns, unit by unit; places beyond the operand's edge are zeros. */
-#ifndef ORT_EXEC_GEMM_PACKED_H
-#define ORT_EXEC_GEMM_PACKED_H
+#ifndef ORT_GEMM_KERNEL_H
+#define ORT_GEMM_KERNEL_H
 
 #include "core/ints.h"
-#include "gemm/gemm.h"
+#include "gemm/gemm_ways.h"
 
 enum { PANEL_COLS = 32 };
 
