@@ -23,6 +23,14 @@ def test_a_stage_that_is_not_there():
     assert {"python-style", "c", "pytest", "emulated", "sanitized", "every-test"} <= set(known)
 
 
+def test_every_stage_says_where_its_tests_are():
+    """Without a path pytest takes the file that two processes share for one, and does not find its own settings."""
+    text = (ROOT / "scripts" / "test").read_text()
+    commands = re.findall(r"\$(?:PYTEST|\{PYTEST[^}]*\})(?![A-Za-z+=])((?:[^\"\n]|\\\\\n)*)", text)
+    assert len(commands) >= 9
+    assert all(re.search(r" (tests|\$SANITIZED)\b", command) for command in commands), commands
+
+
 @pytest.mark.parametrize("dies", ["", "--from-front", "--from-back"])
 def test_a_share_that_ends_early_has_failed(dies):
     """As when a sanitizer ends its process, after which pytest counts nothing."""
