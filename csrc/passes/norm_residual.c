@@ -31,10 +31,10 @@ static bool is_stored(const value *v) {
     return value_is_end(v);
 }
 
-/* Whether what the norm `n` scales with is there when `at` runs. */
-static bool is_ready(const node *n, const node *at) {
+/* Whether what the norm `n` scales with is there when `at` runs, and is not the sum `s` that it would make then. */
+static bool is_ready(const node *n, const value *s, const node *at) {
     for (int i = 1; i < n->n_in; i++)
-        if (!value_is_before(n->in[i], at)) return false;
+        if (n->in[i] == s || !value_is_before(n->in[i], at)) return false;
     return true;
 }
 
@@ -60,7 +60,7 @@ static void peel(value *v, sum *s) {
 static bool read_sum(const value *v, const node *norm, sum *s) {
     const node *n = v->def;
 
-    if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, value_first_reader(v))) return false;
+    if (!value_is(v, "Add") || n->backward != norm->backward || !is_ready(norm, v, value_first_reader(v))) return false;
     for (int i = 0; i < 2; i++) {
         if (!shape_equal(&n->in[i]->shape, &v->shape) || !shape_equal(&n->in[1 - i]->shape, &v->shape)) return false;
         peel(n->in[i], s);

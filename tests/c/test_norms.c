@@ -75,7 +75,7 @@ TEST(a_norm_is_stored_in_16_bits) {
 }
 
 /* What a chain makes; what is broadcast; what a Transpose leaves where it is; a sum that is read before the norm is
- * there; a norm that only a chain reads in 16 bits, and one that is wider than float32. */
+ * there, or is what the norm scales with; a norm that only a chain reads in 16 bits, and one wider than float32. */
 TEST(norms_that_stay) {
     ctx c;
     ctx_init(&c);
@@ -88,6 +88,8 @@ TEST(norms_that_stay) {
     make_output(g, rms_norm(g, NODE(g, "Add", x, NODE(g, "Transpose", r)), w));
     sum = NODE(g, "Add", x, r);
     make_output(g, rms_norm(g, sum, NODE(g, "ReduceMax", sum, INT_LIST(g, 0))));
+    sum = NODE(g, "Add", w, INPUT(g, "q", F32, 3));
+    make_output(g, rms_norm(g, sum, sum));
     make_output(g, NODE(g, "Tanh", cast(g, rms_norm(g, r, w), BF16)));
     make_output(g, cast(g, rms_norm(g, wide, w64), BF16));
     check_untouched(g, "norm_residual");
