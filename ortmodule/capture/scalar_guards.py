@@ -183,9 +183,14 @@ def recording() -> Iterator[Recorder]:
         _current.recorder = None
 
 
+def of_thread() -> Recorder | None:
+    """The recorder of this thread, also while PyTorch runs a node of the trace."""
+    return getattr(_current, "recorder", None)
+
+
 def active() -> Recorder | None:
     """The recorder of this thread while it traces and is not itself at work."""
-    recorder = getattr(_current, "recorder", None)
+    recorder = of_thread()
     return recorder if recorder is not None and recorder.watches() else None
 
 
