@@ -26,20 +26,21 @@ from ortmodule.guards.tensor_attributes import MISSING
 
 _HANDLE = torch.overrides.handle_torch_function.__code__
 _LAYOUT = {torch.Tensor.is_contiguous, torch.Tensor.stride}
+#: By the names of methods, and of functions.
 _METHODS = {
-    torch.Tensor.data_ptr: "for the address of a tensor",
-    torch.Tensor.storage_offset: "where a tensor begins in its storage",
-    torch.Tensor.untyped_storage: "for the storage of a tensor",
-    torch.Tensor.storage: "for the storage of a tensor",
-    torch.Tensor._typed_storage: "for the storage of a tensor",
-    torch.Tensor.is_set_to: "whether two tensors are one part of a storage",
-    torch.Tensor.is_shared: "whether a tensor is in shared memory",
-    torch.Tensor.is_pinned: "whether a tensor is in pinned memory",
-    torch.Tensor.is_inference: "whether a tensor was made in inference mode",
-    torch.Tensor._is_view: "whether a tensor is a view",
+    "data_ptr": "for the address of a tensor",
+    "storage_offset": "where a tensor begins in its storage",
+    "untyped_storage": "for the storage of a tensor",
+    "storage": "for the storage of a tensor",
+    "_typed_storage": "for the storage of a tensor",
+    "is_set_to": "whether two tensors are one part of a storage",
+    "is_shared": "whether a tensor is in shared memory",
+    "is_pinned": "whether a tensor is in pinned memory",
+    "is_inference": "whether a tensor was made in inference mode",
+    "_is_view": "whether a tensor is a view",
 }
 #: Kernels that a node calls ask for these, and decide nothing by them.
-_ADDRESSES = {torch.Tensor.data_ptr, torch.Tensor.untyped_storage}
+_ADDRESSES = {"data_ptr", "untyped_storage"}
 _ATTRIBUTES = {
     "is_leaf": "whether a tensor is a leaf",
     "grad_fn": "for the node that has made a tensor",
@@ -103,7 +104,7 @@ def _question(function: Any) -> str | None:
     """What a function of torch's asks of a tensor; "": how it lies in memory; None: nothing of these."""
     if function.__name__ == "__get__":
         return _ATTRIBUTES.get(getattr(function.__self__, "__name__", ""))
-    return "" if function in _LAYOUT else _METHODS.get(function)
+    return "" if function in _LAYOUT else _METHODS.get(function.__name__)
 
 
 def asked_in_node(function: Any, args: tuple) -> None:
@@ -112,7 +113,7 @@ def asked_in_node(function: Any, args: tuple) -> None:
     recorder, what = of_thread(), _question(function)
     if what is None or recorder is None or not args or not isinstance(args[0], torch.Tensor):
         return
-    if OPERAND in attributes_of(args[0]) and function not in _ADDRESSES and _by_user():
+    if OPERAND in attributes_of(args[0]) and function.__name__ not in _ADDRESSES and _by_user():
         with DisableTorchFunction():
             contiguous = args[0].is_contiguous()
         if what or not contiguous:
