@@ -176,7 +176,7 @@ def _record(
                 if failure is not None:
                     flat.regions.mark(failure)
                 flat.regions.forget()
-                tree.learn(flat.recorder.attributes, flat.recorder.fields)
+                tree.learn(flat.recorder.attributes, flat.recorder.fields, flat.recorder.sites)
         if isinstance(failure, DrawsOperand) and not operands:
             operands = True
             continue
