@@ -277,6 +277,8 @@ class Watch:
         """In ``containers`` a tensor of one of these classes may be replaced by one of its kind, in ``exact`` not."""
     def changed(self) -> bool:
         """Is anything not as it was when this was made?"""
+    def holds(self, tensors: list[Any], /) -> bool:
+        """Is one of these there, by the latest look?"""
 
 # --- memory of tensors ------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ typedef struct {
     Py_ssize_t n_all, n_entries;
     container *all;
     int *tensors, n_tensors; /* entries with a tensor that no earlier entry has */
+    int *exact, n_exact_tensors; /* other entries with a tensor */
     int unsure;              /* something cannot be watched: always changed */
 } watch;
 
@@ -74,7 +75,8 @@ static int remember(watch *w, PyObject *tensor_class) {
     w->entries = calloc((size_t)total + 1, sizeof *w->entries);
     w->now = calloc((size_t)total + 1, sizeof *w->now);
     w->tensors = calloc((size_t)total + 1, sizeof *w->tensors);
-    if (!w->entries || !w->now || !w->tensors) return PyErr_NoMemory(), -1;
+    w->exact = calloc((size_t)total + 1, sizeof *w->exact);
+    if (!w->entries || !w->now || !w->tensors || !w->exact) return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; i < n; i++) {
         const container *from = &w->all[i];
         PyObject *key, *value;
@@ -82,12 +84,15 @@ static int remember(watch *w, PyObject *tensor_class) {
         while (made < end && next(from, &at, &key, &value)) {
             entry *e = &w->entries[made];
             e->key = key ? Py_NewRef(key) : NULL;
-            e->value = value;
+            e->value = w->now[made] = value;
             e->tied = (int)made;
             w->n_entries = ++made;
             if (i < w->n_exact || !is_plain_tensor(w, value)) {
                 Py_INCREF(value);
-                w->unsure |= i >= w->n_exact && PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_class);
+                if (PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_class)) {
+                    w->exact[w->n_exact_tensors++] = e->tied;
+                    w->unsure |= i >= w->n_exact;
+                }
                 continue;
             }
             e->type = Py_NewRef((PyObject *)Py_TYPE(value));
@@ -228,6 +233,30 @@ static PyObject *watch_changed(PyObject *object, PyObject *unused) {
     return PyBool_FromLong(w->unsure || objects_changed(w) || containers_changed(w) || names_changed(w));
 }
 
+/* --- holding -------------------------------------------------------------------------------------------------------- */
+
+static int holds(const watch *w, const PyObject *tensor) {
+    for (int i = 0; i < w->n_tensors; i++)
+        if (w->now[w->tensors[i]] == tensor) return 1;
+    for (int i = 0; i < w->n_exact_tensors; i++)
+        if (w->entries[w->exact[i]].value == tensor) return 1;
+    for (Py_ssize_t i = 0, n = w->names ? PyList_Size(w->names) : 0; i < n; i++)
+        if (PyTuple_GetItem(PyList_GetItem(w->names, i), 2) == tensor) return 1;
+    return 0;
+}
+
+static PyObject *watch_holds(PyObject *object, PyObject *tensors) {
+    const watch *w = (const watch *)object;
+
+    if (!PyList_Check(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "holds() takes a list");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++)
+        if (holds(w, PyList_GetItem(tensors, i))) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
 /* --- the type ------------------------------------------------------------------------------------------------------- */
 
 static int watch_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -250,6 +279,7 @@ static int watch_clear(PyObject *object) {
     Py_ssize_t n = w->n_entries;
 
     w->n_entries = 0;
+    w->n_tensors = w->n_exact_tensors = 0;
     w->unsure = 1;
     for (Py_ssize_t i = 0; i < n; i++) {
         if (!w->entries[i].type) Py_CLEAR(w->entries[i].value);
@@ -269,13 +299,14 @@ static void watch_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     watch_clear(object);
     for (int i = 0; i < MOST_TENSOR_CLASSES; i++) Py_CLEAR(w->tensor_classes[i]);
-    free(w->entries), free(w->now), free(w->all), free(w->tensors);
+    free(w->entries), free(w->now), free(w->all), free(w->tensors), free(w->exact);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
 static PyMethodDef watch_methods[] = {
     {"changed", watch_changed, METH_NOARGS, PyDoc_STR("changed() -> is anything not as it was when this was made?")},
+    {"holds", watch_holds, METH_O, PyDoc_STR("holds(tensors) -> is one of these there, by the latest look?")},
     {NULL, NULL, 0, NULL},
 };
 

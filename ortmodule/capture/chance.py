@@ -41,13 +41,14 @@ from typing import Any
 import numpy
 import torch
 
+from ortmodule.capture import process_reads
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.torch_private import get_tracing_state
 from ortmodule.guards.code_reader import is_library
-from ortmodule.guards.process_state import ENVIRONMENT, of_context
+from ortmodule.guards.process_state import ENVIRONMENT, of_context, of_setting
 
 #: A draw from a global generator: the function, and what it is given.
 Draw = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -63,7 +64,7 @@ _CLOCKS = {
 }  # fmt: skip
 _ENTROPY = {getattr(os, name) for name in ("urandom", "getrandom") if hasattr(os, name)}
 _ENTROPY |= {each for each in (getattr(uuid, "_generate_time_safe", None),) if each is not None}
-_SOURCES = _CLOCKS | _ENTROPY | {print}
+_SOURCES = _CLOCKS | _ENTROPY | process_reads.SETTINGS | process_reads.MOVING | process_reads.FILES | {print}
 _DRAWING_TYPES = {contextvars.ContextVar, type}  # whose methods are looked at, beside those of Python's generators
 _NOW = {"now", "utcnow", "today"}  # of datetime's classes
 _DRAWING = {"random", "getrandbits"}  # what all methods of random.Random draw with
@@ -72,6 +73,7 @@ _QUIET = {
     "logging", "warnings", "threading", "queue", "concurrent", "multiprocessing", "subprocess", "tqdm", "rich", "torch",
     "ortmodule",
 }  # fmt: skip
+_OF_GENERATOR = "sets or reads the state of a torch.Generator"
 _FILES: type = vars(_io)["_IOBase"]
 _HELPERS = {"random", "secrets", "uuid"}  # modules that draw for the one that calls them
 _BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -169,7 +171,7 @@ class Chance:
         """Inside, in this thread, a draw that decides raises NotTraceable."""
         before = sys.getprofile()
         self.go_on()
-        with _global_draws(self):
+        with _global_draws(self), process_reads.without_files():
             if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
                 sys.setprofile(self._profiler())
             try:
@@ -219,7 +221,7 @@ class Chance:
     def _profiler(self) -> Callable[[types.FrameType, str, Any], None]:
         """The profile function. It is called for each call and return of forward's, so it leaves early."""
         sources, module_type, drawing = _SOURCES, types.ModuleType, _DRAWING_TYPES
-        codes, held, ran = (_SEED, _READ), (random.Random, _FILES, torch.Generator), self.ran
+        codes, held, ran = {_SEED, _READ, *process_reads.CODES}, (random.Random, _FILES, torch.Generator), self.ran
 
         def look(frame: types.FrameType, event: str, function: Any) -> None:
             if event == "c_call":
@@ -242,6 +244,10 @@ class Chance:
             self._made.append(frame.f_locals["self"])
         elif frame.f_code is _READ and get_tracing_state() is not None:
             self._note(ENVIRONMENT, frame.f_locals["key"], frame)
+        elif frame.f_code in process_reads.CODES and get_tracing_state() is not None and frame.f_back is not None:
+            step = process_reads.asks_setting(frame.f_back)
+            if step is not None and (setting := process_reads.setting_of_code(frame)) is not None:
+                self._note(setting, "value", step)
 
     def _called(self, frame: types.FrameType, function: Any, owner: Any) -> None:
         """A function of C code that may be of interest is called."""
@@ -253,7 +259,13 @@ class Chance:
         elif type(owner) is contextvars.ContextVar:
             self._note(of_context(owner), "value", frame)
         elif isinstance(owner, torch.Generator):
-            what = "" if _is_quiet(frame) else "sets or reads the state of a torch.Generator"
+            what = "" if _is_quiet(frame) and process_reads.asks_setting(frame) is None else _OF_GENERATOR
+        elif function in process_reads.SETTINGS:
+            if (step := process_reads.asks_setting(frame)) is not None:
+                self._note(of_setting(function), "value", step)
+        elif function in process_reads.MOVING or function in process_reads.FILES:
+            for step, text in process_reads.asked_moving(function, frame):
+                frame, what = step, text
         elif isinstance(owner, random.Random):
             if function.__name__ in _DRAWING and not any(owner is made for made in self._made):
                 what = "draws a random number"

@@ -30,6 +30,7 @@ from ortmodule.capture.trace_record import Trace, Write
 from ortmodule.core import pytree, torch_private
 from ortmodule.core.errors import CaptureError, ExportError, MissingPrivate, NotTraceable, Unclear
 from ortmodule.core.names import STATE
+from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.guards.module_tree import Tree
 from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
@@ -112,7 +113,7 @@ class _Sizes:
         if self.shift and not self.varied and part.is_floating_point() and part.dim():
             part = part.roll(1, -1)
         part = part.clone() if part is tensor or part.data_ptr() == tensor.data_ptr() else part
-        return part.requires_grad_(tensor.requires_grad)
+        return with_attributes(part.requires_grad_(tensor.requires_grad), tensor)
 
 
 def capture(

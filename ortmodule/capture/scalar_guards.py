@@ -48,6 +48,7 @@ from ortmodule.core.torch_private import (
     validate_sample,
 )
 from ortmodule.guards.fields import FieldReads
+from ortmodule.guards.item_reads import KINDS
 
 #: Models ask whether numbers overflow. What was drawn has next to nothing to do with the answer, and a run that finds
 #: another one is none of the graph's.
@@ -85,6 +86,8 @@ class Recorder:
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     fields: FieldReads = field(default_factory=FieldReads)  # of plain objects
+    #: Of attributes that hold a dictionary or a namespace: which instructions read them.
+    sites: dict[tuple[int, str], set[tuple[types.CodeType, int]]] = field(default_factory=dict)
     asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
@@ -183,9 +186,14 @@ def recording() -> Iterator[Recorder]:
         _current.recorder = None
 
 
+def of_thread() -> Recorder | None:
+    """The recorder of this thread, also while PyTorch runs a node of the trace."""
+    return getattr(_current, "recorder", None)
+
+
 def active() -> Recorder | None:
     """The recorder of this thread while it traces and is not itself at work."""
-    recorder = getattr(_current, "recorder", None)
+    recorder = of_thread()
     return recorder if recorder is not None and recorder.watches() else None
 
 
@@ -364,8 +372,12 @@ def _attribute_reads() -> Replacement:
     def make(original):
         def method(module, name):
             recorder = active()
-            if recorder is not None and (id(module), name) not in recorder.attributes:
-                _note(recorder, module, name)
+            if recorder is not None:
+                if (id(module), name) not in recorder.attributes:
+                    _note(recorder, module, name)
+                if (sites := recorder.sites.get((id(module), name))) is not None:
+                    frame = sys._getframe(1)
+                    sites.add((frame.f_code, frame.f_lasti))
             return original(module, name)
 
         return method
@@ -377,8 +389,13 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     # The machinery of modules looks into the dictionary for every parameter.
     if name == "__dict__" and sys._getframe(2).f_code.co_filename == nn_module.__file__:
         return
+    sites: set[tuple[types.CodeType, int]] = set()
     if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
         module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
+        sites.add((_note.__code__, -1))
+    attributes = object.__getattribute__(module, "__dict__")
+    if type(attributes.get(name, getattr(type(module), name, None))) in KINDS:
+        recorder.sites.setdefault((id(module), name), set()).update(sites)
     recorder.attributes[id(module), name] = user_line()
     if not type(module).__module__.startswith(_OURS):
         recorder.fields.modules[id(module)] = module

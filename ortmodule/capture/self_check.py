@@ -25,6 +25,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Raised
 from ortmodule.core.names import INPUT, STATE
 from ortmodule.core.onnx_utils import RANDOM, attributes
+from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.core.tolerance import TOLERANCE, is_rounding, rounded
 from ortmodule.core.torch_private import TorchDispatchMode, unvalidated
 from ortmodule.engine.session import Session
@@ -68,6 +69,7 @@ def _difference(
             if change is not None or filled:
                 tree.replace_parameters(lambda p: given(filled.get(_key(p), p)))
             given_inputs = [given(t.detach()).clone().requires_grad_(t.requires_grad) for t in inputs]
+            given_inputs = [with_attributes(copy, t) for copy, t in zip(given_inputs, capture.sample, strict=True)]
             generators.put_back()
             with only_pytorch(), _unvalidated(), _KeepAll(filled, left) as recorder:
                 found = capture.trace.eager(forward, arguments, given_inputs)

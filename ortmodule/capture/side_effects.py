@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ortmodule.capture.trace_mode import TraceMode
-from ortmodule.core import pytree
+from ortmodule.core import pytree, pytree_tokens
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.garbage import collect_garbage
 from ortmodule.core.pytree import CONSTANTS
@@ -48,6 +48,8 @@ class SideEffects:
         this ``structure`` around ``tensors``. ``regions``: learns which containers are the caller's."""
         self.around, self.kept, self.regions = around, kept, regions
         regions.arguments, regions.inputs, regions.filled = arguments, list(tensors), (list(tensors), structure)
+        if pytree_tokens.HELD in structure.tokens:
+            regions.filled = pytree.flatten(arguments)
         regions.generators = pytree.generators(arguments)
         #: The containers among the arguments, by their numbers.
         self.held = pytree.containers(arguments)

@@ -21,8 +21,9 @@ from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
+from ortmodule.capture.tensor_attributes import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, memory_of
-from ortmodule.capture.trace_record import Source, Trace, Write
+from ortmodule.capture.trace_record import Source, Trace, Write, path_in
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
@@ -31,6 +32,7 @@ from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
+from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TracedGraph,
@@ -125,7 +127,7 @@ def _trace(
         flat.sets,
         flat.settled,
         flat.recorder.attributes,
-        flat.chance.reads | read_by_arguments(arguments.classes()),
+        flat.chance.reads | flat.attributes.others | read_by_arguments(arguments.classes()),
         flat.recorder.fields,
         sizes,
         data,
@@ -139,7 +141,7 @@ def _trace(
         flat.regions.altered,
         flat.regions.escaped,
         numbers.taken,
-        tensor_facts.layouts(tensors) if flat.recorder.asks_layout else None,
+        tensor_facts.facts(tensors, flat.recorder.asks_layout, flat.attributes.of_inputs),
     )
 
 
@@ -174,7 +176,7 @@ def _record(
                 if failure is not None:
                     flat.regions.mark(failure)
                 flat.regions.forget()
-                tree.learn(flat.recorder.attributes, flat.recorder.fields)
+                tree.learn(flat.recorder.attributes, flat.recorder.fields, flat.recorder.sites)
         if isinstance(failure, DrawsOperand) and not operands:
             operands = True
             continue
@@ -303,6 +305,7 @@ class _Flat(nn.Module):
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
                 attributes[slot.key] = symbolic_numbers.traced(self.counters[slot.name])
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
+        self.attributes = TensorReads(given_to(self.tree, tensors), self.mode.is_made)
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, tensors, self.regions)
         known = tensors, parameters, self.copies.values(), self.counters.values()
         try:
@@ -310,6 +313,7 @@ class _Flat(nn.Module):
                 self.mode.looking(*known), self.chance.looking(),
                 self.recorder.numbers.converting(self.recorder),
                 object_reads.watched(self.recorder, around.values, self.before.values()),
+                self.attributes.watched(),
             ):  # fmt: skip
                 result = self.call(*args, **kwargs)
             with self.recorder.paused():
@@ -324,7 +328,7 @@ class _Flat(nn.Module):
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
-            self.sets = self._sets(self.before, self.containers)
+            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, tensors))
             sets = [slot.get() for slot in self.sets]
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value: tuple = (result, sets) if filled is None else (filled, result, sets)
@@ -437,6 +441,8 @@ class _Flat(nn.Module):
         outputs: list[torch.Tensor] = []
         for tensor in leaves:
             number = symbolic_numbers.stands_for_one(tensor) or (id(tensor) not in known and is_number(tensor))
+            if id(tensor) not in known and (name := set_by_forward(tensor)):
+                raise NotTraceable(f"forward sets the attribute {name} of its result")
             if id(tensor) not in known or (number and known[id(tensor)].kind != "number"):
                 known[id(tensor)] = Source("number" if number else "graph", len(outputs))
                 outputs.append(tensor)
@@ -460,9 +466,15 @@ class _Flat(nn.Module):
         self.views = {s.key: found[s.key] for s in self.sources if s.kind == "graph" and s.key in found}
         return outputs
 
-    def _sets(self, before: dict[str, Contents], kept: list[Items]) -> list[Slot]:
-        """The attributes that forward set, new contents of buffers and plain tensors aside, and those by which it
-        knows that it has put hooks on submodules."""
+    def _elsewhere(self, result: Any, tensors: Sequence[torch.Tensor]) -> set[int]:
+        """The ids of tensors that are an input, in the result, or in a place of the module when forward begins: where
+        forward sets an attribute to one, it is that very tensor."""
+        held = [*self.copies.values(), *(tensor for _, tensor, _ in self.given.values())]
+        return {id(t) for t in (*tensors, *held, *pytree.flatten(result, results=True)[0])}
+
+    def _sets(self, before: dict[str, Contents], kept: list[Items], elsewhere: set[int]) -> list[Slot]:
+        """The attributes that forward set, and those by which it knows that it has put hooks on submodules. New
+        contents of buffers and plain tensors are no such, but for tensors that are ``elsewhere``, too."""
         found, inside = [], []
         others = {(id(slot.holder), slot.key) for slot in self.tree.others}
         now = contents(self.tree)
@@ -470,7 +482,8 @@ class _Flat(nn.Module):
             for holder, key in then.changed(now[path]):
                 slot = Slot(path_of(path, key), holder, key)
                 value = slot.find()
-                if isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad:
+                new = isinstance(value, torch.Tensor) and (id(holder), key) in others and not value.requires_grad
+                if new and (id(value) not in elsewhere or value is self.copies.get(path_of(path, key))):
                     continue
                 if value is then.attributes.get(key) and not isinstance(value, torch.Tensor):
                     inside.append((slot, self.recorder.attributes.get((id(then.module), key)), path))
@@ -572,7 +585,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     """The same in the trace, which forward may write into: the input stays as it was, and the copy is no leaf of
     autograd's graph, as the caller's tensor may be none."""
     with untraced():
-        copy = tensor.clone()
+        copy = cloned(tensor)
     set_value_trace(copy, get_value_trace(tensor))
     return copy
 
@@ -583,9 +596,3 @@ def _vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
     place = next((t.device for t in reads if t.device.type != "cpu"), reads[0].device)
     wide = [(t if is_number(t) else t.detach()).to(torch.float64) for t in reads]
     return torch.stack([t if t.device == place else t.to(place) for t in wide])
-
-
-def path_in(scope: str, names: Iterable[str]) -> str:
-    """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
-    found = scope.rpartition("::")[2].partition("/")[0]
-    return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")

@@ -158,6 +158,7 @@ class TraceMode(TorchFunctionMode):
             if get_tracing_state() is not None:
                 return self._draw(function, args, kwargs)
         if get_tracing_state() is None:
+            tensor_facts.asked_in_node(function, args)
             if _is_of_data(function, "__get__"):  # or no version would tell that a parameter is changed through it
                 return args[0].detach()
             return function(*args, **(kwargs or {}))
@@ -200,6 +201,10 @@ class TraceMode(TorchFunctionMode):
         set_value_trace(tensor, get_value_trace(copy))
         self.moved[id(tensor)] = tensor
         self._shared.append((value, value._version, where))
+
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Is it a result of the graph's operators?"""
+        return id(tensor) not in self._given and self._knows(tensor)
 
     def let_go(self) -> None:
         """Of all but weak references: the trace is over."""

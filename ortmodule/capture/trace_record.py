@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import nn
 from ortmodule.capture import scalar_guards
 from ortmodule.capture.chance import Draw
 from ortmodule.capture.output_aliasing import Sighting
+from ortmodule.capture.tensor_facts import InputFacts
 from ortmodule.core import pytree
+from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import TracedGraph
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.inventory import Slot
@@ -73,11 +75,12 @@ class Trace:
     altered: list[Any] = field(repr=False)  # containers, and objects with the names of attributes, that breaks change
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
-    layouts: tuple | None  # of its inputs, where forward asks for it
+    facts: InputFacts | None  # of its inputs, where forward asks for any
 
     def eager(self, forward: Callable, structure: pytree.Structure, tensors: Sequence[Any]) -> list[torch.Tensor]:
         """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it."""
-        arguments = structure.rebuild([t.clone() if t.requires_grad and t.is_leaf else t for t in tensors])
+        copies = [cloned(t) if t.requires_grad and t.is_leaf else t for t in tensors]
+        arguments = structure.rebuild(copies)
         held = pytree.containers(arguments)
         return self.tensors_of(arguments, held, forward(*arguments[0], **arguments[1]))
 
@@ -86,3 +89,9 @@ class Trace:
         ``held``: their containers before."""
         value = result, [slot.find() for slot in self.sets]
         return pytree.flatten_filled((arguments, *value) if self.filled else value, held)[0]
+
+
+def path_in(scope: str, names: Iterable[str]) -> str:
+    """`.../a.b.Class::model.layer.0/...` -> the path of the innermost submodule."""
+    found = scope.rpartition("::")[2].partition("/")[0]
+    return max((name for name in names if found == name or found.endswith(f".{name}")), key=len, default="")

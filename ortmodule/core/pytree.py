@@ -9,6 +9,8 @@ objects that are nothing but their attributes. Anything else (a tensor subclass,
 :class:`Unflattenable`. Results may also hold arbitrary objects: one with tensors inside is rebuilt from its attributes,
 the rest is returned as it is.
 
+A tensor that is there twice among arguments is listed once: it is one tensor to who rebuilds them, too.
+
 Containers are numbered in prefix order (:func:`containers`). So what a call has put into copies of the caller's
 (:func:`flatten_filled`) can be put into these themselves (``into`` of :meth:`Structure.rebuild`): a key-value cache.
 """
@@ -32,7 +34,18 @@ from ortmodule.core import pytree_leaves as leaves
 from ortmodule.core import sparse_arguments
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.pytree_tokens import EMPTY, GENERATOR, NUMBER, SAME, SPARSE, TENSOR, WHOLE
+from ortmodule.core.pytree_tokens import (
+    EMPTY,
+    GENERATOR,
+    HELD,
+    NUMBER,
+    PARAMETER,
+    SAME,
+    SPARSE,
+    TENSOR,
+    TWIN,
+    WHOLE,
+)
 from ortmodule.core.torch_private import registered_nodes
 
 MOST_DEPTH = 64  # of nested containers
@@ -108,6 +121,15 @@ class Structure:
                 found.append(next(given))
         return Structure(tuple(tokens), self.objects), found
 
+    def with_held(self, places: Sequence[Any]) -> Structure:
+        """The same where tensors are those in ``places`` (``get()``), one for each tensor; None: it is another one."""
+        tokens: list[Any] = []
+        given = iter(places)
+        for token in self.tokens:
+            place = next(given) if token is TENSOR or token is NUMBER else None
+            tokens += (token,) if place is None else (HELD, place)
+        return Structure(tuple(tokens), self.objects)
+
     def rebuild(
         self, tensors: Sequence[Any], number: Callable[[Any], Any] = lambda tensor: tensor.item(),
         into: Mapping[int, Any] | None = None, generators: Sequence[torch.Generator] | None = None,
@@ -126,7 +148,7 @@ def as_arguments(sample: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def flatten(value: Any, results: bool = False) -> tuple[list[torch.Tensor], Structure]:
-    """The tensors of ``value`` in order (one that appears twice is listed twice), and the rest.
+    """The tensors of ``value`` in order (of results one that appears twice is listed twice), and the rest.
 
     ``results``: arbitrary objects are allowed.
     """
@@ -166,9 +188,14 @@ def flatten_filled(value: Any, held: Sequence[Any]) -> tuple[list[torch.Tensor],
 
 
 class _Writer:
-    __slots__ = ("tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside", "generators")
+    __slots__ = (
+        "tensors", "tokens", "objects", "results", "open", "met", "containers", "held", "inside", "generators", "twins",
+        "repeated",
+    )  # fmt: skip
 
     def __init__(self, results: bool) -> None:
+        self.twins: dict[int, int] = {}  # numbers of the tensors of arguments, by their ids
+        self.repeated = 0  # how many of them were met before
         self.generators: list[torch.Generator] = []
         self.tensors: list[torch.Tensor] = []
         self.tokens: list[Any] = []
@@ -184,12 +211,23 @@ class _Writer:
         """How much is written, for :meth:`cut`."""
         return len(self.tokens), len(self.tensors), len(self.objects), len(self.open), len(self.containers)
 
-    def cut(self, size: tuple[int, int, int, int, int]) -> None:
-        """Takes back what was written since."""
+    def cut(self, size: tuple[int, int, int, int, int], twins: int = 0) -> None:
+        """Takes back what was written since. ``twins``: how many tensors of arguments there were."""
         parts: tuple[list, ...] = (self.tokens, self.tensors, self.objects, self.open, self.containers)
         for part, length in zip(parts, size, strict=True):
             del part[length:]
         self.met = {key: number for key, number in self.met.items() if number < size[-1]}
+        self.twins = {key: number for key, number in self.twins.items() if number < twins}
+
+    def is_twin(self, tensor: torch.Tensor) -> bool:
+        """Is it a tensor of arguments that was met before? It is written then; otherwise it is the next one."""
+        if self.results:
+            return False
+        if (number := self.twins.setdefault(id(tensor), count := len(self.twins))) == count:
+            return False
+        self.tokens += (TWIN, number)
+        self.repeated += 1
+        return True
 
     def add(self, value: Any) -> None:
         cls = type(value)
@@ -216,7 +254,7 @@ class _Writer:
 
 
 class _Reader:
-    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into", "generators")
+    __slots__ = ("tokens", "tensors", "objects", "met", "number", "into", "generators", "twins")
 
     def __init__(
         self, structure: Structure, tensors: Iterable[Any], number: Callable[[Any], Any], into: Mapping[int, Any],
@@ -227,16 +265,27 @@ class _Reader:
         self.into = into
         self.objects = structure.objects
         self.met: list[Any] = []
+        self.twins: list[Any] = []  # the tensors, each once
+
+    def _tensor(self, tensor: Any) -> Any:
+        self.twins.append(tensor)
+        return tensor
 
     def value(self) -> Any:
         token = next(self.tokens)
         if token is TENSOR:
-            return next(self.tensors)
+            return self._tensor(next(self.tensors))
+        if token is TWIN:
+            return self.twins[next(self.tokens)]
+        if token is PARAMETER:
+            return leaves.as_parameter(self.value())
+        if token is HELD:
+            return self._tensor(next(self.tokens).get())
         if token is NUMBER:
             next(self.tokens)
             return self.number(next(self.tensors))
         if token is SPARSE:
-            return sparse_arguments.read(self)
+            return self._tensor(sparse_arguments.read(self))
         if token is WHOLE:
             return self.objects[next(self.tokens)]
         if token is SAME:
@@ -406,17 +455,17 @@ class _Object(_Attributes):
             return self._write_result(writer, value, cls)
         if not writer.results and not _is_plain(cls):
             return leaves.WholeLeaf.write(writer, value, cls)
-        count, begin, outermost = len(writer.tensors), len(writer.tokens), not writer.inside
+        count, begin, outermost = len(writer.tensors) + writer.repeated, len(writer.tokens), not writer.inside
         writer.inside += 1
         try:
             super().write(writer, value, cls)
         except Unflattenable:
-            if len(writer.tensors) > count or writer.results:
+            if len(writer.tensors) + writer.repeated > count or writer.results:
                 raise
             return leaves.WholeLeaf.write(writer, value, cls)
         finally:
             writer.inside -= 1
-        if len(writer.tensors) == count and outermost and not writer.results:
+        if len(writer.tensors) + writer.repeated == count and outermost and not writer.results:
             writer.tokens.insert(begin, EMPTY)
         return None
 
@@ -479,7 +528,7 @@ CONSTANTS = (
 _KINDS: dict[type, Any] = {
     float: leaves.FloatLeaf,
     torch.Tensor: leaves.TensorLeaf,
-    torch.nn.Parameter: leaves.TensorLeaf,
+    torch.nn.Parameter: leaves.ParameterLeaf,
     Deferred: leaves.DeferredLeaf,
 }
 _KINDS |= {leaves.PrivateLeaf: leaves.PrivateLeaf, leaves.Unseen: leaves.Unseen, torch.Generator: leaves.GeneratorLeaf}

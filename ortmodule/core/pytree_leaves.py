@@ -12,7 +12,7 @@ import torch
 from ortmodule.core import sparse_arguments
 from ortmodule.core.errors import NotTraceable, Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
-from ortmodule.core.pytree_tokens import GENERATOR, TENSOR, WHOLE
+from ortmodule.core.pytree_tokens import GENERATOR, PARAMETER, TENSOR, WHOLE
 
 
 def name_of(cls: type) -> str:
@@ -32,8 +32,27 @@ class TensorLeaf(Leaf):
             raise Unflattenable(f"a tensor with layout {value.layout}")
         if value.is_neg():
             raise Unflattenable("a tensor whose memory holds the negated numbers")
-        writer.tokens.append(TENSOR)
-        writer.tensors.append(value)
+        if not writer.is_twin(value):
+            writer.tokens.append(TENSOR)
+            writer.tensors.append(value)
+        return None
+
+
+class ParameterLeaf(TensorLeaf):
+    """Among arguments forward can tell one from another tensor."""
+
+    @staticmethod
+    def write(writer: Any, value: torch.Tensor, cls: type) -> None:
+        if not writer.results and id(value) not in writer.twins:
+            writer.tokens.append(PARAMETER)
+        TensorLeaf.write(writer, value, cls)
+
+
+def as_parameter(tensor: Any) -> Any:
+    """What stands for a parameter, as one. (It need not be a leaf, which `nn.Parameter(...)` makes.)"""
+    if type(tensor) is torch.Tensor:
+        tensor.__class__ = torch.nn.Parameter
+    return tensor
 
 
 class DeferredLeaf(Leaf):
@@ -93,12 +112,12 @@ class PrivateLeaf:
 
     @staticmethod
     def write(writer: Any, private: PrivateLeaf, cls: type) -> None:
-        before, generators = writer.size(), len(writer.generators)
+        before, generators, twins = writer.size(), len(writer.generators), len(writer.twins)
         try:
             writer.add(private.value)
         except Unflattenable:
             del writer.generators[generators:]
-            writer.cut(before)
+            writer.cut(before, twins)
             writer.tokens.append(Unseen)
 
 

@@ -11,6 +11,9 @@ from ortmodule.core.pytree_tokens import SPARSE, TENSOR
 
 
 def write(writer: Any, value: torch.Tensor) -> None:
+    if id(value) in writer.twins:
+        writer.is_twin(value)
+        return
     made = getattr(value, "_ortmodule_made_of", None)  # one that was read before, as in a trace, is made of these two
     if made is not None and made[0] != value._version:
         raise Unflattenable("a sparse tensor, an argument, that it has changed")
@@ -19,6 +22,8 @@ def write(writer: Any, value: torch.Tensor) -> None:
     _, sizes, coalesced, *parts = made
     writer.tokens += (SPARSE, sizes, coalesced, TENSOR, TENSOR)
     writer.tensors += parts
+    for each in (*parts, value):  # in the order of reading
+        writer.is_twin(each)
 
 
 def read(reader: Any) -> torch.Tensor:

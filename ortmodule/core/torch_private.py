@@ -7,6 +7,7 @@ once, in a sentence (:func:`tell`), and in `explain()`.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -260,6 +261,8 @@ _Action = _private("torch._C._dynamo.eval_frame._FrameAction", "what torch.compi
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
+_FUNCTIONS_OF_C = _private("torch._C", "settings that forward asks for are compared from call to call")
+_MODULE_OF_SETTINGS = _private("torch.backends.PropModule", "settings that are variables of a module", UNNEEDED)
 _ONE_BY_ONE = "tensors are taken one after the other"
 _foreach_mul = _private("torch._foreach_mul_", "scales many gradients at once", _ONE_BY_ONE)
 _foreach_copy = _private("torch._foreach_copy_", "copies many gradients at once", _ONE_BY_ONE)
@@ -402,6 +405,18 @@ def foreach_norm(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if _foreach_norm is not None:
         return list(_foreach_norm(tensors, 2, dtype=torch.float64))
     return [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+
+
+def module_behind(module: types.ModuleType) -> types.ModuleType:
+    """The one that holds the variables of a module: some of torch's stand for another one."""
+    inner = vars(module).get("m")
+    stands = _MODULE_OF_SETTINGS is not None and isinstance(module, _MODULE_OF_SETTINGS)
+    return inner if stands and isinstance(inner, types.ModuleType) else module
+
+
+def functions_of_c() -> list[types.BuiltinFunctionType]:
+    """torch's functions of C code that belong to no operator."""
+    return [each for each in vars(_FUNCTIONS_OF_C).values() if isinstance(each, types.BuiltinFunctionType)]
 
 
 def places(path: str) -> list[tuple[Any, str]]:

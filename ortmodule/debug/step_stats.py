@@ -165,7 +165,7 @@ def input_names(module: nn.Module, arguments: pytree.Structure, count: int) -> l
 
     def walk(value: Any, path: str) -> None:
         if isinstance(value, _Place):
-            names[id(value)] = path
+            names.setdefault(id(value), path)
         elif isinstance(value, dict):
             for key, part in value.items():
                 walk(part, f"{path}.{key}" if path else str(key))

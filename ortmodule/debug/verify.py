@@ -27,6 +27,7 @@ from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
 from ortmodule.core.logger import Log
 from ortmodule.core.names import INPUT, STATE
+from ortmodule.core.tensor_copies import cloned, with_attributes
 from ortmodule.core.tolerance import is_rounding, rounded
 from ortmodule.core.torch_private import is_batched
 from ortmodule.debug import bisect
@@ -48,7 +49,7 @@ class Before:
 
     def __init__(self, inputs: Sequence[torch.Tensor], tree: Tree) -> None:
         self.versions = [t._version for t in inputs]
-        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+        self.inputs = [with_attributes(t.detach().clone().requires_grad_(t.requires_grad), t) for t in inputs]
         self.state = {slot.name: slot.get().detach().clone() for slot in (*tree.others, *tree.counters)}
         self.generator, self.states = devices.generators(), rng_state.States()
 
@@ -89,9 +90,9 @@ def run_eager(graph: CompiledGraph, tree: Tree, arguments: pytree.Structure, bef
     ``moved``: on inputs and parameters that are rounded once more.
     """
     change = rounded if moved else torch.clone
-    inputs = [change(t.detach()).clone().requires_grad_(t.requires_grad) for t in before.inputs]
+    inputs = [with_attributes(change(t.detach()).clone().requires_grad_(t.requires_grad), t) for t in before.inputs]
     # Operations on a leaf in place are allowed on what is no leaf: the caller's tensor may have been none.
-    given = [t.clone() if t.requires_grad else t for t in inputs]
+    given = [cloned(t) if t.requires_grad else t for t in inputs]
     hooks = [
         each for m in tree.modules.values() for d in (m._forward_hooks, m._forward_pre_hooks) for each in d.values()
     ]

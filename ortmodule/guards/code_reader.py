@@ -25,6 +25,7 @@ class CodeUse(NamedTuple):
 
     globals: tuple[str, ...]  # read or set, or imported
     globals_read: tuple[str, ...]
+    imports: tuple[str, ...]  # modules
     attributes: frozenset[str]  # read
     attributes_set: frozenset[str]  # or deleted
     locals_read: frozenset[str]
@@ -36,6 +37,7 @@ class CodeUse(NamedTuple):
 def read(code: types.CodeType) -> CodeUse:
     known: dict[str, None] = {}
     loaded: dict[str, None] = {}
+    imports: dict[str, None] = {}
     attributes: set[str] = set()
     attributes_set: set[str] = set()
     local: set[str] = set()
@@ -46,6 +48,8 @@ def read(code: types.CodeType) -> CodeUse:
             known[argument] = None
         if kind.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             loaded[argument] = None
+        elif kind == "IMPORT_NAME":
+            imports[argument] = None
         elif kind.startswith(("LOAD_ATTR", "LOAD_METHOD")):
             attributes.add(argument)
         elif kind in ("STORE_ATTR", "DELETE_ATTR"):
@@ -55,7 +59,7 @@ def read(code: types.CodeType) -> CodeUse:
         has_effects |= kind.startswith(_EFFECTS) and not kind.startswith(_LOCAL)
         has_super |= kind.startswith("LOAD_SUPER")
     names = frozenset(attributes), frozenset(attributes_set), frozenset(local)
-    return CodeUse(tuple(known), tuple(loaded), *names, has_effects, has_super)
+    return CodeUse(tuple(known), tuple(loaded), tuple(imports), *names, has_effects, has_super)
 
 
 def inner(code: types.CodeType) -> list[types.CodeType]:

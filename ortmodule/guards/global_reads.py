@@ -24,6 +24,7 @@ import numpy
 import torch
 from torch import nn
 
+from ortmodule.core import torch_private
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards import code_reader
 from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
@@ -95,6 +96,8 @@ def read_by(function: types.FunctionType, seen: set[Any], objects: Objects | Non
                 yield owner, name
             elif users:
                 yield from _attributes(value, code.co_names)
+        if users:
+            yield from _imported_in(code)
 
 
 def _defaults(function: types.FunctionType, objects: Objects | None) -> Iterator[Place]:
@@ -125,6 +128,7 @@ def read_by_code(
             if is_held(value) or isinstance(value, types.FunctionType) or is_object(value):
                 yield module, name, where
             yield from ((owner, each, where) for owner, each in _attributes(value, code.co_names))
+        yield from ((owner, each, where) for owner, each in _imported_in(code))
     for cls in {base for each in classes for base in each.__mro__ if not is_librarys(base)}:
         for part in vars(cls).values():
             for function in functions_behind(part):
@@ -146,6 +150,15 @@ def _closures(users: Collection[types.CodeType]) -> list[types.FunctionType]:
     codes = [code for code in users if code.co_freevars and code not in made]
     found = gc.get_referrers(*codes) if codes else []
     return [each for each in found if isinstance(each, types.FunctionType) and each.__code__ in users]
+
+
+def _imported_in(code: types.CodeType) -> Iterator[Place]:
+    """What code may read of modules that it imports itself."""
+    if sys.modules.keys().isdisjoint(code.co_names):
+        return
+    for name in code_reader.read(code).imports:
+        for each in {name, name.partition(".")[0]}:
+            yield from _attributes(sys.modules.get(each), code.co_names)
 
 
 def _globals_in(code: types.CodeType, known: dict[str, Any]) -> Iterable[str]:
@@ -180,8 +193,9 @@ def read_by_arguments(classes: Iterable[type]) -> dict[tuple[int, str], tuple[An
 
 
 def _attributes(value: Any, names: Iterable[str], depth: int = 0) -> Iterator[Place]:
+    library = isinstance(value, types.ModuleType) and is_library(value)
     if isinstance(value, types.ModuleType):
-        looked_in = {} if is_library(value) else vars(value)
+        looked_in = vars(torch_private.module_behind(value))
     elif isinstance(value, type):
         bases = [base for base in reversed(value.__mro__) if is_made_by_statement(base) and not is_librarys(base)]
         looked_in = {name: part for base in bases for name, part in vars(base).items()}
@@ -195,8 +209,13 @@ def _attributes(value: Any, names: Iterable[str], depth: int = 0) -> Iterator[Pl
         found = looked_in.get(name, _MISSING)
         if is_held(found):
             yield value, name
-        elif depth < MOST_DEPTH and isinstance(found, (types.ModuleType, type)):
+        elif depth < MOST_DEPTH and (isinstance(found, (types.ModuleType, type)) or (library and _is_made(found))):
             yield from _attributes(found, names, depth + 1)
+
+
+def _is_made(value: Any) -> bool:
+    """Is it an object of a class that a class statement has made (a logger)?"""
+    return is_made_by_statement(type(value)) and not isinstance(value, (nn.Module, type))
 
 
 def read_by_modules(modules: list[nn.Module], seen: set[Any], objects: Objects | None = None) -> Iterator[Place]:

@@ -25,15 +25,18 @@ from torch import nn
 from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, found_in
-from ortmodule.guards import fields
+from ortmodule.guards import fields, item_reads
 from ortmodule.guards.fields import FieldReads, FieldSet, attributes_of, functions_behind, is_plain, slot_names
 from ortmodule.guards.global_reads import CDATA, Place, read_by, read_by_code, read_of
+from ortmodule.guards.item_reads import FIELD, ITEM, ItemReads
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
 MOST_SHOWN = 64  # parts of an attribute that a text shows
 
 _MISSING = object()
+#: Attributes that hold dictionaries and namespaces, and which instructions read them: code, and where in it.
+Sites = Mapping[tuple[int, str], Iterable[tuple[types.CodeType, int]]]
 #: The fields that are read of plain objects, by their classes; of other classes every field counts.
 Fields = Mapping[type, FieldSet]
 
@@ -55,8 +58,8 @@ class SomeFields:
     """Fields of a plain object: equal where those that were read on both sides are. ``order``: of all fields, where
     all were."""
 
-    values: dict[str, list[Any]]
-    order: tuple[str, ...] | None
+    values: dict[Any, list[Any]]  # by the names of fields, or `item_reads.Step`
+    order: tuple[Any, ...] | None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SomeFields):
@@ -88,24 +91,29 @@ class Description:
         return isinstance(other, Description) and self.parts == other.parts
 
 
-def describe(value: Any, names: dict[int, str] | None = None, read: Fields | None = None) -> Description:
+def describe(
+    value: Any, names: dict[int, str] | None = None, read: Fields | None = None, items: ItemReads | None = None
+) -> Description:  # fmt: skip
     """``value`` as something that is equal for equal ones. ``names``: of modules and tensors, by their ids. ``read``:
-    what counts of plain objects.
+    what counts of plain objects; ``items``: of the value, a dictionary or a namespace.
 
     Raises Unguardable.
     """
     found = Description()
-    _Walk(found, found.parts, names or {}, read or {}).add(value)
+    _Walk(found, found.parts, names or {}, read or {}).add(value, items)
     return found
 
 
-def describe_around(owner: Any, name: str, read: Fields) -> Description:
+def describe_around(owner: Any, name: str, read: Fields, items: ItemReads | None = None) -> Description:
     """An attribute of something around the module. Plain objects in it are themselves: what is read of them is
-    described by itself."""
+    described by itself. ``items``: as of :func:`describe`."""
     found = Description()
     walk = _Walk(found, found.parts, {}, read, shallow=True)
     try:
-        if type(owner) not in read:
+        if items is not None:
+            walk.depth = 1
+            walk.add(found_in(owner, name), items)
+        elif type(owner) not in read:
             walk.add((found_in(owner, name),))  # a tensor is itself there
         elif fields.shows_all(type(owner), name):
             walk.whole(owner)
@@ -148,7 +156,8 @@ class _Walk:
         self.met: dict[int, int] = met or {}
         self.depth = len(self.met)
 
-    def add(self, value: Any) -> None:
+    def add(self, value: Any, items: ItemReads | None = None) -> None:
+        """``items``: what counts of a dictionary or a namespace, and of those inside."""
         cls, parts = type(value), self.parts
         if len(parts) > MOST_PARTS:
             raise Unguardable(f"it holds more than {MOST_PARTS} values")
@@ -165,7 +174,10 @@ class _Walk:
         else:
             self.met[id(value)] = len(self.met)
             self.depth += 1
-            self._container(value, cls)
+            if items is not None and cls in item_reads.KINDS:
+                parts += (cls, self._some_items(value, items))
+            else:
+                self._container(value, cls)
             self.depth -= 1
 
     def whole(self, value: Any) -> None:
@@ -291,6 +303,26 @@ class _Walk:
             values[name] = parts
         return SomeFields(values, order)
 
+    def _some_items(self, value: Any, read: ItemReads) -> SomeFields:
+        kind = ITEM if isinstance(value, dict) else FIELD
+        held: dict[Any, Any] = value if isinstance(value, dict) else vars(value)
+        self.containers.append(held)
+        everything = read.whole or any(step[0] != kind for step in read.items)  # `options.keys()`
+        if len(held) > MOST_PARTS and everything:
+            raise Unguardable(f"it holds more than {MOST_PARTS} values")
+        order = tuple((kind, key) for key in held) if everything else None
+        known = ItemReads(everything, read.items)
+        values: dict[Any, list[Any]] = {}
+        for step in order or read.items:
+            parts: list[Any] = []
+            if step[1] not in held:
+                parts.append("missing")
+            else:
+                walk = _Walk(self.found, parts, self.names, self.read, self.shallow, dict(self.met))
+                walk.add(held[step[1]], known.of(step))
+            values[step] = parts
+        return SomeFields(values, order)
+
     def _slots(self, value: Any, cls: type) -> None:
         for name in slot_names(cls):
             self.found.polled = True
@@ -319,14 +351,19 @@ class Attributes:
         self._paths = {id(module): path for path, module in modules.items()}
         self._read: dict[Key, Any] = {}  # modules, and what is around them
         self._fields: dict[type, FieldSet] = {}  # of plain objects
+        self._items: dict[Key, ItemReads] = {}  # of attributes and globals
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
         self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
         self._names: dict[int, str] = {}
         self._polled: list[Key] = []  # those that can change without a sign in what is to be watched
 
-    def learn(self, reads: FieldReads) -> None:
-        """What a trace, which may have failed, has read of plain objects."""
+    def learn(self, reads: FieldReads, sites: Sites | None = None) -> None:
+        """What a trace, which may have failed, has read of plain objects, and of dictionaries and namespaces."""
+        for key, found in (sites or {}).items():
+            read = self._items.setdefault(key, ItemReads())
+            for code, offset in found:
+                read.add(item_reads.at(code, offset, key[1]))
         for cls in reads.classes():
             self._fields.setdefault(cls, FieldSet())
         for identity, name in reads.names:
@@ -348,6 +385,8 @@ class Attributes:
                 continue
             module = self._modules[path]
             for each in list(module.__dict__) if name == "__dict__" else (name,):
+                if name == "__dict__":
+                    self._items[identity, each] = item_reads.whole()
                 skipped = each in MODULE_ATTRIBUTES or each in module._parameters or each in module._modules
                 if not skipped and each not in module._buffers:
                     self._read[identity, each] = module
@@ -396,6 +435,13 @@ class Attributes:
             kept |= self._around([(owner, name)], where)
         return kept
 
+    def learn_globals(self, kept: Iterable[Key], ran: Mapping[types.CodeType, dict[str, Any]]) -> None:
+        """What code that has run, with its globals, reads of dictionaries and namespaces that are ``kept``."""
+        for key in kept:
+            owner = self._read[key]
+            if isinstance(owner, types.ModuleType) and type(vars(owner).get(key[1])) in item_reads.KINDS:
+                self._items.setdefault(key, ItemReads()).add(item_reads.of_global(key[1], owner, ran))
+
     def look(self, names: dict[int, str]) -> None:
         """Describes all attributes anew; ``names`` as in :func:`describe`."""
         known: dict[int, Description | None] = {}
@@ -409,19 +455,21 @@ class Attributes:
         if key in self.counted:
             return describe(type(owner.__dict__.get(name)))
         if not isinstance(owner, nn.Module):
-            return describe_around(owner, name, self._fields)
+            return describe_around(owner, name, self._fields, self._items.get(key))
         value = owner.__dict__.get(name, _MISSING)
         if value is _MISSING:
             value = getattr(type(owner), name, _MISSING)
         if id(owner) not in self._paths:
             return _of_other(owner, value, self._fields)
-        if id(value) not in known:
+        items = self._items.get(key) if type(value) in item_reads.KINDS else None
+        place = id(value) if items is None else key
+        if place not in known:
             try:
-                known[id(value)] = describe(value, self._names, self._fields)
+                known[place] = describe(value, self._names, self._fields, items)
             except Unguardable:
-                known[id(value)] = None
+                known[place] = None
             known[None, id(value)] = value  # no other object gets this id meanwhile
-        return known[id(value)]
+        return known[place]
 
     @property
     def polled(self) -> bool:
@@ -473,6 +521,7 @@ class Guards:
         """
         kept = attributes.add_fields(read or FieldReads())
         kept |= attributes.add(reads, read.modules if read else None) | attributes.add_outside(outside or {})
+        attributes.learn_globals(kept, read.ran if read else {})
         attributes.look(names)
         self._attributes = attributes
         self.values: dict[Key, Description] = {}
@@ -545,5 +594,6 @@ def _changed_field(then: list[Any], now: list[Any]) -> tuple[str, list[Any]]:
             for name in before.values.keys() & after.values.keys():
                 if before.values[name] != after.values[name]:
                     path, parts = _changed_field(before.values[name], after.values[name])
-                    return f".{name}{path}", parts
+                    key = name if isinstance(name, str) else name[1]
+                    return (f"[{key!r}]" if name[0] == ITEM else f".{key}") + path, parts
     return "", now

@@ -6,6 +6,7 @@ hold them, so that `.to()`, `load_state_dict(assign=True)` or a replaced buffer 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from ortmodule.guards.sharded import sharded_in
+from ortmodule.guards.tensor_attributes import TensorAttributes
 
 _numbers = itertools.count()
 
@@ -51,6 +53,11 @@ class Slot:
 
     def set(self, tensor: torch.Tensor) -> None:
         self.holder[self.key] = tensor
+
+    @functools.cached_property
+    def on_tensor(self) -> TensorAttributes:
+        """What users have put on the tensor."""
+        return TensorAttributes(self.name, self.get if isinstance(self.holder, list) else self.find)
 
 
 class NumberAttributes:
@@ -133,12 +140,13 @@ class Inventory:
     def refresh(self) -> None:
         """Finds the plain tensors that attributes hold now."""
         known = {id(slot.get()) for slot in self._kinds}
+        before = {(id(slot.holder), slot.key): slot for slot in self.plain}
         self.plain = []
         for path, part in self._own_modules():
             for slot in _slots_in(path, part.__dict__):
                 if id(slot.get()) not in known:
                     known.add(id(slot.get()))
-                    self.plain.append(slot)
+                    self.plain.append(before.get((id(slot.holder), slot.key), slot))  # keys of calls know them
         self._name_slots()
 
     def _own_modules(self) -> Iterator[tuple[str, nn.Module]]:

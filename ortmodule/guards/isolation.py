@@ -15,6 +15,7 @@ from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import Items, Snapshot
+from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.guards.guards import Description, describe
 from ortmodule.guards.inventory import Inventory
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
@@ -24,6 +25,10 @@ from ortmodule.guards.sharded import SHARDING_STATE
 _INNER = ("_parameters", "_buffers", "_modules")
 #: Attributes that every module has.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return with_attributes(nn.Parameter(tensor, False), tensor)  # type: ignore[return-value]  # it is the first
 
 
 @contextmanager
@@ -47,8 +52,8 @@ def isolated(inventory: Inventory) -> Iterator[dict[str, torch.Tensor]]:
         copies = {}
         for slot in inventory.others:
             tensor = slot.get()
-            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            copies[slot.name] = same[id(tensor)] = nn.Parameter(copy, False) if slot in inventory.written else copy
+            copy = with_attributes(tensor.detach().clone().requires_grad_(tensor.requires_grad), tensor)
+            copies[slot.name] = same[id(tensor)] = _frozen(copy) if slot in inventory.written else copy
         holders = [m._buffers for m in modules] + [m.__dict__ for m in modules]
         if inventory.written:
             holders += [m._parameters for m in modules]
@@ -73,6 +78,7 @@ def replace_parameters(
                 other = made.get(id(parameter))
                 if other is None:
                     other = torch.nn.Parameter(change(parameter.detach()), parameter.requires_grad)
+                    with_attributes(other, parameter)
                     made[id(parameter)] = made[id(other)] = other
                 module._parameters[key] = other
     return made

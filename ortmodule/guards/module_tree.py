@@ -20,7 +20,7 @@ from ortmodule import _core
 from ortmodule.core.errors import NotInEngine
 from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
-from ortmodule.guards.guards import Attributes, Guards
+from ortmodule.guards.guards import Attributes, Guards, Sites
 from ortmodule.guards.holders import Holders
 from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
@@ -64,10 +64,10 @@ class Tree(Inventory):
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
 
-    def learn(self, attributes: dict[tuple[int, str], str], read: FieldReads) -> None:
+    def learn(self, attributes: dict[tuple[int, str], str], read: FieldReads, sites: Sites) -> None:
         """What a trace, which may have failed, has read."""
         self.caches.reads |= attributes
-        self.attributes.learn(read)
+        self.attributes.learn(read, sites)
 
     def watch(self) -> _core.Watch:
         """Sees any change of what :meth:`is_current`, :attr:`hooks` and :meth:`key` say and of what graphs read."""

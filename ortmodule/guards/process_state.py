@@ -1,9 +1,10 @@
-"""Reads environment variables and context variables as attributes of objects, so that guards compare them."""
+"""Reads environment variables, context variables and settings as attributes of objects, so that guards compare them."""
 
 from __future__ import annotations
 
 import contextvars
 import os
+from collections.abc import Callable
 from typing import Any
 
 _ENVIRONMENT: Any = os.environ
@@ -41,3 +42,30 @@ _known: dict[contextvars.ContextVar, _Variable] = {}
 def of_context(variable: contextvars.ContextVar) -> _Variable:
     """The one object for this variable."""
     return _known.setdefault(variable, _Variable(variable))
+
+
+class Setting:
+    """``value``: what a function of a library's says of the process, one object until it says another; the class of
+    the error that it raises instead."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple) -> None:
+        self._function, self._args, self._latest = function, args, None
+        self.__name__ = f"{function.__name__}()"
+
+    @property
+    def value(self) -> Any:
+        try:
+            found = self._function(*self._args)
+        except Exception as error:
+            found = type(error)
+        if type(found) is not type(self._latest) or found != self._latest:
+            self._latest = found
+        return self._latest
+
+
+_settings: dict[tuple, Setting] = {}
+
+
+def of_setting(function: Callable[..., Any], args: tuple = ()) -> Setting:
+    """The one object for a call of this function. Raises TypeError for arguments that cannot be hashed."""
+    return _settings.setdefault((function, args), Setting(function, args))

@@ -21,6 +21,7 @@ import torch
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import DTYPES
 from ortmodule.core.errors import Disagrees, Mismatch, NotKnown, NotTraceable, Raised, Unflattenable
+from ortmodule.core.tensor_copies import with_attributes
 
 MOST_KNOWN = 4096  # sizes that are remembered
 #: Operators of plans that PyTorch runs (csrc/ops/host_call.c).
@@ -95,7 +96,7 @@ class Node:
                 given[i] = inputs[number]
         leaves = [t.requires_grad_() if need else t for t, need in zip(given, self.needs, strict=True)]
         with self.modes.set():
-            passed = [t.clone() if self.clones and t.requires_grad else t for t in leaves]
+            passed = [with_attributes(t.clone(), t) if self.clones and t.requires_grad else t for t in leaves]
         return leaves, self.call(passed, generators=generators)
 
     def call(

@@ -27,6 +27,7 @@ from ortmodule.core.interception import Replacement, original, replaced
 from ortmodule.core.names import REENTRANT
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, Snapshot, TensorMemory
+from ortmodule.core.tensor_copies import as_operand
 from ortmodule.core.torch_private import (
     EXPORTER_GLOBALS,
     ListType,
@@ -358,7 +359,8 @@ class Regions:
     def _run(self, node: Node, operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple]:
         for clones in (False, True):
             node.clones = clones
-            copies = [t.detach().clone() for t in operands]
+            inputs = {id(t) for t in self.inputs}
+            copies = [as_operand(t.detach().clone(), t, id(t) in inputs) for t in operands]
             try:
                 leaves, outputs = node.run(copies, generators=self.generators)
                 return outputs, tuple(leaves)

@@ -15,7 +15,6 @@ import torch
 
 from ortmodule import _core
 from ortmodule.capture.dynamic_dims import Capture
-from ortmodule.capture.tensor_facts import layouts
 from ortmodule.capture.trace_record import Source, Write
 from ortmodule.core import devices, pytree, pytree_tokens
 from ortmodule.core.config import Config
@@ -240,15 +239,15 @@ class CompiledGraph:
                 return False
         if self._reads.known.get(shapes) is not None:
             return False
-        if self.capture.trace.layouts is not None and not self.fits_layouts(inputs):
+        if self.capture.trace.facts is not None and not self.fits_facts(inputs):
             return False
         guards = self.guards
         return guards.held if epoch == guards.epoch else guards.hold(epoch)
 
-    def fits_layouts(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Do its inputs lie in memory as it needs them?"""
-        needed = self.capture.trace.layouts
-        return needed is None or needed == layouts(inputs)
+    def fits_facts(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Do inputs lie in memory as it needs them, and have they the attributes that it rests on?"""
+        needed = self.capture.trace.facts
+        return needed is None or needed.hold(inputs)
 
     def may_miss(self, shapes: tuple) -> bool:
         """May a run find out that it does not hold?"""

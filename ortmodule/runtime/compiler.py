@@ -35,6 +35,7 @@ from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.capture_budget import Budget
 from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.held_arguments import reads_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 
@@ -189,7 +190,7 @@ class Compiler:
             if (text := conflict(call.tree, hooked, captured.trace.attributes)) is not None:
                 raise CaptureError(text)
             trace = captured.trace
-            reads = partition.switches() | trace.attributes
+            reads = partition.switches() | reads_of(call.arguments, call.tree) | trace.attributes
             guards = Guards(call.tree.attributes, reads, call.tree.names(), trace.outside, trace.fields)
             _check_breaks(captured, guards, call.tree)
         except (CaptureError, Unguardable) as error:

@@ -47,6 +47,7 @@ from ortmodule.runtime.capture_budget import Budget, Variant, Waits
 from ortmodule.runtime.changing_numbers import Changing, lifted, note
 from ortmodule.runtime.compiled_graph import ASSIGNED, OWN, Call, CompiledGraph
 from ortmodule.runtime.compiler import Compiler
+from ortmodule.runtime.held_arguments import taken_from_module
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
 from ortmodule.runtime.reruns import Reruns
 from ortmodule.runtime.usage import Usage
@@ -228,6 +229,8 @@ class Dispatcher:
         state = self.state()
         if "" in state.hooked:
             raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+        if state.watch.holds(inputs):
+            inputs, arguments = taken_from_module(inputs, arguments, state)
         forward = self._own if which == OWN else self.in_pytorch(which)
         call = Call(forward, which, state, arguments, inputs, (args, kwargs))
         if self.reruns.calls and self.reruns.is_rerun(inputs):
@@ -263,6 +266,8 @@ class Dispatcher:
             state = self.state()
             if "" in state.hooked:
                 raise NotInEngine(Cause.TORCH_MODEL, "there are hooks on every module, which a graph would not call")
+            if state.watch.holds(inputs):
+                inputs, arguments = taken_from_module(inputs, arguments, state)
             call = Call(self.in_pytorch(which), which, state, arguments, inputs, (args, kwargs))
             for part in (None, SMALL, ROWS):
                 if part is not None:
@@ -402,10 +407,12 @@ class Dispatcher:
         variant = self._variant(call, misses)
         while True:
             made = self._compiled(call, part, variant)
+            if self.state().watch.holds(call.inputs):
+                raise NotInEngine(Cause.DATA, "forward reads a tensor from elsewhere that it is given, too")
             try:
                 if (graph := made.at(call)) is None:
                     raise DoesNotHold("the module is not as it was when it was captured")
-                if not graph.fits_layouts(call.inputs):
+                if not graph.fits_facts(call.inputs):
                     raise DoesNotHold("its inputs do not lie in memory as those parts of them that were traced")
                 if (result := self._run(graph, call)) is not _NOTHING:
                     return result
@@ -516,14 +523,15 @@ def _arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor],
             break
     else:
         key = (len(args), tuple(kwargs), tuple(tokens))
-        structure = _structures.get(key)
+        structure = _structures.get(key) if len(tensors) == len(set(map(id, tensors))) else None
         if structure is not None:
             return tensors, structure
+    count = len(tensors)
     try:
         tensors, structure = pytree.flatten((args, kwargs))
     except Unflattenable as error:
         raise NotInEngine(Cause.DATA, f"an argument holds {error}") from error
-    if len(tokens) == len(args) + len(kwargs):
+    if len(tokens) == len(args) + len(kwargs) and len(tensors) == count:
         if len(_structures) >= MOST_STRUCTURES:
             _structures.clear()
         _structures[len(args), tuple(kwargs), tuple(tokens)] = structure

@@ -18,6 +18,7 @@ from ortmodule.capture.trace_record import Write
 from ortmodule.core import devices, pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import Incomparable
+from ortmodule.core.tensor_copies import with_attributes
 from ortmodule.engine.session import Session
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
@@ -113,10 +114,11 @@ def _inputs(
 ) -> list[torch.Tensor]:
     """The inputs as they were. Those that need a gradient as views, whose gradients pass no hooks of the caller's."""
     given = [t.view_as(t) if t.requires_grad else t.clone() for t in inputs]  # running statistics change again
+    given = [with_attributes(copy, t) for copy, t in zip(given, inputs, strict=True)]
     written = {write.target.key for _, write in graph.writes if write.target.kind == "input"}
     for feed, tensor in zip(graph.feeds, tensors, strict=True):
         if isinstance(feed, int) and feed in written:
-            given[feed] = tensor.detach().clone()
+            given[feed] = with_attributes(tensor.detach().clone(), inputs[feed])
     return given
 
 

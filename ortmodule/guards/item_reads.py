@@ -1,0 +1,137 @@
+"""Finds which items of a dictionary, or fields of a namespace, code reads where it loads one.
+
+The classes of both cannot be changed, so that their reads cannot be seen (`capture/object_reads.py`). But where code
+loads one, the next instructions tell: `self.options["scale"]`, `self.options.get("scale", 1)`, `self.args.scale`, also
+by way of a local variable. Whatever else is done with it reads all of it.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Classes of which only the items that are read count.
+KINDS = (dict, OrderedDict, types.SimpleNamespace)
+ITEM, FIELD = "item", "field"
+#: A step into a container: ITEM and a key, or FIELD and a name.
+Step = tuple[str, Any]
+
+_CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
+_DEFAULTS = _CONSTANTS | {"LOAD_FAST", "LOAD_FAST_BORROW"}
+MOST_STEPS = 16  # into each other
+
+
+@dataclass
+class ItemReads:
+    """What is read of one container. ``whole``: all of it."""
+
+    whole: bool = False
+    items: dict[Step, ItemReads] = field(default_factory=dict)
+
+    def add(self, other: ItemReads) -> None:
+        self.whole |= other.whole
+        for step, reads in other.items.items():
+            self.items.setdefault(step, ItemReads()).add(reads)
+
+    def of(self, step: Step) -> ItemReads:
+        """What is read of what lies behind a step."""
+        found = self.items.get(step, ItemReads())
+        return ItemReads(True, found.items) if self.whole else found
+
+
+def whole() -> ItemReads:
+    return ItemReads(True)
+
+
+def at(code: types.CodeType, offset: int, name: str) -> ItemReads:
+    """What code reads of the attribute ``name`` that the instruction at ``offset`` reads."""
+    steps, places = _instructions(code)
+    i = places.get(offset)
+    if i is None or steps[i].opname not in _ATTRIBUTES or steps[i].argval != name:
+        return whole()
+    return _behind(code, i, MOST_STEPS)
+
+
+def of_global(name: str, owner: types.ModuleType, ran: Mapping[types.CodeType, dict[str, Any]]) -> ItemReads:
+    """What code that has run, with its globals, reads of a variable of a module."""
+    found = ItemReads(not ran)
+    for code, space in ran.items():
+        # By another way than as a global: `module.name`, `getattr(module, "name")`.
+        if name in code.co_consts or (name in code.co_names and _is_attribute(code, name)):
+            return whole()
+        if space is vars(owner) and name in code.co_names:
+            steps, _ = _instructions(code)
+            for i, step in enumerate(steps):
+                if step.opname in _GLOBALS and step.argval == name:
+                    found.add(_behind(code, i, MOST_STEPS))
+    return found
+
+
+def _is_attribute(code: types.CodeType, name: str) -> bool:
+    steps, _ = _instructions(code)
+    return any(step.argval == name and step.opname not in _GLOBALS for step in steps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _instructions(code: types.CodeType) -> tuple[list[dis.Instruction], dict[int, int]]:
+    """Those of code, and their numbers by where they begin."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE", "PRECALL")]
+    return steps, {step.offset: i for i, step in enumerate(steps)}
+
+
+def _behind(code: types.CodeType, i: int, most: int) -> ItemReads:
+    """What is read of the value that instruction number ``i`` has loaded."""
+    steps, _ = _instructions(code)
+    after = steps[i + 1 : i + 5]
+    if len(after) < 2 or not most:
+        return whole()
+    first, second, *rest = after
+    if first.opname in _ATTRIBUTES:
+        if first.argval == "get" and second.opname in _CONSTANTS and (end := _call_at(rest)) is not None:
+            return ItemReads(items={(ITEM, second.argval): _behind(code, i + 3 + end, most - 1)})
+        return ItemReads(items={(FIELD, first.argval): _behind(code, i + 1, most - 1)})
+    if first.opname in _CONSTANTS and _is_subscript(second):
+        return ItemReads(items={(ITEM, first.argval): _behind(code, i + 2, most - 1)})
+    if first.opname == "STORE_FAST":
+        return _of_local(code, first.argval, most - 1)
+    return whole()
+
+
+def _call_at(steps: Iterable[dis.Instruction]) -> int | None:
+    """Which of these is the call of a method with one argument, or with a default, too."""
+    for i, step in enumerate(steps):
+        if step.opname == "CALL":
+            return i
+        if i or step.opname not in _DEFAULTS:
+            return None
+    return None
+
+
+def _is_subscript(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+
+
+def _of_local(code: types.CodeType, name: str, most: int) -> ItemReads:
+    """What is read of a local variable that one instruction sets."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    flags = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
+    found, stores = ItemReads(name in code.co_varnames[: count + flags]), 0
+    for i, step in enumerate(_instructions(code)[0]):
+        if isinstance(step.argval, tuple) and name in step.argval and "FAST" in step.opname:
+            return whole()
+        if step.argval != name or step.opname in _CONSTANTS | _ATTRIBUTES | _GLOBALS:
+            continue
+        if step.opname.startswith("LOAD_FAST"):
+            found.add(_behind(code, i, most))
+        elif step.opname == "STORE_FAST":
+            stores += 1
+        else:
+            return whole()
+    return found if stores == 1 else whole()
