@@ -85,6 +85,7 @@ class Recorder:
     reads: list[Read] = field(default_factory=list)
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)  # (id of a module, name): where it is read
     fields: FieldReads = field(default_factory=FieldReads)  # of plain objects
+    met: dict[tuple[int, str], int] = field(default_factory=dict)  # ids of attributes' values, by their dictionaries
     asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
@@ -95,7 +96,7 @@ class Recorder:
 
     def reset(self) -> None:
         """Forgets everything: a new trace begins."""
-        for kept in (self.reads, self.attributes, self._depends, self._seen):
+        for kept in (self.reads, self.attributes, self.met, self._depends, self._seen):
             kept.clear()
 
     def of(self, depends: int) -> list[Read]:
@@ -380,6 +381,9 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if (dispatcher := getattr(type(module), "_ortmodule", None)) is not None:
         module = dispatcher.__get__(module).module  # whose dictionary a wrapped module has
     recorder.attributes[id(module), name] = user_line()
+    attributes = object.__getattribute__(module, "__dict__")
+    for holder in (attributes, attributes.get("_buffers", {})):
+        recorder.met[id(holder), name] = id(holder.get(name))
     if not type(module).__module__.startswith(_OURS):
         recorder.fields.modules[id(module)] = module
 

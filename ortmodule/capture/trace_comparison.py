@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from ortmodule.capture.trace import path_in
-from ortmodule.capture.trace_record import Trace
+from ortmodule.capture.trace_record import Trace, path_in
 from ortmodule.core.torch_private import TensorType, TracedGraph, TracedNode
 
 # A tensor type as graphs are printed: `Float(2, 4, strides=[4, 1], requires_grad=1, device=cpu)`.
