@@ -6,7 +6,7 @@ call, and the next one is captured, with the tables as inputs of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from ortmodule.capture.read_causes import OPAQUE, RANDOM, causes, causes_of_size
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import TracedValue, get_value_trace
 from ortmodule.guards.inventory import Slot
+from ortmodule.guards.isolation import Contents
+from ortmodule.guards.module_tree import Tree
 
 MOST_CALLS = 2  # that a module gets for filling its caches
 
@@ -29,25 +31,34 @@ class FillsCache(BaseException):
         self.slots, self.numbers = slots, numbers
 
 
-def filled(
-    slots: Iterable[Slot], met: Mapping[Any, int], before: Callable[[Slot], Any], given: Iterable[torch.Tensor]
-) -> list[Slot]:  # fmt: skip
-    """Those of ``slots``, which forward has set, that hold tables now, where it is a cache that it has filled: it has
-    looked first at what one of them held, and what they hold does not follow from the values of the call's tensors.
+def check_caches(
+    tree: Tree, sets: Sequence[Slot], met: Mapping[Any, int], versions: Mapping[str, tuple[torch.Tensor, int]],
+    before: Mapping[str, Contents], given: Iterable[torch.Tensor],
+) -> None:  # fmt: skip
+    """Raises FillsCache where forward has looked at what an attribute held, and set it, and tables beside it, to what
+    does not follow from the values of the call's tensors ``given``.
 
-    ``met``: the ids of what attributes were when forward looked at them first, by slots; ``before``: says what was in a
-    slot; ``given``: the call's tensors."""
+    ``sets``: slots that it has set, beside tensors in the places of others; ``met``: the ids of what attributes were
+    when forward looked at them first, by slots; ``versions``, ``before``: tensors, and attributes, when it began."""
+    others = [slot for slot in tree.others if slot.find() is not versions[slot.name][0]]
     call = {get_value_trace(tensor).unique() for tensor in given}
+
+    def then(slot: Slot) -> Any:
+        if slot.name in versions:
+            return versions[slot.name][0]
+        return before[slot.name.rpartition(".")[0]].attributes.get(str(slot.key))
+
     tables, asked = [], False
-    for slot in slots:
+    for slot in (*sets, *others):
         value: Any = slot.find()
         tensor = value.tensor if symbolic_numbers.is_one(value) else value
         if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or _follows_from(get_value_trace(tensor), call):
             continue
-        asked = asked or met.get((id(slot.holder), slot.key)) == id(before(slot))
+        asked = asked or met.get((id(slot.holder), slot.key)) == id(then(slot))
         if tensor is value and not is_number(tensor):
             tables.append(slot)
-    return tables if asked else []
+    if asked and tables:
+        raise FillsCache(tables, [slot for slot in sets if type(then(slot)) in (int, float)])
 
 
 def _follows_from(value: TracedValue, call: Container[int]) -> bool:

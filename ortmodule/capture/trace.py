@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import FillsCache, filled
+from ortmodule.capture.filled_caches import check_caches
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
@@ -331,7 +331,9 @@ class _Flat(nn.Module):
             self._check_parameters()
             self._settle_hooks(hooks)
             self.sets = self._sets(self.before, self.containers)
-            self._check_caches(tensors)
+            if self.tree.may_fill:
+                given = tensors[: len(tensors) - len(self.resized)]
+                check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, given)
             sets = [slot.get() for slot in self.sets]
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value: tuple = (result, sets) if filled is None else (filled, result, sets)
@@ -359,22 +361,6 @@ class _Flat(nn.Module):
             for slot in self.tree.others:
                 if slot.holder is holder and slot.key == key:
                     self.copies[slot.name] = tensor
-
-    def _check_caches(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises FillsCache, where PyTorch may run a call that fills one."""
-        if not self.tree.may_fill:
-            return
-        known = {name: tensor for name, (tensor, _) in self.versions.items()}
-        others = [slot for slot in self.tree.others if slot.find() is not known[slot.name]]
-        given = tensors[: len(tensors) - len(self.resized)]
-
-        def before(slot: Slot) -> Any:
-            attributes = self.before[slot.name.rpartition(".")[0]].attributes
-            return known[slot.name] if slot.name in known else attributes.get(str(slot.key))
-
-        if found := filled([*self.sets, *others], self.recorder.met, before, given):
-            numbers = [slot for slot in self.sets if type(before(slot)) in (int, float)]
-            raise FillsCache(found, numbers)
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
