@@ -235,13 +235,13 @@ static PyObject *watch_changed(PyObject *object, PyObject *unused) {
 
 /* --- holding -------------------------------------------------------------------------------------------------------- */
 
-static int holds(const watch *w, const PyObject *tensor) {
+static int holds(const watch *w, const PyObject *object) {
     for (int i = 0; i < w->n_tensors; i++)
-        if (w->now[w->tensors[i]] == tensor) return 1;
+        if (w->now[w->tensors[i]] == object) return 1;
     for (int i = 0; i < w->n_exact_tensors; i++)
-        if (w->entries[w->exact[i]].value == tensor) return 1;
+        if (w->entries[w->exact[i]].value == object) return 1;
     for (Py_ssize_t i = 0, n = w->names ? PyList_Size(w->names) : 0; i < n; i++)
-        if (PyTuple_GetItem(PyList_GetItem(w->names, i), 2) == tensor) return 1;
+        if (PyTuple_GetItem(PyList_GetItem(w->names, i), 2) == object) return 1;
     return 0;
 }
 

@@ -148,7 +148,7 @@ def capture(
             text = f"{type(error).__name__}: {first}" + (f" (a trace fails at {place})" if place else "")
             raise _blaming(_Failed(text), getattr(error, "submodule", None)) from error
 
-    dims, model = _Dims(tensors), None
+    dims, model = _Dims(tensors, len(tree.resized_tensors()[0])), None
     with export.CAPTURING:
         while model is None:
             loops = opset if rewritten and part == SMALL else None
@@ -445,11 +445,16 @@ BATCH, LENGTH, SPACE, FEATURE = range(4)  # what a dimension probably is; nothin
 class _Dims:
     """The dimensions of the inputs, in groups that have one size and so probably vary together."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], resized: int = 0) -> None:
+        """``resized``: how many of ``tensors``, the last ones, are the module's."""
         self.given: dict[Dim, int] = {(i, d): n for i, t in enumerate(tensors) for d, n in enumerate(t.shape)}
-        firsts = Counter(t.shape[0] for t in tensors if t.dim())
+        self.count = len(tensors) - resized
+        firsts = Counter(t.shape[0] for t in tensors[: self.count] if t.dim())
         self.batch = firsts.most_common(1)[0][0] if firsts else 0
-        self.kind = {(i, d): self._kind(tensors[i], d) for i, d in self.given}
+        self.kind = {
+            (i, d): self._kind(tensors[i], d) if i < self.count else _kind_in_table(tensors[i].shape, d)
+            for i, d in self.given
+        }
         self.pinned = FEATURE + 1  # kinds from this on are not varied
         #: Integers that begin with 0 and do not get smaller: offsets of bags or graphs, which no other row may begin.
         self.rising = frozenset(i for i, t in enumerate(tensors) if _rises(t))
@@ -508,7 +513,10 @@ class _Dims:
         new = dict(sizes.lengths)
         for dim in varied:
             kind = next((min(self.kind[d] for d in group) for group in self.equal if dim in group), self.kind[dim])
-            new[dim] = _other(sizes.lengths[dim], kind, otherwise)
+            size = sizes.lengths[dim]
+            # A table that is larger than the call needs it stays so.
+            alone = all(i >= self.count for (i, d), n in sizes.lengths.items() if n == size and (i, d) in varied)
+            new[dim] = _other(size, LENGTH if alone else kind, otherwise or alone)
             if keeping:
                 new[dim] = min(new[dim], self.given[dim])
         rows = {dim for dim in new if self.kind[dim] == BATCH and dim not in varied} if otherwise else ()
@@ -519,6 +527,11 @@ class _Dims:
         """What is tried, in this order."""
         ways = (False, True) if self.rising else (False,)
         return [self.probe(sizes, varied, otherwise, keeping) for keeping in ways]
+
+
+def _kind_in_table(shape: torch.Size, d: int) -> int:
+    """Of a mask all sizes but ones are lengths, of a table of positions all but the last."""
+    return FEATURE if d == len(shape) - 1 and shape[d] not in shape[:d] else LENGTH
 
 
 MOST_OFFSETS = 1 << 20  # looked at for rising: a copy is made of them

@@ -88,6 +88,7 @@ class Recorder:
     fields: FieldReads = field(default_factory=FieldReads)  # of plain objects
     #: Of attributes that hold a dictionary or a namespace: which instructions read them.
     sites: dict[tuple[int, str], set[tuple[types.CodeType, int]]] = field(default_factory=dict)
+    met: dict[tuple[int, str], int] = field(default_factory=dict)  # ids of attributes' values, by their dictionaries
     asks_layout: bool = False  # does forward ask how a tensor lies in memory?
     where: Callable[[], str | None] = lambda: None  # the submodule whose forward runs
     numbers: Any = None  # what becomes of numbers from data (data_numbers.py); None: they are compared
@@ -98,7 +99,7 @@ class Recorder:
 
     def reset(self) -> None:
         """Forgets everything: a new trace begins."""
-        for kept in (self.reads, self.attributes, self._depends, self._seen):
+        for kept in (self.reads, self.attributes, self.met, self._depends, self._seen):
             kept.clear()
 
     def of(self, depends: int) -> list[Read]:
@@ -397,6 +398,8 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if type(attributes.get(name, getattr(type(module), name, None))) in KINDS:
         recorder.sites.setdefault((id(module), name), set()).update(sites)
     recorder.attributes[id(module), name] = user_line()
+    for holder in (attributes, attributes.get("_buffers", {})):
+        recorder.met[id(holder), name] = id(holder.get(name))
     if not type(module).__module__.startswith(_OURS):
         recorder.fields.modules[id(module)] = module
 

@@ -78,6 +78,11 @@ def known(value: Any, tensor: torch.Tensor) -> Any:
     return number
 
 
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` as ``dtype``. Where it is that already, a trace would take the same tensor for a result."""
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
 def stands_for_one(tensor: torch.Tensor) -> bool:
     """Is it the tensor of such a number?"""
     return getattr(tensor, "stands_for_a_number", False)
@@ -97,7 +102,7 @@ def whole(number: _Number) -> Any:
 
 def fractional(number: _Number) -> Any:
     """`float(number)`."""
-    return number if type(number) is Float else known(float(_plain(number)), number.tensor.to(torch.float64))
+    return number if type(number) is Float else known(float(_plain(number)), _as(number.tensor, torch.float64))
 
 
 def _plain(number: Any) -> Any:
@@ -123,7 +128,7 @@ def _read(condition: torch.Tensor) -> bool:
 def _wide(value: Any, wide: bool) -> Any:
     """An operand: a tensor, float64 if ``wide``, or a plain number."""
     tensor = value.tensor if is_one(value) else value
-    return tensor.to(torch.float64) if wide and isinstance(tensor, torch.Tensor) else tensor
+    return _as(tensor, torch.float64) if wide and isinstance(tensor, torch.Tensor) else tensor
 
 
 def _arithmetic(name: str, compute: Callable, of_tensors: Callable, backwards: bool) -> Callable:
@@ -300,7 +305,7 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         return run(torch.Tensor.copy_, (args[0], result), {})
     if function in _COMPARING and len(args) == 2 and len(tensors) == 1 and not kwargs:
         dtype = _type_beside(tensors[0], args)
-        operands = tuple(a.tensor.to(dtype) if is_one(a) else a.to(dtype) for a in args)
+        operands = tuple(_as(a.tensor if is_one(a) else a, dtype) for a in args)
         return run(function, operands, {})
     if function in NARROWING and (bounds := narrowing(args, kwargs)) is not None:
         return narrowed((*map(_sizes, bounds),), run)
@@ -353,7 +358,7 @@ def _inside(argument: Any, convert: Callable[[Any], Any]) -> Any:
 def _default(argument: Any) -> Any:
     """The tensor of a number, of the type that a tensor of Python's would have; other arguments as they are."""
     if type(argument) is Float:
-        return argument.tensor.to(torch.get_default_dtype())
+        return _as(argument.tensor, torch.get_default_dtype())
     return argument.tensor if type(argument) is Int else _inside(argument, _default)
 
 
@@ -380,7 +385,7 @@ def _tensor_of(function: Callable, args: tuple, kwargs: dict[str, Any], run: Cal
     made = run(function, (*given, [_plain(n) if is_one(n) else n for n in numbers]), kwargs)
     wide = torch.float64 if made.is_floating_point() else torch.int64
     listed = [n.tensor if is_one(n) else torch.tensor(n) for n in numbers]
-    return torch.stack([each.to(wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
+    return torch.stack([_as(each, wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
 
 
 def _type_beside(tensor: torch.Tensor, args: tuple) -> torch.dtype:
@@ -393,7 +398,7 @@ def _promoting(function: Callable, args: tuple, tensor: torch.Tensor, run: Calla
     if function in _DIVIDING and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
     between = torch.float32 if dtype in _NARROW else dtype
-    operands = tuple(a.tensor.to(between) if is_one(a) else a.to(between) for a in args)
+    operands = tuple(_as(a.tensor if is_one(a) else a, between) for a in args)
     result = run(function, operands, {})
     return result.to(dtype) if between is not dtype else result
 

@@ -18,12 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
+from ortmodule.capture.filled_caches import check_caches
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_attributes import TensorReads, given_to, set_by_forward
 from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, memory_of
-from ortmodule.capture.trace_record import Source, Trace, Write, path_in
+from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
 from ortmodule.core.errors import NotTraceable, Unflattenable, blaming
@@ -142,6 +143,7 @@ def _trace(
         flat.regions.escaped,
         numbers.taken,
         tensor_facts.facts(tensors, flat.recorder.asks_layout, flat.attributes.of_inputs),
+        flat.resized,
     )
 
 
@@ -265,6 +267,7 @@ class _Flat(nn.Module):
         self.counters: dict[str, torch.Tensor] = {}  # attributes that are numbers
         self.given: dict[str, tuple[Slot, torch.Tensor, int]] = {}  # parameters, and their versions
         self.settled: list[tuple[Slot, Any]] = []
+        self.resized = tree.resized_tensors()[0]
         self.looks = False  # at what each submodule does, to find the one that is to blame
         self.effects: SideEffects | None = None
         self.filled, self.own = False, dict[int, int]()
@@ -293,6 +296,7 @@ class _Flat(nn.Module):
         versions = [t._version for t in tensors]
         named = zip(self.tree.parameters, parameters, strict=True)
         self.given = {slot.name: (slot, t, t._version) for slot, t in named}
+        self._put_resized(tensors)
         self.versions = {name: (t, t._version) for name, t in self.copies.items()}
         self.recorder.fields.ran = self.chance.ran
         with self.recorder.paused():
@@ -303,10 +307,12 @@ class _Flat(nn.Module):
             self.mode.keep(parameters)
             for slot in self.tree.counters:
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
-                attributes[slot.key] = symbolic_numbers.traced(self.counters[slot.name])
+                number: Any = symbolic_numbers.traced(self.counters[slot.name])
+                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[slot.key] = number
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
-        self.attributes = TensorReads(given_to(self.tree, tensors), self.mode.is_made)
-        self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, tensors, self.regions)
+        own = tensors[: len(tensors) - len(self.resized)]  # of the call
+        self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
+        self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
         known = tensors, parameters, self.copies.values(), self.counters.values()
         try:
             with (
@@ -328,14 +334,16 @@ class _Flat(nn.Module):
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
-            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, tensors))
+            self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own))
+            if self.tree.may_fill:
+                check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             sets = [slot.get() for slot in self.sets]
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value: tuple = (result, sets) if filled is None else (filled, result, sets)
             outputs = self._results(value, tensors, parameters, written)
             outputs += self._writes(tensors, changed)
             for read in (self.recorder.of(SIZE), self.recorder.of(DATA)):
-                outputs += [_vector([r.tensor for r in read if r.tensor is not None])] if read else []
+                outputs += [vector([r.tensor for r in read if r.tensor is not None])] if read else []
             outputs += self.regions.tokens
         if not outputs:
             raise NotTraceable("forward computes nothing")
@@ -348,6 +356,14 @@ class _Flat(nn.Module):
         number: Any = symbolic_numbers.traced(self.regions.number(function, args, kwargs))
         number.between = between
         return number
+
+    def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The last of ``tensors`` are the module's, in their places."""
+        for (holder, key), tensor in zip(self.resized, tensors[len(tensors) - len(self.resized) :], strict=True):
+            holder[key] = tensor
+            for slot in self.tree.others:
+                if slot.holder is holder and slot.key == key:
+                    self.copies[slot.name] = tensor
 
     def look(self) -> None:
         """A submodule has been traced: raises NotTraceable for what a graph cannot repeat."""
@@ -568,7 +584,7 @@ class _Flat(nn.Module):
         for i, tensor in enumerate(tensors):
             if i in self.carried:
                 self.writes.append(Write(Source("input", i), self.carried[i], False, carries=True))
-            elif changed[i] or id(tensor) in moved:
+            elif (changed[i] or id(tensor) in moved) and i < len(tensors) - len(self.resized):
                 add(Source("input", i), tensor, False)
         for slot in self.tree.others:
             (copy, version), now = self.versions[slot.name], slot.find()
@@ -588,11 +604,3 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
         copy = cloned(tensor)
     set_value_trace(copy, get_value_trace(tensor))
     return copy
-
-
-def _vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What was read, in one tensor. Numbers are float64 in a graph, and would be rounded on any other way. A module on
-    a GPU reads there, and sizes on the CPU; the graph has one device."""
-    place = next((t.device for t in reads if t.device.type != "cpu"), reads[0].device)
-    wide = [(t if is_number(t) else t.detach()).to(torch.float64) for t in reads]
-    return torch.stack([t if t.device == place else t.to(place) for t in wide])

@@ -15,6 +15,7 @@ from ortmodule.capture.chance import Draw
 from ortmodule.capture.output_aliasing import Sighting
 from ortmodule.capture.tensor_facts import InputFacts
 from ortmodule.core import pytree
+from ortmodule.core.size_expr import is_number
 from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import TracedGraph
 from ortmodule.guards.fields import FieldReads
@@ -76,10 +77,16 @@ class Trace:
     escaped: list[weakref.ref[torch.Tensor]] = field(repr=False)  # tensors that something has kept of breaks
     numbers: list[list[Any]]  # that it has taken out of data, and that no read compares
     facts: InputFacts | None  # of its inputs, where forward asks for any
+    #: Places of the module whose tensors are the last of its inputs (`Inventory.resized`).
+    resized: list[tuple[dict[str, Any], str]]
 
     def eager(self, forward: Callable, structure: pytree.Structure, tensors: Sequence[Any]) -> list[torch.Tensor]:
-        """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it."""
-        copies = [cloned(t) if t.requires_grad and t.is_leaf else t for t in tensors]
+        """What ``forward`` gives in PyTorch for arguments of this structure, as :meth:`tensors_of` has it. The last of
+        ``tensors`` are put into the module, which is isolated."""
+        count = len(tensors) - len(self.resized)
+        for (holder, key), tensor in zip(self.resized, tensors[count:], strict=True):
+            holder[key] = tensor
+        copies = [cloned(t) if t.requires_grad and t.is_leaf else t for t in tensors[:count]]
         arguments = structure.rebuild(copies)
         held = pytree.containers(arguments)
         return self.tensors_of(arguments, held, forward(*arguments[0], **arguments[1]))
@@ -89,6 +96,14 @@ class Trace:
         ``held``: their containers before."""
         value = result, [slot.find() for slot in self.sets]
         return pytree.flatten_filled((arguments, *value) if self.filled else value, held)[0]
+
+
+def vector(reads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What was read, in one tensor. Numbers are float64 in a graph, and would be rounded on any other way. A module on
+    a GPU reads there, and sizes on the CPU; the graph has one device."""
+    place = next((t.device for t in reads if t.device.type != "cpu"), reads[0].device)
+    wide = [(t if is_number(t) else t.detach()).to(torch.float64) for t in reads]
+    return torch.stack([t if t.device == place else t.to(place) for t in wide])
 
 
 def path_in(scope: str, names: Iterable[str]) -> str:

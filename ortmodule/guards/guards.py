@@ -32,6 +32,7 @@ from ortmodule.guards.item_reads import FIELD, ITEM, ItemReads
 
 MOST_PARTS = 4096  # of one attribute
 MOST_BYTES = 1 << 16  # of a NumPy array
+MOST_VALUES = 2  # of a number that graphs are for
 MOST_SHOWN = 64  # parts of an attribute that a text shows
 
 _MISSING = object()
@@ -89,6 +90,14 @@ class Description:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Description) and self.parts == other.parts
+
+
+class OfKind(Description):
+    """A number whatever its value is, or a tensor whatever its sizes are."""
+
+    def __eq__(self, other: object) -> bool:
+        pairs = [(p[0], p[1][:-1] if isinstance(p[1], tuple) else None) for p in (self.parts, other.parts)]  # type: ignore[attr-defined]  # a Description
+        return pairs[0] == pairs[1]
 
 
 def describe(
@@ -354,7 +363,10 @@ class Attributes:
         self._items: dict[Key, ItemReads] = {}  # of attributes and globals
         self.outside: list[Any] = []  # slots with tensors that forward has from elsewhere
         self.counted: set[Key] = set()  # numbers that graphs take as they are: their types count
+        self.resized: set[Key] = set()  # tensors whose sizes do not count
+        self.varying: list[Key] = []  # numbers that change again and again, and tensors of other sizes than before
         self.now: dict[Key, Description | None] = {}  # None: cannot be compared
+        self._values: dict[Key, set[Any]] = {}  # that numbers have had
         self._names: dict[int, str] = {}
         self._polled: list[Key] = []  # those that can change without a sign in what is to be watched
 
@@ -446,14 +458,42 @@ class Attributes:
         """Describes all attributes anew; ``names`` as in :func:`describe`."""
         known: dict[int, Description | None] = {}
         self._names = names
+        before = self.now
         self.now = {key: self._described(key, known) for key in self._read}
         self.now |= {(0, slot.name): describe(slot.get()) for slot in self.outside}
         self._polled = [key for key, found in self.now.items() if found is None or found.polled]
+        changed = ((key, then, self.now.get(key)) for key, then in before.items())
+        self.varying += [
+            key for key, then, now in changed if then and now and then != now and self._varies(key, then, now)
+        ]
+
+    def _varies(self, key: Key, then: Description, now: Description) -> bool:
+        """Is a change that has just been found one of many: a tensor without a gradient has other sizes, a number has
+        its third value?"""
+        owner = self._read.get(key)
+        if id(owner) not in self._paths or key in self.counted or key in self.resized or len(now.parts) != 2:
+            return False
+        cls, value = now.parts
+        if cls in (int, float):
+            values = self._values.setdefault(key, set())
+            values |= {value, *(then.parts[1:] if then.parts[0] is cls else ())}
+            return len(values) > MOST_VALUES
+        if not isinstance(value, tuple) or not issubclass(cls, torch.Tensor) or then.parts[:1] != now.parts[:1]:
+            return False
+        *kind, shape = value
+        *other, before = then.parts[1]
+        return kind == other and len(shape) == len(before) and not value[2]
+
+    def takes(self, key: Key, now: Description) -> bool:
+        """Do graphs take it as it is, whatever its value is, or its sizes?"""
+        if len(now.parts) != 2:
+            return False
+        if key in self.resized:
+            return issubclass(now.parts[0], torch.Tensor) and isinstance(now.parts[1], tuple)
+        return key in self.counted and now.parts[0] in (int, float)
 
     def _described(self, key: Key, known: dict) -> Description | None:
         owner, name = self._read[key], key[1]
-        if key in self.counted:
-            return describe(type(owner.__dict__.get(name)))
         if not isinstance(owner, nn.Module):
             return describe_around(owner, name, self._fields, self._items.get(key))
         value = owner.__dict__.get(name, _MISSING)
@@ -513,9 +553,10 @@ class Guards:
 
     def __init__(
         self, attributes: Attributes, reads: dict[Key, str], names: dict[int, str],
-        outside: dict[Key, tuple[Any, str]] | None = None, read: FieldReads | None = None,
+        outside: dict[Key, tuple[Any, str]] | None = None, read: FieldReads | None = None, exact: bool = False,
     ) -> None:  # fmt: skip
-        """``reads``: as noted while tracing; ``outside``, ``read``: of objects that are no modules.
+        """``reads``: as noted while tracing; ``outside``, ``read``: of objects that are no modules; ``exact``: values
+        of numbers, and sizes of tensors, count in any case.
 
         Raises Unguardable.
         """
@@ -533,7 +574,7 @@ class Guards:
                     f"{place} reads the attribute {attributes.label(key)}, which cannot be compared from call to call"
                 )
                 raise Unguardable(text)
-            self.values[key] = value
+            self.values[key] = OfKind(**vars(value)) if not exact and attributes.takes(key, value) else value
         self.values |= {key: value for key, value in attributes.now.items() if key[0] == 0 and value is not None}
         #: The epoch of the latest look, and what it found.
         self.epoch, self.held = -1, True
@@ -566,6 +607,14 @@ class Guards:
         """The line that reads that attribute."""
         key = self.broken()
         return "" if key is None else self.places.get(key, "")
+
+    def broken_by(self) -> str | None:
+        """What one graph would be for that holds now: the name of that attribute, where its value does not count, or
+        that value."""
+        key = self.broken()
+        if key is not None and (now := self._attributes.now.get(key)) and self._attributes.takes(key, now):
+            return self._attributes.label(key)
+        return self.broken_value()
 
     def broken_value(self) -> str | None:
         """The value of that attribute now, as a text."""

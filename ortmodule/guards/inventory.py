@@ -114,7 +114,9 @@ class Inventory:
         self.buffers: list[Slot] = []
         self.plain: list[Slot] = []
         self.written: list[Slot] = []  # parameters without a gradient that forward changes: buffers to a graph
-        self.counters: list[Slot] = []  # attributes that are Python numbers, which forward reads and sets
+        self._counters: list[Slot] = []  # attributes that graphs take as numbers
+        #: Places of tensors without a gradient that are replaced by others of other sizes: grown tables and masks.
+        self.resized: list[tuple[dict[str, Any], str]] = []
         self._ties: list[tuple[Slot, Slot]] = []  # one tensor in two places
         self._holders = [
             (m, name, m.__dict__[name], _entries_with_tensor(m.__dict__[name]))
@@ -180,13 +182,37 @@ class Inventory:
         """Buffers and plain tensors, and what is like them."""
         return self.buffers + self.written + self.plain
 
+    @property
+    def counters(self) -> list[Slot]:
+        """Attributes that change again and again, and are Python numbers now."""
+        return [slot for slot in self._counters if slot.key in slot.holder]
+
+    def resize(self, holder: Any, key: Any) -> None:
+        """Lists a place among :attr:`resized`."""
+        if not any(holder is other and key == name for other, name in self.resized):
+            self.resized.append((holder, key))
+
+    def resized_tensors(self) -> tuple[list[tuple[dict[str, Any], str]], list[torch.Tensor], list[Any]]:
+        """The places among :attr:`resized` that hold such a tensor now, the tensors, and what the others hold."""
+        places: list[tuple[dict[str, Any], str]] = []
+        tensors: list[torch.Tensor] = []
+        others: list[Any] = []
+        for place in self.resized:
+            tensor = place[0].get(place[1])
+            if type(tensor) in PLAIN_TENSORS and not tensor.requires_grad and 0 not in tensor.shape:
+                places.append(place)
+                tensors.append(tensor)
+            else:
+                others.append((place[1], tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else None))
+        return places, tensors, others
+
     def count(self, path: str, key: str) -> bool:
         """Lists an attribute of the submodule at ``path`` among :attr:`counters`. False: it is one already."""
         attributes, name = self.modules[path].__dict__, path_of(path, key)
-        if any(slot.name == name for slot in self.counters) or name in self.slots:
+        if any(slot.name == name for slot in self._counters) or name in self.slots:
             return False
         device = next((slot.get().device for slot in self._kinds), torch.device("cpu"))
-        self.counters.append(Slot(name, NumberAttributes(attributes, device), key))
+        self._counters.append(Slot(name, NumberAttributes(attributes, device), key))
         self._name_slots()
         return True
 
@@ -227,9 +253,11 @@ class Inventory:
         return all(a.get() is b.get() for a, b in self._ties)
 
     def kinds_of_tensors(self) -> tuple:
-        """Type, shape and need for a gradient of every parameter and buffer."""
-        tensors = [slot.holder[slot.key] for slot in self._kinds]
-        return tuple([_kind(t) for t in tensors])
+        """Type, shape and need for a gradient of every parameter and buffer; of those that are :attr:`resized` no
+        shape."""
+        resized = {(id(holder), key) for holder, key in self.resized}
+        pairs = [(slot.holder[slot.key], (id(slot.holder), slot.key) in resized) for slot in self._kinds]
+        return tuple([_kind(t)[:-1] if alone else _kind(t) for t, alone in pairs])
 
     def unsupported_tensor(self) -> str | None:
         """The name of a tensor that the engine cannot use, with the reason, or None."""

@@ -22,7 +22,7 @@ from ortmodule.guards import isolation
 from ortmodule.guards.fields import FieldReads
 from ortmodule.guards.guards import Attributes, Guards, Sites
 from ortmodule.guards.holders import Holders
-from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory
+from ortmodule.guards.inventory import PLAIN_TENSORS, Inventory, Slot
 from ortmodule.guards.module_hooks import GLOBAL_HOOKS, HOOKS, ModuleHooks
 
 MOST_KEYS = 1024  # of one tree
@@ -53,7 +53,10 @@ class Tree(Inventory):
         self.attributes = Attributes(self.modules)
         self.hooks = ModuleHooks(module, self.modules, self.sharded)
         self.caches = Caches()
+        self.may_fill = False  # may PyTorch run a call that fills a cache, before anything is captured?
+        self.fills = 0  # such calls
         self._keys: dict[tuple, int] = {}  # numbers of keys
+        self._buffers: tuple = ()  # what they were at the latest look
 
     def adopt(self, tensors: Iterable[torch.Tensor], second: bool) -> bool:
         may_be_met = super().adopt(tensors, second)
@@ -63,6 +66,46 @@ class Tree(Inventory):
     def count(self, path: str, key: str) -> bool:
         self.attributes.counted.add((id(self.modules[path]), key))
         return super().count(path, key)
+
+    def resize(self, holder: Any, key: Any) -> None:
+        super().resize(holder, key)
+        owner = next((m for m in self.modules.values() if m.__dict__ is holder), None)
+        if owner is not None:
+            self.attributes.resized.add((id(owner), key))
+
+    def fill(self, tensors: Iterable[Slot], numbers: Iterable[Slot]) -> None:
+        """PyTorch is about to run a call that puts ``tensors`` into attributes, where later ones find them, and
+        ``numbers`` beside them."""
+        self.fills += 1
+        for slot in tensors:
+            self.resize(slot.holder, slot.key)
+        for slot in numbers:
+            self.count(slot.name.rpartition(".")[0], str(slot.key))
+
+    def learn_changes(self) -> None:
+        """What changes again and again graphs take as it is from now on: numbers, and the sizes of tables."""
+        for identity, key in self.attributes.varying:
+            path, module = next((p, m) for p, m in self.modules.items() if id(m) == identity)
+            if isinstance(module.__dict__.get(key), torch.Tensor):
+                self.resize(module.__dict__, key)
+            else:
+                self.count(path, key)
+        self.attributes.varying.clear()
+        kinds = tuple(_kind_and_shape(slot) for slot in self.buffers)
+        for slot, now, then in zip(self.buffers, kinds, self._buffers, strict=False):
+            if now is not None and then is not None and now[0] == then[0] and now[1] != then[1]:
+                self.resize(slot.holder, slot.key)
+        self._buffers = kinds
+
+    def inherit(self, other: Tree) -> None:
+        """What was known of the same module with other tensors in it."""
+        self.fills = other.fills
+        for holder, key in other.resized:
+            self.resize(holder, key)
+        for slot in other.counters:
+            path = slot.name.rpartition(".")[0]
+            if path in self.modules and slot.key in self.modules[path].__dict__:
+                self.count(path, str(slot.key))
 
     def learn(self, attributes: dict[tuple[int, str], str], read: FieldReads, sites: Sites) -> None:
         """What a trace, which may have failed, has read."""
@@ -122,3 +165,11 @@ class Tree(Inventory):
     def replace_parameters(self, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[int, torch.Tensor]:
         """As :func:`ortmodule.guards.isolation.replace_parameters`."""
         return isolation.replace_parameters(self, change)
+
+
+def _kind_and_shape(slot: Slot) -> tuple[tuple, torch.Size] | None:
+    """Of a plain buffer without a gradient."""
+    t = slot.get()
+    if type(t) not in PLAIN_TENSORS or t.requires_grad:
+        return None
+    return (t.dtype, t.dim(), t.device), t.shape

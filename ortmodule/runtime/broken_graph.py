@@ -33,9 +33,10 @@ from ortmodule.host.host_node import Node, operands_of, specs_of
 from ortmodule.host.opaque_regions import changed_by_breaks, recording
 from ortmodule.host.passed_calls import Replayed
 from ortmodule.lowering.graph_cuts import Break, Piece, cut, used_by
-from ortmodule.runtime.compiled_graph import Call, CompiledGraph, put
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.executable import Flags
 from ortmodule.runtime.rng_replay import RngReplay
+from ortmodule.runtime.shared_memory import put
 
 #: The engine runs a module only if breaks hold no more than this share of its weights, those of embeddings aside.
 MOST_OUTSIDE = 0.5

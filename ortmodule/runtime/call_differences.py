@@ -32,7 +32,7 @@ def split(call: Call, graphs: Sequence[CompiledGraph], misses: Sequence[DoesNotH
     for graph in graphs:
         if pinned := _pinned(graph, call):
             return call.key, *pinned
-        if (broken := graph.guards.broken_value()) is not None:
+        if (broken := graph.guards.broken_by()) is not None:
             return call.key, broken
     return call.key
 
@@ -75,7 +75,8 @@ def _pinned(graph: CompiledGraph, call: Call) -> list[tuple[tuple[int, int], int
 
 def _broken(guards: Guards) -> str:
     place, value = guards.broken_place(), guards.broken_value()
-    return f"is {_short(value)} now" + (f", which {place} reads" if place else "")
+    text = f"is {_short(value)} now" if guards.broken_by() == value else "is another one at each call"
+    return text + (f", which {place} reads" if place else "")
 
 
 def _of_key(call: Call, other: tuple) -> tuple[str, str]:
@@ -114,6 +115,8 @@ def _of_kinds(kinds: Sequence[tuple], others: Sequence[tuple]) -> str:
 
 
 def _kind(kind: tuple) -> str:
+    if len(kind) == 2:
+        return f"no table in {kind[0]}"
     dtype, rank, needs_grad, device = kind
     text = f"{str(dtype).removeprefix('torch.')} with {rank} dimensions" + (" and a gradient" if needs_grad else "")
     return text if device.type == "cpu" else f"{text} on {device}"

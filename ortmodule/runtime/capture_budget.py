@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ortmodule.capture.filled_caches import FillsCache
 from ortmodule.core.errors import CallsOwn, Cause, NotInEngine
 from ortmodule.core.logger import Log
 from ortmodule.core.torch_private import at_end_of_backward
@@ -87,7 +88,7 @@ class Budget:
 
     def __init__(self, share: float, bounded: bool, log: Log) -> None:
         """``share``: of the time in steps, `inf` for no bound. ``bounded``: PyTorch may run the module."""
-        self.share, self.log = share if bounded else math.inf, log
+        self.share, self.log, self.bounded = share if bounded else math.inf, log, bounded
         self.captures = 0  # attempts
         self.seconds = 0.0  # of all of them
         self.first = 0.0  # of those that the bound leaves out
@@ -169,7 +170,7 @@ class Budget:
         try:
             yield
             captured = True
-        except CallsOwn:  # nothing is captured of such calls
+        except (CallsOwn, FillsCache):  # nothing is captured of such calls
             counts = False
             raise
         finally:

@@ -26,7 +26,7 @@ from ortmodule.core.onnx_utils import RANDOM
 from ortmodule.core.setting_types import wishes_of
 from ortmodule.core.torch_private import deterministic, saving_hooks, warns_only
 from ortmodule.engine.autotune import Tuning
-from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured, overwrite
+from ortmodule.engine.session import MemoryGoal, Run, Session, is_captured
 from ortmodule.guards.guards import Guards
 from ortmodule.guards.inventory import Slot
 from ortmodule.guards.isolation import containers
@@ -41,6 +41,7 @@ from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState
 from ortmodule.runtime.read_checks import MOST_SHAPES, ReadChecks
 from ortmodule.runtime.segments import Segment, segments_of
+from ortmodule.runtime.shared_memory import overlap, put
 
 _NO_RESULT = torch.empty(0)
 #: The structure of a result that is one tensor, with nothing that forward puts into attributes.
@@ -54,17 +55,23 @@ OWN, ASSIGNED = "its own", "the one that was assigned"
 class Call:
     """One call: its tensors, what they stand in, and what a captured graph holds for, the inputs' sizes aside."""
 
-    __slots__ = ("forward", "which", "state", "tree", "arguments", "inputs", "given", "shapes", "key")
+    __slots__ = ("forward", "which", "state", "tree", "arguments", "inputs", "count", "given", "shapes", "key")
 
     def __init__(
         self, forward: Callable, which: str, state: ModuleState, arguments: pytree.Structure,
         inputs: list[torch.Tensor], given: tuple[tuple, dict],
     ) -> None:  # fmt: skip
         """``forward``: what PyTorch would run; ``which``: the module's own, or the one that was assigned; ``given``:
-        the caller's own arguments. Raises NotInEngine for an empty input."""
+        the caller's own arguments. Tensors of the module that come in other sizes are inputs, too, behind the
+        ``count`` of the caller's. Raises NotInEngine for an empty input."""
         self.forward, self.which, self.state, self.tree, self.given = forward, which, state, state.tree, given
-        self.arguments, self.inputs = arguments, inputs
-        kinds, shapes = [], []
+        self.arguments, self.count = arguments, len(inputs)
+        kinds: list[Any] = []
+        shapes, missing = [], []
+        if self.tree.resized:
+            _, more, missing = self.tree.resized_tensors()
+            inputs = inputs + more
+        self.inputs = inputs
         for tensor in inputs:
             shape = tensor.shape
             if 0 in shape:
@@ -74,7 +81,7 @@ class Call:
         self.shapes = tuple(shapes)
         self.key = (
             arguments.identity,
-            tuple(kinds),
+            tuple(kinds + missing),
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
@@ -569,29 +576,3 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copied = _core.empty(torch.Tensor, DTYPES[tensor.dtype], tuple(tensor.shape))
     _core.copy(copied, tensor)
     return copied
-
-
-def put(target: Any, write: Write | None, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-    """New contents for a ``target``: an input by its number, or a slot. ``write``: how; None: in place."""
-    if write is not None and write.replaces and not isinstance(target, int):
-        target.set(tensor)
-        return
-    old = inputs[target] if isinstance(target, int) else target.get()
-    if write is not None and write.data:
-        old.data = tensor.detach()
-    else:
-        overwrite(old, tensor)
-
-
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two strided tensors share memory?"""
-    return _begin(a) < _end(b) and _begin(b) < _end(a)
-
-
-def _begin(t: torch.Tensor) -> int:
-    return t.data_ptr()
-
-
-def _end(t: torch.Tensor) -> int:
-    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr() + (last + 1) * t.element_size() if t.numel() else 0

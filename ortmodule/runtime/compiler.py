@@ -34,10 +34,11 @@ from ortmodule.host.opaque_regions import Opaque
 from ortmodule.lowering import export
 from ortmodule.runtime.broken_graph import BrokenGraph, Interpreter
 from ortmodule.runtime.capture_budget import Budget
-from ortmodule.runtime.compiled_graph import Call, CompiledGraph, overlap
+from ortmodule.runtime.compiled_graph import Call, CompiledGraph
 from ortmodule.runtime.held_arguments import reads_of
 from ortmodule.runtime.lengths import Lengths
 from ortmodule.runtime.module_state import ModuleState, ModuleStates
+from ortmodule.runtime.shared_memory import overlap
 
 
 class Owner(Protocol):
@@ -248,7 +249,7 @@ def _guards_of_failure(call: Call) -> Guards | None:
     """The guards that have to break before another attempt; None: no more attempts are made."""
     tree = call.tree
     try:
-        return Guards(tree.attributes, tree.caches.reads, tree.names())
+        return Guards(tree.attributes, tree.caches.reads, tree.names(), exact=True)
     except Unguardable:
         return None
 

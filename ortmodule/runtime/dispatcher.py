@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule.capture.dynamic_dims import ROWS, SMALL, WHOLE
+from ortmodule.capture.filled_caches import MOST_CALLS, FillsCache
 from ortmodule.core import pytree, pytree_tokens, torch_private
 from ortmodule.core.config import Config, DebugOptions, read_config
 from ortmodule.core.errors import (
@@ -290,7 +291,7 @@ class Dispatcher:
         changing.look(numbers)
         if changing.refused or not changing.changed:
             return None
-        inputs, arguments = lifted(call.arguments, call.inputs, changing)
+        inputs, arguments = lifted(call.arguments, call.inputs[: call.count], changing)
         return changing, Call(call.forward, call.which, call.state, arguments, inputs, call.given)
 
     def _run_call(self, call: Call) -> Any:
@@ -397,7 +398,7 @@ class Dispatcher:
             # What backward computes again the engine has run before: it is to run there.
             self.budget.ask(variant, call.mode, must=in_backward())
         except Waits as reason:
-            reason.inputs = call.inputs
+            reason.inputs = call.inputs[: call.count]
             raise
         return variant
 
@@ -406,7 +407,14 @@ class Dispatcher:
         note(call.tree.caches.changing, call.arguments, call.key[1:])
         variant = self._variant(call, misses)
         while True:
-            made = self._compiled(call, part, variant)
+            try:
+                call.tree.may_fill = self._may_fill(call.tree)
+                made = self._compiled(call, part, variant)
+            except FillsCache as reason:
+                self.budget.discard(variant)
+                raise self._fills(call, reason) from None
+            finally:
+                call.tree.may_fill = False
             if self.state().watch.holds(call.inputs):
                 raise NotInEngine(Cause.DATA, "forward reads a tensor from elsewhere that it is given, too")
             try:
@@ -428,6 +436,18 @@ class Dispatcher:
                     text = f"what it does depends on values: {reason}"
                     raise NoOtherGraph(Cause.TORCH_MODEL, text, call.key) from None
                 part += 1
+
+    def _may_fill(self, tree: Tree) -> bool:
+        """May PyTorch run a call that fills a cache, so that a later one is captured?"""
+        return tree.fills < MOST_CALLS and self.budget.bounded and not self.fallback.strict and not in_backward()
+
+    def _fills(self, call: Call, reason: FillsCache) -> Waits:
+        call.tree.fill(reason.slots, reason.numbers)
+        self.states.forget()
+        self.log.info(str(reason))
+        waits = Waits(None, str(reason), "")
+        waits.inputs = call.inputs[: call.count]
+        return waits
 
     def _compiled(self, call: Call, part: int, variant: Variant) -> CompiledGraph:
         """A new graph, of this variant. Raises NotInEngine, and CallsOwn."""

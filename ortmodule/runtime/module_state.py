@@ -42,8 +42,11 @@ class ModuleStates:
         if tree is None:
             # Graphs take their tensors from places that may be gone.
             tree = Tree(self.module)
+            if self._trees:
+                tree.inherit(self._trees[0])
             self._trees = [tree, *self._trees[: MOST_TREES - 1]]
         tree.attributes.look(tree.names())
+        tree.learn_changes()
         watch, hooked = tree.watch(), tree.hooks.look()
         self.latest = ModuleState(tree, watch, tree.polled, tree.hooks.reach, hooked, tree.number(), next(self._epochs))
         return self.latest

@@ -1,0 +1,78 @@
+"""Finds attributes in which forward keeps what it has computed for later calls: masks, tables of positions.
+
+A call that fills such a cache, or makes it larger, is seldom; the calls behind it find it there. So PyTorch runs that
+call, and the next one is captured, with the tables as inputs of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ortmodule.capture import symbolic_numbers
+from ortmodule.capture.read_causes import OPAQUE, RANDOM, causes, causes_of_size
+from ortmodule.core.size_expr import is_number
+from ortmodule.core.torch_private import TracedValue, get_value_trace
+from ortmodule.guards.inventory import Slot
+from ortmodule.guards.isolation import Contents
+from ortmodule.guards.module_tree import Tree
+
+MOST_CALLS = 2  # that a module gets for filling its caches
+
+
+class FillsCache(BaseException):
+    """Forward fills a cache. It goes through the user's code, whose handlers of errors must not take it."""
+
+    def __init__(self, slots: list[Slot], numbers: list[Slot]) -> None:
+        """``slots``: with tensors, ``numbers``: that it sets beside them."""
+        super().__init__(f"forward fills a cache ({', '.join(slot.name for slot in slots)}), which later calls find")
+        self.slots, self.numbers = slots, numbers
+
+
+def check_caches(
+    tree: Tree, sets: Sequence[Slot], met: Mapping[Any, int], versions: Mapping[str, tuple[torch.Tensor, int]],
+    before: Mapping[str, Contents], given: Iterable[torch.Tensor],
+) -> None:  # fmt: skip
+    """Raises FillsCache where forward has looked at what an attribute held, and set it, and tables beside it, to what
+    does not follow from the values of the call's tensors ``given``.
+
+    ``sets``: slots that it has set, beside tensors in the places of others; ``met``: the ids of what attributes were
+    when forward looked at them first, by slots; ``versions``, ``before``: tensors, and attributes, when it began."""
+    others = [slot for slot in tree.others if slot.find() is not versions[slot.name][0]]
+    call = {get_value_trace(tensor).unique() for tensor in given}
+
+    def then(slot: Slot) -> Any:
+        if slot.name in versions:
+            return versions[slot.name][0]
+        return before[slot.name.rpartition(".")[0]].attributes.get(str(slot.key))
+
+    tables, asked = [], False
+    for slot in (*sets, *others):
+        value: Any = slot.find()
+        tensor = value.tensor if symbolic_numbers.is_one(value) else value
+        if not isinstance(tensor, torch.Tensor) or tensor.requires_grad or _follows_from(get_value_trace(tensor), call):
+            continue
+        asked = asked or met.get((id(slot.holder), slot.key)) == id(then(slot))
+        if tensor is value and not is_number(tensor):
+            tables.append(slot)
+    if asked and tables:
+        raise FillsCache(tables, [slot for slot in sets if type(then(slot)) in (int, float)])
+
+
+def _follows_from(value: TracedValue, call: Container[int]) -> bool:
+    """Does ``value`` follow from the elements of tensors of the ``call``, or from chance?"""
+    asked, known = [(value, False)], set()
+    while asked:
+        value, of_size = asked.pop()
+        if (value.unique(), of_size) in known:
+            continue
+        known.add((value.unique(), of_size))
+        if not of_size and value.unique() in call:
+            return True
+        behind, least = causes_of_size(value) if of_size else causes(value.node())
+        if least in (RANDOM, OPAQUE):
+            return True
+        asked += behind
+    return False
