@@ -284,6 +284,8 @@ def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
 def _split(recorder: Recorder, input: torch.Tensor, *sizes: Any, dim: Any = 0, **named: Any) -> None:
     """How many parts there are depends on a size, which data may decide."""
     place = dim if len(sizes) < 2 else sizes[1]
+    if any(isinstance(each, (list, tuple)) for each in (*sizes, *named.values())):
+        return  # which says how many
     if isinstance(place, int) and -input.dim() <= place < input.dim():
         recorder.read(input.size(place), DATA)
 

@@ -74,13 +74,13 @@ def known(value: Any, tensor: torch.Tensor) -> Any:
     with untraced():
         number: Any = make_subclass(Int if whole else Float, torch.zeros((), dtype=tensor.dtype))
     number.tensor, number.value = tensor, value
-    tensor.stands_for_a_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
+    tensor._ortmodule_number = True  # type: ignore[attr-defined]  # for `stands_for_one`
     return number
 
 
 def stands_for_one(tensor: torch.Tensor) -> bool:
     """Is it the tensor of such a number?"""
-    return getattr(tensor, "stands_for_a_number", False)
+    return getattr(tensor, "_ortmodule_number", False)
 
 
 def is_one(value: Any) -> bool:
