@@ -60,6 +60,8 @@ class Numbers:
             return NotImplemented
         if recorder.depends_of(tensor) < DATA:
             return NotImplemented
+        if tensor.dim():
+            recorder.read(tensor.size(0), DATA)  # how many there are
         whole = tensor.dtype in _INTEGERS
         copied = tensor.detach().to(torch.int64 if whole else torch.float64).clone()  # forward may change it
         with untraced():

@@ -104,7 +104,9 @@ def _thread() -> tuple[str, int | None]:
 
 
 _FUNCTIONS[threading.current_thread.__code__] = _thread
-_LOGGERS = {f.__code__: _level for f in (logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)}
+_LOGGERS: dict[types.CodeType, Callable[..., Any]] = {
+    f.__code__: _level for f in (logging.Logger.isEnabledFor, logging.Logger.getEffectiveLevel)
+}
 _LOGGERS |= {logging.getLogger.__code__: _level_of}
 CODES = {*_FUNCTIONS, *_LOGGERS}
 

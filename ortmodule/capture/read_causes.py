@@ -63,7 +63,7 @@ def causes_of_size(value: TracedValue) -> _Causes:
     if kind in _SIZED_BY_OTHERS or (kind == "aten::index" and _takes_masks(node)) or (repeats and len(operands) > 2):
         chosen = [(v, sized) for v in operands[1:] for sized in (False, True)]
         return [(operands[0], True), *chosen], SIZE
-    if kind in _SIZED_BY_DATA or repeats:
+    if kind in _SIZED_BY_DATA or repeats or (kind == "aten::where" and len(operands) == 1):
         return [(v, sized) for v in operands for sized in (False, True)], SIZE
     if kind in _SIZED_BY_FIRST or (kind.endswith("_") and not kind.endswith("__")):
         return [(operands[0], True)], SIZE

@@ -282,6 +282,19 @@ def _length(recorder: Recorder, tensor: torch.Tensor) -> None:
         recorder.read(tensor.size(0))
 
 
+def _split(recorder: Recorder, input: torch.Tensor, *sizes: Any, dim: Any = 0, **named: Any) -> None:
+    """How many parts there are depends on a size, which data may decide."""
+    place = dim if len(sizes) < 2 else sizes[1]
+    if any(isinstance(each, (list, tuple)) for each in (*sizes, *named.values())):
+        return  # which says how many
+    if isinstance(place, int) and -input.dim() <= place < input.dim():
+        recorder.read(input.size(place), DATA)
+
+
+def _unbound(recorder: Recorder, input: torch.Tensor, dim: Any = 0) -> None:
+    _split(recorder, input, dim=dim)
+
+
 def _squeezed(recorder: Recorder, input: torch.Tensor, dim: Any = None) -> None:
     """Whether a dimension goes away depends on its size."""
     dims = range(input.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -413,12 +426,11 @@ def observed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if recorder is None:
         return NotImplemented
     _read_lists(recorder, function, args, kwargs)
-    if function not in _SQUEEZES and function not in _COMPARISONS:
-        return NotImplemented
     if function in _COMPARISONS:  # a Python bool: tensor operations, and a read of their result
         return bool(_COMPARISONS[function](*args, **kwargs))
-    with recorder.paused():
-        _squeezed(recorder, *args, **kwargs)
+    if (look := _SIZED.get(function)) is not None:
+        with recorder.paused():
+            look(recorder, *args, **kwargs)
     return NotImplemented
 
 
@@ -535,7 +547,12 @@ _CONVERSIONS = {
 _LOOKS = {"item", "tolist", "__int__", "__float__"}
 _SLICES = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 _TRACING = {torch.narrow, torch.Tensor.narrow, pad_packed_sequence, torch.linspace}
-_SQUEEZES = {torch.squeeze, torch.Tensor.squeeze, torch.Tensor.squeeze_}
+#: How many dimensions, or results, these have depends on sizes.
+_SIZED: dict[Any, Callable[..., None]] = {
+    torch.squeeze: _squeezed, torch.Tensor.squeeze: _squeezed, torch.Tensor.squeeze_: _squeezed,
+    torch.split: _split, torch.Tensor.split: _split, torch.chunk: _split, torch.Tensor.chunk: _split,
+    torch.unbind: _unbound, torch.Tensor.unbind: _unbound,
+}  # fmt: skip
 _COMPARED: dict[str, Callable[..., Any]] = {
     "equal": lambda a, b: torch.eq(a, b).all() if a.shape == b.shape else False,
     "allclose": lambda a, b, *tolerances, **named: torch.isclose(a, b, *tolerances, **named).all(),

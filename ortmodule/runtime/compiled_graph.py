@@ -313,15 +313,18 @@ class CompiledGraph:
         Raises DoesNotHold, and what :meth:`Executables.sketch` raises.
         """
 
-        def tensors() -> list[torch.Tensor]:
-            given = inputs()
-            found = [given[i] if holder is None else holder[key] for i, holder, key in self._places]
-            return [(as_pairs(t) if self.pairs else t).contiguous() for t in found]
-
-        self._reads.check_before(shapes, tensors)
-        plan = self.executables.sketch(shapes, self.predicted(), tensors, memory)
+        self._reads.check_before(shapes, lambda: self._fed(inputs()))
+        plan = self.executables.sketch(shapes, self.predicted(), lambda: self._fed(inputs()), memory)
         self._check_views(plan, shapes)
         return plan
+
+    def _fed(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = [given[i] if holder is None else holder[key] for i, holder, key in self._places]
+        return [(as_pairs(t) if self.pairs else t).contiguous() for t in found]
+
+    def check_after_error(self, call: Call) -> None:
+        """Raises DoesNotHold where Python would have taken another way than the one that the engine refuses."""
+        self._reads.check_after_error(call.shapes, lambda: self._fed(call.inputs))
 
     def predicted(self) -> Flags | None:
         """Which outputs of the next run will receive a gradient, probably; None: there is no backward."""

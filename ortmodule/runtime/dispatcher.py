@@ -488,6 +488,7 @@ class Dispatcher:
             raise NotInEngine(Cause.TORCH_MODEL, str(raised.error), call.key) from raised.error
         except ENGINE_ERRORS as error:
             if not graph.has_effects() and not isinstance(error, MemoryError):
+                graph.check_after_error(call)
                 if not graph.traced_on(call.shapes):
                     raise graph.refuses(call.shapes, str(error)) from error
                 if self.compiler.leave_more(call, error, graph):

@@ -10,7 +10,7 @@ import torch
 from ortmodule.capture.trace_record import Trace
 from ortmodule.core.errors import DoesNotHold, NotKnown
 from ortmodule.core.onnx_utils import without_dead
-from ortmodule.engine.session import Session
+from ortmodule.engine.session import ENGINE_ERRORS, Session
 from ortmodule.host.host_node import DryCalls, Node
 
 MOST_SHAPES = 4096  # of which is remembered whether a graph holds for them
@@ -42,11 +42,24 @@ class ReadChecks:
     def come_first(self, missed: int, runs: int) -> bool:
         """Is it worth it to run what is read from data alone, before the rest? Of the runs so far ``missed`` did not
         hold, and ``runs`` did."""
+        return self._can_be_first() and missed > self._part * (missed + runs)
+
+    def _can_be_first(self) -> bool:
         if self.data is None or self._trace.nodes:
             return False
         if self.early is None:
             self.early, self._part = _only_outputs(self._model, self._first, 0, ())
-        return missed > self._part * (missed + runs)
+        return True
+
+    def check_after_error(self, shapes: tuple, tensors: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """As :meth:`check_early`, after an error of the engine's: it may refuse what Python would not have done with
+        these values."""
+        if not self._can_be_first():
+            return
+        try:
+            self.check_early(shapes, tensors())
+        except ENGINE_ERRORS as error:
+            raise DoesNotHold(f"what it read from data is not there: {error}") from error
 
     def check_early(self, shapes: tuple, tensors: Sequence[torch.Tensor]) -> bool:
         """As :meth:`check`, before the rest runs, and a node has effects. False: what was read is not known before."""
