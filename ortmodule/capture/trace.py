@@ -15,7 +15,15 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import (
+    chance,
+    drawn_values,
+    function_caches,
+    object_reads,
+    scalar_guards,
+    symbolic_numbers,
+    tensor_facts,
+)
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
 from ortmodule.capture.filled_caches import check_caches
@@ -177,7 +185,7 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.learn(flat.recorder.attributes, flat.recorder.fields)
-        if isinstance(failure, DrawsOperand) and not operands:
+        if isinstance(failure, (DrawsOperand, Moved)) and not operands:
             operands = True
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
@@ -349,10 +357,8 @@ class _Flat(nn.Module):
     def _drawn(
         self, function: Callable, args: tuple, kwargs: dict[str, Any], between: tuple[float, float] | None
     ) -> Any:  # fmt: skip
-        """A number that Python draws in every run, ``between`` these, if that is known."""
-        number: Any = symbolic_numbers.traced(self.regions.number(function, args, kwargs))
-        number.between = between
-        return number
+        """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
+        return drawn_values.draw(self.regions.drawn, function, args, kwargs, between)
 
     def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
         """The last of ``tensors`` are the module's, in their places."""
