@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
@@ -136,8 +136,8 @@ class DrawnArray(dict):
 
     An index that is a sequence torch takes apart, and a dictionary is none."""
 
-    __class__ = property(lambda self: numpy.ndarray)  # type: ignore[assignment]  # for `isinstance(x, numpy.ndarray)`
-    __hash__ = None  # type: ignore[assignment]  # as NumPy's
+    __class__ = property(lambda self: numpy.ndarray)  # for `isinstance(x, numpy.ndarray)`
+    __hash__ = None  # as NumPy's
 
     def __init__(self, make: NodeMaker, tensor: torch.Tensor, dtype: numpy.dtype) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class DrawnArray(dict):
     __float__ = __int__ = __index__ = __setitem__ = __iadd__ = __imul__ = __isub__ = __itruediv__ = __array__
 
 
-def _decides() -> Any:
+def _decides() -> NoReturn:
     raise NotTraceable(f"{user_line()} looks at an array that is drawn, and what forward does depends on it")
 
 

@@ -31,7 +31,7 @@ class _Standing:
     def __init__(self, generator: Any, draw: Callable[[Any, tuple, dict[str, Any]], Any]) -> None:
         self._generator, self._draw = generator, draw
 
-    __class__ = property(lambda self: type(self._generator))  # type: ignore[assignment]  # for isinstance()
+    __class__ = property(lambda self: type(self._generator))  # for isinstance()
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._generator, name)

@@ -26,7 +26,7 @@ from ortmodule.capture import (
 )
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import check_caches
+from ortmodule.capture.filled_caches import check_caches, forget_own
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
@@ -314,7 +314,7 @@ class _Flat(nn.Module):
             for slot in self.tree.counters:
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
                 number: Any = symbolic_numbers.traced(self.counters[slot.name])
-                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[slot.key] = number
+                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.effects = SideEffects(around, self.containers, (args, kwargs), self.arguments, own, self.regions)
@@ -338,10 +338,10 @@ class _Flat(nn.Module):
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
+            forget_own(self.recorder, self.before, self.versions)
             self.sets = self._sets(self.before, self.containers)
             if self.tree.may_fill:
-                given = tensors[: len(tensors) - len(self.resized)]
-                check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, given)
+                check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
             sets = [slot.get() for slot in self.sets]
             written = [i for i, flag in enumerate(changed) if flag and id(tensors[i]) not in self.mode.moved]
             value: tuple = (result, sets) if filled is None else (filled, result, sets)
@@ -354,9 +354,7 @@ class _Flat(nn.Module):
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
 
-    def _drawn(
-        self, function: Callable, args: tuple, kwargs: dict[str, Any], between: tuple[float, float] | None
-    ) -> Any:  # fmt: skip
+    def _drawn(self, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
         """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
         return drawn_values.draw(self.regions.drawn, function, args, kwargs, between)
 
