@@ -41,7 +41,8 @@ from typing import Any
 import numpy
 import torch
 
-from ortmodule.capture import process_reads
+from ortmodule.capture import held_generators, process_reads
+from ortmodule.capture.drawn_values import DrawnArray
 from ortmodule.capture.scalar_guards import user_line
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -171,7 +172,7 @@ class Chance:
         """Inside, in this thread, a draw that decides raises NotTraceable."""
         before = sys.getprofile()
         self.go_on()
-        with _global_draws(self), process_reads.without_files():
+        with _global_draws(self), self._held_draws(), process_reads.without_files():
             if before is None:  # a profiler of the user's goes first: NumPy's generators alone are looked at then
                 sys.setprofile(self._profiler())
             try:
@@ -183,6 +184,16 @@ class Chance:
                 if before is None:
                     sys.setprofile(None)
                 self._states, self._made = [], []
+
+    def _held_draws(self) -> AbstractContextManager[None]:
+        """Inside, draws of NumPy's generators are met, wherever these are held."""
+
+        def draw(method: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+            if get_tracing_state() is None:
+                return method(*args, **kwargs)
+            return _computes() if self.operand is None else self.operand(method, args, kwargs, None)
+
+        return held_generators.replaced(draw)
 
     def go_on(self) -> None:
         """What was drawn since the last check is not forward's: PyTorch has run a node."""
@@ -323,23 +334,49 @@ def _range_of(name: str, args: tuple) -> tuple[float, float] | None:
     """Between which numbers a draw lies, where that is known."""
     if name in ("random", "rand", "random_sample") and not args:
         return 0.0, _BELOW_ONE
+    if name in ("randint", "randrange") and 0 < len(args) < 3 and all(type(a) is int for a in args):
+        low, end = (0, args[0]) if len(args) == 1 else args
+        return float(low), float(end - (name == "randrange"))
     if name == "uniform" and len(args) in (0, 2) and all(type(a) in (int, float) for a in args):
         low, high = sorted(args) if args else (0.0, 1.0)
         return float(low), float(high)
     return None
 
 
-def _watched(chance: Chance, name: str, original: Callable) -> Callable:
+def _are_numbers(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Is the first of the arguments, from which is drawn, a sequence of numbers of one type?"""
+    items = args[0] if args else None
+    if isinstance(items, range):
+        return True
+    return isinstance(items, (list, tuple)) and {*map(type, items)} in ({int}, {float})
+
+
+def _shuffled(function: Callable) -> Callable[[list[Any]], list[Any]]:
+    def shuffle(items: list[Any]) -> list[Any]:
+        function(items)
+        return items
+
+    return shuffle
+
+
+def _watched(chance: Chance, owner: Any, name: str, original: Callable) -> Callable:
     def draw(*args: Any, **kwargs: Any) -> Any:
+        given = args
         if get_tracing_state() is None or not chance.sees(args):
             return original(*args, **kwargs)
         function = original
         if args and isinstance(args[0], random.Random):
             function, args = types.MethodType(original, args[0]), args[1:]
-        between = None if kwargs else _range_of(name, args)
-        if chance.operand is not None:
-            return chance.operand(function, args, kwargs, between)
-        return _computes() if between is None else _drawn(chance.draw(function, args), *between)
+        between = None if kwargs or (name == "randint" and owner is numpy.random) else _range_of(name, args)
+        if owner is not numpy.random and name in _OF_A_SEQUENCE and not _are_numbers(args, kwargs):
+            return original(*given, **kwargs)  # what is drawn decides something
+        if chance.operand is None:
+            floats = between is not None and name not in ("randint", "randrange")
+            return _drawn(chance.draw(function, args), *between) if floats and between else _computes()
+        if name == "shuffle":
+            args[0][:] = chance.operand(_shuffled(function), (list(args[0]),), {}, None)
+            return None
+        return chance.operand(function, args, kwargs, between)
 
     return draw
 
@@ -348,19 +385,26 @@ _PYTHONS = (
     "random", "uniform", "triangular", "gauss", "normalvariate", "lognormvariate", "expovariate", "betavariate",
     "gammavariate", "vonmisesvariate", "paretovariate", "weibullvariate",
 )  # fmt: skip
-_NUMPYS_FLOATS = (
-    "random", "uniform", "rand", "random_sample", "normal", "standard_normal", "randn", "exponential", "beta", "gamma",
-    "laplace", "lognormal", "triangular", "weibull",
-)  # fmt: skip
+_PYTHONS_OTHERS = ("randint", "randrange", "choice", "choices", "sample", "shuffle")
+_OF_A_SEQUENCE = frozenset(_PYTHONS_OTHERS[2:])
+_NUMPYS = tuple(name for name in sorted(held_generators.DRAWS) if hasattr(numpy.random, name))
 
 
 def _global_draws(chance: Chance) -> AbstractContextManager[None]:
     """Inside, `random.random()` and the like give numbers that tell of what is done with them."""
-    functions = [(random, _PYTHONS), (random.Random, _PYTHONS), (numpy.random, _NUMPYS_FLOATS)]
+    pythons = _PYTHONS + _PYTHONS_OTHERS
+    functions = [(random, pythons), (random.Random, pythons), (numpy.random, _NUMPYS)]
     return replaced(
         [
-            Replacement.around(owner, name, functools.partial(_watched, chance, name))
-            for owner, names in functions
-            for name in names
+            *(
+                Replacement.around(owner, name, functools.partial(_watched, chance, owner, name))
+                for owner, names in functions
+                for name in names
+            ),
+            Replacement.around(torch, "from_numpy", _from_numpy),
         ]
     )
+
+
+def _from_numpy(original: Callable) -> Callable:
+    return lambda array: array.tensor.clone() if type(array) is DrawnArray else original(array)

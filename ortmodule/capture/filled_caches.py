@@ -13,9 +13,10 @@ import torch
 
 from ortmodule.capture import symbolic_numbers
 from ortmodule.capture.read_causes import OPAQUE, RANDOM, causes, causes_of_size
+from ortmodule.capture.scalar_guards import Recorder
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.torch_private import TracedValue, get_value_trace
-from ortmodule.guards.inventory import Slot
+from ortmodule.guards.inventory import Slot, path_of
 from ortmodule.guards.isolation import Contents
 from ortmodule.guards.module_tree import Tree
 
@@ -59,6 +60,20 @@ def check_caches(
             tables.append(slot)
     if asked and tables:
         raise FillsCache(tables, [slot for slot in sets if type(then(slot)) in (int, float)])
+
+
+def forget_own(
+    recorder: Recorder, before: Mapping[str, Contents], versions: Mapping[str, tuple[torch.Tensor, int]]
+) -> None:  # fmt: skip
+    """Forgets reads of attributes that forward had set by then: what they were before the call is no matter."""
+    for path, then in before.items():
+        module = then.module
+        for name, value in then.attributes.items():
+            if (id(module), name) not in recorder.attributes or name not in module.__dict__:
+                continue
+            value, _ = versions.get(path_of(path, name), (value, 0))
+            if recorder.met.get((id(module.__dict__), name)) != id(value):
+                del recorder.attributes[id(module), name]
 
 
 def _follows_from(value: TracedValue, call: Container[int]) -> bool:

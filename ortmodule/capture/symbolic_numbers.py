@@ -279,6 +279,7 @@ _COMPARING = _functions("lt le gt ge eq ne __lt__ __le__ __gt__ __ge__ __eq__ __
 #: They make a tensor of numbers, the last argument.
 _MAKING = frozenset((torch.tensor, torch.as_tensor, torch.Tensor.new_tensor))
 _FULL = frozenset((torch.full, torch.full_like, torch.Tensor.new_full, torch.Tensor.fill_))
+_INDEXING = frozenset((torch.Tensor.__getitem__, torch.Tensor.__setitem__))
 _SPLITTING = _functions("split split_with_sizes")
 NARROWING = frozenset((torch.narrow, torch.Tensor.narrow))
 #: Beside sizes they take tensors for numbers.
@@ -314,6 +315,8 @@ def call(function: Callable, args: tuple, kwargs: dict[str, Any], run: Callable)
         sizes = _sizes(args[1])
         _read(sum(sizes) == args[0].size(dim))  # torch raises an error else
         _read(torch.stack([each for each in sizes if isinstance(each, torch.Tensor)]).min() >= 0)
+    if function in _INDEXING and len(args) > 1:
+        args = (args[0], _index(args[1], run), *args[2:])
     if function in _MAKING and not is_among((*kwargs.values(),)):
         return _tensor_of(function, args, kwargs, run)
     value: Any = args[-1] if args else None
@@ -386,6 +389,15 @@ def _tensor_of(function: Callable, args: tuple, kwargs: dict[str, Any], run: Cal
     wide = torch.float64 if made.is_floating_point() else torch.int64
     listed = [n.tensor if is_one(n) else torch.tensor(n) for n in numbers]
     return torch.stack([_as(each, wide) for each in listed]).to(made.dtype).to(made.device).reshape(sizes)
+
+
+def _index(index: Any, run: Callable) -> Any:
+    """An index with tensors in place of lists of numbers."""
+    if type(index) is tuple:
+        return tuple(_index(each, run) for each in index)
+    if type(index) is list and is_among(index):
+        return _tensor_of(torch.tensor, (index,), {}, run)
+    return index
 
 
 def _type_beside(tensor: torch.Tensor, args: tuple) -> torch.dtype:

@@ -15,10 +15,18 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ortmodule.capture import chance, function_caches, object_reads, scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import (
+    chance,
+    drawn_values,
+    function_caches,
+    object_reads,
+    scalar_guards,
+    symbolic_numbers,
+    tensor_facts,
+)
 from ortmodule.capture.chance import Chance, DrawsOperand, Moved
 from ortmodule.capture.data_numbers import Numbers
-from ortmodule.capture.filled_caches import check_caches
+from ortmodule.capture.filled_caches import check_caches, forget_own
 from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
@@ -179,7 +187,7 @@ def _record(
                     flat.regions.mark(failure)
                 flat.regions.forget()
                 tree.learn(flat.recorder.attributes, flat.recorder.fields, flat.recorder.sites)
-        if isinstance(failure, DrawsOperand) and not operands:
+        if isinstance(failure, (DrawsOperand, Moved)) and not operands:
             operands = True
             continue
         if saved.keeps_from_now_on() or numbers.calls.new() or _is_known_now(failure, tree):
@@ -308,7 +316,7 @@ class _Flat(nn.Module):
             for slot in self.tree.counters:
                 attributes = self.tree.modules[slot.name.rpartition(".")[0]].__dict__
                 number: Any = symbolic_numbers.traced(self.counters[slot.name])
-                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[slot.key] = number
+                attributes[slot.key] = self.before[slot.name.rpartition(".")[0]].attributes[str(slot.key)] = number
         args, kwargs = self.arguments.rebuild(tensors, symbolic_numbers.traced)
         own = tensors[: len(tensors) - len(self.resized)]  # of the call
         self.attributes = TensorReads(given_to(self.tree, own), self.mode.is_made)
@@ -334,6 +342,7 @@ class _Flat(nn.Module):
             changed = [t._version != version for t, version in zip(tensors, versions, strict=True)]
             self._check_parameters()
             self._settle_hooks(hooks)
+            forget_own(self.recorder, self.before, self.versions)
             self.sets = self._sets(self.before, self.containers, self._elsewhere(result, own))
             if self.tree.may_fill:
                 check_caches(self.tree, self.sets, self.recorder.met, self.versions, self.before, own)
@@ -349,13 +358,9 @@ class _Flat(nn.Module):
             raise NotTraceable("forward computes nothing")
         return tuple(outputs)
 
-    def _drawn(
-        self, function: Callable, args: tuple, kwargs: dict[str, Any], between: tuple[float, float] | None
-    ) -> Any:  # fmt: skip
-        """A number that Python draws in every run, ``between`` these, if that is known."""
-        number: Any = symbolic_numbers.traced(self.regions.number(function, args, kwargs))
-        number.between = between
-        return number
+    def _drawn(self, function: Callable, args: tuple, kwargs: dict[str, Any], between: Any) -> Any:
+        """What Python or NumPy draw in every run; a number lies ``between`` these, if that is known."""
+        return drawn_values.draw(self.regions.drawn, function, args, kwargs, between)
 
     def _put_resized(self, tensors: Sequence[torch.Tensor]) -> None:
         """The last of ``tensors`` are the module's, in their places."""

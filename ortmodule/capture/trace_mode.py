@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ortmodule.capture import chance, scalar_guards, symbolic_numbers, tensor_facts
+from ortmodule.capture import chance, drawn_values, scalar_guards, symbolic_numbers, tensor_facts
 from ortmodule.capture.call_patches import has_sparse_gradient, recordable
 from ortmodule.core import rng_state
 from ortmodule.core.errors import NotTraceable
@@ -164,6 +164,8 @@ class TraceMode(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         if chance.is_among(args) or (kwargs and chance.is_among(kwargs.values())):
             raise chance.DrawsOperand(f"{scalar_guards.user_line()} computes with a random number")
+        if drawn_values.is_among(args):
+            function, args, kwargs = drawn_values.given_to_torch(function, args, kwargs or {})
         if not self._looks:
             return self._call(function, args, kwargs)
         self._look(args)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import functools
+import random
 import types
 import weakref
 from collections import deque
@@ -174,7 +175,7 @@ class _Walk:
             parts += (cls, value.hex())  # NaN equals itself, and -0.0 is not 0.0
         elif isinstance(value, torch.Tensor):
             parts += (cls, self.names.get(id(value)) or self._tensor(value))
-        elif isinstance(value, nn.Module):
+        elif isinstance(value, (nn.Module, random.Random)):  # a generator's fields are its state
             parts += (cls, self.names.get(id(value)) or Is(value))
         elif isinstance(value, CONSTANTS):
             parts += (cls, value)

@@ -198,7 +198,7 @@ class Inventory:
         tensors: list[torch.Tensor] = []
         others: list[Any] = []
         for place in self.resized:
-            tensor = place[0].get(place[1])
+            tensor: Any = place[0].get(place[1])
             if type(tensor) in PLAIN_TENSORS and not tensor.requires_grad and 0 not in tensor.shape:
                 places.append(place)
                 tensors.append(tensor)

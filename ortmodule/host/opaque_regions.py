@@ -203,16 +203,9 @@ class Regions:
             raise NotTraceable(f"{name} draws from a torch.Generator with a gradient")
         return result
 
-    def number(self, function: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-        """A number that a function of Python's or NumPy's draws: float64, of rank 0."""
-
-        def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
-            value = function(*args, **kwargs)
-            if not isinstance(value, float):
-                raise NotTraceable(f"{function.__name__} draws more than a number")
-            return torch.tensor(value, dtype=torch.float64)
-
-        return self._call("draw", function.__name__, draw, args, kwargs, [])
+    def drawn(self, name: str, function: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+        """A tensor that ``function`` makes of what Python or NumPy draw."""
+        return self._call("draw", name, function, args, kwargs, [])
 
     def _source(self, name: str, generator: torch.Generator) -> int | Slot:
         """Where a generator is found in each run: among the arguments, or in an attribute of a module."""

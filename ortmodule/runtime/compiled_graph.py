@@ -67,7 +67,8 @@ class Call:
         self.forward, self.which, self.state, self.tree, self.given = forward, which, state, state.tree, given
         self.arguments, self.count = arguments, len(inputs)
         kinds: list[Any] = []
-        shapes, missing = [], []
+        missing: list[Any] = []
+        shapes = []
         if self.tree.resized:
             _, more, missing = self.tree.resized_tensors()
             inputs = inputs + more

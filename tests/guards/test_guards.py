@@ -220,6 +220,32 @@ def test_a_number_that_changes_again_and_again(first):
     assert pair.check(rows(3, 4)) == 4
 
 
+def collects(self, x):
+    self.kept, y = [], x
+    for _ in range(2):
+        y = self.linear(y).tanh()
+        self.kept.append(y)
+    return sum(self.kept)
+
+
+def sets_late(self, x):
+    first = self.kept
+    self.kept = [self.linear(x).detach()]
+    return self.linear(x) * len(first)
+
+
+def test_an_attribute_that_forward_sets_before_it_reads_it():
+    """What it was before is no matter; where it is read first it is one."""
+    pair = Pair(made(collects, kept=None))
+    for value in (None, None, 3, "text", [torch.ones(1)]):
+        assert pair.check(rows(3, 4)) == 1
+        pair.change(assign("kept", value))
+    pair = Pair(made(sets_late, kept=[1, 2]))
+    for count in (2, 1, 3):
+        pair.change(assign("kept", [0] * count))
+        pair.check(rows(3, 4))
+
+
 def test_flipping_an_attribute_makes_two_exports():
     pair = Pair(made(lambda self, x: self.linear(x) if self.flag else x * 2, flag=True))
     for step in range(8):
