@@ -8,6 +8,7 @@
  * Three passes: attention_fusion where it is measured to be faster, or saves much memory; efficient_attention everywhere,
  * for who asks for it; flash_dropout where torch's flash attention on a GPU drops elements, which it draws from torch's
  * generator: the numbers are others than those of the operators one by one. */
+#include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 
 #include "ops/queries.h"
@@ -15,6 +16,7 @@
 #include <math.h>
 
 enum { WEIGHTS, VALUES };
+enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS }; /* of FusedAttention */
 
 /* --- what there is between the products ------------------------------------------------------------------------------ */
 
@@ -23,7 +25,8 @@ typedef struct attention {
     double scale, ratio;
     int64_t key;
     bool safe;
-    torch_attention torch;
+    torch_attention torch, lists; /* lists: of rows, once attention_lengths has found them */
+    value *pack;                  /* which keys are packed, bool [B, 1, 1, K]; or NULL */
 } attention;
 
 /* Before a cast between a 16-bit type and float32. */
@@ -202,7 +205,7 @@ static status emit_operands(graph *g, const attention *a, value *in[3]) {
     rk.seen |= !value_is_private(a->k);
     const int64_t groups = rk.few ? rk.few->shape.dim[1] : k->shape.dim[1];
     const bool same_groups = groups == (rv.few ? rv.few->shape.dim[1] : v->shape.dim[1]);
-    if (same_groups && (!a->torch || fused_attention_flash(g, a->q->type, width, value_width))) {
+    if (same_groups && ((!a->torch && !a->lists) || fused_attention_flash(g, a->q->type, width, value_width))) {
         if (rk.few) TRY(emit_few(g, &rk, &k));
         if (rv.few) TRY(emit_few(g, &rv, &v));
         rk.few = rv.few = NULL;
@@ -212,14 +215,34 @@ static status emit_operands(graph *g, const attention *a, value *in[3]) {
     return heads_tokens_first(g, &rv, v, &in[2]);
 }
 
+/* Keys and values [B, K, G, D] as the rows [B * K, G, D] that the mask shows, in the place of the mask. */
+static status pack_keys(graph *g, const attention *a, value *in[OPERANDS]) {
+    const int64_t all = a->v->shape.dim[0] * a->v->shape.dim[2];
+    value *shown;
+
+    TRY(emit_reshape(g, a->pack, &SHAPE(all), &shown));
+    TRY(emit_with(g, &in[K_ROWS], "RowIndex", NODE_ATTRS(INT("count", all)), shown));
+    for (int i = K; i <= V; i++) {
+        const int64_t *d = in[i]->shape.dim;
+        TRY(emit_reshape(g, in[i], &SHAPE(all, d[2], d[3]), &in[i]));
+        TRY(emit(g, &in[i], "PackRows", in[i], in[K_ROWS]));
+    }
+    in[ALLOWED] = NULL;
+    return OK;
+}
+
 static status emit_attention(graph *g, const attention *a, const node *root, value **out) {
-    value *in[] = {NULL, NULL, NULL, a->allowed, a->bias}, *y[3];
+    value *in[OPERANDS] = {[ALLOWED] = a->allowed, [BIAS] = a->bias}, *y[3];
+    const bool sized = a->pack; /* sizes that lists of rows do not show */
 
     TRY(emit_operands(g, a, in));
-    TRY(graph_emit(g, "FusedAttention",
-                   NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key),
-                              INT("safe", a->safe), INT("torch", a->torch)),
-                   5, in, a->torch && a->ratio > 0 ? 3 : 2, y));
+    if (a->pack) TRY(pack_keys(g, a, in));
+    TRY(graph_emit(
+        g, "FusedAttention",
+        NODE_ATTRS(FLOAT("scale", a->scale), FLOAT("ratio", a->ratio), INT("key", a->key), INT("safe", a->safe),
+                   INT("torch", a->torch), INT("lists", a->lists), INT("batch", sized ? a->q->shape.dim[0] : 0),
+                   INT("queries", sized ? a->q->shape.dim[2] : 0), INT("keys", sized ? a->v->shape.dim[2] : 0)),
+        a->pack ? OPERANDS : Q_ROWS, in, a->torch && a->ratio > 0 ? 3 : 2, y));
     for (const use *u = root->out[0]->uses; u; u = u->next) /* tokens first is what its reader wants */
         if (node_swaps_middle_axes(u->user) && u->user->out[0]->n_uses) TRY(graph_replace(g, u->user->out[0], y[0]));
     return tokens_first(g, y[0], out);
@@ -233,37 +256,6 @@ static bool of_some_rows(const value *v) {
            value_is(v->def->in[0]->def->in[0], "UnpackRows");
 }
 
-/* bool, all true. */
-static bool is_all(const value *v) {
-    double x;
-    if (value_is(v, "Expand")) v = v->def->in[0];
-    return value_is_filled(v, &x) && x != 0;
-}
-
-/* A triangle of true elements: Trilu(all, k, upper). */
-static bool is_triangle(const value *v, bool upper, int64_t from) {
-    if (!value_is(v, "Trilu") || (node_int(v->def, "upper") != 0) != upper || !is_all(v->def->in[0])) return false;
-    const value *k = node_in(v->def, 1);
-    const int64_t found = k && k->data && k->type == I64 ? *(const int64_t *)k->data : k ? from + 1 : 0;
-    return found == from;
-}
-
-/* A query sees the keys up to its own place: the same for all heads and sequences, as data or, if that is large, as
- * it is made. */
-static bool is_causal(const value *allowed, int64_t length) {
-    const shape *s = &allowed->shape;
-    const uint8_t *x = allowed->data;
-
-    if (s->rank < 2 || s->dim[s->rank - 1] != length || s->dim[s->rank - 2] != length) return false;
-    const int64_t rows = shape_count(s) / length;
-    if (value_is(allowed, "Not")) return rows == length && is_triangle(allowed->def->in[0], true, 1);
-    if (!x) return rows == length && is_triangle(allowed, false, 0);
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t k = 0; k < length; k++)
-            if ((x[row * length + k] != 0) != (k <= row % length)) return false;
-    return true;
-}
-
 static torch_attention by_torch(const graph *g, const attention *a, bool paying) {
     const shape *q = &a->q->shape, *v = &a->v->shape;
     const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
@@ -272,7 +264,51 @@ static torch_attention by_torch(const graph *g, const attention *a, bool paying)
     if (a->bias || of_some_rows(a->q)) return TORCH_NONE;
     if (!fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying))
         return TORCH_NONE;
-    return !a->allowed || (q->dim[2] == v->dim[2] && is_causal(a->allowed, q->dim[2])) ? keys : TORCH_NONE;
+    return !a->allowed || (q->dim[2] == v->dim[2] && attention_mask_causal(a->allowed, q->dim[2])) ? keys : TORCH_NONE;
+}
+
+/* Which of all rows `v` has, if it is made of some of them; or NULL. */
+static const value *rows_of_heads(const value *v) {
+    for (; v->def; v = v->def->in[0]) {
+        if (value_is(v, "UnpackRows")) return v->def->in[1];
+        if (!value_is(v, "Transpose") && !value_is(v, "Reshape") && !value_is(v, "Expand") && !value_is(v, "Cast"))
+            break;
+    }
+    return NULL;
+}
+
+/* Which of a GPU's kernels of torch's takes it over lists of rows: the keys' list just those that the mask shows, so
+ * that nothing else is left of the mask than that a query sees no later key. */
+static torch_attention by_lists(const graph *g, const attention *a, bool paying) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+    const value *rows = rows_of_heads(a->v);
+    attention_mask m;
+
+    if (!g->cuda || a->bias || !a->allowed || !a->safe || !rows || rows_of_heads(a->k) != rows) return TORCH_NONE;
+    if (!attention_mask_split(a->allowed, q->dim[0], v->dim[2], &m) || !attention_mask_lists(m.keys, rows))
+        return TORCH_NONE;
+    if (m.rest && (q->dim[2] != v->dim[2] || rows_of_heads(a->q) != rows || !attention_mask_causal(m.rest, v->dim[2])))
+        return TORCH_NONE;
+    if (find_repeat(a->v).few && !fused_attention_flash(g, a->q->type, q->dim[3], v->dim[3])) return TORCH_NONE;
+    const torch_attention keys = m.rest ? TORCH_CAUSAL : TORCH_ALL;
+    return fused_attention_by_torch(g, a->q->type, keys, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying)
+               ? keys
+               : TORCH_NONE;
+}
+
+/* Keys that a mask shows, the same for all queries, where all rows are there: packed, they are such lists of rows. */
+static value *keys_to_pack(const graph *g, const attention *a, bool paying) {
+    const shape *q = &a->q->shape, *v = &a->v->shape;
+    const shape scores = SHAPE(q->dim[0], q->dim[1], q->dim[2], v->dim[2]);
+    attention_mask m;
+
+    if (!g->cuda || a->bias || !a->allowed || !a->safe || rows_of_heads(a->q) || rows_of_heads(a->v)) return NULL;
+    if (!attention_mask_split(a->allowed, q->dim[0], v->dim[2], &m) || m.rest) return NULL;
+    if (find_repeat(a->v).few && !fused_attention_flash(g, a->q->type, q->dim[3], v->dim[3])) return NULL;
+    if (!fused_attention_by_torch(g, a->q->type, TORCH_ALL, &scores, q->dim[3], v->dim[3], a->ratio > 0, paying))
+        return NULL;
+    return m.keys;
 }
 
 enum { LONG = 1024 };
@@ -292,9 +328,15 @@ static status fuse(graph *g, value *const v[], const node *root, where place, va
     if (!find_attention(v[WEIGHTS], &a) || !fits(&a, root) || !bias_fits(&a)) return OK;
     if (place == BY_FLASH_WITH_DROPOUT && a.ratio == 0) return OK;
     TRY(bias_to_mask(g, &a));
-    if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) a.torch = by_torch(g, &a, place != ALWAYS);
-    if (place == BY_FLASH_WITH_DROPOUT && !a.torch) return OK;
-    return place == ALWAYS || a.torch || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
+    if (a.ratio == 0 || place == BY_FLASH_WITH_DROPOUT) {
+        const bool paying = place == BY_FLASH_WITH_DROPOUT || !g->attention_everywhere;
+        a.torch = by_torch(g, &a, paying);
+        a.lists = by_lists(g, &a, paying);
+        a.pack = a.torch || a.lists ? NULL : keys_to_pack(g, &a, paying);
+        if (a.pack) a.torch = TORCH_ALL;
+    }
+    if (place == BY_FLASH_WITH_DROPOUT && !a.torch && !a.lists) return OK;
+    return place == ALWAYS || a.torch || a.lists || pays(g, &a) ? emit_attention(g, &a, root, out) : OK;
 }
 
 static status fuse_where_it_pays(graph *g, value *const v[], const node *root, value **out) {

@@ -4,10 +4,14 @@
  *     ->  FusedAttention(q, k, v, allowed, r, r)
  *
  * After padding_removal, which leaves out only keys that the mask hides from all: then nothing of a padded token
- * is computed in attention either. Queries, and keys with values, are taken so one without the other, too. */
+ * is computed in attention either. Queries, and keys with values, are taken so one without the other, too. Where r are
+ * just the keys that a part of the mask shows, that part has nothing left to hide, and is dropped: then a kernel of
+ * torch's may take it, if attention_fusion wants that (`lists`). */
+#include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 
 #include "ops/op.h"
+#include "ops/queries.h"
 
 enum { Q, K, V, ALLOWED, BIAS, Q_ROWS, K_ROWS, OPERANDS };
 
@@ -50,8 +54,21 @@ static status replace_rows(graph *g, value *y, value *some, value *rows) {
     return graph_replace(g, y, all);
 }
 
+/* Drops the part of the mask that the list of keys stands for. Returns which keys torch's kernel is asked for. */
+static torch_attention drop_mask(const node *n, value *in[OPERANDS]) {
+    const torch_attention lists = (torch_attention)node_int(n, "lists");
+    attention_mask m;
+
+    if (!in[K_ROWS] || !attention_mask_split(in[ALLOWED], n->in[Q]->shape.dim[0], n->in[K]->shape.dim[1], &m) ||
+        !attention_mask_lists(m.keys, in[K_ROWS]))
+        return TORCH_NONE;
+    in[ALLOWED] = m.rest;
+    return lists == TORCH_CAUSAL && in[Q_ROWS] != in[K_ROWS] ? TORCH_NONE
+                                                             : lists; /* our kernels, too, read what is left */
+}
+
 static status take_rows(graph *g, node *n, int *fired) {
-    value *in[OPERANDS] = {NULL}, *k_rows = NULL, *v_rows = NULL, *y[2];
+    value *in[OPERANDS] = {NULL}, *k_rows = NULL, *v_rows = NULL, *y[3];
 
     if (!node_is(n, "FusedAttention") || node_in(n, Q_ROWS) || node_in(n, K_ROWS)) return OK;
     const value *q = n->in[Q], *k = n->in[K];
@@ -66,12 +83,13 @@ static status take_rows(graph *g, node *n, int *fired) {
         in[V] = some_v;
         in[K_ROWS] = k_rows;
     }
+    const torch_attention torch = drop_mask(n, in);
     TRY(graph_emit(g, "FusedAttention",
                    NODE_ATTRS(FLOAT("scale", node_float(n, "scale")), FLOAT("ratio", node_float(n, "ratio")),
                               INT("key", node_int(n, "key")), INT("safe", node_int(n, "safe")),
                               INT("batch", q->shape.dim[0]), INT("queries", q->shape.dim[1]),
-                              INT("keys", k->shape.dim[1])),
-                   OPERANDS, in, 2, y));
+                              INT("keys", k->shape.dim[1]), INT("torch", torch)),
+                   OPERANDS, in, torch && node_float(n, "ratio") > 0 ? 3 : 2, y));
     ++*fired;
     return some_q ? replace_rows(g, n->out[0], y[0], in[Q_ROWS]) : graph_replace(g, n->out[0], y[0]);
 }

@@ -4,11 +4,13 @@
  * anything that is seen, and says what all others are: those that the mask shows, that a loss looks at, that are
  * selected. Nodes that work row by row then compute these alone; what mixes rows finds them in their places, and zeros
  * in the others. How many there are is decided by data (ops/movement/rows.c). */
+#include "passes/attention_mask.h"
 #include "passes/pipeline.h"
 #include "passes/row_reach.h"
 #include "passes/rowwise.h"
 
 #include "ops/op.h"
+#include "ops/queries.h"
 
 #include <string.h>
 
@@ -70,22 +72,58 @@ static bool hoist(graph *g, const row_reach *r, value *v, node *first) {
     return true;
 }
 
-/* The places of all rows that matter, or NULL. */
+/* Keys that attention looks at: a part of its mask that is one of the needs, whose number is the result; -1: none is.
+ * *by_torch: a kernel of torch's on a GPU takes such attention over lists of rows that match the mask. */
+static int need_of_keys(const graph *g, const row_reach *r, bool *by_torch) {
+    for (const node *n = g->first; n; n = n->next) {
+        const shape *s = n->n_out && n->out[0] ? &n->out[0]->shape : NULL;
+        attention_mask m;
+        if (!node_is(n, "MaskedSoftmax") || !node_in(n, 1) || s->rank != 4) continue;
+        if (s->dim[0] != r->batch || s->dim[3] != r->length) continue;
+        if (!attention_mask_split(n->in[1], r->batch, r->length, &m)) continue;
+        *by_torch = g->cuda && fused_attention_by_torch(g, F32, TORCH_ALL, s, 8, 8, false, !g->attention_everywhere);
+        for (int i = 0; i < r->n_needs; i++)
+            if (r->needs[i].kind == NEED_NONZERO && r->needs[i].value == m.keys) return i;
+    }
+    return -1;
+}
+
+/* *only: what a mask shows is all that is live. */
+static status is_only_shown(graph *g, const row_reach *r, value *live, value *shown, bool *only) {
+    value *more;
+    bool any;
+
+    *only = true;
+    if (r->n_needs == 1) return OK;
+    TRY(emit(g, &more, "Not", shown));
+    TRY(emit(g, &more, "And", live, more));
+    TRY(rows_any(g, more, &any));
+    *only = !any;
+    return OK;
+}
+
+/* The places of all rows that matter, or NULL. Where these are the rows that attention's mask shows, they are those by
+ * how they are made: attention over them needs no mask then (attention_lengths). */
 static status emit_rows_that_matter(graph *g, const row_reach *r, value **rows) {
-    value *live = NULL;
+    value *live = NULL, *shown = NULL;
+    bool by_torch = false, only = false;
+    const int keys = need_of_keys(g, r, &by_torch);
     int64_t count;
 
     *rows = NULL;
     for (int i = 0; i < r->n_needs; i++) {
         value *more;
         TRY(emit_need(g, r, &r->needs[i], &more));
+        if (i == keys) shown = more;
         if (live) TRY(emit(g, &live, "Or", live, more));
         else live = more;
     }
     if (!live) return OK;
     TRY(rows_count(g, live, &count));
-    if (!rows_pay(count, r->batch * r->length)) return OK;
-    return emit_with(g, rows, "RowIndex", NODE_ATTRS(INT("count", count)), live);
+    const bool fewer = rows_pay(count, r->batch * r->length);
+    if (shown && (by_torch || (fewer && !g->cuda))) TRY(is_only_shown(g, r, live, shown, &only));
+    if (!fewer && !only) return OK;
+    return emit_with(g, rows, "RowIndex", NODE_ATTRS(INT("count", count)), only ? shown : live);
 }
 
 /* --- rewriting ------------------------------------------------------------------------------------------------------ */

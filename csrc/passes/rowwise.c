@@ -38,11 +38,24 @@ static status remember(row_set *r, const value *v, value *rows) {
     return OK;
 }
 
+static status number_of(graph *g, value *counter, int64_t *number) {
+    if (!value_is_constant(counter)) return graph_data_size(g, counter, number);
+    *number = *(const int64_t *)counter->data;
+    return OK;
+}
+
 status rows_count(graph *g, value *live, int64_t *count) {
     value *counter;
     TRY(emit(g, &counter, "RowCount", live));
-    if (!value_is_constant(counter)) return graph_data_size(g, counter, count);
-    *count = *(const int64_t *)counter->data;
+    return number_of(g, counter, count);
+}
+
+status rows_any(graph *g, value *live, bool *any) {
+    value *counter;
+    int64_t number;
+    TRY(emit_with(g, &counter, "RowCount", NODE_ATTRS(INT("any", 1)), live));
+    TRY(number_of(g, counter, &number));
+    *any = number != 0;
     return OK;
 }
 

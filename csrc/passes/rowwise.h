@@ -31,6 +31,8 @@ value *rows_known(const row_set *r, const value *v);
 /* How many rows a plan computes where `live`, bool [all], says which matter. E_PENDING when data decides (see
  * graph_data_size). */
 MUST_USE status rows_count(graph *g, value *live, int64_t *count);
+/* Whether some row is live; asked for as rows_count asks. A plan for true serves both. */
+MUST_USE status rows_any(graph *g, value *live, bool *any);
 /* Which labels are not `ignored`: bool. */
 MUST_USE status rows_labelled(graph *g, value *labels, int64_t ignored, value **out);
 /* The number of leading axes that make up the rows; 0: `v` has none. */

@@ -9,6 +9,9 @@
 #include "cuda/kernels/torch_attention.h"
 
 kernel_fn fused_attention_cuda;
+size_t fused_attention_cuda_workspace(const node *n);
+
+size_t fused_attention_cuda_workspace(const node *n) { return torch_attention_starts(n); }
 
 status fused_attention_cuda(ctx *c, const call *k) {
     static kernel kernels[WIDTHS][DTYPE_COUNT] = KERNELS(attention);

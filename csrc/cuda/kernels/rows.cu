@@ -10,6 +10,7 @@ typedef struct rows_args {
     const uint8_t *live;
     int64_t *out;
     int64_t total, room, step; /* flags; places; what a count is rounded up to */
+    int32_t any;               /* only whether there is one */
 } rows_args;
 
 typedef struct pack_args {
@@ -48,6 +49,7 @@ status row_count_cuda(ctx *c, const call *k) {
     rows_args a = args_of(k);
 
     a.step = row_step(a.total);
+    a.any = node_int(k->node, "any") != 0;
     return cuda_launch(c, k, &f, (geometry){1, CHUNKS}, &a);
 }
 
@@ -127,6 +129,10 @@ KERNEL(row_count, rows_args) {
 
     (void)sum_before(count_live(&a, own_begin(a.total), own_end(a.total)), &all);
     if (threadIdx.x != 0) return;
+    if (a.any) {
+        *a.out = all > 0;
+        return;
+    }
     all = a.step ? (all + a.step - 1) / a.step * a.step : 0;
     if (all == 0) all = a.step;
     *a.out = all < a.total ? all : a.total;

@@ -1,15 +1,34 @@
 /* torch_attention.cu -- FusedAttention by torch's kernels (cuda/libraries/attention.h).
  *
- * They take no list of rows that matters here: which of them hide others is data. Their results lie in memory that torch
- * allocated, on the same stream, and are copied; what they keep of a row is the log of its sum, which becomes the two
- * numbers that our kernels keep, and is made from them. Where they drop elements, they draw them from torch's generator,
+ * Of rows that matter, sequences of different lengths are made: where each begins among the listed rows is counted on
+ * the GPU. Results lie in memory that torch allocated, on the same stream, and are copied; of listed rows zeros where
+ * torch writes nothing: repetitions, and sequences without a partner. What is kept of a row is the log of its sum, which
+ * becomes the two numbers that our kernels keep, and is made from them. Where they drop elements, they draw them from torch's generator,
  * and backward gets its state: forward and backward go the same way then, or end with an error. */
 #include "cuda/kernels/kernel.h"
+#include "cuda/kernels/pieces.h"
+
+/* Queries and keys: `length` a sequence, of which those listed are there, if there is a list. */
+typedef struct starts_args {
+    const int64_t *rows[2];
+    int64_t count[2], length[2], batch;
+    int32_t *starts[2]; /* [batch + 1] */
+} starts_args;
 
 typedef struct sums_args {
-    float *sums, *stats; /* [batch, heads, room], [batch, length, heads, 2] */
-    int64_t batch, length, heads, room;
+    float *sums, *stats; /* [batch, heads, room], or if it is `flat` [heads, rows]; [rows, heads, 2] */
+    int64_t batch, length, heads, room, rows;
+    const int32_t *starts, *others; /* of listed queries, and of their keys; or NULL, rows are batch * length */
+    int32_t flat;
 } sums_args;
+
+/* Rows of `width` pieces. */
+typedef struct listed_args {
+    const void *from;
+    void *to;
+    const int32_t *starts, *others;
+    int64_t rows, width, batch;
+} listed_args;
 
 #ifdef ORT_HOST
 #include "cuda/kernels/torch_attention.h"
@@ -19,7 +38,7 @@ typedef struct sums_args {
 #include <string.h>
 
 /* Sums of a head are padded to a multiple of MOST_ROUND at most; addresses and steps are multiples of 16 bytes. */
-enum { MOST_ROUND = 32, ALIGNED = 16 };
+enum { MOST_ROUND = 32, ALIGNED = 16, BLOCK = 256 };
 
 bool torch_attention_is(const node *n) {
     return strncmp(n->op->name, "FusedAttention", 14) == 0 && node_int(n, "torch") != TORCH_NONE;
@@ -27,17 +46,51 @@ bool torch_attention_is(const node *n) {
 
 static int64_t room_of(int64_t length, int64_t round) { return (length + round - 1) / round * round; }
 
+static bool is_listed(const node *n) { return node_in(n, Q_ROWS) || node_in(n, K_ROWS); }
+
+static int64_t batch_of(const node *n) { return is_listed(n) ? node_int(n, "batch") : n->in[Q]->shape.dim[0]; }
+static int64_t queries_of(const node *n) {
+    return node_in(n, Q_ROWS) ? node_int(n, "queries") : n->in[Q]->shape.dim[1];
+}
+static int64_t keys_of(const node *n) { return node_in(n, K_ROWS) ? node_int(n, "keys") : n->in[K]->shape.dim[1]; }
+
+/* Of the starts of queries, or of keys. */
+static size_t starts_bytes(const node *n) {
+    return (size_t)room_of((batch_of(n) + 1) * (int64_t)sizeof(int32_t), BLOCK);
+}
+
+size_t torch_attention_starts(const node *n) { return torch_attention_is(n) && is_listed(n) ? 2 * starts_bytes(n) : 0; }
+
+/* The starts, and sums. */
 size_t torch_attention_workspace(const node *n) {
     const shape *q = &n->in[Q]->shape;
-    return torch_attention_is(n) ? (size_t)(q->dim[0] * q->dim[2] * room_of(q->dim[1], MOST_ROUND)) * sizeof(float) : 0;
+    const int64_t heads = q->rank > 1 ? q->dim[q->rank - 2] : 0;
+    if (!torch_attention_is(n)) return 0;
+    const int64_t each = batch_of(n) * room_of(queries_of(n), MOST_ROUND), rows = shape_span(q, 0, q->rank - 2);
+    return torch_attention_starts(n) + (size_t)(heads * (each > rows ? each : rows)) * sizeof(float);
 }
 
 /* As torch wants an operand: elements of a head side by side, and everything aligned. */
 static bool fits(const tensor *x) {
     const int64_t step = ALIGNED / (int64_t)dtype_size(x->type);
-    if ((uintptr_t)x->data % ALIGNED || x->stride[3] != 1) return false;
-    for (int d = 0; d < 3; d++)
+    const int last = x->shape.rank - 1;
+    if ((uintptr_t)x->data % ALIGNED || x->stride[last] != 1) return false;
+    for (int d = 0; d < last; d++)
         if (x->shape.dim[d] > 1 && x->stride[d] % step) return false;
+    return true;
+}
+
+/* [B, S, H, D] or [T, H, D] as rows of all sequences, [T, H, D] or [1, T, H, D]; false: they are not equally far apart. */
+static bool as_rows(bool flat, const shape *s, const int64_t *stride, shape *to, int64_t to_stride[4]) {
+    const int own = s->rank - 3; /* the axis of rows */
+    const bool one = own == 1 && s->dim[1] == 1;
+    if (own == 1 && s->dim[0] > 1 && !one && stride[0] != s->dim[1] * stride[1]) return false;
+    *to = SHAPE(1, shape_span(s, 0, own + 1), s->dim[own + 1], s->dim[own + 2]);
+    to_stride[1] = one ? stride[0] : stride[own];
+    to_stride[0] = to->dim[1] * to_stride[1], to_stride[2] = stride[own + 1], to_stride[3] = stride[own + 2];
+    if (!flat) return true;
+    to->rank = 3;
+    for (int d = 0; d < 3; d++) to->dim[d] = to->dim[d + 1], to_stride[d] = to_stride[d + 1];
     return true;
 }
 
@@ -48,11 +101,26 @@ static void turn_heads(bool heads_first, const shape *s, const int64_t *stride, 
     for (int d = 0; d < 4; d++) to->dim[d] = s->dim[from[d]], to_stride[d] = stride[from[d]];
 }
 
-static aten handle_of(const attention_call *a, const call *k, const tensor *x, bool heads_first) {
+/* Of an operand or result as the kernel has it. */
+static bool seen_by(const attention_call *a, const attention_kernel *f, const shape *s, const int64_t *stride,
+                    shape *to, int64_t to_stride[4]) {
+    if (a->listed) return as_rows(f->flat, s, stride, to, to_stride);
+    turn_heads(f->heads_first, s, stride, to, to_stride);
+    return true;
+}
+
+/* Whether it can be seen as rows of all sequences. */
+static bool has_rows(const tensor *x) {
     int64_t stride[4];
     shape s;
-    turn_heads(heads_first, &x->shape, x->stride, &s, stride);
-    return torch_tensor_there(a->call.t, k->cuda->device, x->type, x->data, 4, s.dim, stride);
+    return as_rows(true, &x->shape, x->stride, &s, stride);
+}
+
+static aten handle_of(const attention_call *a, const call *k, const tensor *x, const attention_kernel *f) {
+    int64_t stride[4];
+    shape s;
+    if (!seen_by(a, f, &x->shape, x->stride, &s, stride)) return NULL;
+    return torch_tensor_there(a->call.t, k->cuda->device, x->type, x->data, s.rank, s.dim, stride);
 }
 
 static bool wanted(const call *k, int i) { return i < k->n_out && tensor_present(&k->out[i]); }
@@ -65,7 +133,7 @@ static bool is_asked(const call *k) {
 
     if (!torch_attention_is(k->node) || !torch_has_attention(true)) return false;
     for (int i = Q; i <= V; i++)
-        if (!fits(&k->in[i])) return false;
+        if (!fits(&k->in[i]) || (is_listed(k->node) && !has_rows(&k->in[i]))) return false;
     return !t->aoti_torch_get_current_cuda_stream(k->cuda->device, &stream) && stream == k->cuda->stream;
 }
 
@@ -73,12 +141,13 @@ static bool begin(const call *k, bool kept, attention_call *a) {
     const torch_lib *t = torch_cuda_get();
     const shape *q = &k->in[Q].shape, *key = &k->in[K].shape;
 
-    *a = (attention_call){.queries = q->dim[1],
-                          .keys = key->dim[1],
-                          .heads = q->dim[2],
-                          .groups = key->dim[2],
-                          .width = q->dim[3],
-                          .value_width = k->in[V].shape.dim[3],
+    *a = (attention_call){.queries = queries_of(k->node),
+                          .keys = keys_of(k->node),
+                          .heads = q->dim[q->rank - 2],
+                          .groups = key->dim[key->rank - 2],
+                          .width = q->dim[q->rank - 1],
+                          .value_width = k->in[V].shape.dim[key->rank - 1],
+                          .listed = is_listed(k->node),
                           .type = k->in[Q].type,
                           .scale = node_float(k->node, "scale"),
                           .ratio = node_float(k->node, "ratio"),
@@ -86,6 +155,9 @@ static bool begin(const call *k, bool kept, attention_call *a) {
                           .kept = kept,
                           .same_bits = (k->cuda->math & SAME_BITS) != 0,
                           .architecture = cuda_architecture(k->cuda->device)};
+    if (a->listed && key->rank == 3 && a->keys > key->dim[0])
+        a->keys = key->dim[0]; /* none is as long as all of them */
+    if (a->listed && q->rank == 3 && a->queries > q->dim[0]) a->queries = q->dim[0];
     if (!torch_begin(&a->call, t)) return false;
     if (t->aoti_torch_new_uninitialized_tensor && t->aoti_torch_new_uninitialized_tensor(&a->nothing))
         a->nothing = NULL;
@@ -110,34 +182,87 @@ static status end(ctx *c, const call *k, attention_call *a, status s, bool done)
                 "flash_dropout has it computed without");
 }
 
+/* Where the sequences of queries begin, or of keys, among the rows. */
+static int32_t *starts_at(const call *k, bool of_keys) {
+    return (int32_t *)(void *)((char *)k->work + (of_keys ? starts_bytes(k->node) : 0));
+}
+
+static status find_starts(ctx *c, const call *k, const attention_call *a) {
+    static kernel starts = {.name = "attention_starts"};
+    const bool queries = k->in[Q].shape.rank == 3, keys = k->in[K].shape.rank == 3;
+    const starts_args s = {.rows = {queries ? k->in[Q_ROWS].data : NULL, keys ? k->in[K_ROWS].data : NULL},
+                           .count = {k->in[Q].shape.dim[0], k->in[K].shape.dim[0]},
+                           .length = {queries_of(k->node), keys_of(k->node)},
+                           .batch = batch_of(k->node),
+                           .starts = {starts_at(k, false), starts_at(k, true)}};
+    return a->listed ? cuda_launch(c, k, &starts, geometry_over(2 * (s.batch + 1), 256, 256), &s) : OK;
+}
+
 /* The operands, as the kernel takes them. */
 static bool give(attention_call *a, const call *k, const attention_kernel *f) {
+    const int64_t one = 1, count = batch_of(k->node) + 1;
+
     clear(a);
     for (int i = Q; i <= V; i++)
-        if (!(a->call.in[ATTENTION_Q + i] = handle_of(a, k, &k->in[i], f->heads_first))) return false;
+        if (!(a->call.in[ATTENTION_Q + i] = handle_of(a, k, &k->in[i], f))) return false;
+    for (int i = 0; a->listed && i < 2; i++) {
+        aten *to = &a->call.in[ATTENTION_STARTS_Q + i];
+        if (!(*to = torch_tensor_there(a->call.t, k->cuda->device, I32, starts_at(k, i), 1, &count, &one)))
+            return false;
+    }
     return true;
 }
 
-static sums_args sums_of(const call *k, int round, void *sums, void *stats) {
+static sums_args sums_of(const call *k, const attention_call *a, const attention_kernel *f, void *sums, void *stats) {
     const shape *q = &k->in[Q].shape;
-    return (sums_args){sums, stats, q->dim[0], q->dim[1], q->dim[2], room_of(q->dim[1], round)};
+    return (sums_args){.sums = sums,
+                       .stats = stats,
+                       .batch = batch_of(k->node),
+                       .length = a->queries,
+                       .heads = a->heads,
+                       .room = room_of(a->queries, f->round),
+                       .rows = shape_span(q, 0, q->rank - 2),
+                       .starts = a->listed ? starts_at(k, false) : NULL,
+                       .others = a->listed ? starts_at(k, true) : NULL,
+                       .flat = a->listed && f->flat};
 }
 
-static geometry over_rows(const sums_args *a) { return geometry_over(a->batch * a->length * a->heads, 256, 256); }
+/* Of the sums that torch makes and takes; `rank`: if no rows are listed. */
+static shape sums_shape(const sums_args *a, int rank) {
+    if (a->flat) return SHAPE(a->heads, a->rows);
+    shape s = SHAPE(a->batch, a->heads, a->room, 1);
+    s.rank = a->starts ? 3 : rank;
+    return s;
+}
 
-/* The memory of result i, if it lies as [B, S, H, D] of these sizes does that is dense. */
-static const void *result(const attention_call *a, int i, const shape *s, bool heads_first) {
+static geometry over_rows(const sums_args *a) { return geometry_over(a->rows * a->heads, 256, 256); }
+
+/* The memory of result i, if it lies as it does dense as ours. */
+static const void *result(const attention_call *a, int i, const shape *s, const attention_kernel *f) {
     int64_t dense[MAX_RANK], stride[4];
-    shape turned;
+    shape seen;
 
     stride_contiguous(s, dense);
-    turn_heads(heads_first, s, dense, &turned, stride);
-    return torch_tensor_data(a->call.t, a->call.out[i], &turned, stride);
+    return seen_by(a, f, s, dense, &seen, stride) ? torch_tensor_data(a->call.t, a->call.out[i], &seen, stride) : NULL;
 }
 
-static status copy_result(ctx *c, const call *k, const attention_call *a, int i, bool heads_first, tensor *to) {
+/* Result i; `of_keys`: a row for each of these. */
+static status copy_result(ctx *c, const call *k, const attention_call *a, int i, const attention_kernel *f,
+                          bool of_keys, tensor *to) {
+    static kernel narrow = {.name = "attention_listed_2"}, wide = {.name = "attention_listed_16"};
     const size_t bytes = (size_t)tensor_count(to) * dtype_size(to->type);
-    return cuda_copy_bytes(c, k, to->data, result(a, i, &to->shape, heads_first), bytes);
+    const void *from = result(a, i, &to->shape, f);
+
+    if (!a->listed) return cuda_copy_bytes(c, k, to->data, from, bytes);
+    const bool aligned = ((uintptr_t)from | (uintptr_t)to->data) % ALIGNED == 0;
+    listed_args l = {.from = from,
+                     .to = to->data,
+                     .starts = starts_at(k, of_keys),
+                     .others = starts_at(k, !of_keys),
+                     .rows = shape_span(&to->shape, 0, to->shape.rank - 2),
+                     .batch = batch_of(k->node)};
+    l.width = (int64_t)bytes / l.rows / (aligned ? ALIGNED : (int64_t)sizeof(uint16_t));
+    return cuda_launch(c, k, aligned ? &wide : &narrow, geometry_rows(l.rows, l.width), &l);
 }
 
 /* What it keeps of the rows; and of the numbers that it drew. */
@@ -153,14 +278,13 @@ static status forward_by(ctx *c, const call *k, attention_call *a, const attenti
     int64_t stride[MAX_RANK];
 
     if (!give(a, k, f) || f->forward(a)) return OK;
-    sums_args sums = sums_of(k, f->round, NULL, a->kept ? k->out[1].data : NULL);
-    const shape of_sums = SHAPE(sums.batch, sums.heads, sums.room);
+    sums_args sums = sums_of(k, a, f, NULL, a->kept ? k->out[1].data : NULL);
+    const shape of_sums = sums_shape(&sums, 3);
     stride_contiguous(&of_sums, stride);
     sums.sums = a->kept ? (float *)(uintptr_t)torch_tensor_data(a->call.t, a->call.out[1], &of_sums, stride) : NULL;
     const void *drawn = wanted(k, 2) ? torch_tensor_data(a->call.t, a->call.out[2], &two, &one) : NULL;
-    if (!result(a, 0, &k->out[0].shape, f->heads_first) || (a->kept && !sums.sums) || (wanted(k, 2) && !drawn))
-        return OK;
-    TRY(copy_result(c, k, a, 0, f->heads_first, &k->out[0]));
+    if (!result(a, 0, &k->out[0].shape, f) || (a->kept && !sums.sums) || (wanted(k, 2) && !drawn)) return OK;
+    TRY(copy_result(c, k, a, 0, f, false, &k->out[0]));
     TRY(keep(c, k, a, &sums, drawn));
     *done = true;
     return OK;
@@ -168,8 +292,17 @@ static status forward_by(ctx *c, const call *k, attention_call *a, const attenti
 
 /* Without a GPU: can its kernels run here? */
 static status try_out(ctx *c, const call *k, kernel *f) {
-    const sums_args none = {0};
-    return torch_attention_is(k->node) ? cuda_launch(c, k, f, (geometry){0, WARP}, &none) : OK;
+    static kernel listed[] = {
+        {.name = "attention_starts"}, {.name = "attention_listed_2"}, {.name = "attention_listed_16"}};
+    const union {
+        starts_args starts;
+        sums_args sums;
+        listed_args listed;
+    } none = {0};
+
+    if (!torch_attention_is(k->node)) return OK;
+    for (int i = 0; is_listed(k->node) && i < 3; i++) TRY(cuda_launch(c, k, &listed[i], (geometry){0, WARP}, &none));
+    return cuda_launch(c, k, f, (geometry){0, WARP}, &none);
 }
 
 status torch_attention_forward(ctx *c, const call *k, bool *done) {
@@ -181,6 +314,7 @@ status torch_attention_forward(ctx *c, const call *k, bool *done) {
     *done = false;
     if (k->cuda->dry) return try_out(c, k, &stats);
     if (!is_asked(k) || !begin(k, wanted(k, 1), &a)) return OK;
+    s = find_starts(c, k, &a);
     while (s == OK && !*done && (f = attention_kernel_next(&a, f)))
         if ((s = forward_by(c, k, &a, f, done)) == OK && !*done) attention_kernel_failed(&a, f);
     return end(c, k, &a, s, *done);
@@ -188,26 +322,28 @@ status torch_attention_forward(ctx *c, const call *k, bool *done) {
 
 static status backward_by(ctx *c, const call *k, attention_call *a, const attention_kernel *f, bool *done) {
     static kernel to_sums = {.name = "attention_sums"};
-    const sums_args sums = sums_of(k, f->round, k->work, k->in[STATS].data);
-    const int64_t dims[] = {sums.batch, sums.heads, sums.room, 1}, steps[] = {sums.heads * sums.room, sums.room, 1, 1};
+    const sums_args sums = sums_of(k, a, f, (char *)k->work + torch_attention_starts(k->node), k->in[STATS].data);
     const torch_lib *t = a->call.t;
     aten *in = a->call.in;
 
     const int rank = attention_kernel_rank(f);
+    const shape of_sums = sums_shape(&sums, rank);
+    int64_t stride[MAX_RANK];
 
     if (rank == 0 || !give(a, k, f)) return OK;
-    in[ATTENTION_Y] = handle_of(a, k, &k->in[Y], f->heads_first);
-    in[ATTENTION_DY] = handle_of(a, k, &k->in[DY], f->heads_first);
-    in[ATTENTION_SUMS] = torch_tensor_there(t, k->cuda->device, F32, sums.sums, rank, dims, steps);
+    stride_contiguous(&of_sums, stride);
+    in[ATTENTION_Y] = handle_of(a, k, &k->in[Y], f);
+    in[ATTENTION_DY] = handle_of(a, k, &k->in[DY], f);
+    in[ATTENTION_SUMS] = torch_tensor_there(t, k->cuda->device, F32, sums.sums, of_sums.rank, of_sums.dim, stride);
     if (a->ratio > 0) in[ATTENTION_DRAWN] = torch_words_there(t, k->cuda->device, k->in[DRAWN].data, 2);
     for (int i = ATTENTION_Y; i <= ATTENTION_SUMS + (a->ratio > 0); i++)
         if (!in[i]) return OK;
     TRY(cuda_launch(c, k, &to_sums, over_rows(&sums), &sums));
     if (f->backward(a)) return OK;
     for (int i = Q; i <= V; i++)
-        if (!result(a, i, &k->in[i].shape, f->heads_first)) return OK;
+        if (!result(a, i, &k->in[i].shape, f)) return OK;
     for (int i = Q; i <= V; i++)
-        if (wanted(k, i)) TRY(copy_result(c, k, a, i, f->heads_first, &k->out[i]));
+        if (wanted(k, i)) TRY(copy_result(c, k, a, i, f, i != Q, &k->out[i]));
     *done = true;
     return OK;
 }
@@ -221,6 +357,7 @@ status torch_attention_backward(ctx *c, const call *k, bool *done) {
     *done = false;
     if (k->cuda->dry) return try_out(c, k, &to_sums);
     if (!is_asked(k) || !begin(k, true, &a)) return OK;
+    s = find_starts(c, k, &a);
     while (s == OK && !*done && tensor_contiguous(&k->in[Y]) && (f = attention_kernel_next(&a, f)))
         if ((s = backward_by(c, k, &a, f, done)) == OK && !*done && attention_kernel_rank(f))
             attention_kernel_failed(&a, f);
@@ -229,21 +366,89 @@ status torch_attention_backward(ctx *c, const call *k, bool *done) {
 #endif
 
 #ifdef ORT_DEVICE
-/* Of row i of [batch, length, heads]: where its sum is. */
+/* Places before those of sequence b: listed rows stand in order before the repetitions, which are negative. */
+KERNEL(attention_starts, starts_args) {
+    FOR_EACH(i, 2 * (a.batch + 1)) {
+        const int side = i > a.batch;
+        const int64_t b = side ? i - a.batch - 1 : i, row = b * a.length[side], *rows = a.rows[side];
+        int64_t low = rows ? 0 : row, high = rows ? a.count[side] : row;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (rows[middle] >= 0 && rows[middle] < row) low = middle + 1;
+            else high = middle;
+        }
+        a.starts[side][b] = (int32_t)low;
+    }
+}
+
+/* The sequence that a row is of; -1: it repeats one. */
+DEVICE int64_t sequence_of(const int32_t *starts, int64_t batch, int64_t row) {
+    int64_t low = 1, high = batch;
+    if (row >= starts[batch]) return -1;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (starts[middle] > row) high = middle;
+        else low = middle + 1;
+    }
+    return low - 1;
+}
+
+/* Is there nothing for it to look at, or to be looked at by? */
+DEVICE int has_no_partner(const int32_t *others, int64_t sequence) {
+    return sequence < 0 || others[sequence] == others[sequence + 1];
+}
+
+/* Of element i of [rows, heads]: where its sum is; -1: it has none. */
 DEVICE int64_t sum_at(const sums_args *a, int64_t i) {
-    const int64_t head = i % a->heads, place = i / a->heads % a->length, sequence = i / a->heads / a->length;
+    const int64_t head = i % a->heads, row = i / a->heads;
+    int64_t place = a->starts ? row : row % a->length, sequence = row / a->length;
+
+    if (a->starts) {
+        sequence = sequence_of(a->starts, a->batch, row);
+        if (a->flat) return sequence < 0 ? -1 : head * a->rows + row;
+        if (sequence < 0) return -1;
+        place -= a->starts[sequence];
+    }
     return (sequence * a->heads + head) * a->room + place;
 }
 
 /* exp(x - log of the sum) are the weights: as if that was the largest score, and the sum 1. */
 KERNEL(attention_stats, sums_args) {
-    FOR_EACH(i, a.batch * a.length * a.heads) {
-        a.stats[2 * i] = a.sums[sum_at(&a, i)];
-        a.stats[2 * i + 1] = 1;
+    FOR_EACH(i, a.rows * a.heads) {
+        const int64_t at = sum_at(&a, i);
+        const int none = at < 0 || (a.starts && has_no_partner(a.others, sequence_of(a.starts, a.batch, i / a.heads)));
+        a.stats[2 * i] = none ? 0 : a.sums[at];
+        a.stats[2 * i + 1] = none ? 0 : 1;
     }
 }
 
 KERNEL(attention_sums, sums_args) {
-    FOR_EACH(i, a.batch * a.length * a.heads) a.sums[sum_at(&a, i)] = a.stats[2 * i] - logf(a.stats[2 * i + 1]);
+    FOR_EACH(i, a.rows * a.heads) {
+        const int64_t at = sum_at(&a, i);
+        if (at >= 0) a.sums[at] = a.stats[2 * i] - logf(a.stats[2 * i + 1]);
+    }
+}
+
+/* Rows that torch has written, zeros in the others. */
+KERNEL(attention_listed_16, listed_args) {
+    FOR_BLOCKS(row, a.rows) {
+        const int none = has_no_partner(a.others, sequence_of(a.starts, a.batch, row));
+        FOR_THREADS(j, a.width) {
+            uint32_t w[4] = {0, 0, 0, 0};
+            const int64_t at = 16 * (row * a.width + j);
+            if (!none) read_16((const char *)a.from + at, w);
+            write_16((char *)a.to + at, w);
+        }
+    }
+}
+
+KERNEL(attention_listed_2, listed_args) {
+    FOR_BLOCKS(row, a.rows) {
+        const int none = has_no_partner(a.others, sequence_of(a.starts, a.batch, row));
+        FOR_THREADS(j, a.width) {
+            const int64_t at = row * a.width + j;
+            ((uint16_t *)a.to)[at] = none ? 0 : ((const uint16_t *)a.from)[at];
+        }
+    }
 }
 #endif

@@ -9,7 +9,8 @@
 
 /* Whether torch is asked for this node: it cannot be part of a CUDA graph. */
 bool torch_attention_is(const node *n);
-/* Bytes that backward needs; 0 where torch is not asked. */
+/* Bytes that forward needs, and backward; 0 where torch is not asked. */
+size_t torch_attention_starts(const node *n);
 size_t torch_attention_workspace(const node *n);
 MUST_USE status torch_attention_forward(ctx *c, const call *k, bool *done);
 MUST_USE status torch_attention_backward(ctx *c, const call *k, bool *done);

@@ -12,7 +12,7 @@ enum { ROUND = 32, HOPPER = 90, BLACKWELL = 100, CUDNN_WIDTH = 128 };
 /* The only one with the tensor cores' instructions of Hopper. */
 static bool cudnn_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
-    return dtype_is_narrow(a->type) && !a->same_bits && a->ratio == 0 && a->nothing && a->queries > 1 &&
+    return dtype_is_narrow(a->type) && !a->same_bits && a->ratio == 0 && !a->listed && a->nothing && a->queries > 1 &&
            (a->architecture == HOPPER || a->architecture == BLACKWELL) && a->width <= CUDNN_WIDTH &&
            a->value_width <= CUDNN_WIDTH && t->aoti_torch_get_dim &&
            t->aoti_torch_cuda__scaled_dot_product_cudnn_attention &&
@@ -43,10 +43,14 @@ static int cudnn_backward(attention_call *a) {
         &out[0], &out[1], &out[2]);
 }
 
+/* Where sequences start, as forward takes it. */
+static const aten *starts(const attention_call *a, int which) { return a->listed ? &a->call.in[which] : NULL; }
+
 /* --- flash attention ------------------------------------------------------------------------------------------------ */
 
 static bool flash_takes(const attention_call *a) {
     const torch_lib *t = a->call.t;
+    if (a->listed && a->queries < 2) return false; /* it would take heads for queries, and turn its sums */
     return dtype_is_narrow(a->type) && a->nothing && a->width == a->value_width &&
            t->aoti_torch_cuda__flash_attention_forward && t->aoti_torch_cuda__flash_attention_backward &&
            (a->ratio == 0 || t->aoti_torch_dtype_uint64);
@@ -55,17 +59,18 @@ static bool flash_takes(const attention_call *a) {
 static int flash_forward(attention_call *a) {
     aten *in = a->call.in, *out = a->call.out;
     return a->call.t->aoti_torch_cuda__flash_attention_forward(
-        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, NULL, a->queries, a->keys, a->ratio, a->causal, 0,
-        &a->scale, NULL, NULL, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &out[4]);
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], starts(a, ATTENTION_STARTS_Q), starts(a, ATTENTION_STARTS_K),
+        a->queries, a->keys, a->ratio, a->causal, 0, &a->scale, NULL, NULL, NULL, NULL, &out[0], &out[1], &out[2],
+        &out[3], &out[4]);
 }
 
 static int flash_backward(attention_call *a) {
     aten *in = a->call.in, *out = a->call.out;
     return a->call.t->aoti_torch_cuda__flash_attention_backward(
         in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], in[ATTENTION_Y], in[ATTENTION_SUMS],
-        a->nothing, a->nothing, a->queries, a->keys, a->ratio, a->causal,
-        in[ATTENTION_DRAWN] ? in[ATTENTION_DRAWN] : a->nothing, a->nothing, &a->scale, NULL, NULL, &out[0], &out[1],
-        &out[2]);
+        a->listed ? in[ATTENTION_STARTS_Q] : a->nothing, a->listed ? in[ATTENTION_STARTS_K] : a->nothing, a->queries,
+        a->keys, a->ratio, a->causal, in[ATTENTION_DRAWN] ? in[ATTENTION_DRAWN] : a->nothing, a->nothing, &a->scale,
+        NULL, NULL, &out[0], &out[1], &out[2]);
 }
 
 /* --- the memory-efficient one --------------------------------------------------------------------------------------- */
@@ -78,8 +83,9 @@ static int efficient_forward(attention_call *a) {
     aten *in = a->call.in, *out = a->call.out;
     int64_t longest[2];
     return a->call.t->aoti_torch_cuda__efficient_attention_forward(
-        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, NULL, NULL, NULL, NULL, 0, a->causal, a->kept,
-        &a->scale, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &longest[0], &longest[1]);
+        in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, starts(a, ATTENTION_STARTS_Q),
+        starts(a, ATTENTION_STARTS_K), a->listed ? &a->queries : NULL, a->listed ? &a->keys : NULL, 0, a->causal,
+        a->kept, &a->scale, NULL, NULL, &out[0], &out[1], &out[2], &out[3], &longest[0], &longest[1]);
 }
 
 /* Without dropout seed and offset are not read. */
@@ -87,20 +93,20 @@ static int efficient_backward(attention_call *a) {
     static const int64_t one = 1;
     aten *in = a->call.in, *out = a->call.out, sums = in[ATTENTION_SUMS];
     return a->call.t->aoti_torch_cuda__efficient_attention_backward(
-        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, in[ATTENTION_Y], NULL, NULL,
-        a->queries, a->keys, sums, 0, sums, sums, a->causal, 0, &a->scale, &one, NULL, 0, &out[0], &out[1], &out[2],
-        &out[3]);
+        in[ATTENTION_DY], in[ATTENTION_Q], in[ATTENTION_K], in[ATTENTION_V], NULL, in[ATTENTION_Y],
+        starts(a, ATTENTION_STARTS_Q), starts(a, ATTENTION_STARTS_K), a->queries, a->keys, sums, 0, sums, sums,
+        a->causal, 0, &a->scale, &one, NULL, 0, &out[0], &out[1], &out[2], &out[3]);
 }
 
 /* --- which takes a call ----------------------------------------------------------------------------------------------- */
 
 static const attention_kernel kernels[] = {
-    {"cuDNN's attention", true, 0, 1, cudnn_takes, cudnn_forward, cudnn_backward},
-    {"flash attention", false, 3, 1, flash_takes, flash_forward, flash_backward},
-    {"memory-efficient attention", false, 3, ROUND, efficient_takes, efficient_forward, efficient_backward},
+    {"cuDNN's attention", true, false, 0, 1, cudnn_takes, cudnn_forward, cudnn_backward},
+    {"flash attention", false, true, 3, 1, flash_takes, flash_forward, flash_backward},
+    {"memory-efficient attention", false, false, 3, ROUND, efficient_takes, efficient_forward, efficient_backward},
 };
 
-enum { KERNELS = sizeof kernels / sizeof *kernels, FORMS = 16, MOST_FAILURES = 2 };
+enum { KERNELS = sizeof kernels / sizeof *kernels, FORMS = 32, MOST_FAILURES = 2 };
 static _Atomic int failures[KERNELS][FORMS];
 
 void attention_kernels_forget(void) {
@@ -109,7 +115,8 @@ void attention_kernels_forget(void) {
 }
 
 static int form_of(const attention_call *a) {
-    return (a->groups < a->heads) + 2 * a->causal + 4 * (a->type == F16) + 8 * (a->width != a->value_width);
+    return (a->groups < a->heads) + 2 * a->causal + 4 * (a->type == F16) + 8 * (a->width != a->value_width) +
+           16 * a->listed;
 }
 
 const attention_kernel *attention_kernel_next(const attention_call *a, const attention_kernel *f) {

@@ -4,7 +4,7 @@
  * Each leaves y and, of each row, the log of the sum of its exponentials, so backward may take another than forward did;
  * but not where elements are dropped: there only flash attention is asked. cuDNN's backward adds in any order; that of
  * flash attention adds in one order where torch is told to (torch.use_deterministic_algorithms), the memory-efficient
- * one always does, with a single split of the keys. */
+ * one always does, with a single split of the keys. These two take sequences of different lengths, too. */
 #ifndef ORT_CUDA_ATTENTION_LIBRARY_H
 #define ORT_CUDA_ATTENTION_LIBRARY_H
 
@@ -18,7 +18,9 @@ enum {
     ATTENTION_Y,
     ATTENTION_DY,
     ATTENTION_SUMS,
-    ATTENTION_DRAWN
+    ATTENTION_DRAWN,
+    ATTENTION_STARTS_Q, /* int32 [batch + 1] where each sequence's rows begin; the last: where they end */
+    ATTENTION_STARTS_K
 }; /* of call.in */
 /* Of call.out, forward: y, sums, drawn (a state of random numbers); backward: the gradients of q, k, v. */
 
@@ -29,12 +31,15 @@ typedef struct attention_call {
     dtype type;
     double scale, ratio;
     bool causal, kept, same_bits; /* kept: sums are wanted; same_bits: in every run */
+    bool
+        listed; /* operands are rows of all sequences, [T, H, D], of at most `queries` and `keys` each, with their starts */
     int architecture;
 } attention_call;
 
 typedef struct attention_kernel {
     const char *name;
     bool heads_first; /* operands are [B, H, S, D], else [B, S, H, D]; both of any strides */
+    bool flat;        /* listed: operands are [T, H, D] and sums [H, T], else [1, T, H, D] and [B, H, S] */
     int rank;         /* of the sums: 3 is [B, H, S]; 0: what forward has returned, 3 or 4, which is [B, H, S, 1] */
     int round;        /* a head has so many sums, or the next multiple */
     bool (*takes)(const attention_call *a);

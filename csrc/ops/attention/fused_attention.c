@@ -59,14 +59,16 @@ static double flops_attention(const node *n) {
 
 kernel_fn fused_attention_cuda,
     fused_attention_grad_cuda; /* cuda/kernels/attention.cu, cuda/kernels/attention_grad.cu */
+size_t fused_attention_cuda_workspace(const node *n);
 size_t fused_attention_grad_cuda_workspace(const node *n);
 
 /* --- records -------------------------------------------------------------------------------------------------------- */
 
-/* `batch`, `queries`, `keys`: sizes that lists of rows do not show. */
-static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("key", 0),
-                             INT("safe", 1),    INT("batch", 0),          INT("queries", 0),
-                             INT("keys", 0),    INT("torch", TORCH_NONE), {.name = NULL}};
+/* `batch`, `queries`, `keys`: sizes that lists of rows do not show. `torch`: which keys a kernel of torch's is asked for,
+ * and `lists`: which it is to be asked for where attention_lengths finds the lists of rows that match the mask. */
+static const attr attrs[] = {FLOAT("scale", 1),        FLOAT("ratio", 0), INT("key", 0),  INT("safe", 1),
+                             INT("batch", 0),          INT("queries", 0), INT("keys", 0), INT("torch", TORCH_NONE),
+                             INT("lists", TORCH_NONE), {.name = NULL}};
 
 #define OURS(name_, most_in, most_out)                                                                                 \
     .name = name_, .domain = ORT_DOMAIN, .since = 1, .min_in = 3, .max_in = most_in, .max_out = most_out,              \
@@ -76,8 +78,8 @@ static const attr attrs[] = {FLOAT("scale", 1), FLOAT("ratio", 0),        INT("k
 /* clang-format off */
 const op_def fused_attention_ops[] = {
     {OURS("FusedAttention", OPERANDS, 2), .infer = infer_attention, .grad = grad_attention, .cpu = fused_attention_cpu,
-     .flops = flops_attention, .cuda = fused_attention_cuda},
-    {OURS("FusedAttentionGrad", DRAWN + 1, VARIADIC), .infer = infer_attention_grad, .workspace = fused_attention_grad_workspace,
+     .flops = flops_attention, .cuda = fused_attention_cuda, .cuda_workspace = fused_attention_cuda_workspace},
+    {OURS("FusedAttentionGrad", DRAWN + 1, VARIADIC), .infer = infer_attention_grad, .plain = OPERAND(DY), .workspace = fused_attention_grad_workspace,
      .cpu = fused_attention_grad_cpu, .cuda = fused_attention_grad_cuda,
      .cuda_workspace = fused_attention_grad_cuda_workspace},
     {0},

@@ -1,7 +1,7 @@
 /* rows.c -- owns RowCount, RowIndex, PackRows, UnpackRows, CheckedIndex: computing only those rows of a tensor that matter.
  *
  * `live` says of each of N rows whether it matters. RowCount rounds their number up, so that few plans serve all
- * batches; a plan is for one such number T. RowIndex lists the live rows in order. What is left of its T places repeats
+ * batches; a plan is for one such number T. With `any` it says only whether there is one, 1 or 0. RowIndex lists the live rows in order. What is left of its T places repeats
  * the last live row r, and is written -1 - r:
  *     PackRows    y[i] = x[row i]; at a repetition the same row, or a filler
  *     UnpackRows  y[row i] = x[i], 0 in all other rows; repetitions are dropped
@@ -32,6 +32,7 @@ static status row_count_cpu(ctx *c, const call *k) {
     int64_t rows = tensor_count(&k->in[0]), count = count_live(&k->in[0]), step = row_step(rows), rounded;
 
     (void)c;
+    if (node_int(k->node, "any")) return *(int64_t *)k->out[0].data = count > 0, OK;
     rounded = step ? (count + step - 1) / step * step : 0;
     if (rounded == 0) rounded = step;
     *(int64_t *)k->out[0].data = rounded < rows ? rounded : rows;
@@ -198,8 +199,8 @@ kernel_fn row_count_cuda, row_index_cuda, pack_rows_cuda, unpack_rows_cuda,
 
 /* clang-format off */
 const op_def rows_ops[] = {
-    {OURS("RowCount", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .infer = infer_row_count, .cpu = row_count_cpu,
-     .cuda = row_count_cuda},
+    {OURS("RowCount", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .attrs = NODE_ATTRS(INT("any", 0)),
+     .infer = infer_row_count, .cpu = row_count_cpu, .cuda = row_count_cuda},
     {OURS("RowIndex", 1, 1, 1, SET(BOOL)), .flags = NO_GRAD, .attrs = NODE_ATTRS(NO_DEFAULT("count", INT)),
      .infer = infer_row_index, .cpu = row_index_cpu, .cuda = row_index_cuda},
     {OURS("PackRows", 2, 2, 1, ANY_TYPE), .owned = OPERAND(1), .plain = OPERAND(0),

@@ -1,0 +1,68 @@
+/* attention_mask.c -- looks at how masks of attention are made. */
+#include "passes/attention_mask.h"
+
+#include "ops/op.h"
+#include "passes/match.h"
+
+/* bool, all true. */
+static bool is_all(const value *v) {
+    double x;
+    while (value_is(v, "Expand")) v = v->def->in[0];
+    return value_is_filled(v, &x) && x != 0;
+}
+
+/* Of data, one element for each key of each sequence, in this order. */
+static bool is_of_keys(const value *v, int64_t batch, int64_t keys) {
+    const shape *s = &v->shape;
+    return !value_is_constant(v) && s->rank == 4 && s->dim[0] == batch && s->dim[1] == 1 && s->dim[2] == 1 &&
+           s->dim[3] == keys;
+}
+
+/* False: two parts are of keys, or neither. */
+static bool add_part(value *v, int64_t batch, int64_t keys, attention_mask *out) {
+    while (value_is(v, "Expand")) v = v->def->in[0];
+    if (is_all(v)) return true;
+    value **to = is_of_keys(v, batch, keys) ? &out->keys : &out->rest;
+    if (to == &out->rest && value_is(v, "And"))
+        return add_part(v->def->in[0], batch, keys, out) && add_part(v->def->in[1], batch, keys, out);
+    if (*to && *to != v) return false;
+    *to = v;
+    return true;
+}
+
+bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention_mask *out) {
+    *out = (attention_mask){NULL, NULL};
+    return add_part(allowed, batch, keys, out) && out->keys;
+}
+
+/* A triangle of true elements: Trilu(all, k, upper). */
+static bool is_triangle(const value *v, bool upper, int64_t from) {
+    if (!value_is(v, "Trilu") || (node_int(v->def, "upper") != 0) != upper || !is_all(v->def->in[0])) return false;
+    const value *k = node_in(v->def, 1);
+    const int64_t found = k && k->data && k->type == I64 ? *(const int64_t *)k->data : k ? from + 1 : 0;
+    return found == from;
+}
+
+bool attention_mask_causal(const value *allowed, int64_t length) {
+    const shape *s = &allowed->shape;
+    const uint8_t *x = allowed->data;
+
+    if (s->rank < 2 || s->dim[s->rank - 1] != length || s->dim[s->rank - 2] != length) return false;
+    const int64_t rows = shape_count(s) / length;
+    if (value_is(allowed, "Not")) return rows == length && is_triangle(allowed->def->in[0], true, 1);
+    if (!x) return rows == length && is_triangle(allowed, false, 0);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t k = 0; k < length; k++)
+            if ((x[row * length + k] != 0) != (k <= row % length)) return false;
+    return true;
+}
+
+/* What has the same elements in the same order. */
+static const value *before_reshape(const value *v) {
+    while (value_is(v, "Reshape")) v = v->def->in[0];
+    return v;
+}
+
+bool attention_mask_lists(const value *keys, const value *rows) {
+    return value_is(rows, "RowIndex") && before_reshape(rows->def->in[0]) == before_reshape(keys);
+}

@@ -1,0 +1,21 @@
+/* attention_mask.h -- what a mask of attention hides: keys that data names, and what is known when a plan is made. */
+#ifndef ORT_PASSES_ATTENTION_MASK_H
+#define ORT_PASSES_ATTENTION_MASK_H
+
+#include "graph/graph.h"
+
+/* A mask is `keys` and `rest`: `keys` is bool [B, 1, 1, K], the same for all heads and queries, and data; `rest` is a
+ * mask too, or NULL: it hides nothing. */
+typedef struct attention_mask {
+    value *keys, *rest;
+} attention_mask;
+
+/* False: `allowed`, which is broadcast to [batch, heads, queries, keys], is of another form. */
+bool attention_mask_split(value *allowed, int64_t batch, int64_t keys, attention_mask *out);
+/* Does a query see the keys up to its own place: the same for all heads and sequences, as data or, if that is large, as
+ * it is made? */
+bool attention_mask_causal(const value *allowed, int64_t length);
+/* Are `rows`, a result of RowIndex, just those where `keys` is true? */
+bool attention_mask_lists(const value *keys, const value *rows);
+
+#endif
