@@ -411,8 +411,9 @@ def _note(recorder: Recorder, module: nn.Module, name: str) -> None:
     if type(attributes.get(name, getattr(type(module), name, None))) in KINDS:
         recorder.sites.setdefault((id(module), name), set()).update(sites)
     recorder.attributes[id(module), name] = user_line()
-    for holder in (attributes, attributes.get("_buffers", {})):
-        recorder.met[id(holder), name] = id(holder.get(name))
+    for holder in (attributes, attributes.get("_buffers")):
+        if isinstance(holder, dict):  # a scripted module has none
+            recorder.met[id(holder), name] = id(holder.get(name))
     if not type(module).__module__.startswith(_OURS):
         recorder.fields.modules[id(module)] = module
 

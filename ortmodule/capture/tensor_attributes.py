@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ortmodule.capture.scalar_guards import active, user_line
+from ortmodule.capture.symbolic_numbers import is_one
 from ortmodule.core.errors import NotTraceable
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import ONLY_CALLER, PACKAGE
@@ -79,7 +80,7 @@ class TensorReads:
         return write
 
     def _is_given(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self.given or not self.is_made(tensor)
+        return id(tensor) in self.given or not (is_one(tensor) or self.is_made(tensor))
 
     def _note(self, tensor: torch.Tensor, name: str) -> None:
         if not self._is_given(tensor):

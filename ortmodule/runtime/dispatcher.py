@@ -415,7 +415,7 @@ class Dispatcher:
                 raise self._fills(call, reason) from None
             finally:
                 call.tree.may_fill = False
-            if self.state().watch.holds(call.inputs):
+            if self.state().watch.holds(call.inputs[: call.count]):
                 raise NotInEngine(Cause.DATA, "forward reads a tensor from elsewhere that it is given, too")
             try:
                 if (graph := made.at(call)) is None:

@@ -32,7 +32,7 @@ def factor(flag):
 def imported():
     import warnings
 
-    return 1.0 + len(warnings.filters)
+    return factor(DEPRECATED in warnings.filters)
 
 
 def imported_from():
@@ -92,7 +92,7 @@ SETTINGS = {
         lambda: torch.set_warn_always(False),
     ),
     "filters": (
-        lambda: 1.0 + len(warnings.filters),
+        lambda: factor(DEPRECATED in warnings.filters),  # their number is another while forward is traced
         lambda: warnings.filters.append(DEPRECATED),
         lambda: warnings.filters.remove(DEPRECATED),
     ),
