@@ -32,7 +32,7 @@ def factor(flag):
 def imported():
     import warnings
 
-    return factor(DEPRECATED in warnings.filters)
+    return factor(DEPRECATED in warnings.filters)  # their number is another while forward is traced
 
 
 def imported_from():
@@ -91,11 +91,6 @@ SETTINGS = {
         lambda: torch.set_warn_always(True),
         lambda: torch.set_warn_always(False),
     ),
-    "filters": (
-        lambda: factor(DEPRECATED in warnings.filters),  # their number is another while forward is traced
-        lambda: warnings.filters.append(DEPRECATED),
-        lambda: warnings.filters.remove(DEPRECATED),
-    ),
     "filters, imported": (
         imported,
         lambda: warnings.filters.append(DEPRECATED),
@@ -143,7 +138,17 @@ SETTINGS = {
         lambda: os.environ.pop("TESTS_SETTING"),
     ),
 }
-SHORT = ["cwd", "threads", "cudnn", "einsum", "filters", "value, imported", "enabled", "found level", "locale"]
+SHORT = [
+    "cwd",
+    "threads",
+    "cudnn",
+    "einsum",
+    "filters, imported",
+    "value, imported",
+    "enabled",
+    "found level",
+    "locale",
+]
 
 
 @pytest.fixture
