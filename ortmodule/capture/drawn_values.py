@@ -1,4 +1,4 @@
-"""What a trace has in place of numbers, lists and arrays that Python's and NumPy's generators draw.
+"""Holds the places of numbers, lists and arrays that Python and NumPy draw, in a trace.
 
 Each draw is a host node, which draws in every run. A number is a symbolic one, a list one of these. An array is a
 :class:`DrawnArray`, which passes for NumPy's: what NumPy computes with it is a node, too, and torch takes its tensor.

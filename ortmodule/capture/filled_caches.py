@@ -72,7 +72,7 @@ def forget_own(
             if (id(module), name) not in recorder.attributes or name not in module.__dict__:
                 continue
             value, _ = versions.get(path_of(path, name), (value, 0))
-            if recorder.met.get((id(module.__dict__), name)) != id(value):
+            if module.__dict__[name] is not value and recorder.met.get((id(module.__dict__), name)) != id(value):
                 del recorder.attributes[id(module), name]
 
 

@@ -1,4 +1,4 @@
-"""Puts others in the places of NumPy's generators while a module is traced: what they draw is an operand of the graph.
+"""Stands in the places of NumPy's generators while a module is traced, and meets what they draw.
 
 Methods of NumPy's generators can be neither replaced nor seen. So wherever one is held, in attributes, globals,
 closures, lists and dictionaries, another object stands in its place for the time of a trace.
