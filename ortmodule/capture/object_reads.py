@@ -11,8 +11,8 @@ from ortmodule.capture.scalar_guards import Recorder, active, user_line
 from ortmodule.core.interception import Replacement, replaced
 from ortmodule.core.names import PACKAGE
 from ortmodule.core.pytree import CONSTANTS
+from ortmodule.guards.descriptions import plain_objects
 from ortmodule.guards.fields import is_watchable
-from ortmodule.guards.guards import plain_objects
 from ortmodule.guards.isolation import Contents
 from ortmodule.guards.surroundings import values_around
 

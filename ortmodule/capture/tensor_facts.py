@@ -21,7 +21,7 @@ from ortmodule.core.errors import NotTraceable, Unguardable
 from ortmodule.core.names import ONLY_CALLER, PACKAGE
 from ortmodule.core.tensor_copies import OPERAND, attributes_of
 from ortmodule.core.torch_private import DisableTorchFunction
-from ortmodule.guards.guards import Description, describe
+from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.tensor_attributes import MISSING
 
 _HANDLE = torch.overrides.handle_torch_function.__code__

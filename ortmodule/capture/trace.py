@@ -31,7 +31,7 @@ from ortmodule.capture.output_aliasing import sightings
 from ortmodule.capture.read_causes import DATA, SIZE
 from ortmodule.capture.side_effects import ChangesAround, CountsAttribute, Hidden, SideEffects, hidden
 from ortmodule.capture.tensor_attributes import TensorReads, given_to, set_by_forward
-from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, memory_of
+from ortmodule.capture.trace_mode import Saved, TraceMode, WritesParameter, copied_in_trace, memory_of
 from ortmodule.capture.trace_record import Source, Trace, Write, path_in, vector
 from ortmodule.core import pytree
 from ortmodule.core.dtypes import as_pairs
@@ -41,7 +41,6 @@ from ortmodule.core.names import CHANGES_PARAMETER, STATE
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Items, TensorMemory
-from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     TracedGraph,
@@ -50,8 +49,6 @@ from ortmodule.core.torch_private import (
     jit_pass_dce,
     jit_pass_inline,
     jit_pass_lower_all_tuples,
-    set_value_trace,
-    untraced,
 )
 from ortmodule.guards.global_reads import read_by_arguments
 from ortmodule.guards.inventory import Slot, path_of
@@ -298,7 +295,7 @@ class _Flat(nn.Module):
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         numbers = self.arguments.number_places()
-        tensors = [t if i in numbers else _copied(t) for i, t in enumerate(given)]
+        tensors = [t if i in numbers else copied_in_trace(t) for i, t in enumerate(given)]
         self.leaves = {id(leaf): Source("input", i) for i, leaf in enumerate(given)}
         parameters = [slot.get() for slot in self.tree.parameters]
         versions = [t._version for t in tensors]
@@ -600,12 +597,3 @@ class _Flat(nn.Module):
             if now is not copy or copy._version != version or id(now) in moved:
                 add(Source("state", slot.name), now, now is not copy)
         return outputs
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The same in the trace, which forward may write into: the input stays as it was, and the copy is no leaf of
-    autograd's graph, as the caller's tensor may be none."""
-    with untraced():
-        copy = cloned(tensor)
-    set_value_trace(copy, get_value_trace(tensor))
-    return copy

@@ -17,6 +17,7 @@ from ortmodule.core.errors import NotTraceable
 from ortmodule.core.names import CHANGES_PARAMETER
 from ortmodule.core.size_expr import is_number
 from ortmodule.core.snapshot import Elements, Snapshot
+from ortmodule.core.tensor_copies import cloned
 from ortmodule.core.torch_private import (
     DisableTorchFunction,
     get_tracing_state,
@@ -357,3 +358,12 @@ def _operand_stopped(operand: Any) -> Any:
 def _stopped(result: Any) -> Any:
     stops = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.requires_grad
     return result.detach() if stops else result
+
+
+def copied_in_trace(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in the trace, which forward may write into: the input stays as it was, and the copy is no leaf of
+    autograd's graph, as the caller's tensor may be none."""
+    with untraced():
+        copy = cloned(tensor)
+    set_value_trace(copy, get_value_trace(tensor))
+    return copy

@@ -32,6 +32,7 @@ import torch
 
 from ortmodule.core import pytree_leaves as leaves
 from ortmodule.core import sparse_arguments
+from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.errors import Unflattenable
 from ortmodule.core.lazy_tensor import Deferred
 from ortmodule.core.pytree_tokens import (
@@ -499,10 +500,8 @@ class _Registered(_Container):
 
 def _is_plain(cls: type) -> bool:
     """Is it made by class statements, all that it is derived from, too, with a dictionary of attributes alone?"""
-    return all(base.__flags__ & _HEAP_TYPE and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
+    return all(is_made_by_statement(base) and not vars(base).get("__slots__") for base in cls.__mro__[:-1])
 
-
-_HEAP_TYPE = 1 << 9  # in a class's flags: it was made while the program ran
 
 # Types of values that cannot change. A type that is not here is looked at once, by _kind_of.
 CONSTANTS = (

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 #: Folders of packages that were installed elsewhere: for one user, by the system, in an environment below this one.
 _INSTALLED = ("site-packages", "dist-packages")
-_HEAP_TYPE = 1 << 9  # a class that was made by a class statement
 #: Instructions that change, import or make something beside local variables, by how they begin.
 _EFFECTS = ("STORE_", "DELETE_", "IMPORT_", "MAKE_", "LOAD_BUILD", "BEFORE_", "YIELD", "RETURN_GENERATOR", "SEND")
 _LOCAL = ("STORE_FAST", "STORE_SUBSCR", "STORE_SLICE", "DELETE_FAST")
@@ -114,8 +113,3 @@ def is_of(hook: Any, packages: Collection[str]) -> bool:
     """Is a function, or an object that is called, defined in one of these packages?"""
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return isinstance(module, str) and module.partition(".")[0] in packages
-
-
-def is_made_by_statement(cls: type) -> bool:
-    """Is a class made by a class statement, and not by an extension?"""
-    return bool(cls.__flags__ & _HEAP_TYPE)

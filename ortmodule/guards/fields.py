@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ortmodule.core import interception
-from ortmodule.guards.code_reader import is_made_by_statement
+from ortmodule.core.classes import is_made_by_statement
 
 MISSING = object()
 #: Who asks for one of these sees all fields.

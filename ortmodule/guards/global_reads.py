@@ -25,9 +25,10 @@ import torch
 from torch import nn
 
 from ortmodule.core import torch_private
+from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards import code_reader
-from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
+from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import functions_behind, is_machinery
 
 _MISSING = object()

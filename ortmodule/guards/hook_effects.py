@@ -22,7 +22,8 @@ from ortmodule.core.errors import Unguardable
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import found_in
 from ortmodule.guards.code_reader import attributes_set_in, is_torchs, names_in
-from ortmodule.guards.guards import MODULE_ATTRIBUTES, Is, describe
+from ortmodule.guards.descriptions import Is, describe
+from ortmodule.guards.guards import MODULE_ATTRIBUTES
 from ortmodule.guards.module_tree import Tree
 
 #: Code that names one of these may set any attribute that it names.

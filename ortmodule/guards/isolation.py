@@ -16,7 +16,7 @@ from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.rng_state import States
 from ortmodule.core.snapshot import Items, Snapshot
 from ortmodule.core.tensor_copies import with_attributes
-from ortmodule.guards.guards import Description, describe
+from ortmodule.guards.descriptions import Description, describe
 from ortmodule.guards.inventory import Inventory
 from ortmodule.guards.module_hooks import HOOK_FLAGS, HOOKS
 from ortmodule.guards.sharded import SHARDING_STATE

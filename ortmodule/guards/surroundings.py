@@ -18,9 +18,10 @@ import numpy
 import torch
 from torch import nn
 
+from ortmodule.core.classes import is_made_by_statement
 from ortmodule.core.pytree import CONSTANTS
 from ortmodule.core.snapshot import Attribute, ContextValue, Items, Snapshot, found_in
-from ortmodule.guards.code_reader import is_library, is_librarys, is_made_by_statement
+from ortmodule.guards.code_reader import is_library, is_librarys
 from ortmodule.guards.fields import is_holding
 from ortmodule.guards.global_reads import MUTABLE, SPACES, Objects, Place, is_plain_value, read_by, read_by_modules
 
